@@ -1,0 +1,32 @@
+"""PyTorch on every TPU core, from a notebook. This page is the table of contents; importing it loads no torch."""
+
+from tpukit import pe
+from tpukit.check import Check, Finding, RuntimeCheckFailed, check
+from tpukit.core import Core
+from tpukit.environment import Changes, prepare
+from tpukit.host import Host, NoTPU, host
+from tpukit.launch import Run, RuntimeInUse, WorkerFailed, launch
+from tpukit.show import show_batch, show_history, show_predictions
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Changes",
+    "Check",
+    "Core",
+    "Finding",
+    "Host",
+    "NoTPU",
+    "Run",
+    "RuntimeCheckFailed",
+    "RuntimeInUse",
+    "WorkerFailed",
+    "check",
+    "host",
+    "launch",
+    "pe",
+    "prepare",
+    "show_batch",
+    "show_history",
+    "show_predictions",
+]

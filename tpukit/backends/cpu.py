@@ -1,0 +1,141 @@
+"""Plain CPU tensors and gloo: processes that rehearse for cores."""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+
+Body = Callable[["Cpu"], None]
+
+
+class Cpu:
+    """One CPU process among `world_size`, joined by gloo over the loopback interface."""
+
+    collectives = "gloo"
+
+    def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
+        import torch
+
+        self.rank = rank
+        self.world_size = world_size
+        self.device = self.open_device()
+        self.real = torch.float64  # what a Python number becomes on its way through a collective
+        self._join(listener)
+
+    def open_device(self):
+        """Return the device of this core; tensors of a batch and of a model go there."""
+        import torch
+
+        return torch.device("cpu")
+
+    def _join(self, listener: socket.socket | None) -> None:
+        import torch.distributed as dist
+
+        if listener is None:  # one core, in the kernel's own process
+            dist.init_process_group(self.collectives, store=dist.HashStore(), rank=0, world_size=1)
+            return
+        # Rank 0 serves on a socket the kernel opened: no port to agree on, none to collide, no file to leave behind.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        port = listener.getsockname()[1]
+        master = {"is_master": True, "master_listen_fd": listener.detach()} if self.rank == 0 else {}
+        listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
+        store = dist.TCPStore("127.0.0.1", port, self.world_size, wait_for_workers=False, **master)
+        with _without_stdout():  # gloo greets every peer there
+            dist.init_process_group(self.collectives, store=store, rank=self.rank, world_size=self.world_size)
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's random numbers, where they are not torch's own."""
+
+    def sync(self) -> None:
+        """Hand over the work recorded so far; a CPU has done it already."""
+
+    def barrier(self) -> None:
+        """Wait until every core is here."""
+        import torch.distributed as dist
+
+        dist.barrier()
+
+    def all_reduce(self, tensor, op: str):
+        """Return the sum, mean, min or max over the cores, the same bits on each."""
+        import torch.distributed as dist
+
+        (host,) = self.to_cpu([tensor])
+        if op == "mean" and not host.is_floating_point():
+            host = host.to(self.real)
+        host = host.clone().contiguous()
+        dist.all_reduce(host, {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(op, dist.ReduceOp.SUM))
+        return (host / self.world_size if op == "mean" else host).to(tensor.device)
+
+    def gather(self, tensor):
+        """Return the tensors of all cores, one after the other along the first axis.
+
+        Raises:
+            ValueError: the shapes or dtypes differ. Chips would hang here instead: this is what a rehearsal is for.
+        """
+        import torch
+        import torch.distributed as dist
+
+        (host,) = self.to_cpu([tensor])
+        forms: list[object] = [None] * self.world_size
+        dist.all_gather_object(forms, f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
+        if len(set(forms)) > 1:
+            found = ", ".join(f"core {rank} {form}" for rank, form in enumerate(forms))
+            raise ValueError(
+                "gather needs the same shape and dtype on every core\n"
+                f"  found: {found}\n"
+                "  fix:   pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts"
+            )
+        parts = [torch.empty_like(host) for _ in range(self.world_size)]
+        dist.all_gather(parts, host.contiguous())
+        return torch.cat(parts).to(tensor.device)
+
+    def broadcast(self, tensors: list) -> None:
+        """Overwrite the tensors with rank 0's."""
+        import torch.distributed as dist
+
+        self._flat(tensors, lambda flat: dist.broadcast(flat, src=0))
+
+    def average(self, tensors: list) -> None:
+        """Overwrite the tensors with their mean over the cores: gradients, after backward."""
+        import torch.distributed as dist
+
+        def mean(flat) -> None:
+            dist.all_reduce(flat)
+            flat /= self.world_size
+
+        self._flat(tensors, mean)
+
+    def _flat(self, tensors: list, change: Callable) -> None:
+        """Change many tensors through one flat buffer a dtype: one message instead of a hundred."""
+        import torch
+
+        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
+            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([host.reshape(-1) for host in self.to_cpu(chosen)])
+            change(flat)
+            with torch.no_grad():
+                for tensor, part in zip(chosen, flat.split([tensor.numel() for tensor in chosen]), strict=True):
+                    tensor.copy_(part.view(tensor.shape))
+
+    def to_cpu(self, tensors: list) -> list:
+        """Return the tensors in host memory; those that live there are returned as they are."""
+        return [tensor.detach().cpu() for tensor in tensors]
+
+
+def run(body: Body, *, rank: int, world_size: int, listener: socket.socket, core: type[Cpu] = Cpu) -> None:
+    """Join the other processes and run the body as core `rank`."""
+    body(core(rank, world_size, listener))
+
+
+@contextlib.contextmanager
+def _without_stdout() -> Iterator[None]:
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,270 @@
+"""What a worker sees: its rank, its device, and the few things that cores do together."""
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tpukit.batches import Batches, MapDataset
+
+_SECONDS_BETWEEN_MESSAGES = 0.25
+
+
+class Core:
+    """One core's view of a run; `launch` makes it and hands it to the worker function.
+
+    Whatever says "together" has to be reached by every core the same number of times, in the same order.
+
+    Attributes:
+        rank: this core's number, 0 to world_size - 1.
+        world_size: cores in the run.
+        device: where this core's tensors live.
+        waiting: the collective this core is in, None outside of one.
+    """
+
+    def __init__(self, backend, send: Callable[[object], None]):
+        self.rank: int = backend.rank
+        self.world_size: int = backend.world_size
+        self.device = backend.device
+        self.waiting: str | None = None
+        self._backend = backend
+        self._send = send
+        self._rows: list[dict] = []
+        self._logged = 0
+        self._next_send = 0.0
+
+    @property
+    def is_main(self) -> bool:
+        """True on core 0, which prints, logs and saves for all."""
+        return self.rank == 0
+
+    def __repr__(self) -> str:
+        return f"core {self.rank} of {self.world_size} on {self.device}"
+
+    # ---- a training step -------------------------------------------------------------------------------------
+
+    def model(self, module):
+        """Move a module to the device and give every core rank 0's weights and buffers, together.
+
+        Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips.
+        """
+        module = module.to(self.device)
+        with self._together("model"):
+            self._backend.broadcast([*module.parameters(), *module.buffers()])
+        return module
+
+    def batches(
+        self,
+        dataset: MapDataset,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        workers: int = 0,
+    ) -> Batches:
+        """Make this core's batches of a map-style dataset, on the device, every one of the same shape.
+
+        Args:
+            dataset: anything with a length whose items `torch.utils.data.default_collate` can stack.
+            batch_size: samples a core and step.
+            shuffle: a new order each epoch, the same on every core. In order, every core has one stretch, and
+                `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
+            drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
+            seed: decides the order.
+            workers: processes a core that call the dataset; 0 calls it in the training loop.
+
+        Raises:
+            ValueError: the dataset is empty, or too small for `drop_last`.
+        """
+        return Batches(
+            dataset,
+            batch_size=batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            device=self.device,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            seed=seed,
+            workers=workers,
+        )
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
+        yield
+        self._backend.sync()
+
+    def optimizer_step(self, optimizer) -> None:
+        """Average the gradients over the cores, step, and clear them, together.
+
+        Gradients that were added up over several calls of `backward` are averaged once, here.
+        """
+        gradients = [
+            parameter.grad
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        with self._together("optimizer_step"):
+            self._backend.average(gradients)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def average_buffers(self, module) -> None:
+        """Give every core the mean of the cores' float buffers, together.
+
+        After it BatchNorm's running statistics, which each core keeps of its own share, are those of the whole batch
+        in their mean; call it before evaluating or saving.
+        """
+        with self._together("average_buffers"):
+            self._backend.average([buffer for buffer in module.buffers() if buffer.is_floating_point()])
+
+    # ---- together --------------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor, op: str = "sum"):
+        """Return the "sum", "mean", "min" or "max" of a tensor over the cores, together; same shape on each.
+
+        Raises:
+            ValueError: for any other `op`.
+        """
+        if op not in ("sum", "mean", "min", "max"):
+            raise ValueError(f"all_reduce knows sum, mean, min and max, got {op!r}")
+        with self._together("all_reduce"):
+            return self._backend.all_reduce(tensor.detach(), op)
+
+    def mean(self, value):
+        """Return the mean over the cores of a number, a tensor, or a dict of them, together.
+
+        A tensor stays on the device, so that asking for it costs no wait; a number comes back as a float.
+        """
+        import torch
+
+        if isinstance(value, dict):
+            return {name: self.mean(part) for name, part in value.items()}
+        if isinstance(value, torch.Tensor):
+            return self.all_reduce(value, "mean")
+        number = torch.tensor(float(value), dtype=self._backend.real, device=self.device)
+        return self.all_reduce(number, "mean").item()
+
+    def gather(self, tensor):
+        """Return the `(N, ...)` tensors of all cores as one `(world_size * N, ...)`, in order of rank, together.
+
+        A scalar counts as `(1,)`. The shape must be the same on every core.
+        """
+        with self._together("gather"):
+            return self._backend.gather(tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach())
+
+    def barrier(self) -> None:
+        """Wait until every core is here, together."""
+        with self._together("barrier"):
+            self._backend.barrier()
+
+    def save(self, value: object, path: str | os.PathLike) -> None:
+        """Write `torch.save` of a value from core 0, its tensors on the CPU, together.
+
+        The file appears under its name only when it is complete: a run cut off leaves the old one.
+        """
+        self._backend.sync()
+        if self.is_main:
+            _save(self._on_cpu(value), Path(path))
+        self.barrier()
+
+    # ---- to the notebook -------------------------------------------------------------------------------------
+
+    def print(self, *values: object, everywhere: bool = False) -> None:
+        """Print one whole line in the notebook, from core 0; from each core, named, with `everywhere`."""
+        if self.is_main or everywhere:
+            self._send(("line", self.rank, " ".join(map(str, values)), everywhere))
+
+    def log(self, step: int | None = None, **values: object) -> None:
+        """Record numbers of core 0 for the live curve and `Run.log`; the other cores' are ignored.
+
+        A one-element tensor stays on the device and is copied with others at most four times a second, so logging
+        every step does not make the chip wait. Do not change it in place afterwards.
+
+        Args:
+            step: what the curve is drawn over; counted from 1 if left out.
+            **values: numbers or one-element tensors by name.
+        """
+        import torch
+
+        self._logged = self._logged + 1 if step is None else step
+        if not self.is_main:
+            return
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                values[name] = value.item() if value.device.type == "cpu" else value.detach()
+            elif not isinstance(value, int | float):
+                raise TypeError(
+                    f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}"
+                    f"{tuple(getattr(value, 'shape', ()))}\n  fix:   {name}.mean(), or return it from the worker"
+                )
+        self._rows.append({"step": self._logged, **values})
+        if time.monotonic() >= self._next_send:
+            self.flush()
+
+    def progress(self, iterable: Iterable, label: str = "steps", total: int | None = None) -> Iterator:
+        """Yield the items of an iterable and show in the notebook how far core 0 has come.
+
+        Args:
+            iterable: anything; for `core.batches(...)` the samples a second of all cores are shown as well.
+            label: the name of the bar; the same label starts the same bar again.
+            total: items to expect, where the iterable has no length.
+        """
+        total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
+        samples = getattr(iterable, "samples_per_step", 0)
+        done, next_send = 0, 0.0
+        try:
+            for item in iterable:
+                if time.monotonic() >= next_send:
+                    self._send(("progress", self.rank, label, done, total, samples))
+                    next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+                done += 1
+                yield item
+        finally:  # a loop that was left early is over, too
+            self._send(("progress", self.rank, label, done, done, samples))
+
+    def flush(self) -> None:
+        """Send the logged rows now; a run's end does it too."""
+        if self._rows:
+            rows, self._rows = self._on_cpu(self._rows), []
+            self._send(("log", self.rank, [{name: _number(value) for name, value in row.items()} for row in rows]))
+            self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+
+    def _on_cpu(self, value: object) -> object:
+        """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        leaves, form = tree.tree_flatten(value)
+        moved = iter(self._backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        leaves = [next(moved).cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return tree.tree_unflatten(leaves, form)
+
+    @contextlib.contextmanager
+    def _together(self, name: str) -> Iterator[None]:
+        """Mark that this core waits for the others: an error in here is most likely another core's doing."""
+        self.waiting = name
+        yield
+        self.waiting = None
+
+
+def _number(value: object) -> int | float:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _save(value: object, path: Path) -> None:
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

@@ -1,0 +1,244 @@
+"""What may be drawn: images, labels, probabilities and histories, checked where they enter `tpukit.show`.
+
+Tensors are known by what they can do (`detach`), so nothing here imports torch: who passes a tensor has it already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# torchvision's weights expect images less this mean, divided by this deviation (its models' documentation).
+_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_AXES = ("step", "epoch")  # what a history may be drawn along, the first that it has
+
+
+def at_least_one(**counts: int) -> None:
+    """Refuse a count that would leave nothing to draw."""
+    for name, count in counts.items():
+        if count < 1:
+            raise _error(ValueError, f"{name} must be 1 or more, got {count}", f"leave {name} out for the default")
+
+
+def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
+    """Return up to `limit` images as matplotlib draws them, and a caption that says how their values were read.
+
+    They are `(n, H, W)` or `(n, H, W, 3)`, uint8 or floats in [0, 1]. `who` is the function that the errors speak of.
+    """
+    import numpy as np
+
+    if not hasattr(images, "shape") or not hasattr(images, "dtype"):
+        fix = "pass one tensor or array; torch.stack(images) makes one of a list"
+        if isinstance(images, (list, tuple)) and len(images) == 2:
+            fix = f"if it is a batch of a loader: images, labels = batch, then {who}(images, labels)"
+        raise _error(TypeError, f"{who} draws a tensor or an array (N, C, H, W), got {type(images).__name__}", fix)
+    shape = tuple(images.shape)
+    if len(shape) != 4 or shape[1] not in (1, 3) or 0 in shape:
+        fact = f"{who} draws (N, C, H, W) with 1 or 3 channels, got {shape}"
+        raise _error(ValueError, fact, _shape_fix(shape, "permute" if hasattr(images, "permute") else "transpose"))
+
+    array = _array(images[:limit])
+    kind = str(images.dtype).removeprefix("torch.")
+    caption = f"{len(array)} of {shape[0]} images, {shape[1]} × {shape[2]} × {shape[3]} {kind}"
+    array = np.moveaxis(array, 1, -1) if shape[1] == 3 else array[:, 0]
+    if array.dtype.kind not in "biuf":
+        fix = "pass a tensor of numbers; of complex ones, images.abs()"
+        raise _error(TypeError, f"{who} draws integers and floats, got {kind}", fix)
+    low, high = float(array.min()), float(array.max())
+    if not np.isfinite([low, high]).all():
+        bad = ~np.isfinite(array).reshape(len(array), -1)
+        fix = "look at what made it: often a division by a deviation of zero, or a logarithm of zero"
+        found = f"{bad.sum()} of {bad.size} values, the first in image {bad.any(axis=1).argmax()}"
+        raise _error(ValueError, f"{who} draws finite values, got nan or infinity", fix, found)
+
+    if array.dtype.kind in "iu":
+        if low < 0 or high > 255:
+            fact = f"{who} draws integers in [0, 255], got {kind} in [{low:.0f}, {high:.0f}]"
+            raise _error(ValueError, fact, "pass images / 1.0 to have that range stretched from black to white")
+        return array.astype(np.uint8, copy=False), caption
+    array = array.astype(np.float32, copy=False)
+    if low >= 0 and high <= 1:
+        return array, caption
+    if shape[1] == 3 and low < -1:  # within [-1, 1] it is as likely (x - 0.5) / 0.5, which stretching undoes
+        natural = array * np.float32(_IMAGENET_STD) + np.float32(_IMAGENET_MEAN)
+        if natural.min() >= -0.01 and natural.max() <= 1.01:  # 0.01: bfloat16 rounds 2.64 by up to 0.008
+            return natural.clip(0, 1), f"{caption}, ImageNet's normalisation undone"
+    return (array - low) / ((high - low) or 1), f"{caption}, stretched: {low:.3g} is black, {high:.3g} is white"
+
+
+def titles(labels: Any, names: Sequence[str] | None, images: int) -> list[list[str]]:
+    """Return, for each image, the names of the labels it has: `(N, L)` of zeros and ones, or `(N,)` class numbers."""
+    array = _labels(labels, images)
+    if array.ndim == 2:
+        words = label_names(names, array.shape[1])
+        return [[words[label] for label in row.nonzero()[0]] for row in array]
+    last = int(array.max())
+    if names is not None and last >= len(names):
+        fix = f"pass {last + 1} names or more; for one yes-or-no label an image, labels[:, None]"
+        raise _error(ValueError, f"class {last} has no name: there are {len(names)}", fix)
+    words = label_names(names, last + 1 if names is None else len(names))
+    return [[words[label]] for label in array]
+
+
+def predictions(labels: Any, probabilities: Any, images: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return which labels are true as `(N, L)` bool, and the probabilities as `(N, L)` in [0, 1]."""
+    import numpy as np
+
+    chances = _array(probabilities)
+    if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
+        fact = f"probabilities are (N, L), a row for each of {images} images, got {chances.shape}"
+        raise _error(ValueError, fact, "pass them for the same images; for one label, probabilities[:, None]")
+    if not ((chances >= 0) & (chances <= 1)).all():
+        fact = f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]"
+        raise _error(ValueError, fact, "if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first")
+    truth, count = _labels(labels, images), chances.shape[1]
+    if truth.ndim == 1 and truth.max() < count:
+        truth = np.eye(count)[truth]
+    if truth.shape != chances.shape:
+        found = f"{truth.shape[1]} columns" if truth.ndim == 2 else f"class {truth.max()}"
+        fact = f"probabilities are of {count} labels, labels have {found}"
+        raise _error(ValueError, fact, "pass the same labels to both, in the same order")
+    return truth.astype(bool), chances
+
+
+def label_names(names: Sequence[str] | None, count: int) -> list[str]:
+    """Return `count` names with spaces for underscores, numbers where `names` is None."""
+    words = [str(name).replace("_", " ") for name in (range(count) if names is None else names)]
+    if len(words) != count:
+        fact = f"there are {count} labels and {len(words)} names"
+        raise _error(ValueError, fact, f"pass {count} names, in the order of the labels' columns")
+    return words
+
+
+def series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]], dict[str, float], list[str]]:
+    """Return what a history holds: the axis's name, `{name: (x, y)}`, `{name: single number}`, notes on the rest."""
+    import numpy as np
+
+    columns = _columns(history)
+    numbers = {name: _numbers(values) for name, values in columns.items()}
+    notes = [f"{name} has no finite value" for name, y in numbers.items() if y is not None and not np.isfinite(y).any()]
+    curves = {name: y for name, y in numbers.items() if y is not None and np.isfinite(y).any()}
+    levels = {name: float(value) for name, value in columns.items() if isinstance(value, (int, float))}
+    notes += [f"{name} is no series" for name, y in numbers.items() if y is None and name not in levels]
+    axis = next((name for name in _AXES if name in curves), None)
+    places = curves.get(axis)
+    curves = {name: y for name, y in curves.items() if name not in _AXES}
+    if not curves:
+        inside = next((name for name, value in columns.items() if _is_history(value)), None)
+        fix = f"pass history[{inside!r}]" if inside else 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
+        found = "; ".join(notes + [f"{name} is one number" for name in levels]) or "nothing in it"
+        raise _error(ValueError, "the history holds no series of numbers to draw", fix, found)
+    if places is None:
+        places = np.arange(1.0, 1 + max(map(len, curves.values())))
+
+    drawn = {}
+    for name, y in curves.items():
+        x, known = places if len(y) == len(places) else _spread(places, len(y)), np.isfinite(y)
+        if isinstance(columns[name], _Column):  # a row without this measure is no gap in it
+            x, y = x[known], y[known]
+        elif not known.all():
+            notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
+        drawn[name] = x, y
+    return axis or ("epoch" if len(places) < 50 else "step"), drawn, levels, notes
+
+
+class _Column(list):
+    """One measure read across rows; None where a row does not have it."""
+
+
+def _columns(history: Any) -> Mapping[str, Any]:
+    history = getattr(history, "rows", history)
+    if hasattr(history, "columns") and hasattr(history, "to_dict"):
+        return {str(name): _Column(values) for name, values in history.to_dict("list").items()}
+    if isinstance(history, Mapping):
+        return {str(name): values for name, values in history.items()}
+    if not _is_history(history):
+        fix = 'pass {"train_loss": [...]} or [{"epoch": 1, "train_loss": ...}, ...]'
+        if hasattr(history, "results"):
+            fix = "pass what rank 0 returned: run.results[0]"
+        fact = f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
+        raise _error(TypeError, fact, fix)
+    if any(_numbers(value) is not None for row in history for value in row.values()):
+        fact = f"show_history draws one history, got a list of {len(history)}"
+        raise _error(TypeError, fact, "if they are the results of the ranks, pass run.results[0]")
+    keys = dict.fromkeys(key for row in history for key in row)
+    return {str(key): _Column(row.get(key) for row in history) for key in keys}
+
+
+def _is_history(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return bool(value) and all(isinstance(row, Mapping) for row in value)
+    return isinstance(value, Mapping)
+
+
+def _numbers(values: Any) -> np.ndarray | None:
+    """Return a series as floats, nan for None; None where `values` is no series of one dimension."""
+    import numpy as np
+
+    if hasattr(values, "dtype"):
+        array = _array(values)
+        return array.astype(float) if array.ndim == 1 and len(array) and array.dtype.kind in "biuf" else None
+    if not isinstance(values, (list, tuple)) or not values:
+        return None
+    try:
+        return np.array([np.nan if value is None else float(value) for value in values])
+    except (TypeError, ValueError, RuntimeError):  # RuntimeError: float() of a tensor of several values
+        return None
+
+
+def _spread(places: np.ndarray, count: int) -> np.ndarray:
+    """Return `count` places evenly over the axis, the last at its end: an epoch's measure stands where it ended."""
+    import numpy as np
+
+    before = places[0] - (places[1] - places[0] if len(places) > 1 else 1)
+    return np.interp(np.arange(1, count + 1) / count, np.arange(len(places) + 1) / len(places), [before, *places])
+
+
+def _labels(labels: Any, images: int) -> np.ndarray:
+    import numpy as np
+
+    array = _array(labels)
+    if array.ndim not in (1, 2) or len(array) != images or array.dtype.kind not in "biuf":
+        fact = f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; got {array.shape}"
+        found = "" if array.dtype.kind in "biuf" else f"dtype {array.dtype}"
+        raise _error(ValueError, fact, "pass the labels of these images, one row an image", found)
+    wrong = ~np.isin(array, (0, 1)) if array.ndim == 2 else ~np.isin(array, np.arange(max(array.max(), 0) + 1))
+    if wrong.any():
+        what, fix = "0 or 1", "if they are probabilities, pass labels > 0.5"
+        if array.ndim == 1:
+            what, fix = "class numbers from 0", "if it is one yes-or-no label an image, pass labels[:, None] > 0.5"
+        found = f"row {np.argwhere(wrong)[0][0]}"
+        raise _error(ValueError, f"labels must be {what}, got {array[wrong][0]:.4g}", fix, found)
+    return array.astype(int)
+
+
+def _array(values: Any) -> np.ndarray:
+    """Return `values` as an array on the host, in a dtype that numpy can reckon with."""
+    import numpy as np
+
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+        return (values.float() if values.is_floating_point() else values).numpy()  # numpy has no bfloat16
+    array = np.asarray(values)
+    return array.astype(np.float32) if array.dtype.name.startswith(("bfloat", "float")) else array
+
+
+def _shape_fix(shape: tuple[int, ...], permute: str) -> str:
+    if 0 in shape:
+        return "the batch is empty: look at what the dataset or the loader gave"
+    if len(shape) == 4 and shape[3] in (1, 3):
+        return f"if the batch is (N, H, W, C), pass images.{permute}(0, 3, 1, 2)"
+    if len(shape) == 4:
+        return "choose one or three channels, for example images[:, :3]"
+    if len(shape) == 3 and shape[2] in (1, 3):
+        return f"if it is one image (H, W, C), pass images.{permute}(2, 0, 1)[None]"
+    if len(shape) == 3:
+        return "if it is one image (C, H, W), pass images[None]; if grey images (N, H, W), images[:, None]"
+    return "pass images.reshape(N, C, H, W)" if len(shape) != 2 else "if it is one grey image, pass images[None, None]"
+
+
+def _error(kind: type[Exception], fact: str, fix: str, found: str = "") -> Exception:
+    return kind("\n".join([fact, *([f"  found: {found}"] if found else []), f"  fix:   {fix}"]))

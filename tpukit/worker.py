@@ -1,0 +1,213 @@
+"""The life of a forked worker: cut loose from the kernel, start the device, run the function, say how it went."""
+
+import contextlib
+import ctypes
+import faulthandler
+import os
+import random
+import signal
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.core import Core
+from tpukit.messages import Sender, Unsendable, pack, unpack
+
+_HOME = str(Path(__file__).parent)
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to run: the worker function, its arguments, and the seed of its random numbers."""
+
+    fn: Callable
+    args: tuple
+    seed: int
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one core failed, told by itself or, if it could not, by the kernel.
+
+    Attributes:
+        rank: of the core.
+        when: `time.monotonic()`, one clock for all processes of a machine.
+        what: "raised KeyError: 'a'", "was killed by SIGKILL".
+        waiting: the collective it was in, so the failure is probably another core's.
+        where: (file, line, function) of the innermost line that is not a library's.
+        trace: the traceback as text.
+        error: the exception itself where it survives pickling.
+        fix: what to do, where that is known.
+    """
+
+    rank: int
+    when: float
+    what: str
+    waiting: str | None = None
+    where: tuple[str, int, str] | None = None
+    trace: str = ""
+    error: BaseException | None = None
+    fix: str = "correct that line and run the cell again; the kernel need not be restarted"
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived: unwinds the worker function, so that its `finally` blocks run."""
+
+
+def main(
+    task: Task,
+    start: Callable[[Callable], None],
+    *,
+    messages: int,
+    output: int,
+    control: int,
+    others: list[int],
+) -> None:
+    """Run in the forked child and never return.
+
+    Args:
+        task: what to run.
+        start: starts the device and calls its argument once a core.
+        messages: the pipe for `Sender`.
+        output: the pipe that standard output and error become.
+        control: a pipe that ends when the kernel wants this process gone, or is gone itself.
+        others: the kernel's ends of all pipes, inherited by the fork; to be closed.
+    """
+    _cut_loose(output, others)
+    finished = threading.Event()
+    threading.Thread(target=_obey, args=(control, finished), daemon=True).start()
+
+    import torch
+
+    # The kernel's OpenMP threads did not survive the fork, but torch believes they did and would wait for them.
+    torch.set_num_threads(1)
+    sender = Sender(messages)
+    try:
+        start(lambda backend: run_core(task, backend, sender.send))
+    except BaseException as error:  # the device did not start: no core is there to say so
+        sender.send(("failed", _failure(-1, error, waiting=None)))
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finished.set()
+    while True:
+        signal.pause()  # others may still need this process's side of a collective: the kernel says when to go
+
+
+def run_core(task: Task, backend, send: Callable[[object], None]) -> None:
+    """Run the worker function as one core and send its result, or its failure."""
+    import torch
+
+    core = Core(backend, send)
+    try:
+        torch.manual_seed(task.seed + core.rank)
+        random.seed(task.seed + core.rank)
+        if "numpy" in sys.modules:
+            sys.modules["numpy"].random.seed((task.seed + core.rank) % 2**32)
+        backend.seed(task.seed + core.rank)
+        result = task.fn(core, *task.args)
+        core.flush()
+        try:
+            send(("result", core.rank, result, _peak_memory()))
+        except Unsendable:
+            pack(result)  # raises too, and names the part of the result, not of the message
+            raise
+    except BaseException as error:  # whatever it is, the kernel has to hear of it
+        with contextlib.suppress(Exception):
+            core.flush()
+        send(("failed", _failure(core.rank, error, core.waiting)))
+
+
+def _cut_loose(output: int, others: list[int]) -> None:
+    """Leave everything the kernel had that a worker must not touch: its signals, terminal and pipes."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # the process and its own children can be ended together
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter interrupts the whole group; the kernel decides
+    signal.signal(signal.SIGTERM, _terminate)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    _die_with_parent()
+    os.register_at_fork(after_in_child=_die_with_parent)  # DataLoader workers too
+    for fd in others:
+        os.close(fd)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # From a fork, ipykernel's own streams lose lines and mix them; plain files on the pipe do not.
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    faulthandler.enable(file=sys.stderr)
+
+
+def _die_with_parent() -> None:
+    """Ask Linux for SIGKILL when the parent dies: a worker that outlives its kernel holds the chip for ever."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _obey(control: int, finished: threading.Event) -> None:
+    """Wait for the end of the control pipe, then go: quietly if the work is done."""
+    with contextlib.suppress(OSError):
+        os.read(control, 1)
+    if finished.is_set():
+        os._exit(0)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    raise Terminated
+
+
+def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:
+    when = time.monotonic()
+    if isinstance(error, Unsendable):
+        what, fix = (
+            f"returned something that cannot leave its process: {error}",
+            "return tensors, arrays, numbers and containers of them",
+        )
+        return Failure(rank, when, what, fix=fix)
+    steps = error.__traceback__
+    while steps and steps.tb_frame.f_code.co_filename.startswith(_HOME) and steps.tb_next:
+        steps = steps.tb_next  # the reader wants their own function first
+    trace = "".join(traceback.format_exception(type(error), error, steps))
+    if isinstance(error, SystemExit):
+        what = f"called sys.exit({error.code!r}) before it returned a result"
+    elif isinstance(error, Terminated):
+        what = "was told to end by SIGTERM"
+    else:
+        text = str(error)
+        what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
+    return Failure(rank, when, what, waiting, _where(error), trace, _survivor(error))
+
+
+def _where(error: BaseException) -> tuple[str, int, str] | None:
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and _HOME not in frame.filename]
+    own = [frame for frame in own if not frame.filename.startswith((sysconfig.get_path("stdlib"), "<frozen"))]
+    return (own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+
+
+def _survivor(error: BaseException) -> BaseException | None:
+    """Return the exception if the kernel will be able to unpickle it: many cannot be built from their `args`."""
+    try:
+        again = unpack([bytearray(part) for part in pack(error)])
+    except Exception:  # an exception class may do anything in __reduce__ and __init__
+        return None
+    return error if type(again) is type(error) else None
+
+
+def _peak_memory() -> int:
+    """Return this process's largest resident set so far, in bytes, pages shared with the kernel included."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
