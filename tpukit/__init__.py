@@ -5,7 +5,8 @@ from tpukit.check import Check, Finding, RuntimeCheckFailed, check
 from tpukit.core import Core
 from tpukit.environment import Changes, prepare
 from tpukit.host import Host, NoTPU, host
-from tpukit.launch import Run, RuntimeInUse, WorkerFailed, launch
+from tpukit.launch import Interrupted, Run, WorkerFailed, launch
+from tpukit.plan import RuntimeInUse
 from tpukit.show import show_batch, show_history, show_predictions
 
 __version__ = "0.1.0"
@@ -16,6 +17,7 @@ __all__ = [
     "Core",
     "Finding",
     "Host",
+    "Interrupted",
     "NoTPU",
     "Run",
     "RuntimeCheckFailed",

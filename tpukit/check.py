@@ -10,7 +10,7 @@ from pathlib import Path
 from tpukit import table
 from tpukit.backends.xla import runtime_started
 from tpukit.environment import IMAGES, RELEASES, base, install_line, needed_changes
-from tpukit.host import Host, host, how_to_get_a_tpu, how_to_restart, how_to_start_afresh
+from tpukit.host import Host, host, how_to_get_a_tpu, how_to_restart, how_to_start_afresh, human_size
 
 _GIB = 2**30
 _WORKER_MEMORY = 1 * _GIB  # torch and torch_xla take 0.7 GiB (measured, 2.9.0); model, optimizer and batches on top
@@ -89,7 +89,7 @@ class Check:
         """
         if self.ok:
             return self
-        lines = [f"{len(self.failures)} of {len(self.findings)} findings are failures."]
+        lines = [f"not ready to launch: {len(self.failures)} of {len(self.findings)} findings are failures."]
         lines.append(f"  found: {self.machine.summary}")
         for finding in self.failures:
             lines += [f"  {finding.name}: {finding.fact}", f"  fix:   {finding.fix}"]
@@ -167,7 +167,7 @@ def _device(machine: Host, environ: Mapping[str, str]) -> Finding:
     if not device:
         return Finding(name, "warning", "unset: torch_xla chooses, and says so in the log only", "`tpukit.prepare()`")
     if not device.startswith("TPU"):
-        fact = f"{device}, although there are {machine.hardware}: torch_xla would not use them, and not say so"
+        fact = f"{device}, although {machine.hardware} are here: torch_xla would not use them, and not say so"
         return Finding(name, "failure", fact, f'`os.environ["{name}"] = "TPU"`')
     return Finding(name, "ok", device)
 
@@ -284,8 +284,8 @@ def _memory(machine: Host) -> Finding:
     name, source = "memory", machine.evidence["memory"]
     if machine.memory is None:
         return Finding(name, "ok", f"unknown: {source}")
-    workers = machine.cores or 2
-    fact = f"{machine.memory / _GIB:.1f} GiB for {workers} workers ({source})"
+    workers = machine.cores or min(8, max(2, machine.cpus))  # as launch would have them
+    fact = f"{human_size(machine.memory)} for {workers} workers ({source})"
     if machine.memory < _WORKER_MEMORY * (workers + 1):  # and the kernel
         fix = f"take a machine with {workers + 1} GiB or more, or launch with cores=1"
         return Finding(name, "warning", f"{fact}: about 1 GiB each is the least", fix)
@@ -297,10 +297,10 @@ def _shm(machine: Host) -> Finding:
     if machine.shm is None:
         return Finding(name, "ok", "none on this system, and none needed")
     if machine.shm < _LEAST_SHM:
-        fact = f"{machine.shm / 2**20:.0f} MiB: the worker processes of a DataLoader hand their batches through it"
+        fact = f"{human_size(machine.shm)}: the worker processes of a DataLoader hand their batches through it"
         fix = "keep num_workers=0, as core.batches does; or start the container with `--shm-size=8g`"
         return Finding(name, "warning", fact, fix)
-    return Finding(name, "ok", f"{machine.shm / _GIB:.1f} GiB")
+    return Finding(name, "ok", human_size(machine.shm))
 
 
 def _fork(machine: Host, environ: Mapping[str, str], can_fork: bool) -> Finding:

@@ -221,9 +221,11 @@ def _array(values: Any) -> np.ndarray:
 
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        return (values.float() if values.is_floating_point() else values).numpy()  # numpy has no bfloat16
+        short = values.is_floating_point() and values.element_size() < 4  # numpy has no bfloat16 and no float8
+        return (values.float() if short else values).numpy()
     array = np.asarray(values)
-    return array.astype(np.float32) if array.dtype.name.startswith(("bfloat", "float")) else array
+    short = array.dtype.itemsize < 4 and array.dtype.name.startswith(("bfloat", "float"))
+    return array.astype(np.float32) if short else array
 
 
 def _shape_fix(shape: tuple[int, ...], permute: str) -> str:

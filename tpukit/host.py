@@ -86,8 +86,8 @@ class Host:
             ("system", self.system, self.evidence["system"]),
             ("chips", self.hardware, self.evidence["chips"]),
             *versions,
-            ("memory", _gibibytes(self.memory), self.evidence["memory"]),
-            ("/dev/shm", _gibibytes(self.shm), self.evidence["shm"]),
+            ("memory", human_size(self.memory), self.evidence["memory"]),
+            ("/dev/shm", human_size(self.shm), self.evidence["shm"]),
             ("cpus", str(self.cpus), self.evidence["cpus"]),
         ]
 
@@ -290,5 +290,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
-def _gibibytes(size: int | None) -> str:
-    return "unknown" if size is None else f"{size / 2**30:.1f} GiB"
+def human_size(size: int | None) -> str:
+    """Write bytes as MiB or GiB."""
+    if size is None:
+        return "unknown"
+    return f"{size / 2**20:.0f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"

@@ -110,7 +110,8 @@ def show_history(history: Any) -> Figure:
     stack = min(2, len(kinds) - 1)  # small panels, two above one another
     beside = -(-(len(kinds) - 1) // 2)
     ends = [end for x, _ in series.values() for end in (x[0], x[-1])]
-    span = max(ends) - min(ends) or 1
+    span = max(ends) - min(ends)
+    limits = (min(ends) - 0.03 * span, max(ends) + 0.03 * span) if span else (ends[0] - 0.5, ends[0] + 0.5)
 
     with _style():
         figure = _figure(min(_WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
@@ -120,7 +121,7 @@ def show_history(history: Any) -> Figure:
             if index == len(kinds) - 1 and index % 2 == 1:
                 row = slice(None)  # the odd one out has the column to itself
             axes = figure.add_subplot(grid[row, column])
-            axes.set_xlim(min(ends) - 0.03 * span, max(ends) + 0.03 * span)
+            axes.set_xlim(limits)
             known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
             _curves(axes, kind, panels[kind], known, axis)
         notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
@@ -154,13 +155,15 @@ def show_predictions(
     drawable.at_least_one(limit=limit, top=top)
     pixels, caption = drawable.pixels(images, limit, "show_predictions")
     truth, chances = drawable.predictions(labels, probabilities, len(images))
-    words = [textwrap.shorten(name, 28, placeholder=" …") for name in drawable.label_names(names, chances.shape[1])]
+    words = drawable.label_names(names, chances.shape[1])
 
     shown, columns = min(top, len(words)), min(2, len(pixels))
     rows = -(-len(pixels) // columns)
     block = (_WIDTH - _MARGIN) / 2 - _MARGIN  # an image, the names beside it, their bars
     side = 2.0
-    text = min(max(map(len, words)) * _SMALL * 0.59 / 72 + 0.3, block - side - 1)
+    letters = min(max(map(len, words)), _letters(block - side - 1.4))
+    words = [textwrap.shorten(name, letters, placeholder="…") for name in words]
+    text = letters * _SMALL * 0.59 / 72 + 0.35
     height = max(side * _aspect(pixels), 0.19 * shown)
 
     with _style():
@@ -320,7 +323,7 @@ def _wrap(words: list[str], inches: float) -> str:
     """Return the words in lines of that width, broken between them; within one only where it is longer than a line."""
     width = _letters(inches)
     whole = [word.replace(" ", "\N{NO-BREAK SPACE}") if len(word) <= width else word for word in words]
-    return textwrap.fill(" · ".join(whole), width, break_on_hyphens=False)
+    return textwrap.fill("\N{NO-BREAK SPACE}· ".join(whole), width, break_on_hyphens=False)
 
 
 def _letters(inches: float) -> int:

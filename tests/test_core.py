@@ -1,0 +1,222 @@
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from workers import Pairs, small_net, train, train_in_shares, weights
+
+from tpukit import WorkerFailed, launch
+
+# Plain CPU and XLA:CPU: the same worker function, the same answers.
+REHEARSALS = ["cpu", pytest.param("xla", marks=pytest.mark.xla)]
+
+
+def quietly(fn, *args, cores=2, **options):
+    return launch(fn, *args, cores=cores, progress="off", **options)
+
+
+def distance(first: dict, second: dict) -> float:
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+# ---- training --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("norm", [False, True], ids=["no norm", "BatchNorm"])
+def test_after_ten_steps_the_weights_agree_across_ranks_to_the_last_bit(backend, norm):
+    first, second = quietly(train, norm, 8, backend=backend).results
+    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+    assert distance(first["weights"], weights(small_net(norm))) > 0.01  # they did move
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_two_cores_train_as_one_with_the_joined_batch(backend):
+    two = quietly(train, False, 8, backend=backend).results[0]
+    one = quietly(train, False, 16, backend=backend, cores=1).results[0]
+    assert distance(two["weights"], one["weights"]) < 1e-6
+    assert torch.stack(two["losses"]).tolist() == pytest.approx(torch.stack(one["losses"]).tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_batchnorm_sees_its_cores_share_and_nothing_else_differs(backend):
+    first, second = quietly(train, True, 8, backend=backend).results
+    joined = quietly(train, True, 16, backend=backend, cores=1).results[0]
+    in_shares = train_in_shares(True, 8, 2)
+    # A batch normalised in two shares is not the batch normalised at once, so the joined batch trains elsewhere...
+    assert distance(first["weights"], joined["weights"]) > 1e-3
+    # ...while one process that normalises share by share gets the same weights...
+    assert distance(first["weights"], in_shares["weights"]) < 1e-4
+    # ...and each core keeps the running statistics of what it saw.
+    assert distance(first["buffers"], second["buffers"]) > 1e-3
+
+
+def test_average_buffers_gives_every_core_the_mean_of_the_running_statistics():
+    def work(core):
+        model = core.model(small_net(True))
+        for images, _ in core.batches(Pairs(), batch_size=8):
+            model(images)
+        before = model[1].running_mean.clone()
+        core.average_buffers(model)
+        return before, model[1].running_mean, model[1].num_batches_tracked
+
+    (before0, after0, count), (before1, after1, _) = quietly(work).results
+    assert torch.equal(after0, after1)
+    assert torch.allclose(after0, (before0 + before1) / 2)
+    assert count == 4  # whole numbers are left alone
+
+
+def test_model_gives_every_core_rank_0s_weights_and_buffers():
+    def work(core):
+        model = small_net(True)
+        with torch.no_grad():
+            for tensor in [*model.parameters(), *model.buffers()]:
+                tensor.fill_(core.rank + 1)
+        return {name: float(tensor.float().mean()) for name, tensor in core.model(model).state_dict().items()}
+
+    first, second = quietly(work).results
+    assert set(first.values()) == set(second.values()) == {1.0}
+
+
+def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone():
+    def work(core):
+        used, unused = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([used, unused], lr=1.0)
+        (used * core.rank).sum().backward()
+        core.optimizer_step(optimizer)
+        return float(used), float(unused), used.grad
+
+    assert quietly(work, cores=3).results == [(0.0, 1.0, None)] * 3  # 1 - mean(0, 1, 2)
+
+
+# ---- together --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_collectives_return_what_they_say_on_every_core(backend):
+    def work(core):
+        mine = torch.tensor([1.0, 2.0], device=core.device) * (core.rank + 1)
+        core.barrier()
+        return {
+            "sum": core.all_reduce(mine),
+            "mean": core.all_reduce(mine, "mean"),
+            "min": core.all_reduce(mine, "min"),
+            "max": core.all_reduce(mine, "max"),
+            "whole": core.all_reduce(torch.tensor(core.rank, device=core.device)),
+            "gather": core.gather(mine),
+            "gather scalar": core.gather(mine.sum()),
+            "mean of tensor": core.mean(mine.sum()),
+            "mean of numbers": core.mean({"a": core.rank, "b": core.rank * 0.5}),
+            "untouched": mine,
+        }
+
+    first, second = quietly(work, backend=backend).results
+    assert first["sum"].tolist() == [3, 6]
+    assert first["mean"].tolist() == [1.5, 3]
+    assert first["min"].tolist() == [1, 2]
+    assert first["max"].tolist() == [2, 4]
+    assert int(first["whole"]) == 1
+    assert first["gather"].tolist() == [1, 2, 2, 4]
+    assert first["gather scalar"].tolist() == [3, 6]
+    assert float(first["mean of tensor"]) == 4.5
+    assert first["mean of numbers"] == {"a": 0.5, "b": 0.25}
+    assert first["untouched"].tolist() == [1, 2]
+    assert second["untouched"].tolist() == [2, 4]
+    assert all(torch.equal(first[name], second[name]) for name in ("sum", "mean", "gather"))
+
+
+def test_gather_in_order_is_every_sample_once():
+    def work(core):
+        batches = core.batches(Pairs(13), batch_size=3)
+        return core.gather(torch.cat([images for images, _ in batches]))[:13]
+
+    for result in quietly(work, cores=3).results:
+        assert torch.equal(result, Pairs(13).images)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda core: core.gather(torch.ones(core.rank + 1)), r"core 0 \(1,\) float32, core 1 \(2,\) float32"),
+        (lambda core: core.all_reduce(torch.ones(1), "median"), "sum, mean, min and max, got 'median'"),
+        (lambda core: core.log(loss=torch.ones(3)), r"one-element tensors, got loss = Tensor\(3,\)"),
+        (lambda core: core.log(note="text"), "got note = str"),
+        (lambda core: core.batches([], batch_size=4), "dataset is empty"),
+    ],
+)
+def test_a_wrong_call_is_refused_with_what_came(call, message):
+    with pytest.raises(WorkerFailed, match=message):
+        quietly(call)
+
+
+# ---- saving ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_save_writes_once_from_core_0_and_loads_anywhere(backend, tmp_path):
+    def work(core):
+        model = core.model(small_net(True))
+        core.save({"model": model.state_dict(), "rank": core.rank}, tmp_path / "new" / "weights.pt")
+        return (tmp_path / "new" / "weights.pt").exists()
+
+    assert quietly(work, backend=backend).results == [True, True]
+    loaded = torch.load(tmp_path / "new" / "weights.pt", weights_only=True)
+    assert loaded["rank"] == 0
+    small_net(True).load_state_dict(loaded["model"])
+    assert all(tensor.device.type == "cpu" for tensor in loaded["model"].values())
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["weights.pt"]
+
+
+def test_a_save_that_fails_leaves_the_old_file(tmp_path):
+    def work(core, value):
+        core.save(value, tmp_path / "weights.pt")
+
+    quietly(work, 1)
+    with pytest.raises(WorkerFailed, match="core 0 of 2"):
+        quietly(work, {"model": lambda: 0})
+    assert torch.load(tmp_path / "weights.pt", weights_only=True) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["weights.pt"]
+
+
+# ---- the device ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.xla
+def test_xla_workers_can_go_backward_though_the_kernel_did():
+    torch.ones(2, requires_grad=True).sum().backward()
+
+    def work(core):
+        weight = torch.ones(2, device=core.device, requires_grad=True)
+        (weight * 3).sum().backward()
+        return weight.grad
+
+    assert [result.tolist() for result in quietly(work, backend="xla").results] == [[3, 3], [3, 3]]
+
+
+@pytest.mark.xla
+def test_logging_every_step_copies_nothing_between_messages():
+    def work(core):
+        import torch_xla.debug.metrics as met
+
+        value = torch.ones(1, device=core.device)
+        core.log(loss=value)  # opens the quarter of a second in which nothing is sent
+        before = (met.metric_data("TransferFromDeviceTime") or [0])[0]
+        began = time.monotonic()
+        for _ in range(50):
+            with core.step():
+                value = value + 1
+            core.log(loss=value)
+        fast_enough = time.monotonic() - began < 0.2
+        return fast_enough, (met.metric_data("TransferFromDeviceTime") or [0])[0] - before
+
+    run = quietly(work, backend="xla", cores=1)
+    fast_enough, copies = run.results[0]
+    assert copies == 0 or not fast_enough
+    assert [row["loss"] for row in run.log] == [float(step) for step in range(1, 52)]
+
+
+def test_the_worker_side_without_torch_xla_imports_none_of_it():
+    work = "lambda core: 'torch_xla' in sys.modules"
+    code = f"import sys, tpukit; assert tpukit.launch({work}, cores=1, backend='cpu').results == [False]"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

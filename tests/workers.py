@@ -1,0 +1,70 @@
+"""Worker functions, models and data that several tests run on forked cores."""
+
+import torch
+from torch import nn
+
+
+class Pairs:
+    """A map-style dataset of 64 images (3, 8, 8) with two targets each, the same in every process."""
+
+    def __init__(self, count: int = 64):
+        generator = torch.Generator().manual_seed(0)
+        self.images = torch.randn(count, 3, 8, 8, generator=generator)
+        self.targets = torch.randn(count, 2, generator=generator)
+
+    def __len__(self):
+        return len(self.images)
+
+    def __getitem__(self, index):
+        return self.images[index], self.targets[index]
+
+
+def small_net(norm: bool) -> nn.Module:
+    torch.manual_seed(1)
+    middle = nn.BatchNorm2d(4) if norm else nn.Identity()
+    return nn.Sequential(nn.Conv2d(3, 4, 3), middle, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+
+
+def weights(model: nn.Module) -> dict:
+    return {name: weight.detach() for name, weight in model.named_parameters()}
+
+
+def train(core, norm: bool, batch_size: int, steps: int = 10) -> dict:
+    """Train for some steps of `batch_size` a core; return weights, buffers and the losses seen by this core."""
+    model = core.model(small_net(norm))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    batches = core.batches(Pairs(), batch_size=batch_size, shuffle=True, drop_last=True)
+    losses = []
+    while len(losses) < steps:
+        for images, targets in batches:
+            with core.step():
+                loss = nn.functional.mse_loss(model(images), targets)
+                loss.backward()
+                core.optimizer_step(optimizer)
+            losses.append(core.mean(loss))
+            if len(losses) == steps:
+                break
+    return {"weights": weights(model), "buffers": dict(model.named_buffers()), "losses": losses}
+
+
+def train_in_shares(norm: bool, batch_size: int, world_size: int, steps: int = 10) -> dict:
+    """Do in one process what `train` does on `world_size` cores: every share of a batch is normalised by itself."""
+    from tpukit.batches import Batches
+
+    model = small_net(norm)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    shares = [
+        Batches(Pairs(), batch_size=batch_size, rank=rank, world_size=world_size, shuffle=True, drop_last=True)
+        for rank in range(world_size)
+    ]
+    done = 0
+    while done < steps:
+        for parts in zip(*shares, strict=True):
+            loss = sum(nn.functional.mse_loss(model(images), targets) for images, targets in parts) / world_size
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            done += 1
+            if done == steps:
+                break
+    return {"weights": weights(model)}
