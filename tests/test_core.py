@@ -85,7 +85,7 @@ def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone(
         optimizer = torch.optim.SGD([used, unused], lr=1.0)
         (used * core.rank).sum().backward()
         core.optimizer_step(optimizer)
-        return float(used), float(unused), used.grad
+        return used.item(), unused.item(), used.grad
 
     assert quietly(work, cores=3).results == [(0.0, 1.0, None)] * 3  # 1 - mean(0, 1, 2)
 

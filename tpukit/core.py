@@ -195,7 +195,7 @@ class Core:
             return
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
-                values[name] = value.item() if value.device.type == "cpu" else value.detach()
+                values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
             elif not isinstance(value, int | float):
                 raise TypeError(
                     f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}"

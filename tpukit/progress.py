@@ -99,8 +99,10 @@ class Screen:
         """Return the running bars, or the one that ended last, and the newest values in one line."""
         bars = list(self.bars.values())
         shown = [bar for bar in bars if not bar.finished] or bars[-1:]
-        values = [f"{name} {points[-1][1]:.4g}" for name, points in self.curves.items()]
-        return "  ".join([*(bar.text() for bar in shown), *values])
+        return "  ".join([*(bar.text() for bar in shown), *self._values()])
+
+    def _values(self) -> list[str]:
+        return [f"{name} {points[-1][1]:.4g}" for name, points in self.curves.items()]
 
 
 class Line(Screen):
@@ -128,15 +130,21 @@ class Text(Screen):
     def __init__(self) -> None:
         super().__init__()
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
-        self._told: set[int] = set()
+
+    def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
+        """Note how far a loop has come; its end is said at once."""
+        super().bar(label, done, total, samples_per_step)
+        if self.bars[label].finished:
+            self._say(self.bars[label].text())
 
     def _draw(self, last: bool) -> None:
-        ended = [bar for bar in self.bars.values() if bar.finished and id(bar) not in self._told]
-        for bar in ended:
-            self._told.add(id(bar))
-        if ended or time.monotonic() >= self._next_line:
-            self.line(self._status())
-            self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
+        running = [bar.text() for bar in self.bars.values() if not bar.finished]
+        if running and time.monotonic() >= self._next_line:
+            self._say(*running)
+
+    def _say(self, *parts: str) -> None:
+        self.line("  ".join([*parts, *self._values()]))
+        self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
 
 
 class Widgets(Screen):

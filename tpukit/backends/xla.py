@@ -113,25 +113,14 @@ class Rehearsal(Cpu):
         return _to_cpu(tensors)
 
 
-def run_tpu(body: Callable[[Tpu], None], *, rank: int, processes: int) -> None:
+def run_tpu(body: Callable[[Tpu], None], *, rank: int, processes: int, device_type: str = "TPU") -> None:
     """Take chip `rank` of `processes` and run the body on each core of the chip.
 
     One chip starts the single-process way: Colab's advertises the bounds of four, and a multi-process start-up
-    would wait for the other three.
+    would wait for the other three. With "CPU" for `device_type`, the same start-up finds one XLA:CPU core.
     """
-    _start(body, "TPU", rank, processes)
-
-
-def run_rehearsal(body: Callable[[Cpu], None], *, rank: int, world_size: int, listener: socket.socket) -> None:
-    """Start an XLA:CPU client through the start-up a TPU takes, and run the body as core `rank`.
-
-    In this start-up every process believes itself alone, so rank and world size come from the launcher.
-    """
-    _start(lambda _: body(Rehearsal(rank, world_size, listener)), "CPU", rank, world_size)
-
-
-def _start(body: Callable, device_type: str, rank: int, processes: int) -> None:
-    os.environ["PJRT_DEVICE"] = device_type  # set, not defaulted: torch_xla falls back to the CPU with one log line
+    # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
+    os.environ["PJRT_DEVICE"] = device_type
     import torch
     import torch_xla._internal.pjrt as pjrt
 
@@ -140,12 +129,20 @@ def _start(body: Callable, device_type: str, rank: int, processes: int) -> None:
         # ("device_ready_queues_.size()" in torch 2.8 and 2.9). Without such threads it runs in this one, which loses
         # nothing: it only records the graph.
         with torch.autograd.set_multithreading_enabled(False):
-            body(Tpu() if device_type == "TPU" else None)
+            body(Tpu())
 
     if processes == 1:
         pjrt._run_singleprocess(on_this_core)
     else:
         pjrt._run_thread_per_device(rank, processes, on_this_core, pjrt.initialize_multiprocess)
+
+
+def run_rehearsal(body: Callable[[Cpu], None], *, rank: int, world_size: int, listener: socket.socket) -> None:
+    """Start an XLA:CPU client through the start-up a TPU takes, and run the body as core `rank`.
+
+    In this start-up every process believes itself alone, so rank and world size come from the launcher.
+    """
+    run_tpu(lambda _: body(Rehearsal(rank, world_size, listener)), rank=rank, processes=world_size, device_type="CPU")
 
 
 def _to_cpu(tensors: list) -> list:

@@ -1,0 +1,21 @@
+"""The pulmonary-embolism walkthrough's own parts. This page is its table of contents; importing it loads nothing heavy."""
+
+from tpukit.pe.images import PEImages, index_images
+from tpukit.pe.labels import COLUMNS, LABELS, assign_folds, read_labels
+from tpukit.pe.model import normalize, resnet34
+from tpukit.pe.phantom import phantom
+from tpukit.pe.windows import read_dicom, three_windows
+
+__all__ = [
+    "COLUMNS",
+    "LABELS",
+    "PEImages",
+    "assign_folds",
+    "index_images",
+    "normalize",
+    "phantom",
+    "read_dicom",
+    "read_labels",
+    "resnet34",
+    "three_windows",
+]

@@ -11,7 +11,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 HEIGHT = 250.0  # mm from the apices to the last slice
-LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # heights, as shares of HEIGHT, at which the outlines below are given
+LEVELS = (
+    0.0,
+    0.08,
+    0.2,
+    0.3,
+    0.4,
+    0.6,
+    0.8,
+    1.0,
+)  # heights, as shares of HEIGHT, at which the outlines below are given
 OUTLINES = {
     "cavity_width": (58, 86, 110, 120, 127, 134, 138, 137),  # half of the inside of the rib cage
     "cavity_depth": (38, 54, 70, 77, 81, 85, 87, 85),
@@ -36,15 +45,45 @@ PATHS = {
     "left brachiocephalic vein": ((48, -26, 0.03, 6), (22, -32, 0.12, 7), (-8, -27, 0.17, 7.5), (-25, -14, 0.21, 8)),
     "right brachiocephalic vein": ((-42, -22, 0.02, 6), (-30, -18, 0.09, 7.5), (-25, -14, 0.17, 8.5)),
     "trunk": ((8, -40, 0.60, 15), (17, -34, 0.54, 15), (23, -24, 0.49, 14.5), (22, -10, 0.455, 14)),
-    "right main": ((21, -9, 0.46, 12), (8, 1, 0.465, 11.5), (-12, 4, 0.47, 11.5), (-32, 5, 0.48, 11), (-43, 8, 0.5, 10)),
+    "right main": (
+        (21, -9, 0.46, 12),
+        (8, 1, 0.465, 11.5),
+        (-12, 4, 0.47, 11.5),
+        (-32, 5, 0.48, 11),
+        (-43, 8, 0.5, 10),
+    ),
     "left main": ((22, -10, 0.455, 12.5), (33, 3, 0.43, 12), (43, 16, 0.425, 11), (50, 23, 0.45, 10)),
-    "right interlobar": ((-43, 8, 0.5, 10), (-48, 13, 0.56, 9.2), (-51, 22, 0.64, 8.2), (-54, 33, 0.74, 6.5), (-57, 42, 0.82, 4.5)),
-    "left interlobar": ((50, 23, 0.45, 10), (54, 25, 0.53, 9.2), (56, 30, 0.62, 8), (59, 38, 0.72, 6.4), (62, 45, 0.81, 4.5)),
+    "right interlobar": (
+        (-43, 8, 0.5, 10),
+        (-48, 13, 0.56, 9.2),
+        (-51, 22, 0.64, 8.2),
+        (-54, 33, 0.74, 6.5),
+        (-57, 42, 0.82, 4.5),
+    ),
+    "left interlobar": (
+        (50, 23, 0.45, 10),
+        (54, 25, 0.53, 9.2),
+        (56, 30, 0.62, 8),
+        (59, 38, 0.72, 6.4),
+        (62, 45, 0.81, 4.5),
+    ),
     "right upper": ((-32, 2, 0.475, 8), (-44, -4, 0.42, 7.2), (-55, -8, 0.36, 6), (-62, -10, 0.28, 4.2)),
     "left upper": ((42, 14, 0.425, 8), (50, 6, 0.38, 7), (56, -4, 0.33, 5.8), (62, -10, 0.26, 4.2)),
     "trachea": ((0, 8, -0.1, 8.2), (-1, 16, 0.15, 8.5), (-2, 24, 0.36, 9)),
-    "right bronchus": ((-3, 25, 0.37, 8), (-22, 24, 0.45, 7), (-38, 23, 0.52, 5.8), (-43, 33, 0.64, 4.6), (-47, 44, 0.78, 3)),
-    "left bronchus": ((1, 25, 0.37, 7.5), (24, 28, 0.47, 6.3), (42, 32, 0.54, 5), (47, 41, 0.66, 4), (52, 50, 0.78, 2.8)),
+    "right bronchus": (
+        (-3, 25, 0.37, 8),
+        (-22, 24, 0.45, 7),
+        (-38, 23, 0.52, 5.8),
+        (-43, 33, 0.64, 4.6),
+        (-47, 44, 0.78, 3),
+    ),
+    "left bronchus": (
+        (1, 25, 0.37, 7.5),
+        (24, 28, 0.47, 6.3),
+        (42, 32, 0.54, 5),
+        (47, 41, 0.66, 4),
+        (52, 50, 0.78, 2.8),
+    ),
     "right upper bronchus": ((-20, 23, 0.44, 5), (-42, 14, 0.42, 3.8), (-58, 6, 0.36, 2.4)),
     "left upper bronchus": ((38, 29, 0.51, 4.6), (48, 10, 0.47, 3.6), (58, -6, 0.42, 2.4)),
     "right superior vein": ((-18, 17, 0.57, 8), (-36, 0, 0.55, 6.5), (-50, -16, 0.5, 5), (-62, -26, 0.42, 3.2)),
@@ -175,7 +214,10 @@ def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
 
 def lung_tree(rng: np.random.Generator, stems: list[np.ndarray], side: int, inside) -> Tubes:
     """Branch from the stems to points all over one lung; a vessel is as wide as what it feeds asks for."""
-    low, high = np.array([24 * min(side, 0) - 130 * (side < 0), -95, 0.03 * HEIGHT]), np.array([130.0 * (side > 0), 100, 0.9 * HEIGHT])
+    low, high = (
+        np.array([24 * min(side, 0) - 130 * (side < 0), -95, 0.03 * HEIGHT]),
+        np.array([130.0 * (side > 0), 100, 0.9 * HEIGHT]),
+    )
     targets = rng.uniform(low, high, (1000, 3))
     targets = targets[inside(targets)]
     stem = np.concatenate([stem[len(stem) // 3 :, :3] for stem in stems])
@@ -254,7 +296,9 @@ def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
 def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str, Chamber]:
     """Set the four chambers beside each other so that the ventricles' short axes have the given ratio."""
     turn = np.radians(rng.uniform(-42, -30))
-    left = rng.uniform(18.5, 20.5) * scale * (0.9 if ratio >= 1 else 1.0)  # a strained right heart squeezes the left one
+    left = (
+        rng.uniform(18.5, 20.5) * scale * (0.9 if ratio >= 1 else 1.0)
+    )  # a strained right heart squeezes the left one
     right = ratio * left
     along, across = np.array([np.cos(turn), np.sin(turn)]), np.array([np.sin(turn), -np.cos(turn)])
     septum = 9 * scale
@@ -264,7 +308,9 @@ def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str
     return {
         "left ventricle": Chamber(*ventricle, z[0], 32 * scale, left, 0.165 * HEIGHT, turn),
         "right ventricle": Chamber(*other, z[1], 36 * scale, right, 0.18 * HEIGHT, turn),
-        "right atrium": Chamber(-30 * scale - 4 * (ratio >= 1), -4, z[2], 27 * scale, 21 * scale, 0.16 * HEIGHT, np.radians(100)),
+        "right atrium": Chamber(
+            -30 * scale - 4 * (ratio >= 1), -4, z[2], 27 * scale, 21 * scale, 0.16 * HEIGHT, np.radians(100)
+        ),
         "left atrium": Chamber(0, 24, z[3], 34 * scale, 17 * scale, 0.095 * HEIGHT, 0.0),
     }
 
@@ -334,7 +380,13 @@ def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
         vessels=vessels,
         emboli=place_emboli(rng, findings, paths),
         flow=flow,
-        contrast={"artery": artery, "left": left, "cava": cava, "muscle": rng.uniform(45, 65), "liver": rng.uniform(70, 110)},
+        contrast={
+            "artery": artery,
+            "left": left,
+            "cava": cava,
+            "muscle": rng.uniform(45, 65),
+            "liver": rng.uniform(70, 110),
+        },
         opacities=opacities,
         effusion=tuple(fluid),
         noise=rng.uniform(14, 26) * (1.5 if findings.indeterminate else 1.0),

@@ -67,7 +67,9 @@ class Canvas:
         self.paint(distance, CORTEX, window)
         self.paint(distance + shell, marrow, window)
 
-    def tubes(self, tubes: Tubes, value: float, grow: float = 0.0, limit=None, soft: float = 0.0, strength: float = 1.0):
+    def tubes(
+        self, tubes: Tubes, value: float, grow: float = 0.0, limit=None, soft: float = 0.0, strength: float = 1.0
+    ):
         """Paint the cuts of vessels, `grow` mm wider than they are."""
         for start, end, r0, r1 in tubes.near(self.z):
             low, high = np.minimum(start, end), np.maximum(start, end)
@@ -76,7 +78,9 @@ class Canvas:
             x, y = self.x[window] - start[0], self.y[window] - start[1]
             along = end - start
             share = np.clip((x * along[0] + y * along[1] + (self.z - start[2]) * along[2]) / (along @ along), 0, 1)
-            away = (x - share * along[0]) ** 2 + (y - share * along[1]) ** 2 + (self.z - start[2] - share * along[2]) ** 2
+            away = (
+                (x - share * along[0]) ** 2 + (y - share * along[1]) ** 2 + (self.z - start[2] - share * along[2]) ** 2
+            )
             distance = np.sqrt(away) - (r0 + grow + share * (r1 - r0))
             self.paint(distance / (1 + soft), value, window, limit, strength)
 
@@ -194,7 +198,9 @@ def draw_lungs(canvas: Canvas, cavity):
     for ox, oy, oz, r in p.opacities:
         scale = np.sqrt(max(0.0, 1 - ((z - oz) / r) ** 2))
         if scale > 0.2:
-            ragged = 5 * np.sin(x * 0.14 + oz) * np.sin(y * 0.17 + z * 0.1) + 1.5 * np.sin(x * 0.5) * np.sin(y * 0.43 + z)
+            ragged = 5 * np.sin(x * 0.14 + oz) * np.sin(y * 0.17 + z * 0.1) + 1.5 * np.sin(x * 0.5) * np.sin(
+                y * 0.43 + z
+            )
             solid = ellipse(x, y, ox, oy, r * scale, r * scale * 0.8) + ragged
             canvas.paint(np.maximum(solid, lung - 2), 25)
             lung = np.maximum(lung, -solid)
@@ -213,7 +219,15 @@ def draw_belly(canvas: Canvas, cavity, organs: dict):
     if -1 in organs:
         canvas.paint(np.maximum(organs[-1], x - 8), liver, limit=within)
         for k in range(5):
-            canvas.spot(-95 + 17 * k + 6 * np.sin(k * 9 + z * 0.05), 12 * np.sin(k * 5.1 + z * 0.03), 4, 2.5, liver + 30, k, limit=within)
+            canvas.spot(
+                -95 + 17 * k + 6 * np.sin(k * 9 + z * 0.05),
+                12 * np.sin(k * 5.1 + z * 0.03),
+                4,
+                2.5,
+                liver + 30,
+                k,
+                limit=within,
+            )
     if 1 in organs:
         canvas.paint(np.maximum(organs[1], 8 - x), FAT, limit=within)
         deeper = organs[1] + 5
@@ -233,7 +247,15 @@ def heart_distance(canvas: Canvas, fat: float):
         if scale < 0.1:
             continue
         wall = 11 if name == "left ventricle" else 3
-        d = ellipse(canvas.x, canvas.y, chamber.x, chamber.y, chamber.long * scale + wall, chamber.short * scale + wall, chamber.angle)
+        d = ellipse(
+            canvas.x,
+            canvas.y,
+            chamber.x,
+            chamber.y,
+            chamber.long * scale + wall,
+            chamber.short * scale + wall,
+            chamber.angle,
+        )
         heart = d if heart is None else melt(heart, d, 10)
     return None if heart is None else heart - fat
 
@@ -256,7 +278,14 @@ def draw_heart(canvas: Canvas):
                 c, s = np.cos(chamber.angle), np.sin(chamber.angle)
                 for along, across in ((8, 0.55), (12, -0.5)):
                     off = across * chamber.short * scale
-                    canvas.spot(chamber.x + c * along - s * off, chamber.y + s * along + c * off, 4.5, 3, MYOCARDIUM, chamber.angle)
+                    canvas.spot(
+                        chamber.x + c * along - s * off,
+                        chamber.y + s * along + c * off,
+                        4.5,
+                        3,
+                        MYOCARDIUM,
+                        chamber.angle,
+                    )
     left = p.chambers["left atrium"]
     if p.findings.defect_not_pe and left.at(canvas.z) > 0.3:
         canvas.spot(left.x + 17, left.y - 3, 10 * left.at(canvas.z), 8 * left.at(canvas.z), 60)

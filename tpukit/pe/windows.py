@@ -28,3 +28,33 @@ def three_windows(hounsfield):
         )
     channels = [(slice_ - (level - width / 2)) / width for level, width in WINDOWS.values()]
     return np.round(np.clip(np.stack(channels, axis=-1), 0, 1) * 255).astype(np.uint8)
+
+
+def read_dicom(path):
+    """Read one CT slice from a DICOM file, as Hounsfield units.
+
+    Returns:
+        (H, W) float32 Hounsfield units: stored values times RescaleSlope plus RescaleIntercept.
+
+    Raises:
+        ImportError: pydicom is not installed.
+        ValueError: the file is not DICOM, or not one grey slice of CT.
+    """
+    try:
+        import pydicom
+    except ImportError:
+        raise ImportError(
+            "read_dicom needs pydicom, which is not installed\n  fix: %pip install pydicom (compressed slices also need pylibjpeg)"
+        ) from None
+    try:
+        file = pydicom.dcmread(path)
+    except pydicom.errors.InvalidDicomError:
+        raise ValueError(
+            f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)\n  fix: pass a .dcm file of the competition"
+        ) from None
+    if "RescaleSlope" not in file or file.pixel_array.ndim != 2:
+        raise ValueError(
+            f"{path} is not a CT slice\n  found: modality {file.get('Modality', 'not given')}, "
+            f"RescaleSlope {file.get('RescaleSlope', 'not given')}\n  fix:   pass one slice of a CT series"
+        )
+    return file.pixel_array.astype("float32") * float(file.RescaleSlope) + float(file.RescaleIntercept)

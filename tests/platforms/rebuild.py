@@ -1,0 +1,173 @@
+"""Rebuild Colab's and Kaggle's TPU images, install the kit there as their users would, and run the test suite.
+
+The images are rebuilt from `colab-tpu.txt` and `kaggle-tpu.txt`, on the CPU. Three times the list of packages is
+compared with the image's own: after a notebook's bootstrap cell, after `pip install .`, and after the packages that
+only the tests need. Nothing that the image has may have another version or be gone. The last line is JSON; the exit
+status is 0 when nothing failed and nothing changed. Takes about two minutes a platform besides the tests, nearly all of
+it for torch (7 GB a platform on disk).
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PYTHON = {"colab": "3.13", "kaggle": "3.12"}
+
+
+@dataclass
+class Outcome:
+    """What happened on one platform."""
+
+    packages: int = 0
+    added: dict[str, list[str]] = field(default_factory=dict)  # by step
+    changed: dict[str, str] = field(default_factory=dict)  # package: "was -> is"
+    tests: str = "not run"
+    failure: str = ""
+
+
+class StepFailed(Exception):
+    """A command of a step ended with an error; its last lines are the message."""
+
+
+def main() -> int:
+    """Rebuild what is asked for; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", choices=PYTHON, help="this platform alone")
+    parser.add_argument("--no-tests", action="store_true", help="build and install, compare, and stop there")
+    options = parser.parse_args()
+
+    outcomes = {}
+    for name in [options.only] if options.only else PYTHON:
+        outcomes[name] = outcome = Outcome()
+        try:
+            check(name, outcome, tests=not options.no_tests)
+        except StepFailed as failed:
+            outcome.failure = str(failed)
+            print(f"{name}: FAILED: {failed}", flush=True)
+    print_table(outcomes)
+    failed = sum(bool(outcome.failure or outcome.changed) for outcome in outcomes.values())
+    changed = sum(len(outcome.changed) for outcome in outcomes.values())
+    print(json.dumps({"platforms": len(outcomes), "failed": failed, "changed_packages": changed}))
+    return int(failed > 0)
+
+
+def check(name: str, outcome: Outcome, *, tests: bool) -> None:
+    """Take one platform through all steps, writing into `outcome` as they end."""
+    folder = ROOT / ".platforms" / name
+    python = folder / "bin" / "python"
+    uv = [sys.executable, "-m", "uv"]
+    step(
+        name,
+        f"Python {PYTHON[name]}",
+        [*uv, "venv", "--clear", "--seed", "--python", interpreter(PYTHON[name]), folder],
+    )
+    image = HERE / f"{name}-tpu.txt"
+    # Every module is imported many times over by the tests' subprocesses: compile once.
+    install = [*uv, "pip", "install", "--python", python, "--compile-bytecode"]
+    step(name, "the image's packages (torch is several GB)", [*install, "--requirement", image])
+    before = freeze(python)
+    outcome.packages = len(before)
+    frozen = ROOT / ".platforms" / f"{name}-frozen.txt"
+    frozen.write_text("".join(f"{package}=={version}\n" for package, version in before.items()))
+
+    seen = before
+
+    def compare_with_image(what: str) -> None:
+        nonlocal seen
+        after = freeze(python)
+        outcome.added[what] = sorted(f"{package} {after[package]}" for package in after.keys() - seen.keys())
+        outcome.changed |= changes(before, after)
+        seen = after
+
+    cell = bootstrap_cell()
+    if cell:
+        program = cell + "\nimport tpukit\nprint('bootstrap: tpukit from', tpukit.__file__)\n"
+        step(name, "a notebook's bootstrap cell", [python, "-m", "IPython", "-c", program], cwd=ROOT / "notebooks")
+        compare_with_image("bootstrap")
+    step(name, "pip install .", [python, "-m", "pip", "install", "--quiet", ROOT])
+    compare_with_image("pip install .")
+    step(name, "what the tests need", [*install, "--constraint", frozen, f"{ROOT}[test]"])
+    compare_with_image("tests")
+    if tests:
+        started = time.monotonic()
+        report = step(name, "the tests", [python, "-m", "pytest"], echo=True)
+        outcome.tests = f"{report.strip().splitlines()[-1]} ({time.monotonic() - started:.0f} s)"
+
+
+def interpreter(version: str) -> str:
+    """Return a Python of that version: one that runs from the path, else pyenv's, else the version for uv to fetch."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    on_path = shutil.which(f"python{version}")
+    for candidate in [*([on_path] if on_path else []), *sorted(pyenv.glob(f"versions/{version}.*/bin/python"))]:
+        # pyenv's stand-in on the path ends with an error where no version of it is switched on
+        if subprocess.run([candidate, "-c", ""], capture_output=True).returncode == 0:
+            return str(candidate)
+    return version
+
+
+def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
+    """Return what became of the packages of `before` that are gone or have another version."""
+    now = {package: after.get(package, "gone") for package in before}
+    return {package: f"{version} -> {now[package]}" for package, version in before.items() if now[package] != version}
+
+
+def freeze(python: Path) -> dict[str, str]:
+    """Return the packages of that environment but the kit itself, as {name: version}."""
+    listed = subprocess.check_output([sys.executable, "-m", "uv", "pip", "list", "--format=json", "--python", python])
+    return {row["name"]: row["version"] for row in json.loads(listed) if row["name"] != "tpukit"}
+
+
+def bootstrap_cell() -> str:
+    """Return the source of the bootstrap cell, which is the same in all notebooks, or "" where there is none yet."""
+    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
+        for cell in json.loads(path.read_text())["cells"]:
+            if cell["cell_type"] == "code":
+                return "".join(cell["source"])  # the first code cell, as test_repository makes sure
+    return ""
+
+
+def step(name: str, what: str, command: list, *, cwd: Path = ROOT, echo: bool = False) -> str:
+    """Run a command, say how long it took, and return what it printed; its end goes into the error if it fails."""
+    started = time.monotonic()
+    print(f"{name}: {what} ...", flush=True)
+    # Settings of the environment that runs this script are not the platform's.
+    environ = {key: value for key, value in os.environ.items() if key not in ("VIRTUAL_ENV", "PYTHONPATH")}
+    lines = []
+    command = [str(part) for part in command]
+    with subprocess.Popen(
+        command, cwd=cwd, env=environ, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as process:
+        for line in process.stdout:
+            lines.append(line)
+            if echo:
+                print(f"{name}: {line}", end="", flush=True)
+    if process.returncode:
+        raise StepFailed(f"{what}: exit status {process.returncode}\n" + "".join(lines[-25:]))
+    print(f"{name}: {what}: {time.monotonic() - started:.0f} s", flush=True)
+    return "".join(lines)
+
+
+def print_table(outcomes: dict[str, Outcome]) -> None:
+    """Print what was seen on each platform, and what was added to it by what."""
+    print(f"\n{'platform':<10}{'python':<8}{'packages':>9}{'changed':>9}  tests")
+    for name, outcome in outcomes.items():
+        tests = re.sub(r"\x1b\[\d+m|=+ ?", "", outcome.failure.splitlines()[0] if outcome.failure else outcome.tests)
+        print(f"{name:<10}{PYTHON[name]:<8}{outcome.packages:>9}{len(outcome.changed):>9}  {tests}")
+    for name, outcome in outcomes.items():
+        for what, packages in outcome.added.items():
+            print(f"{name}, added by {what}: {', '.join(packages) or 'nothing'}")
+        for package, change in outcome.changed.items():
+            print(f"{name}, CHANGED: {package} {change}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+"""The TPU path, as far as a machine without a chip can take it: its start-up, its calls, its graph."""
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+pytestmark = pytest.mark.xla
+
+
+def in_python(code, **environ):
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PJRT_DEVICE": "CPU", **environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("processes", [1, 2], ids=["single-process start-up", "multi-process start-up"])
+def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
+    out = in_python(
+        f"""
+        import torch
+        from torch import nn
+        from tpukit.backends.xla import run_tpu
+        from tpukit.core import Core
+        from tpukit.worker import Task, run_core
+
+        def work(core):
+            model = core.model(nn.Linear(3, 2))
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for _ in range(3):
+                with core.step():
+                    loss = model(torch.ones(4, 3, device=core.device)).square().mean()
+                    loss.backward()
+                    core.optimizer_step(optimizer)
+                core.log(loss=loss)
+            core.average_buffers(model)
+            core.barrier()
+            gathered = core.gather(torch.tensor([1, 2], device=core.device))
+            return core.rank, core.world_size, str(core.device), core.mean(2), gathered.tolist(), core.mean(loss).item()
+
+        sent = []
+        run_tpu(lambda backend: run_core(Task(work, (), 0), backend, sent.append),
+                rank=0, processes={processes}, device_type="CPU")
+        failures = [message[1].trace for message in sent if message[0] == "failed"]
+        assert not failures, failures[0]
+        print([message for message in sent if message[0] == "result"][0][2])
+        print(len([row for message in sent if message[0] == "log" for row in message[2]]))
+        """
+    )
+    result, rows = out.strip().splitlines()[-2:]
+    assert result.startswith("(0, 1, 'xla:0', 2.0, [1, 2], 0.")
+    assert rows == "3"
+
+
+def test_the_gradients_of_eight_cores_are_averaged_inside_the_graph():
+    """Traced for eight replicas and not run: XLA:CPU has no collectives, but it writes the graph a TPU compiles."""
+    out = in_python(
+        """
+        import os, torch, torch_xla, torch_xla.core.xla_model as xm
+        from tpukit.backends.xla import Tpu
+        device = torch_xla.device()
+        xm.set_replication(device, xm.get_xla_supported_devices())
+        core = Tpu()
+        core.world_size = 8
+        model = torch.nn.Linear(3, 2).to(device)
+        model(torch.ones(4, 3, device=device)).square().mean().backward()
+        core.average([parameter.grad for parameter in model.parameters()])
+        mean = core.all_reduce(torch.ones(2, device=device), "mean")
+        print(xm.get_stablehlo([model.weight.grad, model.bias.grad, mean]), flush=True)
+        os._exit(0)  # the pending graph must never run
+        """,
+        CPU_NUM_DEVICES="8",
+    )
+    assert out.count("stablehlo.all_reduce") >= 2
+    assert "replica_groups = dense<> " in out  # none named: all of them
+    assert "1.250000e-01" in out  # the mean: a multiplication by 1/8, in the graph
+
+
+CALLS = {
+    # torch_xla 2.8.0 and 2.9.0 have the same; `make platforms` runs this test on both.
+    "torch_xla._internal.pjrt._run_thread_per_device": "(local_rank, local_world_size, fn, initializer_fn)",
+    "torch_xla._internal.pjrt.initialize_multiprocess": "(local_rank, local_world_size)",
+    "torch_xla._internal.pjrt._run_singleprocess": "(fn, *args, **kwargs)",
+    "torch_xla.device": "(index=None)",
+    "torch_xla.sync": "(wait=False, reset_scope=True)",
+    "torch_xla.manual_seed": "(seed, device=None)",
+    "torch_xla.runtime.global_ordinal": "()",
+    "torch_xla.runtime.world_size": "()",
+    "torch_xla.core.xla_model.rendezvous": "(tag, payload=b'', replicas=[])",
+    "torch_xla.core.xla_model.all_reduce": "(reduce_type, inputs, scale=1.0, groups=None, pin_layout=True)",
+    "torch_xla.core.xla_model.all_gather": (
+        "(value, dim=0, groups=None, output=None, pin_layout=True, channel_id=None, use_global_device_ids=None)"
+    ),
+    "torch_xla.core.xla_model.collective_broadcast": "(tensors, root_ordinal=0, groups=None, pin_layout=True)",
+}
+
+
+@pytest.mark.parametrize(("call", "expected"), CALLS.items(), ids=CALLS)
+def test_torch_xla_still_has_the_call(call, expected, monkeypatch):
+    import importlib
+
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    module, name = call.rsplit(".", 1)
+    signature = inspect.signature(getattr(importlib.import_module(module), name))
+    bare = signature.replace(
+        parameters=[p.replace(annotation=inspect.Parameter.empty) for p in signature.parameters.values()],
+        return_annotation=inspect.Signature.empty,
+    )
+    assert str(bare) == expected
+
+
+def test_the_private_calls_exist():
+    import torch_xla
+
+    for name in ("_xla_runtime_is_initialized", "_xla_sync_multi", "_xla_get_cpu_tensors"):
+        assert callable(getattr(torch_xla._XLAC, name))

@@ -1,0 +1,162 @@
+"""The labels of the RSNA STR 2020 pulmonary-embolism set: read, checked, and split into folds by study."""
+
+from pathlib import Path
+
+IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+COLUMNS = (  # of train.csv, in its order
+    *IDS,
+    "pe_present_on_image",
+    "negative_exam_for_pe",
+    "qa_motion",
+    "qa_contrast",
+    "flow_artifact",
+    "rv_lv_ratio_gte_1",
+    "rv_lv_ratio_lt_1",
+    "leftsided_pe",
+    "chronic_pe",
+    "true_filling_defect_not_pe",
+    "rightsided_pe",
+    "acute_and_chronic_pe",
+    "central_pe",
+    "indeterminate",
+)
+QUALITY = ("qa_motion", "qa_contrast", "flow_artifact", "true_filling_defect_not_pe")  # informative, not predicted
+LABELS = tuple(name for name in COLUMNS if name not in IDS + QUALITY)
+EXAM_LABELS = LABELS[1:]  # the same on every image of a study; pe_present_on_image belongs to one image
+
+
+def read_labels(path, *, inconsistent: str = "raise"):
+    """Read train.csv and check that every label in it makes sense.
+
+    The rules of consistency are those the competition's hosts published for predictions (discussion 183473): an exam
+    with a positive image has one ventricle ratio, at least one location and at most one of the two chronic labels;
+    any other exam is either negative or indeterminate and has none of these.
+
+    Args:
+        path: train.csv, or the folder that holds it.
+        inconsistent: "raise", or "drop" to leave out the studies that break a rule, which is then printed.
+
+    Returns:
+        A DataFrame with train.csv's columns (and any more the file has), labels as uint8, in the file's order.
+
+    Raises:
+        FileNotFoundError: there is no such file, or no train.csv in the folder.
+        ValueError: the file is empty, a column or value is missing, a label is neither 0 nor 1, an image is listed
+            twice, or the labels of a study contradict each other.
+    """
+    import pandas as pd
+
+    if inconsistent not in ("raise", "drop"):
+        raise ValueError(f'inconsistent is "raise" or "drop", got {inconsistent!r}')
+    path = Path(path)
+    file = path / "train.csv" if path.is_dir() else path
+    if not file.is_file():
+        there = sorted(p.name for p in path.iterdir())[:5] if path.is_dir() else "no such file or folder"
+        raise FileNotFoundError(
+            f"there is no train.csv at {path}\n  found: {there}\n"
+            "  fix:   pass the folder of the competition's data that holds train.csv, or make one with tpukit.pe.phantom(folder)"
+        )
+    try:
+        table = pd.read_csv(file, dtype=dict.fromkeys(IDS, str))
+    except pd.errors.EmptyDataError:
+        raise ValueError(f"{file} is empty\n  fix: copy it again from the competition's data") from None
+    _check_values(table, file)
+    table = table.astype(dict.fromkeys(COLUMNS[3:], "uint8"))
+    broken = _broken_rules(table)
+    if not broken:
+        return table
+    studies = set().union(*broken.values())
+    lines = [f"{len(found)} {rule}: {_few(found)}" for rule, found in broken.items()]
+    if inconsistent == "raise":
+        raise ValueError(
+            f"the labels of {len(studies)} of {table.StudyInstanceUID.nunique()} studies in {file} contradict each other\n  found: "
+            + "\n         ".join(lines)
+            + '\n  fix:   correct these rows, or leave the studies out with read_labels(path, inconsistent="drop")'
+        )
+    print(f"left out {len(studies)} studies whose labels contradict each other: " + "; ".join(lines))
+    return table[~table.StudyInstanceUID.isin(studies)].reset_index(drop=True)
+
+
+def assign_folds(labels, folds: int = 5):
+    """Add a column `fold`, 0 to folds - 1, so that all images of a study are in the same one.
+
+    The same table gives the same folds every time; the folds hold about equally many images.
+
+    Raises:
+        ValueError: folds is below 2, or there are fewer studies than folds.
+    """
+    import numpy as np
+    from sklearn.model_selection import GroupKFold
+
+    studies = labels["StudyInstanceUID"].nunique()
+    if not 2 <= folds <= studies:
+        raise ValueError(
+            f"{studies} studies cannot be split into {folds} folds\n"
+            f"  fix: pass folds between 2 and {studies}" + ("" if studies > 1 else "; that takes at least two studies")
+        )
+    fold = np.empty(len(labels), np.int8)
+    for number, (_, rows) in enumerate(GroupKFold(folds).split(labels, groups=labels["StudyInstanceUID"])):
+        fold[rows] = number
+    return labels.assign(fold=fold)
+
+
+def _check_values(table, file) -> None:
+    """Raise unless the columns are there and every value in them can be used."""
+    missing = [name for name in COLUMNS if name not in table.columns]
+    if missing:
+        raise ValueError(
+            f"{file} has no column {', '.join(missing)}\n  found: {', '.join(table.columns)}\n"
+            "  fix:   this needs the competition's train.csv with its 17 columns; test.csv and submissions have fewer"
+        )
+    if table.empty:
+        raise ValueError(f"{file} has a header but no rows\n  fix: copy it again from the competition's data")
+    for name in COLUMNS:
+        rows = table.index[table[name].isna()]
+        if len(rows):
+            raise ValueError(
+                f"{name} has {len(rows)} missing values in {file}\n  found: rows {_few(rows)} (counted from 0, header left out)\n"
+                f'  fix:   fill these rows in, or drop them: table.dropna(subset=["{name}"]).to_csv(file, index=False)'
+            )
+    for name in COLUMNS[3:]:
+        rows = table.index[~table[name].isin([0, 1])]
+        if len(rows):
+            raise ValueError(
+                f"{name} has {len(rows)} labels that are neither 0 nor 1 in {file}\n"
+                f"  found: {_few(f'{table.at[row, name]} in row {row}' for row in rows)} (counted from 0, header left out)\n"
+                "  fix:   correct these rows; a label says yes (1) or no (0)"
+            )
+    twice = table.index[table["SOPInstanceUID"].duplicated()]
+    if len(twice):
+        raise ValueError(
+            f"{len(twice)} rows of {file} list an image that an earlier row lists\n"
+            f"  found: {_few(f'{table.SOPInstanceUID[row]} in row {row}' for row in twice)} (counted from 0, header left out)\n"
+            '  fix:   table.drop_duplicates("SOPInstanceUID").to_csv(file, index=False), if the rows agree'
+        )
+
+
+def _broken_rules(table) -> dict[str, list[str]]:
+    """Name each rule of consistency that is broken, with the studies that break it."""
+    # Minimum and maximum a study, by column: numpy on sorted codes would be no faster than this groupby.
+    groups = table.groupby("StudyInstanceUID", sort=False)[list(LABELS)]
+    exam, low = groups.max(), groups.min()
+    found = {f"studies where {name} varies": exam[name] != low[name] for name in EXAM_LABELS}
+    positive = exam.pe_present_on_image == 1
+    ratios = exam.rv_lv_ratio_gte_1 + exam.rv_lv_ratio_lt_1
+    places = exam.leftsided_pe + exam.rightsided_pe + exam.central_pe
+    old = exam.chronic_pe + exam.acute_and_chronic_pe
+    other = exam.negative_exam_for_pe + exam.indeterminate
+    found |= {
+        "with a positive image are also negative or indeterminate": positive & (other > 0),
+        "without a positive image are not exactly one of negative and indeterminate": ~positive & (other != 1),
+        "with a positive image have not exactly one rv_lv_ratio": positive & (ratios != 1),
+        "with a positive image have no location (left, right or central)": positive & (places == 0),
+        "have both chronic_pe and acute_and_chronic_pe": positive & (old > 1),
+        "without a positive image have a ratio, a location or an age": ~positive & (ratios + places + old > 0),
+    }
+    return {rule: exam.index[mask].tolist() for rule, mask in found.items() if mask.any()}
+
+
+def _few(values, limit: int = 3) -> str:
+    """List the first few values, and say how many more there are."""
+    values = [str(value) for value in values]
+    return ", ".join(values[:limit]) + (f" and {len(values) - limit} more" if len(values) > limit else "")

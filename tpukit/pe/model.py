@@ -1,0 +1,106 @@
+"""The walkthrough's network: a ResNet with one output a label, and the arithmetic that precedes it."""
+
+from pathlib import Path
+
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue in [0, 1], as torchvision's weights expect
+STD = (0.229, 0.224, 0.225)
+FILE = "resnet34-b627a593.pth"  # torchvision's ResNet34_Weights.IMAGENET1K_V1
+
+
+def resnet34(weights: str | Path | None = None, *, outputs: int = 10):
+    """Build a ResNet-34 with one logit a label, pretrained on ImageNet if the weights are at hand.
+
+    Never downloads. Without `weights` it takes torchvision's file from torch's own cache if one lies there; otherwise
+    the network starts from random numbers, and one printed line says so.
+
+    Args:
+        weights: a file with a ResNet-34's state dict; its last layer is used only if it has `outputs` rows.
+        outputs: logits, one a label in the order of `LABELS`.
+
+    Returns:
+        A torch.nn.Module from (N, 3, H, W) float32, as `normalize` gives, to (N, outputs) logits.
+
+    Raises:
+        FileNotFoundError: `weights` names no file.
+        ValueError: the file does not hold a ResNet-34's state dict.
+    """
+    import torch
+    from torchvision import models
+
+    model = models.resnet34(weights=None)
+    model.fc = torch.nn.Linear(model.fc.in_features, outputs)
+    cached = Path(torch.hub.get_dir()) / "checkpoints" / FILE
+    if weights is None and not cached.is_file():
+        print(
+            f"resnet34 starts from random weights: no ImageNet weights at {cached}; "
+            f"put torchvision's {FILE} there, or pass its path as resnet34(weights=...)"
+        )
+        return model
+    file = cached if weights is None else Path(weights)
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"there is no file of weights at {file}\n  fix: pass the path of {FILE}, or leave weights out"
+        )
+    _load(model, file)
+    return model
+
+
+def normalize(images):
+    """Turn bytes into what a network trained on ImageNet expects, on the device the images are on.
+
+    Call it inside the step, so that bytes and not floats travel to the device: a quarter of the traffic.
+
+    Args:
+        images: (N, 3, H, W) uint8 in [0, 255].
+
+    Returns:
+        (N, 3, H, W) float32 with ImageNet's mean and deviation taken out.
+
+    Raises:
+        ValueError: the images are not (N, 3, H, W) uint8.
+    """
+    import torch
+
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
+        raise ValueError(
+            f"normalize takes (N, 3, H, W) uint8, got {tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}\n"
+            "  fix: pass the batch as core.batches gives it, neither scaled nor permuted"
+        )
+    # Python numbers and not a tensor: a constant made on the host would be sent to the device in every step.
+    red, green, blue = ((images[:, c].float() - 255 * MEAN[c]) / (255 * STD[c]) for c in range(3))
+    return torch.stack([red, green, blue], dim=1)
+
+
+def _load(model, file: Path) -> None:
+    """Copy a state dict from a file into the model; a last layer of another size is left as it is."""
+    import pickle
+
+    import torch
+
+    try:
+        # weights_only: a file from elsewhere may hold code, and this refuses to run it.
+        state = torch.load(file, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        raise ValueError(
+            f"{file} cannot be read as weights\n  found: {type(error).__name__}: {str(error).splitlines()[0]}\n"
+            f"  fix:   pass a file saved with torch.save(model.state_dict(), file), such as torchvision's {FILE}"
+        ) from error
+    own = model.state_dict()
+    given = (
+        {name: tuple(value.shape) for name, value in state.items()}
+        if isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
+        else {}
+    )
+    wrong = [name for name in own if not name.startswith("fc.") and given.get(name) != tuple(own[name].shape)]
+    more = [name for name in given if name not in own]
+    if wrong or more:
+        raise ValueError(
+            f"{file} does not hold the state dict of a ResNet-34\n"
+            f"  found: {type(state).__name__} of {len(given)} tensors; {len(wrong)} missing or of another shape"
+            f" ({', '.join(wrong[:2])}), {len(more)} too many ({', '.join(more[:2])})\n"
+            f"  fix:   pass model.state_dict() of a ResNet-34, such as torchvision's {FILE}; not the whole model, not a checkpoint around it"
+        )
+    head = {
+        name: value for name, value in own.items() if name.startswith("fc.") and given.get(name) != tuple(value.shape)
+    }
+    model.load_state_dict(state | head)

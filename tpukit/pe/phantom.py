@@ -1,0 +1,267 @@
+"""Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+RECIPE = 1  # raise it whenever the same arguments would draw another picture
+MANIFEST = "phantom.json"  # written last: a folder without it, or with another recipe in it, is made again
+
+
+def phantom(
+    folder,
+    studies: int = 120,
+    slices: int = 24,
+    *,
+    seed: int = 0,
+    size: int = 256,
+    positive: float = 0.36,
+    workers: int | None = None,
+    on_progress=None,
+) -> Path:
+    """Draw chest-CT-like studies as JPEGs, with labels, for practice without the competition's data.
+
+    No patient is in them: the anatomy is a few hundred curves and ellipses, the emboli are filling defects in the
+    contrast, and the labels are what was drawn. A model trained on phantoms has learned nothing about medicine.
+
+    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`: the folder stands for
+    the competition's data, its train-jpegs for that of the JPEG set. Called again with the same arguments it returns at
+    once; with others, or after an interruption, it makes the phantoms anew. The same arguments give the same bytes.
+
+    Args:
+        folder: an empty or new folder, or one that an earlier call made.
+        studies: exams; at least 2.
+        slices: images a study, evenly spaced from the lung apices to below the diaphragm; at least 2.
+        seed: decides everything that is drawn.
+        size: height and width in pixels; at least 32.
+        positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
+        workers: processes that draw; None for one a CPU.
+        on_progress: called as on_progress(studies done, studies) now and then; None for silence.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: a number is out of its range.
+        FileExistsError: the folder holds something that is not a phantom.
+    """
+    recipe = {"recipe": RECIPE, "studies": studies, "slices": slices, "seed": seed, "size": size, "positive": positive}
+    if studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
+        raise ValueError(
+            f"phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
+            f"got studies={studies}, slices={slices}, size={size}, positive={positive}"
+        )
+    folder = Path(folder)
+    if _complete(folder, recipe):
+        return folder
+    _clear(folder)
+    workers = min(
+        studies,
+        workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)),
+    )
+    parts = folder / "train-jpegs.parts"  # one table a study, there as soon as its images are
+    parts.mkdir()
+    _draw_in_processes(recipe, folder, parts, workers, on_progress)
+    _join_tables(parts, folder / "train.csv")
+    shutil.rmtree(parts)
+    (folder / MANIFEST).write_text(json.dumps({**recipe, "complete": True}, indent=1) + "\n")
+    return folder
+
+
+def plan(recipe: dict) -> list:
+    """Decide the findings of every study; the shares of positive and indeterminate exams are met to the nearest study."""
+    import numpy as np
+
+    from tpukit.pe.anatomy import Findings
+
+    rng = np.random.default_rng([recipe["seed"], 0])
+    studies = recipe["studies"]
+    with_embolus = round(studies * recipe["positive"])
+    unclear = min(round(studies / 16), studies - with_embolus)
+    kinds = ["positive"] * with_embolus + ["indeterminate"] * unclear
+    kinds += ["negative"] * (studies - len(kinds))
+    # Location and age in about the competition's proportions; central ones more often, as they are seen best.
+    places = {(1, 0, 0): 0.18, (0, 1, 0): 0.22, (1, 1, 0): 0.28, (1, 1, 1): 0.22, (0, 1, 1): 0.06, (1, 0, 1): 0.04}
+    exams = []
+    for kind in rng.permutation(kinds):
+        if kind == "positive":
+            left, right, central = (
+                bool(flag) for flag in list(places)[rng.choice(len(places), p=list(places.values()))]
+            )
+            age = rng.random()
+            # More clot strains the right heart more: a wide right ventricle is likelier with a central embolus.
+            wide = rng.random() < (0.7 if central else 0.4 if left and right else 0.25)
+            ratio = rng.uniform(1.12, 1.5) if wide else rng.uniform(0.68, 0.88)
+            found = Findings(
+                left,
+                right,
+                central,
+                chronic=age > 0.76,
+                acute=age < 0.9,
+                rv_lv_ratio=ratio,
+                flow_artifact=rng.random() < 0.06,
+            )
+        elif kind == "indeterminate":
+            poor = rng.random() < 0.6
+            found = Findings(
+                indeterminate=True,
+                poor_contrast=poor,
+                motion=not poor or rng.random() < 0.3,
+                rv_lv_ratio=rng.uniform(0.68, 0.9),
+            )
+        else:
+            found = Findings(
+                rv_lv_ratio=rng.uniform(0.68, 0.92), flow_artifact=rng.random() < 0.1, defect_not_pe=rng.random() < 0.06
+            )
+        exams.append(found)
+    return exams
+
+
+def exam_labels(findings) -> dict[str, int]:
+    """Give the labels of train.csv that all images of a study share."""
+    wide = findings.rv_lv_ratio >= 1
+    labels = {
+        "negative_exam_for_pe": not findings.positive and not findings.indeterminate,
+        "qa_motion": findings.motion,
+        "qa_contrast": findings.poor_contrast,
+        "flow_artifact": findings.flow_artifact,
+        "rv_lv_ratio_gte_1": findings.positive and wide,
+        "rv_lv_ratio_lt_1": findings.positive and not wide,
+        "leftsided_pe": findings.left,
+        "chronic_pe": findings.chronic and not findings.acute,
+        "true_filling_defect_not_pe": findings.defect_not_pe,
+        "rightsided_pe": findings.right,
+        "acute_and_chronic_pe": findings.chronic and findings.acute,
+        "central_pe": findings.central,
+        "indeterminate": findings.indeterminate,
+    }
+    return {name: int(value) for name, value in labels.items()}
+
+
+def draw_study(recipe: dict, number: int, findings, images: Path, parts: Path) -> None:
+    """Draw the images of one study, then its rows of train.csv."""
+    import numpy as np
+    from PIL import Image
+
+    from tpukit.pe.anatomy import HEIGHT, make_patient
+    from tpukit.pe.labels import COLUMNS
+    from tpukit.pe.scanner import scan
+    from tpukit.pe.windows import three_windows
+
+    rng = np.random.default_rng([recipe["seed"], 1, number])
+    patient = make_patient(rng, findings)
+    study, series = (_uid(recipe["seed"], number, word) for word in ("study", "series"))
+    into = images / study / series
+    into.mkdir(parents=True)
+    rows = []
+    for position in range(recipe["slices"]):
+        # DICOM's z axis points to the head, so the series starts at the diaphragm.
+        z = HEIGHT * (0.97 - 0.94 * position / (recipe["slices"] - 1))
+        hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
+        image = _uid(recipe["seed"], number, position)
+        Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
+        row = {"pe_present_on_image": int(shows_embolus), **exam_labels(findings)}
+        rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
+    # Ordered by identifier, as in the competition's table: code that takes the rows for slices in order would be wrong there too.
+    text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
+    unfinished = parts / f"{number}.unfinished"
+    unfinished.write_text(text)
+    unfinished.rename(parts / f"{number}.csv")
+
+
+def _draw_in_processes(recipe: dict, folder: Path, parts: Path, workers: int, on_progress) -> None:
+    """Share the studies out to fresh Python processes and wait for them.
+
+    Not forks: a notebook's kernel has threads and may hold a device. Not multiprocessing's spawn: it runs the caller's
+    script again, which needs a guard the caller may not have.
+    """
+    code = "import sys, json; sys.path[:0] = json.loads(sys.argv[1]); from tpukit.pe.phantom import _work; _work(*sys.argv[2:])"
+    where = json.dumps([str(Path(__file__).resolve().parents[2])])
+    running = []
+    try:
+        for rank in range(workers):
+            log = open(parts / f"worker-{rank}.log", "w+")  # noqa: SIM115 (read after the process ends)
+            call = [
+                sys.executable,
+                "-c",
+                code,
+                where,
+                json.dumps(recipe),
+                str(folder),
+                str(parts),
+                str(rank),
+                str(workers),
+            ]
+            # One thread each: numpy's own threads would only get in each other's way.
+            environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+            running.append((subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ), log))
+        said = -1
+        while True:
+            ended = [process.poll() for process, _ in running]
+            done = len(list(parts.glob("*.csv")))
+            if on_progress is not None and done != said:
+                on_progress(done, recipe["studies"])
+                said = done
+            for code, (_, log) in zip(ended, running, strict=True):
+                if code:
+                    log.seek(0)
+                    raise RuntimeError(f"a process drawing phantoms ended with status {code}\n{log.read()[-2000:]}")
+            if None not in ended:
+                return
+            time.sleep(0.1)
+    finally:
+        for process, log in running:
+            process.kill()
+            process.wait()
+            log.close()
+
+
+def _work(recipe: str, folder: str, parts: str, rank: str, workers: str) -> None:
+    """Draw every `workers`th study, in a process of its own; stop when the process that asked is gone."""
+    recipe, parent = json.loads(recipe), os.getppid()
+    for number, findings in enumerate(plan(recipe)):
+        if number % int(workers) == int(rank) and os.getppid() == parent:
+            draw_study(recipe, number, findings, Path(folder) / "train-jpegs", Path(parts))
+
+
+def _join_tables(parts: Path, file: Path) -> None:
+    """Write train.csv from the tables of the studies, ordered by study."""
+    from tpukit.pe.labels import COLUMNS
+
+    tables = sorted(part.read_text() for part in parts.glob("*.csv"))
+    file.write_text(",".join(COLUMNS) + "\n" + "".join(tables))
+
+
+def _complete(folder: Path, recipe: dict) -> bool:
+    """Tell whether the folder holds just these phantoms, all of them."""
+    try:
+        made = json.loads((folder / MANIFEST).read_text())
+        drawn = len(os.listdir(folder / "train-jpegs"))
+    except (OSError, json.JSONDecodeError):
+        return False
+    return made == {**recipe, "complete": True} and drawn == recipe["studies"] and (folder / "train.csv").is_file()
+
+
+def _clear(folder: Path) -> None:
+    """Make room for new phantoms; touch nothing unless the manifest says that a phantom lies there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    manifest = folder / MANIFEST
+    others = sorted(entry.name for entry in folder.iterdir())
+    if others and not manifest.is_file():
+        raise FileExistsError(
+            f"{folder} holds files that are not a phantom's\n  found: {others[:4]}\n  fix:   name a new or empty folder"
+        )
+    manifest.write_text(json.dumps({"complete": False}) + "\n")
+    for name in ("train-jpegs", "train-jpegs.parts"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    (folder / "train.csv").unlink(missing_ok=True)
+
+
+def _uid(*parts) -> str:
+    """Make an identifier of twelve hexadecimal digits, like Kaggle's."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
