@@ -232,7 +232,7 @@ def machine(**facts):
 
 EIGHT = {"platform": "Kaggle", "chips": 8, "generation": "v5e"}
 V3 = {"platform": "TPU VM", "chips": 4, "generation": "v3"}
-WITH_XLA = {"torch_xla": "2.9.0", "python": "3.12"}
+WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_plan_has_a_process_a_chip_and_a_core_a_rank(facts, asked, planned):
         ({"chips": 0}, {"cores": "8"}, "got '8'"),
         ({"chips": 0}, {"backend": "tpu"}, "backend is one of None, 'cpu', 'cuda' and 'xla', got 'tpu'"),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
-        ({"chips": 0, "versions": {"torch_xla": None}}, {"backend": "xla"}, "xla backend needs torch_xla"),
+        ({"chips": 0, "versions": {"torch_xla": None, "torch": "2.9.0", "python": "3.12.3"}}, {"backend": "xla"}, "xla backend needs torch_xla"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):
@@ -314,12 +314,12 @@ def test_a_kernel_that_started_the_runtime_is_refused_and_one_that_only_imported
     )
     for call in calls:
         assert f"{call} this kernel has started the XLA runtime" in out
-    assert out.count("fix:   restart the kernel") == len(calls)
+    assert out.count("fix:   restart the kernel (Kernel > Restart)") == len(calls)
 
 
 def test_a_launch_does_not_start_the_runtime_in_this_process():
     quietly(lambda core: None, cores=2)
-    refuse_if_in_use()
+    refuse_if_in_use(tpukit.host())
 
 
 def test_without_fork_one_core_runs_in_this_process():

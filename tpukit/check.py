@@ -1,7 +1,6 @@
 """The runtime check: what is here, what is wrong, and what to do about it, without starting the runtime."""
 
 import os
-import re
 import sys
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from tpukit import table
 from tpukit.backends.xla import runtime_started
 from tpukit.environment import IMAGES, RELEASES, base, install_line, needed_changes
+from tpukit.holders import ancestors, chip_holders, command, entries, is_chip
 from tpukit.host import Host, host, how_to_get_a_tpu, how_to_restart, how_to_start_afresh, human_size
 
 _GIB = 2**30
@@ -151,7 +151,7 @@ def _chips(machine: Host, dev: Path) -> Finding:
     if machine.generation.startswith("unknown"):
         fact = f"{machine.hardware}: torch_xla up to 2.9 does not know this kind, and would use the CPU"
         return Finding(name, "warning", fact, f"take a v5e or v6e TPU: {how_to_get_a_tpu(machine)}")
-    if not any(_is_chip(node.name) for node in [*_entries(dev), *_entries(dev / "vfio")]):
+    if not any(is_chip(node.name) for node in [*entries(dev), *entries(dev / "vfio")]):
         fact = f"{machine.hardware} on the PCI bus, but no {dev}/accel* and no {dev}/vfio/*: nothing here can open them"
         fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
         return Finding(name, "warning", fact, how_to_start_afresh(machine) if machine.platform in IMAGES else fix)
@@ -247,7 +247,7 @@ def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
     if not machine.chips:
         return Finding(name, "ok", "no chip to be held")
     holders = {}
-    for process, node in _holders(proc, dev):
+    for process, node in chip_holders(proc, dev):
         holders.setdefault(process, []).append(node)
     if not holders:
         return Finding(name, "ok", "no process that can be seen from here holds a chip")
@@ -259,8 +259,8 @@ def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
             facts.append(f"this kernel (process {pid}) holds {chips}")
             fixes.append(how_to_restart(machine))
             continue
-        kin = "a child of this kernel" if own in _ancestors(proc, pid) else "another program"
-        facts.append(f"process {pid}, {kin}, holds {chips}: {_command(proc, pid)}")
+        kin = "a child of this kernel" if own in ancestors(proc, pid) else "another program"
+        facts.append(f"process {pid}, {kin}, holds {chips}: {command(proc, pid)}")
         end = "wait for its launch to end" if kin.startswith("a child") else "shut down its notebook"
         fixes.append(f"{end}, or `!kill {pid}`")
     return Finding(name, "failure", "\n".join(facts), "; ".join(dict.fromkeys(fixes)))
@@ -316,53 +316,3 @@ def _fork(machine: Host, environ: Mapping[str, str], can_fork: bool) -> Finding:
 
 def _unset(variable: str) -> str:
     return f'del os.environ["{variable}"]'
-
-
-def _is_chip(node: str) -> bool:
-    """Say whether a name in /dev or /dev/vfio is a chip's: accel0 to v4, a number (the IOMMU group) from v5e."""
-    return re.fullmatch(r"(accel)?\d+", node) is not None
-
-
-def _holders(proc: Path, dev: Path) -> Iterator[tuple[int, str]]:
-    """Yield (process, device node) for every chip that is open somewhere, as far as this user may look."""
-    folders = (str(dev.resolve()), str((dev / "vfio").resolve()))
-    for process in _entries(proc):
-        if not process.name.isdigit():
-            continue
-        for fd in _entries(process / "fd"):
-            try:
-                target = os.readlink(fd)
-            except OSError:  # closed a moment ago
-                continue
-            folder, _, node = target.rpartition("/")
-            if folder in folders and _is_chip(node):
-                yield int(process.name), target
-
-
-def _entries(folder: Path) -> list[Path]:
-    """List a folder; empty where it is missing, another user's, or that of a process that has just ended."""
-    try:
-        return list(folder.iterdir())
-    except OSError:
-        return []
-
-
-def _ancestors(proc: Path, pid: int) -> list[int]:
-    ancestors = []
-    while pid > 1:
-        try:
-            status = (proc / str(pid) / "status").read_text(errors="replace")
-        except OSError:
-            break
-        pid = int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE).group(1))
-        ancestors.append(pid)
-    return ancestors
-
-
-def _command(proc: Path, pid: int) -> str:
-    try:
-        words = (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
-    except OSError:
-        return "its command cannot be read"
-    line = " ".join(words)
-    return line if len(line) <= 90 else line[:89] + "…"

@@ -93,8 +93,9 @@ def launch(
         WorkerFailed: a core failed; its `__cause__` is the original exception where that could be pickled.
         Interrupted: a KeyboardInterrupt, with what had been brought by then.
     """
-    plan = lay_out(machine or host(), cores, backend)
-    refuse_if_in_use()
+    machine = machine or host()
+    plan = lay_out(machine, cores, backend)
+    refuse_if_in_use(machine)
     with screen(progress) as display, (Crew if plan.processes else Alone)(plan, Task(fn, args, seed)) as crew:
         if plan.rehearsal:
             stand = "processes stand" if plan.cores > 1 else "process stands"
@@ -123,7 +124,7 @@ def _run(plan: Plan, crew: Crew) -> Run:
 
 
 def _message(failure: Failure, plan: Plan) -> str:
-    others = f" (the other {plan.cores - 1} were ended)" if plan.cores > 1 else ""
+    others = ("", " (the other was ended)", f" (the other {plan.cores - 1} were ended)")[min(plan.cores, 3) - 1]
     who = f"core {failure.rank} of {plan.cores}" if failure.rank >= 0 else f"the start of {plan.device}"
     lines = [f"{who} {failure.what}{others}"]
     if failure.waiting:

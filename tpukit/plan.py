@@ -5,7 +5,8 @@ import sys
 from dataclasses import dataclass
 
 from tpukit.backends import cuda, xla
-from tpukit.host import Host
+from tpukit.environment import install_line
+from tpukit.host import Host, how_to_restart
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 
@@ -45,8 +46,8 @@ def lay_out(machine: Host, cores: int | None, backend: str | None) -> Plan:
     if backend == "xla" and machine.versions.get("torch_xla") is None:
         raise ValueError(
             f"the xla backend needs torch_xla, which is not installed\n"
-            f"  found: {machine.platform}, {machine.chips} TPU chips, Python {machine.versions.get('python')}\n"
-            "  fix:   on Linux x86-64, pip install torch==2.9.0 torch_xla==2.9.0; elsewhere rehearse with backend='cpu'"
+            f"  found: {machine.summary}\n"
+            f"  fix:   {install_line(machine) or 'Linux on x86-64, the only one it has wheels for'}; or backend='cpu'"
         )
     if backend == "xla" and machine.chips:
         if cores not in (None, 1, machine.cores):
@@ -79,7 +80,7 @@ def lay_out(machine: Host, cores: int | None, backend: str | None) -> Plan:
     return Plan("cpu", "CPU", cores, cores)
 
 
-def refuse_if_in_use() -> None:
+def refuse_if_in_use(machine: Host) -> None:
     """Raise `RuntimeInUse` if this process has started a device's runtime, which a fork of it cannot share."""
     held = "XLA" if xla.runtime_started() else ""
     torch = sys.modules.get("torch")
@@ -90,5 +91,5 @@ def refuse_if_in_use() -> None:
             f"this kernel has started the {held} runtime, and a fork of it cannot start its own\n"
             "  found: an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print()\n"
             "         met.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() and .cuda() do, imports do not\n"
-            "  fix:   restart the kernel, and keep such calls inside the worker function"
+            f"  fix:   {how_to_restart(machine)}, and keep such calls inside the worker function"
         )

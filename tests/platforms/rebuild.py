@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,14 +89,20 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
         outcome.changed |= changes(before, after)
         seen = after
 
-    cell = bootstrap_cell()
-    if cell:
-        program = cell + "\nimport tpukit\nprint('bootstrap: tpukit from', tpukit.__file__)\n"
-        step(name, "a notebook's bootstrap cell", [python, "-m", "IPython", "-c", program], cwd=ROOT / "notebooks")
-        compare_with_image("bootstrap")
-    step(name, "pip install .", [python, "-m", "pip", "install", "--quiet", ROOT])
+    # A copy, because building leaves its traces beside the source, and a fresh clone has none.
+    source = ROOT / ".platforms" / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(
+        ROOT, source, ignore=shutil.ignore_patterns(".*", "runs", "data", "build", "*.egg-info", "__pycache__")
+    )
+    # The bootstrap cell where it finds no clone: it installs, from the copy in place of the network.
+    program = re.sub(r"git\+https://[^\"]+", str(source), bootstrap_cell()) + "\nprint('tpukit from', tpukit.__file__)"
+    with tempfile.TemporaryDirectory() as empty:
+        step(name, "a notebook's bootstrap cell", [python, "-m", "IPython", "-c", program], cwd=Path(empty))
+    compare_with_image("bootstrap")
+    step(name, "pip install .", [python, "-m", "pip", "install", "--quiet", source])
     compare_with_image("pip install .")
-    step(name, "what the tests need", [*install, "--constraint", frozen, f"{ROOT}[test]"])
+    step(name, "what the tests need", [*install, "--constraint", frozen, f"{source}[test]"])
     compare_with_image("tests")
     if tests:
         started = time.monotonic()
@@ -122,17 +129,15 @@ def changes(before: dict[str, str], after: dict[str, str]) -> dict[str, str]:
 
 def freeze(python: Path) -> dict[str, str]:
     """Return the packages of that environment but the kit itself, as {name: version}."""
-    listed = subprocess.check_output([sys.executable, "-m", "uv", "pip", "list", "--format=json", "--python", python])
+    command = [sys.executable, "-m", "uv", "pip", "list", "--format=json", "--python", python]
+    listed = subprocess.run(command, check=True, capture_output=True).stdout
     return {row["name"]: row["version"] for row in json.loads(listed) if row["name"] != "tpukit"}
 
 
 def bootstrap_cell() -> str:
-    """Return the source of the bootstrap cell, which is the same in all notebooks, or "" where there is none yet."""
-    for path in sorted((ROOT / "notebooks").glob("*.ipynb")):
-        for cell in json.loads(path.read_text())["cells"]:
-            if cell["cell_type"] == "code":
-                return "".join(cell["source"])  # the first code cell, as test_repository makes sure
-    return ""
+    """Return the first code cell of a notebook, which is the same in all of them."""
+    notebook = json.loads(min((ROOT / "notebooks").glob("*.ipynb")).read_text())
+    return next("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code")
 
 
 def step(name: str, what: str, command: list, *, cwd: Path = ROOT, echo: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""The pulmonary-embolism walkthrough's own parts. This page is its table of contents; importing it loads nothing heavy."""
+"""The pulmonary-embolism walkthrough's own parts. Importing this table of contents loads nothing heavy."""
 
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, assign_folds, read_labels

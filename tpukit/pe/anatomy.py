@@ -2,8 +2,8 @@
 
 Loads numpy, so only the functions that draw a phantom import it.
 
-Millimetres throughout. x grows to the patient's left (the right of the picture), y to the back, z to the feet; (0, 0) is
-the middle of the chest and z runs from 0 (lung apices) to `HEIGHT` (below the domes of the diaphragm).
+Millimetres throughout. x grows to the patient's left (the right of the picture), y to the back, z to the feet; (0, 0)
+is the middle of the chest and z runs from 0 (lung apices) to `HEIGHT` (below the domes of the diaphragm).
 """
 
 from dataclasses import dataclass, field
@@ -130,13 +130,15 @@ class Tubes:
     @staticmethod
     def along(points: np.ndarray) -> "Tubes":
         """Chain the (n, 4) points x, y, z, radius."""
+        points = np.asarray(points, np.float32)
         return Tubes(points[:-1, :3], points[1:, :3], points[:-1, 3], points[1:, 3])
 
     @staticmethod
     def joined(parts: list["Tubes"]) -> "Tubes":
         """Put several chains into one."""
         names = ("start", "end", "start_radius", "end_radius")
-        return Tubes(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
+        # float32, as the slices are: one float64 number would make every array it meets twice as large.
+        return Tubes(*(np.concatenate([getattr(part, name) for part in parts], dtype=np.float32) for name in names))
 
     def near(self, z: float) -> list[tuple]:
         """List the segments that a slice at z cuts."""
@@ -253,9 +255,9 @@ def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> l
     for side, affected in (("right", findings.right), ("left", findings.left)):
         if not affected:
             continue
-        sites.append((f"{side} interlobar", rng.uniform(0.0, 0.15), rng.uniform(0.6, 0.95)))
-        if rng.random() < 0.5:
-            sites.append((f"{side} upper", rng.uniform(0.1, 0.3), rng.uniform(0.6, 0.9)))
+        sites.append((f"{side} interlobar", rng.uniform(0.0, 0.12), rng.uniform(0.6, 0.85)))
+        if rng.random() < 0.6:
+            sites.append((f"{side} upper", rng.uniform(0.0, 0.2), rng.uniform(0.5, 0.75)))
         if findings.central:
             sites.append((f"{side} main", rng.uniform(0.1, 0.3), rng.uniform(0.8, 1.0)))
     if findings.central:  # alone, or riding on the fork of the trunk
@@ -330,7 +332,10 @@ def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
         return (level < low) & ((x / a) ** 2 + (from_middle / b) ** 2 < 1) & (np.abs(x) > 26)
 
     strained = findings.rv_lv_ratio >= 1
-    widths = {name: rng.normal(1, 0.05) * (1.12 if strained and name in ARTERIES else 1.0) for name in PATHS}
+    widths = {name: rng.normal(1, 0.05) for name in PATHS}
+    for name in ARTERIES:
+        clotted = findings.right if "right" in name else findings.left if "left" in name else False
+        widths[name] *= (1.12 if strained else 1.0) * (1.22 if clotted and "main" not in name else 1.0)
     shift = dict.fromkeys(PATHS, np.zeros(3)) | {n: rng.normal(0, 1.5, 3) for n in ("aorta", "cava", "azygos")}
     paths = {}
     for name, given in PATHS.items():
@@ -368,7 +373,7 @@ def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
     waves = np.column_stack([rng.uniform(0.8, 2.2, 6), wave, rng.uniform(0, 6.28, 6)])
     return Patient(
         findings=findings,
-        field_of_view=rng.uniform(322, 350) * max(width, 0.98),
+        field_of_view=rng.uniform(288, 318) * max(width, 0.98),
         turn=np.radians(rng.normal(0, 2.5)),
         shift=tuple(rng.normal(0, 4, 2)),
         outline={n: (width if n.endswith("width") else size) for n in OUTLINES} | {"mediastinum": rng.normal(1, 0.1)},

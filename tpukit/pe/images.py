@@ -36,9 +36,10 @@ def index_images(labels, folder, *, missing: str = "raise"):
                 if underscore and position.isdigit() and entry.name.endswith(".jpg"):
                     files[study, series, image] = (entry.path, int(position))
     if not files:
+        inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
         raise FileNotFoundError(
             f"{folder} holds no image of the {len(studies)} studies in the labels\n"
-            f"  found: {[entry.name for entry in _entries(folder)][:3] or 'an empty folder'}; looked for {studies[0]}/<series>/<position>_<image>.jpg\n"
+            f"  found: {inside}; looked for {studies[0]}/<series>/<position>_<image>.jpg\n"
             "  fix:   pass the folder named train-jpegs, which holds one folder a study"
         )
     keys = list(zip(labels["StudyInstanceUID"], labels["SeriesInstanceUID"], labels["SOPInstanceUID"], strict=True))
@@ -50,7 +51,8 @@ def index_images(labels, folder, *, missing: str = "raise"):
         few = ", ".join(f"{study}/{series}/*_{image}.jpg" for study, series, image in gone[:3])
         if missing == "raise":
             raise FileNotFoundError(
-                f"{len(gone)} of {len(keys)} images are not in {folder}\n  found: {len(files)} images; missing for instance {few}\n"
+                f"{len(gone)} of {len(keys)} images are not in {folder}\n"
+                f"  found: {len(files)} images; missing for instance {few}\n"
                 '  fix:   copy them there, or leave their rows out with index_images(labels, folder, missing="drop")'
             )
         print(f"left out {len(gone)} of {len(keys)} rows whose image is not in {folder}, for instance {few}")
@@ -98,7 +100,7 @@ class PEImages:
         path = self.paths[index]
         try:
             with Image.open(path) as file:
-                # convert() decodes every pixel first: Pillow's draft mode would shrink while decoding, which is faster and not the same.
+                # Decode every pixel, then resize: Pillow's draft mode shrinks while decoding, faster and not the same.
                 image = file.convert("RGB")
         except FileNotFoundError:
             raise FileNotFoundError(
@@ -107,13 +109,14 @@ class PEImages:
             ) from None
         except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken headers
             raise OSError(
-                f"image {index} of {len(self)} cannot be decoded: {path}\n  found: {error} ({os.path.getsize(path)} bytes)\n"
+                f"image {index} of {len(self)} cannot be decoded: {path}\n"
+                f"  found: {error} ({os.path.getsize(path)} bytes)\n"
                 "  fix:   copy this file again, or leave its row out of the table"
             ) from error
         if self.size is not None and image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
         pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-        return pixels, torch.from_numpy(self.labels[index])
+        return pixels, torch.tensor(self.labels[index])
 
 
 def _entries(folder) -> list[os.DirEntry]:

@@ -54,7 +54,8 @@ def read_labels(path, *, inconsistent: str = "raise"):
         there = sorted(p.name for p in path.iterdir())[:5] if path.is_dir() else "no such file or folder"
         raise FileNotFoundError(
             f"there is no train.csv at {path}\n  found: {there}\n"
-            "  fix:   pass the folder of the competition's data that holds train.csv, or make one with tpukit.pe.phantom(folder)"
+            "  fix:   pass the folder of the competition's data that holds train.csv,"
+            " or make one with tpukit.pe.phantom(folder)"
         )
     try:
         table = pd.read_csv(file, dtype=dict.fromkeys(IDS, str))
@@ -65,15 +66,15 @@ def read_labels(path, *, inconsistent: str = "raise"):
     broken = _broken_rules(table)
     if not broken:
         return table
-    studies = set().union(*broken.values())
+    studies, of = set().union(*broken.values()), table["StudyInstanceUID"].nunique()
     lines = [f"{len(found)} {rule}: {_few(found)}" for rule, found in broken.items()]
     if inconsistent == "raise":
         raise ValueError(
-            f"the labels of {len(studies)} of {table.StudyInstanceUID.nunique()} studies in {file} contradict each other\n  found: "
+            f"{len(studies)} of {of} studies in {file} have labels that contradict each other\n  found: "
             + "\n         ".join(lines)
             + '\n  fix:   correct these rows, or leave the studies out with read_labels(path, inconsistent="drop")'
         )
-    print(f"left out {len(studies)} studies whose labels contradict each other: " + "; ".join(lines))
+    print(f"left out {len(studies)} of {of} studies whose labels contradict each other: " + "; ".join(lines))
     return table[~table.StudyInstanceUID.isin(studies)].reset_index(drop=True)
 
 
@@ -114,29 +115,31 @@ def _check_values(table, file) -> None:
         rows = table.index[table[name].isna()]
         if len(rows):
             raise ValueError(
-                f"{name} has {len(rows)} missing values in {file}\n  found: rows {_few(rows)} (counted from 0, header left out)\n"
+                f"{name} has {len(rows)} missing values in {file}\n"
+                f"  found: rows {_few(rows)} (counted from 0, header left out)\n"
                 f'  fix:   fill these rows in, or drop them: table.dropna(subset=["{name}"]).to_csv(file, index=False)'
             )
     for name in COLUMNS[3:]:
         rows = table.index[~table[name].isin([0, 1])]
         if len(rows):
+            found = _few(f"{table.at[row, name]} in row {row}" for row in rows)
             raise ValueError(
                 f"{name} has {len(rows)} labels that are neither 0 nor 1 in {file}\n"
-                f"  found: {_few(f'{table.at[row, name]} in row {row}' for row in rows)} (counted from 0, header left out)\n"
+                f"  found: {found} (counted from 0, header left out)\n"
                 "  fix:   correct these rows; a label says yes (1) or no (0)"
             )
     twice = table.index[table["SOPInstanceUID"].duplicated()]
     if len(twice):
+        found = _few(f"{table.SOPInstanceUID[row]} in row {row}" for row in twice)
         raise ValueError(
             f"{len(twice)} rows of {file} list an image that an earlier row lists\n"
-            f"  found: {_few(f'{table.SOPInstanceUID[row]} in row {row}' for row in twice)} (counted from 0, header left out)\n"
+            f"  found: {found} (counted from 0, header left out)\n"
             '  fix:   table.drop_duplicates("SOPInstanceUID").to_csv(file, index=False), if the rows agree'
         )
 
 
 def _broken_rules(table) -> dict[str, list[str]]:
     """Name each rule of consistency that is broken, with the studies that break it."""
-    # Minimum and maximum a study, by column: numpy on sorted codes would be no faster than this groupby.
     groups = table.groupby("StudyInstanceUID", sort=False)[list(LABELS)]
     exam, low = groups.max(), groups.min()
     found = {f"studies where {name} varies": exam[name] != low[name] for name in EXAM_LABELS}

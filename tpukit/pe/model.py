@@ -63,7 +63,7 @@ def normalize(images):
 
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(
-            f"normalize takes (N, 3, H, W) uint8, got {tuple(images.shape)} {str(images.dtype).removeprefix('torch.')}\n"
+            f"normalize takes (N, 3, H, W) uint8, got {tuple(images.shape)} {images.dtype}\n"
             "  fix: pass the batch as core.batches gives it, neither scaled nor permuted"
         )
     # Python numbers and not a tensor: a constant made on the host would be sent to the device in every step.
@@ -81,26 +81,22 @@ def _load(model, file: Path) -> None:
         # weights_only: a file from elsewhere may hold code, and this refuses to run it.
         state = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
         raise ValueError(
-            f"{file} cannot be read as weights\n  found: {type(error).__name__}: {str(error).splitlines()[0]}\n"
+            f"{file} cannot be read as weights\n  found: {reason} ({file.stat().st_size} bytes)\n"
             f"  fix:   pass a file saved with torch.save(model.state_dict(), file), such as torchvision's {FILE}"
         ) from error
     own = model.state_dict()
-    given = (
-        {name: tuple(value.shape) for name, value in state.items()}
-        if isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
-        else {}
-    )
-    wrong = [name for name in own if not name.startswith("fc.") and given.get(name) != tuple(own[name].shape)]
+    tensors = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
+    given = {name: value.shape for name, value in state.items()} if tensors else {}
+    head = {name: own[name] for name in ("fc.weight", "fc.bias") if given.get(name) != own[name].shape}
+    wrong = [name for name in own if name not in head and given.get(name) != own[name].shape]
     more = [name for name in given if name not in own]
     if wrong or more:
         raise ValueError(
             f"{file} does not hold the state dict of a ResNet-34\n"
-            f"  found: {type(state).__name__} of {len(given)} tensors; {len(wrong)} missing or of another shape"
-            f" ({', '.join(wrong[:2])}), {len(more)} too many ({', '.join(more[:2])})\n"
-            f"  fix:   pass model.state_dict() of a ResNet-34, such as torchvision's {FILE}; not the whole model, not a checkpoint around it"
+            f"  found: {type(state).__name__} of {len(given)} tensors; {len(wrong)} missing or of another shape "
+            f"({', '.join(wrong[:2])}), {len(more)} too many ({', '.join(more[:2])})\n"
+            f"  fix:   pass a ResNet-34's state_dict() itself, such as torchvision's {FILE}; nothing around it"
         )
-    head = {
-        name: value for name, value in own.items() if name.startswith("fc.") and given.get(name) != tuple(value.shape)
-    }
     model.load_state_dict(state | head)

@@ -29,9 +29,10 @@ def phantom(
     No patient is in them: the anatomy is a few hundred curves and ellipses, the emboli are filling defects in the
     contrast, and the labels are what was drawn. A model trained on phantoms has learned nothing about medicine.
 
-    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`: the folder stands for
-    the competition's data, its train-jpegs for that of the JPEG set. Called again with the same arguments it returns at
-    once; with others, or after an interruption, it makes the phantoms anew. The same arguments give the same bytes.
+    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`: the folder stands
+    for the competition's data, its train-jpegs for that of the JPEG set. Called again with the same arguments it
+    returns at once; with others, or after an interruption, it makes the phantoms anew. The same arguments give the
+    same bytes.
 
     Args:
         folder: an empty or new folder, or one that an earlier call made.
@@ -54,16 +55,16 @@ def phantom(
     if studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
         raise ValueError(
             f"phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
-            f"got studies={studies}, slices={slices}, size={size}, positive={positive}"
+            f"got studies={studies}, slices={slices}, size={size}, positive={positive}\n"
+            "  fix: phantom(folder, studies=120, slices=24) is enough to train on"
         )
     folder = Path(folder)
     if _complete(folder, recipe):
         return folder
     _clear(folder)
-    workers = min(
-        studies,
-        workers or len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)),
-    )
+    # As many as this process may use, which in a container is often fewer than the machine has.
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = min(studies, workers or cpus)
     parts = folder / "train-jpegs.parts"  # one table a study, there as soon as its images are
     parts.mkdir()
     _draw_in_processes(recipe, folder, parts, workers, on_progress)
@@ -74,7 +75,7 @@ def phantom(
 
 
 def plan(recipe: dict) -> list:
-    """Decide the findings of every study; the shares of positive and indeterminate exams are met to the nearest study."""
+    """Decide the findings of every study, meeting the shares of the kinds of exam to the nearest study."""
     import numpy as np
 
     from tpukit.pe.anatomy import Findings
@@ -167,7 +168,7 @@ def draw_study(recipe: dict, number: int, findings, images: Path, parts: Path) -
         Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
         row = {"pe_present_on_image": int(shows_embolus), **exam_labels(findings)}
         rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
-    # Ordered by identifier, as in the competition's table: code that takes the rows for slices in order would be wrong there too.
+    # Not in order of position, as in the competition's table: code that relies on it would be wrong there too.
     text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
     unfinished = parts / f"{number}.unfinished"
     unfinished.write_text(text)
@@ -180,23 +181,14 @@ def _draw_in_processes(recipe: dict, folder: Path, parts: Path, workers: int, on
     Not forks: a notebook's kernel has threads and may hold a device. Not multiprocessing's spawn: it runs the caller's
     script again, which needs a guard the caller may not have.
     """
-    code = "import sys, json; sys.path[:0] = json.loads(sys.argv[1]); from tpukit.pe.phantom import _work; _work(*sys.argv[2:])"
-    where = json.dumps([str(Path(__file__).resolve().parents[2])])
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from tpukit.pe.phantom import _work; _work(sys.argv[2])"
+    kit = str(Path(__file__).resolve().parents[2])
     running = []
     try:
         for rank in range(workers):
             log = open(parts / f"worker-{rank}.log", "w+")  # noqa: SIM115 (read after the process ends)
-            call = [
-                sys.executable,
-                "-c",
-                code,
-                where,
-                json.dumps(recipe),
-                str(folder),
-                str(parts),
-                str(rank),
-                str(workers),
-            ]
+            job = json.dumps([recipe, str(folder), str(parts), rank, workers])
+            call = [sys.executable, "-c", code, kit, job]
             # One thread each: numpy's own threads would only get in each other's way.
             environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             running.append((subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ), log))
@@ -221,11 +213,12 @@ def _draw_in_processes(recipe: dict, folder: Path, parts: Path, workers: int, on
             log.close()
 
 
-def _work(recipe: str, folder: str, parts: str, rank: str, workers: str) -> None:
+def _work(job: str) -> None:
     """Draw every `workers`th study, in a process of its own; stop when the process that asked is gone."""
-    recipe, parent = json.loads(recipe), os.getppid()
+    recipe, folder, parts, rank, workers = json.loads(job)
+    parent = os.getppid()
     for number, findings in enumerate(plan(recipe)):
-        if number % int(workers) == int(rank) and os.getppid() == parent:
+        if number % workers == rank and os.getppid() == parent:
             draw_study(recipe, number, findings, Path(folder) / "train-jpegs", Path(parts))
 
 

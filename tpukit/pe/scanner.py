@@ -9,7 +9,7 @@ from scipy.ndimage import gaussian_filter, gaussian_filter1d
 from tpukit.pe.anatomy import HEIGHT, Patient, Tubes
 
 FAT, SKIN, MARROW, CORTEX, MYOCARDIUM, FLUID = -100, 20, 210, 620, 105, 8
-SMALLEST_CLOT = 25.0  # mm2 that must change before a slice counts as cutting an embolus; less is not drawn at all
+SMALLEST_CLOT = 60.0  # mm2 that must change before a slice counts as cutting an embolus; less is not drawn at all
 
 
 class Canvas:

@@ -44,13 +44,15 @@ def read_dicom(path):
         import pydicom
     except ImportError:
         raise ImportError(
-            "read_dicom needs pydicom, which is not installed\n  fix: %pip install pydicom (compressed slices also need pylibjpeg)"
+            "read_dicom needs pydicom, which is not installed\n"
+            "  fix: %pip install pydicom (compressed slices also need pylibjpeg)"
         ) from None
     try:
         file = pydicom.dcmread(path)
     except pydicom.errors.InvalidDicomError:
         raise ValueError(
-            f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)\n  fix: pass a .dcm file of the competition"
+            f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)\n"
+            "  fix: pass a .dcm file of the competition"
         ) from None
     if "RescaleSlope" not in file or file.pixel_array.ndim != 2:
         raise ValueError(

@@ -1,0 +1,48 @@
+# Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
+PYTHON ?= python3
+MAKEFLAGS += --no-print-directory
+.DEFAULT_GOAL := help
+.PHONY: help check test walkthrough platforms clean
+
+python := .venv/bin/python
+installed := .venv/installed
+# The tests that need no torch, so that `make check` takes seconds.
+quick := tests/test_repository.py tests/test_host.py tests/test_environment.py tests/test_check.py tests/test_table.py
+notebook := 04_pulmonary_embolism
+
+help:  ## list the commands
+	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile | expand -t 18
+
+check: $(installed)  ## seconds: ruff on code and notebooks, the tests that need no torch, notebook lint
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m pytest $(quick)
+
+test: $(installed)  ## all that CI runs
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m pytest
+
+walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
+	@mkdir -p runs && rm -f runs/metrics.json
+	$(if $(DATA),data="$$(cd "$(DATA)" && pwd)" &&) $(python) -m papermill notebooks/$(notebook).ipynb runs/$(notebook).ipynb \
+	    --cwd notebooks --kernel python3 --log-output --no-progress-bar -r run_path ../runs $(if $(DATA),-r data_path "$$data")
+	$(python) -m nbconvert --log-level WARN --to html runs/$(notebook).ipynb
+	@$(python) -c 'import json; print(json.dumps(json.load(open("runs/metrics.json"))))'
+
+platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
+	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
+
+clean:  ## remove what these commands installed and cached; results under runs/ stay
+	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(installed): requirements.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	    { echo "tpukit needs Python 3.11 to 3.13 (torch_xla has wheels for these), got $$($(PYTHON) -V)"; \
+	      echo "  fix:   make PYTHON=python3.12, or any other path to one"; exit 1; }
+	@echo "installing into .venv; torch is most of it (several GB with the libraries its wheel brings): one to two minutes"
+	$(PYTHON) -m venv .venv
+	$(python) -m pip install --quiet --disable-pip-version-check uv
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test]"
+	@touch $(installed)

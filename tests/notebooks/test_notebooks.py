@@ -1,0 +1,85 @@
+"""Every notebook, executed from top to bottom twice in one kernel, as a reader would, with small numbers.
+
+It runs in an empty folder: it finds the kit where it is installed, and its files go where they can be thrown away.
+"""
+
+import json
+import os
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+SECONDS_A_CELL = 600
+
+# What each notebook's parameters cell is given instead of its own values, so that a run takes seconds.
+SMALL = {
+    "01_setup": {"size": 64},
+    "02_look_at_the_data": {"studies": 8, "slices": 8, "image_size": 32},
+    "03_every_core": {"epochs": 2},
+    "04_pulmonary_embolism": {
+        "studies": 10,
+        "slices": 8,
+        "num_folds": 2,
+        "image_size": 32,
+        "batch_size": 8,
+        "num_epochs": 2,
+    },
+}
+
+PROBE = """
+import json, sys, psutil
+xla = sys.modules.get("torch_xla")
+children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+print(json.dumps({
+    "processes": [line for line in children if "resource_tracker" not in line],  # Python's own, one a kernel
+    "runtime": bool(xla and xla._XLAC._xla_runtime_is_initialized()),
+}))
+"""
+
+
+@pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
+def probes(request, tmp_path_factory):
+    """Execute a notebook twice in one kernel; return what was found in the kernel after each time."""
+    notebook = nbformat.read(request.param, as_version=4)
+    small(notebook, SMALL.get(request.param.stem, {}))
+    once = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    again = [nbformat.v4.new_code_cell(cell.source, metadata=cell.metadata) for cell in once]
+    after = [nbformat.v4.new_code_cell(PROBE), nbformat.v4.new_code_cell(PROBE)]
+    notebook.cells = [*once, after[0], *again, after[1]]
+
+    folder = tmp_path_factory.mktemp(request.param.stem)
+    client = NotebookClient(
+        notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources={"metadata": {"path": folder}}
+    )
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    client.execute(env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+    return [json.loads(notebook.cells[cell].outputs[-1].text) for cell in (len(once), -1)]
+
+
+def small(notebook, overrides):
+    """Put other values into the parameters cell, under the names that it has."""
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    values = {}
+    exec(cell.source, {}, values)  # literals only, as test_repository makes sure
+    assert overrides.keys() <= values.keys(), "the parameters cell defines no such name"
+    cell.source = "\n".join(f"{name} = {value!r}" for name, value in (values | overrides).items())
+
+
+def test_every_notebook_has_small_numbers_for_its_test():
+    assert {path.stem for path in NOTEBOOKS} == set(SMALL)
+
+
+def test_it_runs_from_top_to_bottom_twice_in_one_kernel(probes):
+    assert len(probes) == 2
+
+
+def test_no_worker_process_is_left(probes):
+    assert [probe["processes"] for probe in probes] == [[], []]
+
+
+def test_the_kernel_never_started_the_xla_runtime(probes):
+    assert [probe["runtime"] for probe in probes] == [False, False]

@@ -1,0 +1,230 @@
+"""What holds for the whole repository: imports, notebooks, the README's tree, requirements, docstrings."""
+
+import ast
+import inspect
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+EACH_NOTEBOOK = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def entries(folder):
+    """Return what git would keep of a folder, without asking git: a downloaded archive has none."""
+    ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split() if line]
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if path.name != ".git" and not any(fnmatch(path.name, pattern) for pattern in ignored)
+    ]
+
+
+def files(folder=ROOT):
+    for path in entries(folder):
+        yield from files(path) if path.is_dir() else [path]
+
+
+# Imports and names
+
+
+def test_importing_the_kit_loads_nothing_heavy():
+    heavy = ["torch", "torch_xla", "torchvision", "numpy", "pandas", "matplotlib", "seaborn", "ipywidgets", "IPython"]
+    heavy += ["sklearn", "scipy", "PIL", "pydicom"]
+    program = f"import sys, json, tpukit; print(json.dumps([name for name in {heavy} if name in sys.modules]))"
+    loaded = subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)
+    assert json.loads(loaded) == []
+
+
+def test_every_public_name_is_there_and_says_what_it_does():
+    import tpukit
+
+    public = {name: getattr(tpukit, name) for name in tpukit.__all__}
+    for name, thing in list(public.items()):
+        if inspect.isclass(thing):
+            own = {key: value for key, value in vars(thing).items() if not key.startswith("_")}
+            described = {key: value for key, value in own.items() if callable(value) or isinstance(value, property)}
+            public |= {f"{name}.{key}": value for key, value in described.items()}
+    for name, thing in public.items():
+        first = (thing.__doc__ or "").strip().split("\n")[0]
+        assert first, f"{name} has no docstring"
+        assert not first.startswith(f"{name}("), f"{name} has only the docstring that dataclass makes"
+        assert len(first) < 120, f"the first line about {name} is {len(first)} characters"
+
+
+def test_the_table_of_contents_is_in_order():
+    import tpukit
+
+    assert tpukit.__all__ == sorted(tpukit.__all__)
+
+
+def test_every_package_on_disk_is_installed():
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    on_disk = {path.parent.relative_to(ROOT) for path in files(ROOT / "tpukit") if path.name == "__init__.py"}
+    assert {".".join(path.parts) for path in on_disk} == set(packages)
+
+
+# Documents
+
+
+def test_every_requirement_says_who_needs_it():
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    assert lines
+    for line in lines:
+        assert line.startswith("#") or re.search(r"\S  # \S", line), f"no comment: {line}"
+
+
+def tree():
+    """Return {folder: names} of the README's tree: a fenced block, two spaces a level, a name, then what it is."""
+    text = (ROOT / "README.md").read_text()
+    blocks = [
+        block for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "\ntpukit/" in block
+    ]
+    assert len(blocks) == 1, "the README has one fenced block with a line that starts with tpukit/"
+    found, above = {Path(): []}, []
+    for line in blocks[0].splitlines():
+        name = line.split()[0]
+        depth = (len(line) - len(line.lstrip())) // 2
+        above[depth:] = [name.rstrip("/")]
+        found[Path(*above[:depth])].append(name)
+        if name.endswith("/"):
+            found[Path(*above)] = []
+    return found
+
+
+def test_the_readmes_tree_is_the_disk():
+    for folder, names in tree().items():
+        if names:  # a folder that shows nothing inside is only named
+            on_disk = [path.name + "/" * path.is_dir() for path in entries(ROOT / folder) if path.name[0] != "."]
+            assert sorted(names) == sorted(on_disk), f"in {folder}"
+
+
+def test_every_link_of_a_document_leads_somewhere():
+    for document in ROOT.glob("*.md"):
+        for target in re.findall(r"\]\(([^)#:\s]+)[^)]*\)", document.read_text()):
+            assert (ROOT / target).exists(), f"{document.name}: {target}"
+
+
+def test_the_changelog_begins_with_this_version():
+    import tpukit
+
+    (first, *_) = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert first == tpukit.__version__
+
+
+def test_every_command_of_the_readme_is_in_the_makefile():
+    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for document in ("README.md", "CONTRIBUTING.md"):
+        named = set(re.findall(r"(?:^|`)make ([a-z]+)", (ROOT / document).read_text(), re.MULTILINE))
+        assert named <= targets, document
+
+
+def test_no_path_of_somebodys_machine_is_in_the_repository():
+    somewhere = re.compile(rb"(?<![\w.])/(?:home|work|root|Users)/\w+")
+    for path in files():
+        found = somewhere.search(path.read_bytes())
+        assert not found, f"{path.relative_to(ROOT)}: {found[0].decode()}"
+
+
+# Notebooks
+
+
+def load(path):
+    return json.loads(path.read_text())
+
+
+def source(cell):
+    return "".join(cell["source"])
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def tags(cell):
+    return cell["metadata"].get("tags", [])
+
+
+def parsed(cell):
+    """Return the syntax tree of a cell's Python; lines for IPython (%, !) become comments."""
+    return ast.parse(re.sub(r"^(\s*)[%!].*$", r"\1pass", source(cell), flags=re.MULTILINE))
+
+
+def test_there_are_notebooks_and_their_numbers_are_the_reading_order():
+    assert NOTEBOOKS
+    assert [path.name[:3] for path in NOTEBOOKS] == [f"{number:02}_" for number in range(1, 1 + len(NOTEBOOKS))]
+
+
+@EACH_NOTEBOOK
+def test_a_notebook_carries_no_trace_of_a_run(path):
+    notebook = load(path)
+    # The accelerator is asked for in the file, so that Colab and Kaggle open it with one.
+    assert notebook["metadata"].keys() <= {"kernelspec", "language_info", "accelerator", "colab", "kaggle"}
+    assert notebook["metadata"]["kernelspec"]["name"] == "python3"
+    assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
+    for cell in notebook["cells"]:
+        assert cell["metadata"].keys() <= {"tags"}
+        assert set(tags(cell)) <= {"parameters", "raises-exception"}
+        assert cell.get("outputs", []) == []
+        assert cell.get("execution_count") is None
+
+
+@EACH_NOTEBOOK
+def test_a_notebook_has_the_five_parts_in_order(path):
+    cells = load(path)["cells"]
+    header = source(cells[0])
+    assert cells[0]["cell_type"] == "markdown"
+    assert header.startswith("# ")
+    (badges,) = [line for line in header.splitlines() if "colab.research.google.com" in line]
+    assert "kaggle.com/" in badges, "both badges stand on one line"
+    for word in ("You need", "You get", "Takes"):
+        assert word in header
+    # Bootstrap, parameters, look, run: by the place of each.
+    code = [index for index, cell in enumerate(cells) if cell["cell_type"] == "code"]
+    parameters = next(index for index, cell in enumerate(cells) if "parameters" in tags(cell))
+    assert code[:2] == [code[0], parameters], "the first code cell is the bootstrap, the second the parameters"
+    headings = [(index, source(cell)) for index, cell in enumerate(cells) if cell["cell_type"] == "markdown"]
+    look = [index for index, text in headings if re.search(r"^## Look\b", text, re.MULTILINE)]
+    run = [index for index, text in headings if re.search(r"^## Run\b", text, re.MULTILINE)]
+    assert [len(look), len(run)] == [1, 1], "one heading that begins with '## Look', one with '## Run'"
+    assert parameters < look[0] < run[0]
+
+
+def test_the_bootstrap_cell_is_the_same_in_all_notebooks():
+    assert len({source(code_cells(load(path))[0]) for path in NOTEBOOKS}) == 1
+
+
+@EACH_NOTEBOOK
+def test_one_cell_holds_the_parameters_as_literals(path):
+    (cell,) = [cell for cell in load(path)["cells"] if "parameters" in tags(cell)]
+    for statement in ast.parse(source(cell)).body:
+        assert isinstance(statement, ast.Assign), ast.unparse(statement)
+        ast.literal_eval(statement.value)  # raises where it is anything but a literal
+
+
+@EACH_NOTEBOOK
+def test_cells_are_short(path):
+    for cell in code_cells(load(path)):
+        assert len(source(cell).splitlines()) <= 25, source(cell)
+
+
+@EACH_NOTEBOOK
+def test_torch_xla_is_imported_only_inside_functions(path):
+    def outside_functions(node):
+        for child in ast.iter_child_nodes(node):
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                yield child
+                yield from outside_functions(child)
+
+    for cell in code_cells(load(path)):
+        for node in outside_functions(parsed(cell)):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not any(module.split(".")[0] == "torch_xla" for module in modules), ast.unparse(node)
