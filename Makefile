@@ -1,6 +1,5 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
-MAKEFLAGS += --no-print-directory
 .DEFAULT_GOAL := help
 .PHONY: help check test walkthrough platforms clean
 
@@ -16,7 +15,7 @@ help:  ## list the commands
 check: $(installed)  ## seconds: ruff on code and notebooks, the tests that need no torch, notebook lint
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
-	$(python) -m pytest $(quick)
+	$(python) -m pytest -m "not xla" $(quick)
 
 test: $(installed)  ## all that CI runs
 	$(python) -m ruff check .

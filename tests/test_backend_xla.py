@@ -48,7 +48,7 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
             return core.rank, core.world_size, str(core.device), core.mean(2), gathered.tolist(), core.mean(loss).item()
 
         sent = []
-        run_tpu(lambda backend: run_core(Task(work, (), 0), backend, sent.append),
+        run_tpu(lambda backend: run_core(Task(work, (), 0), backend, sent.append, []),
                 rank=0, processes={processes}, device_type="CPU")
         failures = [message[1].trace for message in sent if message[0] == "failed"]
         assert not failures, failures[0]

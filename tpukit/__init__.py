@@ -6,6 +6,7 @@ from tpukit.core import Core
 from tpukit.environment import Changes, prepare
 from tpukit.host import Host, NoTPU, host
 from tpukit.launch import Interrupted, Run, WorkerFailed, launch
+from tpukit.leftovers import Released, release
 from tpukit.plan import RuntimeInUse
 from tpukit.show import show_batch, show_history, show_predictions
 
@@ -19,6 +20,7 @@ __all__ = [
     "Host",
     "Interrupted",
     "NoTPU",
+    "Released",
     "Run",
     "RuntimeCheckFailed",
     "RuntimeInUse",
@@ -28,6 +30,7 @@ __all__ = [
     "launch",
     "pe",
     "prepare",
+    "release",
     "show_batch",
     "show_history",
     "show_predictions",

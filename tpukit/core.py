@@ -21,6 +21,7 @@ class Core:
         world_size: cores in the run.
         device: where this core's tensors live.
         waiting: the collective this core is in, None outside of one.
+        activity: grows with whatever the core does; a core that stands still is known by it.
     """
 
     def __init__(self, backend, send: Callable[[object], None]):
@@ -28,6 +29,7 @@ class Core:
         self.world_size: int = backend.world_size
         self.device = backend.device
         self.waiting: str | None = None
+        self.activity = 0
         self._backend = backend
         self._send = send
         self._rows: list[dict] = []
@@ -95,6 +97,7 @@ class Core:
         """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
         yield
         self._backend.sync()
+        self.activity += 1
 
     def optimizer_step(self, optimizer) -> None:
         """Average the gradients over the cores, step, and clear them, together.
@@ -176,6 +179,7 @@ class Core:
     def print(self, *values: object, everywhere: bool = False) -> None:
         """Print one whole line in the notebook, from core 0; from each core, named, with `everywhere`."""
         if self.is_main or everywhere:
+            self.activity += 1
             self._send(("line", self.rank, " ".join(map(str, values)), everywhere))
 
     def log(self, step: int | None = None, **values: object) -> None:
@@ -218,13 +222,15 @@ class Core:
         done, next_send = 0, 0.0
         try:
             for item in iterable:
-                if time.monotonic() >= next_send:
-                    self._send(("progress", self.rank, label, done, total, samples))
+                self.activity += 1
+                if self.is_main and time.monotonic() >= next_send:
+                    self._send(("progress", label, done, total, samples))
                     next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
                 done += 1
                 yield item
         finally:  # a loop that was left early is over, too
-            self._send(("progress", self.rank, label, done, done, samples))
+            if self.is_main:
+                self._send(("progress", label, done, done, samples))
 
     def flush(self) -> None:
         """Send the logged rows now; a run's end does it too."""
@@ -249,6 +255,7 @@ class Core:
         self.waiting = name
         yield
         self.waiting = None
+        self.activity += 1
 
 
 def _number(value: object) -> int | float:

@@ -8,6 +8,7 @@ from tpukit.crew import Alone, Crew
 from tpukit.host import Host, host
 from tpukit.plan import Plan, lay_out, refuse_if_in_use
 from tpukit.progress import screen
+from tpukit.stall import Limits
 from tpukit.worker import Failure, Task
 
 
@@ -69,6 +70,9 @@ def launch(
     cores: int | None = None,
     backend: str | None = None,
     seed: int = 0,
+    timeout: float | None = None,
+    stall: float | None = 120.0,
+    heartbeat: float = 1.0,
     progress: str | None = None,
     machine: Host | None = None,
 ) -> Run:
@@ -84,19 +88,25 @@ def launch(
         backend: None for the best there is; "cpu" rehearses on plain CPU processes, "xla" on a machine without a
             chip on XLA:CPU processes, slowly but with real graphs.
         seed: of every core's random numbers; core `rank` uses `seed + rank`.
+        timeout: seconds after which the run is ended; None for no limit.
+        stall: seconds that cores may wait for one that neither moves on nor uses a processor, before the run is ended
+            with the stacks of all; None to wait for ever. A core that compiles uses a processor.
+        heartbeat: seconds between two signs of life of a worker.
         progress: "widgets", "line", "text" or "off"; None decides by where this runs.
         machine: the `Host` to plan for, if not this one.
 
     Raises:
-        ValueError: `cores` or `backend` cannot be had on this machine.
+        ValueError: `cores` or `backend` cannot be had on this machine, or a number of seconds is not above 0.
         RuntimeInUse: this process has started the XLA or CUDA runtime.
-        WorkerFailed: a core failed; its `__cause__` is the original exception where that could be pickled.
+        WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
+            pickled.
         Interrupted: a KeyboardInterrupt, with what had been brought by then.
     """
     machine = machine or host()
     plan = lay_out(machine, cores, backend)
     refuse_if_in_use(machine)
-    with screen(progress) as display, (Crew if plan.processes else Alone)(plan, Task(fn, args, seed)) as crew:
+    crew = (Crew if plan.processes else Alone)(plan, Task(fn, args, seed), Limits(timeout, stall, heartbeat))
+    with screen(progress) as display, crew:
         if plan.rehearsal:
             stand = "processes stand" if plan.cores > 1 else "process stands"
             display.line(f"a rehearsal: {plan.cores} {plan.device} {stand} in for TPU cores")
@@ -133,9 +143,7 @@ def _message(failure: Failure, plan: Plan) -> str:
         lines.append(f"  where: {_place(*failure.where)}")
     lines.append(f"  fix:   {failure.fix}")
     if failure.trace:
-        lines.append(
-            f"\n{'its traceback' if failure.error or failure.where else 'the last it printed'}:\n{failure.trace}"
-        )
+        lines.append(f"\n{failure.title}:\n{failure.trace}")
     return "\n".join(lines)
 
 

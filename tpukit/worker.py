@@ -15,11 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit import leftovers
 from tpukit.core import Core
 from tpukit.messages import Sender, Unsendable, pack, unpack
 
 _HOME = str(Path(__file__).parent)
 _PR_SET_PDEATHSIG = 1
+SEND_STACKS = b"s"  # on the control pipe
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,8 @@ class Failure:
         what: "raised KeyError: 'a'", "was killed by SIGKILL".
         waiting: the collective it was in, so the failure is probably another core's.
         where: (file, line, function) of the innermost line that is not a library's.
-        trace: the traceback as text.
+        trace: the traceback, or whatever else shows what happened, as text.
+        title: what `trace` is.
         error: the exception itself where it survives pickling.
         fix: what to do, where that is known.
     """
@@ -52,6 +55,7 @@ class Failure:
     waiting: str | None = None
     where: tuple[str, int, str] | None = None
     trace: str = ""
+    title: str = "its traceback"
     error: BaseException | None = None
     fix: str = "correct that line and run the cell again; the kernel need not be restarted"
 
@@ -64,6 +68,8 @@ def main(
     task: Task,
     start: Callable[[Callable], None],
     *,
+    kernel: int,
+    heartbeat: float,
     messages: int,
     output: int,
     control: int,
@@ -74,22 +80,24 @@ def main(
     Args:
         task: what to run.
         start: starts the device and calls its argument once a core.
+        kernel: the process that forked this one.
+        heartbeat: seconds between two signs of life.
         messages: the pipe for `Sender`.
         output: the pipe that standard output and error become.
-        control: a pipe that ends when the kernel wants this process gone, or is gone itself.
+        control: a pipe on which the kernel asks for stacks, and which ends when it wants this process gone or is gone.
         others: the kernel's ends of all pipes, inherited by the fork; to be closed.
     """
-    _cut_loose(output, others)
-    finished = threading.Event()
-    threading.Thread(target=_obey, args=(control, finished), daemon=True).start()
+    _cut_loose(kernel, output, others)
+    sender, cores, finished = Sender(messages), [], threading.Event()
+    threading.Thread(target=_obey, args=(control, finished, sender, cores), daemon=True).start()
+    threading.Thread(target=_beat, args=(heartbeat, finished, sender, cores), daemon=True).start()
 
     import torch
 
     # The kernel's OpenMP threads did not survive the fork, but torch believes they did and would wait for them.
     torch.set_num_threads(1)
-    sender = Sender(messages)
     try:
-        start(lambda backend: run_core(task, backend, sender.send))
+        start(lambda backend: run_core(task, backend, sender.send, cores))
     except BaseException as error:  # the device did not start: no core is there to say so
         sender.send(("failed", _failure(-1, error, waiting=None)))
     with contextlib.suppress(Exception):
@@ -100,11 +108,12 @@ def main(
         signal.pause()  # others may still need this process's side of a collective: the kernel says when to go
 
 
-def run_core(task: Task, backend, send: Callable[[object], None]) -> None:
-    """Run the worker function as one core and send its result, or its failure."""
+def run_core(task: Task, backend, send: Callable[[object], None], cores: list) -> None:
+    """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
     import torch
 
     core = Core(backend, send)
+    cores.append((core, threading.get_ident()))
     try:
         torch.manual_seed(task.seed + core.rank)
         random.seed(task.seed + core.rank)
@@ -124,7 +133,7 @@ def run_core(task: Task, backend, send: Callable[[object], None]) -> None:
         send(("failed", _failure(core.rank, error, core.waiting)))
 
 
-def _cut_loose(output: int, others: list[int]) -> None:
+def _cut_loose(kernel: int, output: int, others: list[int]) -> None:
     """Leave everything the kernel had that a worker must not touch: its signals, terminal and pipes."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # the process and its own children can be ended together
@@ -132,6 +141,9 @@ def _cut_loose(output: int, others: list[int]) -> None:
     signal.signal(signal.SIGTERM, _terminate)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with_parent()
+    if os.getppid() != kernel:  # it died before it could be asked
+        os._exit(1)
+    leftovers.mark(kernel)
     os.register_at_fork(after_in_child=_die_with_parent)  # DataLoader workers too
     for fd in others:
         os.close(fd)
@@ -152,13 +164,24 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _obey(control: int, finished: threading.Event) -> None:
-    """Wait for the end of the control pipe, then go: quietly if the work is done."""
-    with contextlib.suppress(OSError):
-        os.read(control, 1)
+def _obey(control: int, finished: threading.Event, sender: Sender, cores: list) -> None:
+    """Send stacks when asked; at the end of the control pipe go, quietly if the work is done."""
+    while os.read(control, 1) == SEND_STACKS:
+        frames = sys._current_frames()
+        with contextlib.suppress(OSError):
+            for core, thread in cores:
+                sender.send(("stacks", core.rank, _stack(frames[thread])))
     if finished.is_set():
         os._exit(0)
     os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _beat(seconds: float, finished: threading.Event, sender: Sender, cores: list) -> None:
+    """Tell the kernel now and then what the cores of this process have done, and what they wait for."""
+    with contextlib.suppress(OSError):  # the kernel is gone; the control pipe says so too
+        while not finished.wait(seconds):
+            for core, _ in cores:
+                sender.send(("alive", core.rank, core.activity, core.waiting, _peak_memory()))
 
 
 def _terminate(_signal: int, _frame: object) -> None:
@@ -168,11 +191,8 @@ def _terminate(_signal: int, _frame: object) -> None:
 def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:
     when = time.monotonic()
     if isinstance(error, Unsendable):
-        what, fix = (
-            f"returned something that cannot leave its process: {error}",
-            "return tensors, arrays, numbers and containers of them",
-        )
-        return Failure(rank, when, what, fix=fix)
+        fix = "return tensors, arrays, numbers and containers of them"
+        return Failure(rank, when, f"returned something that cannot leave its process: {error}", fix=fix)
     steps = error.__traceback__
     while steps and steps.tb_frame.f_code.co_filename.startswith(_HOME) and steps.tb_next:
         steps = steps.tb_next  # the reader wants their own function first
@@ -182,9 +202,16 @@ def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:
     elif isinstance(error, Terminated):
         what = "was told to end by SIGTERM"
     else:
-        text = str(error)
-        what = f"raised {type(error).__name__}" + (f": {text}" if text else "")
-    return Failure(rank, when, what, waiting, _where(error), trace, _survivor(error))
+        told = [str(error), *(f"({note})" for note in getattr(error, "__notes__", []))]
+        what = f"raised {type(error).__name__}: {' '.join(filter(None, told))}".removesuffix(": ")
+    return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_survivor(error))
+
+
+def _stack(frame: object) -> str:
+    """Return where a core stands, from the worker function on."""
+    steps = traceback.extract_stack(frame)
+    above = [index for index, step in enumerate(steps) if step.filename == __file__]
+    return "".join(traceback.format_list(steps[max(above, default=-1) + 1 :]))
 
 
 def _where(error: BaseException) -> tuple[str, int, str] | None:

@@ -216,11 +216,7 @@ def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
 
 def lung_tree(rng: np.random.Generator, stems: list[np.ndarray], side: int, inside) -> Tubes:
     """Branch from the stems to points all over one lung; a vessel is as wide as what it feeds asks for."""
-    low, high = (
-        np.array([24 * min(side, 0) - 130 * (side < 0), -95, 0.03 * HEIGHT]),
-        np.array([130.0 * (side > 0), 100, 0.9 * HEIGHT]),
-    )
-    targets = rng.uniform(low, high, (1000, 3))
+    targets = rng.uniform((0, -95, 0.03 * HEIGHT), (140, 100, 0.9 * HEIGHT), (1000, 3)) * (side, 1, 1)
     targets = targets[inside(targets)]
     stem = np.concatenate([stem[len(stem) // 3 :, :3] for stem in stems])
     targets = targets[np.argsort(np.linalg.norm(targets - stem.mean(0), axis=1))]
@@ -298,9 +294,9 @@ def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
 def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str, Chamber]:
     """Set the four chambers beside each other so that the ventricles' short axes have the given ratio."""
     turn = np.radians(rng.uniform(-42, -30))
-    left = (
-        rng.uniform(18.5, 20.5) * scale * (0.9 if ratio >= 1 else 1.0)
-    )  # a strained right heart squeezes the left one
+    left = rng.uniform(18.5, 20.5) * scale
+    if ratio >= 1:  # a strained right heart squeezes the left one
+        left *= 0.9
     right = ratio * left
     along, across = np.array([np.cos(turn), np.sin(turn)]), np.array([np.sin(turn), -np.cos(turn)])
     septum = 9 * scale
@@ -310,9 +306,7 @@ def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str
     return {
         "left ventricle": Chamber(*ventricle, z[0], 32 * scale, left, 0.165 * HEIGHT, turn),
         "right ventricle": Chamber(*other, z[1], 36 * scale, right, 0.18 * HEIGHT, turn),
-        "right atrium": Chamber(
-            -30 * scale - 4 * (ratio >= 1), -4, z[2], 27 * scale, 21 * scale, 0.16 * HEIGHT, np.radians(100)
-        ),
+        "right atrium": Chamber(-30 * scale, -4, z[2], 27 * scale, 21 * scale, 0.16 * HEIGHT, np.radians(100)),
         "left atrium": Chamber(0, 24, z[3], 34 * scale, 17 * scale, 0.095 * HEIGHT, 0.0),
     }
 
@@ -342,7 +336,6 @@ def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
         points = np.array(given, float) * [1, 1, HEIGHT, widths[name]]
         points[:, :3] = points[:, :3] * [width, size, 1] + shift[name]
         paths[name] = smooth(points)
-    # A fifth of all arteries hold contrast that is still arriving, hence the wide range.
     artery = rng.uniform(120, 165) if findings.poor_contrast else rng.uniform(260, 400)
     left = artery * rng.uniform(0.55, 0.95)
     cava = rng.uniform(300, 420) if findings.poor_contrast else rng.uniform(420, 800)
@@ -370,7 +363,7 @@ def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
         opacities.append((x, y, HEIGHT * rng.uniform(0.45, 0.85), rng.uniform(22, 36)))
     fluid = [rng.uniform(10, 34) if rng.random() < (0.45 if findings.positive else 0.15) else 0.0 for _ in range(2)]
     wave = rng.uniform(0.012, 0.045, (6, 3)) * rng.choice([-1, 1], (6, 3)) * [1, 1, 0.6]
-    waves = np.column_stack([rng.uniform(0.8, 2.2, 6), wave, rng.uniform(0, 6.28, 6)])
+    waves = np.column_stack([rng.uniform(0.8, 2.2, 6), wave, rng.uniform(0, 6.28, 6)]).astype(np.float32)
     return Patient(
         findings=findings,
         field_of_view=rng.uniform(288, 318) * max(width, 0.98),

@@ -19,17 +19,13 @@ class Canvas:
         self.patient, self.z, self.size = patient, z, size
         self.pixel = patient.field_of_view / size
         axis = (np.arange(size, dtype=np.float32) - (size - 1) / 2) * self.pixel
-        c, s = np.cos(patient.turn), np.sin(patient.turn)
-        x0, y0 = np.float32(c) * axis[None, :] + np.float32(s) * axis[:, None], 0
-        y0 = np.float32(c) * axis[:, None] - np.float32(s) * axis[None, :]
-        x0, y0 = x0 - np.float32(patient.shift[0]), y0 - np.float32(patient.shift[1])
-        bends = [
-            np.float32(a) * np.sin(np.float32(kx) * x0 + np.float32(ky) * y0 + np.float32(kz * z + phase))
-            for a, kx, ky, kz, phase in patient.waves
-        ]
-        self.x, self.y = x0 + sum(bends[:3]), y0 + sum(bends[3:])
-        self.reach = float(np.abs(patient.waves[:, 0]).reshape(2, 3).sum(1).max()) + 2 * self.pixel
-        self.turn = (c, s)
+        c, s = self.turn = np.cos(patient.turn, dtype=np.float32), np.sin(patient.turn, dtype=np.float32)
+        x = c * axis[None, :] + s * axis[:, None] - np.float32(patient.shift[0])
+        y = c * axis[:, None] - s * axis[None, :] - np.float32(patient.shift[1])
+        # Long shallow waves bend the grid, so that nobody is made of perfect ellipses.
+        bends = [a * np.sin(kx * x + ky * y + (kz * np.float32(z) + phase)) for a, kx, ky, kz, phase in patient.waves]
+        self.x, self.y = x + sum(bends[:3]), y + sum(bends[3:])
+        self.reach = float(patient.waves[:, 0].reshape(2, 3).sum(1).max()) + 2 * self.pixel
         self.hu = np.full((size, size), -1000, np.float32)
 
     def window(self, x: float, y: float, radius: float) -> tuple[slice, slice]:
@@ -51,9 +47,9 @@ class Canvas:
             cover = cover * limit[window]
         self.hu[window] += cover * (value - self.hu[window])
 
-    def ellipse(self, x, y, a, b, angle: float = 0.0, power: float = 2.0, whole: bool = False):
+    def ellipse(self, x, y, a, b, angle: float = 0.0, power: float = 2.0):
         """Give the window and the signed distances of an ellipse, or of a squarer shape for a higher power."""
-        window = (slice(None), slice(None)) if whole else self.window(x, y, max(a, b))
+        window = self.window(x, y, max(a, b))
         return window, ellipse(self.x[window], self.y[window], x, y, a, b, angle, power)
 
     def spot(self, x, y, a, b, value, angle: float = 0.0, power: float = 2.0, limit=None):
@@ -67,10 +63,8 @@ class Canvas:
         self.paint(distance, CORTEX, window)
         self.paint(distance + shell, marrow, window)
 
-    def tubes(
-        self, tubes: Tubes, value: float, grow: float = 0.0, limit=None, soft: float = 0.0, strength: float = 1.0
-    ):
-        """Paint the cuts of vessels, `grow` mm wider than they are."""
+    def tubes(self, tubes: Tubes, value: float, grow: float = 0.0, limit=None, soft: float = 0.0, strength=1.0):
+        """Paint the cuts of vessels, `grow` mm wider than they are, with edges 1 + `soft` pixels soft."""
         for start, end, r0, r1 in tubes.near(self.z):
             low, high = np.minimum(start, end), np.maximum(start, end)
             half = np.hypot(*(high - low)[:2]) / 2 + max(r0, r1) + grow
@@ -78,10 +72,9 @@ class Canvas:
             x, y = self.x[window] - start[0], self.y[window] - start[1]
             along = end - start
             share = np.clip((x * along[0] + y * along[1] + (self.z - start[2]) * along[2]) / (along @ along), 0, 1)
-            away = (
-                (x - share * along[0]) ** 2 + (y - share * along[1]) ** 2 + (self.z - start[2] - share * along[2]) ** 2
-            )
-            distance = np.sqrt(away) - (r0 + grow + share * (r1 - r0))
+            above = self.z - start[2] - share * along[2]
+            away = np.sqrt((x - share * along[0]) ** 2 + (y - share * along[1]) ** 2 + above**2)
+            distance = away - (r0 + grow + share * (r1 - r0))
             self.paint(distance / (1 + soft), value, window, limit, strength)
 
 
@@ -111,9 +104,11 @@ def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
     """Draw the slice at z: ((size, size) float32 Hounsfield units, whether it cuts an embolus)."""
     canvas = Canvas(patient, z, size)
     cavity = draw_wall(canvas)
-    lung = draw_lungs(canvas, cavity)
+    heart = heart_distance(canvas)
+    lung = draw_lungs(canvas, cavity, heart)
     draw_bones(canvas, cavity)
-    draw_heart(canvas)
+    if heart is not None:
+        draw_heart(canvas, heart)
     draw_vessels(canvas, canvas.cover(lung))
     positive = draw_emboli(canvas)
     return expose(canvas, rng), positive
@@ -163,8 +158,8 @@ def draw_wall(canvas: Canvas):
     return cavity
 
 
-def draw_lungs(canvas: Canvas, cavity):
-    """Paint mediastinal fat, lungs, fluid and opacities, the organs under the diaphragm; return the distance to air."""
+def draw_lungs(canvas: Canvas, cavity, heart):
+    """Paint what the rib cage holds but for heart and vessels, and return the distance to the lungs."""
     p, z, x, y = canvas.patient, canvas.z, canvas.x, canvas.y
     level, spine = z / HEIGHT, p.measure("spine_y", z)
     width = p.measure("mediastinum", z)
@@ -174,9 +169,8 @@ def draw_lungs(canvas: Canvas, cavity):
     column = melt(column, strip, 18)
     column = melt(column, ellipse(x, y, 0, spine + 6, 24, 27), 10)
     column = melt(column, ellipse(x, y, 0, spine + 32, 30, 30), 8)
-    heart = heart_distance(canvas, 5.0)
     if heart is not None:
-        column = melt(column, heart, 12)
+        column = melt(column, heart - 5, 12)
     organs = {}
     for side, dome in ((-1, p.domes[0]), (1, p.domes[1])):
         rise = 1 - ((1.22 - level) / (1.22 - dome)) ** 2
@@ -198,9 +192,8 @@ def draw_lungs(canvas: Canvas, cavity):
     for ox, oy, oz, r in p.opacities:
         scale = np.sqrt(max(0.0, 1 - ((z - oz) / r) ** 2))
         if scale > 0.2:
-            ragged = 5 * np.sin(x * 0.14 + oz) * np.sin(y * 0.17 + z * 0.1) + 1.5 * np.sin(x * 0.5) * np.sin(
-                y * 0.43 + z
-            )
+            ragged = 5 * np.sin(x * 0.14 + oz) * np.sin(y * 0.17 + z * 0.1)
+            ragged += 1.5 * np.sin(x * 0.5) * np.sin(y * 0.43 + z)
             solid = ellipse(x, y, ox, oy, r * scale, r * scale * 0.8) + ragged
             canvas.paint(np.maximum(solid, lung - 2), 25)
             lung = np.maximum(lung, -solid)
@@ -219,15 +212,8 @@ def draw_belly(canvas: Canvas, cavity, organs: dict):
     if -1 in organs:
         canvas.paint(np.maximum(organs[-1], x - 8), liver, limit=within)
         for k in range(5):
-            canvas.spot(
-                -95 + 17 * k + 6 * np.sin(k * 9 + z * 0.05),
-                12 * np.sin(k * 5.1 + z * 0.03),
-                4,
-                2.5,
-                liver + 30,
-                k,
-                limit=within,
-            )
+            vein = -95 + 17 * k + 6 * np.sin(k * 9 + z * 0.05), 12 * np.sin(k * 5.1 + z * 0.03)
+            canvas.spot(*vein, 4, 2.5, liver + 30, k, limit=within)
     if 1 in organs:
         canvas.paint(np.maximum(organs[1], 8 - x), FAT, limit=within)
         deeper = organs[1] + 5
@@ -239,53 +225,38 @@ def draw_belly(canvas: Canvas, cavity, organs: dict):
         canvas.paint(np.maximum(stomach + 4, y + 28), -950, limit=within)
 
 
-def heart_distance(canvas: Canvas, fat: float):
-    """Measure the distance to the heart with its fat, or None where the slice misses it."""
+def heart_distance(canvas: Canvas):
+    """Measure the distance to the heart, or give None where the slice misses it."""
     heart = None
     for name, chamber in canvas.patient.chambers.items():
         scale = chamber.at(canvas.z)
         if scale < 0.1:
             continue
         wall = 11 if name == "left ventricle" else 3
-        d = ellipse(
-            canvas.x,
-            canvas.y,
-            chamber.x,
-            chamber.y,
-            chamber.long * scale + wall,
-            chamber.short * scale + wall,
-            chamber.angle,
-        )
-        heart = d if heart is None else melt(heart, d, 10)
-    return None if heart is None else heart - fat
+        a, b = chamber.long * scale + wall, chamber.short * scale + wall
+        outside = ellipse(canvas.x, canvas.y, chamber.x, chamber.y, a, b, chamber.angle)
+        heart = outside if heart is None else melt(heart, outside, 10)
+    return heart
 
 
-def draw_heart(canvas: Canvas):
+def draw_heart(canvas: Canvas, heart):
     """Paint pericardium, fat, muscle and the blood in the four chambers."""
-    p, heart = canvas.patient, heart_distance(canvas, 0.0)
-    if heart is None:
-        return
+    p = canvas.patient
     canvas.paint(heart - 5, 30)
     canvas.paint(heart - 4, FAT + 10)
     canvas.paint(heart, MYOCARDIUM)
-    groove = {"right ventricle": p.contrast["artery"], "right atrium": 1.08 * p.contrast["artery"]}
+    right = {"right ventricle": p.contrast["artery"], "right atrium": 1.08 * p.contrast["artery"]}
     for name, chamber in p.chambers.items():
         scale = chamber.at(canvas.z)
         if scale >= 0.1:
-            blood = groove.get(name, p.contrast["left"])
+            blood = right.get(name, p.contrast["left"])
             canvas.spot(chamber.x, chamber.y, chamber.long * scale, chamber.short * scale, blood, chamber.angle)
             if name == "left ventricle" and scale > 0.5:  # papillary muscles
                 c, s = np.cos(chamber.angle), np.sin(chamber.angle)
                 for along, across in ((8, 0.55), (12, -0.5)):
                     off = across * chamber.short * scale
-                    canvas.spot(
-                        chamber.x + c * along - s * off,
-                        chamber.y + s * along + c * off,
-                        4.5,
-                        3,
-                        MYOCARDIUM,
-                        chamber.angle,
-                    )
+                    x, y = chamber.x + c * along - s * off, chamber.y + s * along + c * off
+                    canvas.spot(x, y, 4.5, 3, MYOCARDIUM, chamber.angle)
     left = p.chambers["left atrium"]
     if p.findings.defect_not_pe and left.at(canvas.z) > 0.3:
         canvas.spot(left.x + 17, left.y - 3, 10 * left.at(canvas.z), 8 * left.at(canvas.z), 60)
@@ -308,7 +279,7 @@ def draw_vessels(canvas: Canvas, inside):
         canvas.tubes(airway, -990)
     for name in ("right brachiocephalic vein", "left brachiocephalic vein", "cava"):
         strength = 0.55 if name.startswith("right") else 1.0  # contrast comes from one arm
-        canvas.tubes(tubes[name], blood["cava"] * strength, grow=0.0)
+        canvas.tubes(tubes[name], blood["cava"] * strength)
     canvas.tubes(tubes["veins"], blood["left"])
     for name in ("brachiocephalic artery", "left carotid", "left subclavian", "aorta"):
         canvas.tubes(tubes[name], 60, grow=1.2)
