@@ -79,7 +79,7 @@ def test_other_files_in_the_folder_do_no_harm(folder, labels):
     assert len(index_images(labels, folder)) == 6
 
 
-@pytest.mark.parametrize("size", [None, 64, 48, 100])
+@pytest.mark.parametrize("size", [None, 64, 48, 20, 100])
 def test_pixels_are_pillows_to_the_last_bit(folder, labels, size):
     table = index_images(labels, folder)
     image, target = PEImages(table, size)[4]

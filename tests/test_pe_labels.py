@@ -98,6 +98,10 @@ BAD_TABLES = {  # what is wrong: (the table, what the message has to say)
         lambda: table(study("a", positive_images=1, **POSITIVE, rv_lv_ratio_gte_1=1)),
         ["not exactly one rv_lv_ratio: a"],
     ),
+    "a positive exam has no ratio": (
+        lambda: table(study("a", positive_images=1, leftsided_pe=1)),
+        ["not exactly one rv_lv_ratio: a"],
+    ),
     "a positive exam has no location": (
         lambda: table(study("a", positive_images=1, rv_lv_ratio_gte_1=1)),
         ["no location (left, right or central): a"],

@@ -15,9 +15,9 @@ EDGES = {"red, lung": (0, -1350, 150), "green, embolism": (1, -250, 450), "blue,
 @pytest.mark.parametrize("window", EDGES)
 def test_a_window_spans_black_to_white_between_its_edges(window):
     channel, low, high = EDGES[window]
-    picture = three_windows(np.array([[-3000, low, (low + high) / 2, high, 3000]]))
+    picture = three_windows(np.array([[-3000, low, *np.linspace(low, high, 6)[1:-1], high, 3000]]))
     assert picture.dtype == np.uint8
-    assert picture[0, :, channel].tolist() == [0, 0, 128, 255, 255]
+    assert picture[0, :, channel].tolist() == [0, 0, 51, 102, 153, 204, 255, 255]
 
 
 def test_integers_and_floats_give_the_same_picture():

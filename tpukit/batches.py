@@ -63,9 +63,8 @@ class Batches:
         shares = self.indices(self.epoch)
         self.epoch += 1
         context = "fork" if self.workers else None
-        loader = DataLoader(
-            self.dataset, batch_sampler=shares, num_workers=self.workers, multiprocessing_context=context
-        )
+        dataset = self.dataset if hasattr(self.dataset, "__getitems__") else _Numbered(self.dataset)
+        loader = DataLoader(dataset, batch_sampler=shares, num_workers=self.workers, multiprocessing_context=context)
         for batch in loader:
             yield _to_device(batch, self.device)
 
@@ -87,6 +86,23 @@ class Batches:
             order = numpy.minimum(numpy.arange(total), count - 1)
             mine = order.reshape(self.world_size, self._steps, self.batch_size)[self.rank]
         return mine.tolist()
+
+
+class _Numbered:
+    """A dataset whose errors say which sample it was, also from a DataLoader's process."""
+
+    def __init__(self, dataset: MapDataset):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> object:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(f"sample {index} of the dataset")
+            raise
 
 
 def _to_device(batch: object, device: object) -> object:

@@ -202,9 +202,16 @@ def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:
     elif isinstance(error, Terminated):
         what = "was told to end by SIGTERM"
     else:
-        told = [str(error), *(f"({note})" for note in getattr(error, "__notes__", []))]
-        what = f"raised {type(error).__name__}: {' '.join(filter(None, told))}".removesuffix(": ")
+        what = f"raised {type(error).__name__}: {_in_a_line(error)}".removesuffix(": ")
     return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_survivor(error))
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return what an exception says, its notes too; of many lines, as a DataLoader's process sends, first and last."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 3:
+        lines = [lines[0], "...", "; ".join(lines[-2:])]
+    return " ".join([*lines, *(f"({note})" for note in getattr(error, "__notes__", []))])
 
 
 def _stack(frame: object) -> str:
