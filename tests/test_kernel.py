@@ -1,11 +1,8 @@
 """Launches from a real Jupyter kernel: a process with threads and streams of its own, and a user who interrupts."""
 
-import os
-import time
-
 import psutil
 import pytest
-from jupyter_client.manager import start_new_kernel
+from kernels import Kernel
 
 WORK = """
 import os, time, torch, tpukit
@@ -17,40 +14,12 @@ def work(core, fail=False):
 """
 
 
-class Kernel:
-    """A Jupyter kernel: `run` a cell, get its text, or the traceback of what it raised."""
-
-    def __init__(self):
-        self.manager, self.client = start_new_kernel(kernel_name="python3")
-        self.process = psutil.Process(self.manager.provisioner.pid)
-
-    def run(self, code, timeout=120):
-        texts, self.error = [], None
-
-        def take(message):
-            content = message["content"]
-            if message["msg_type"] == "stream":
-                texts.append(content["text"])
-            elif message["msg_type"] == "error":
-                self.error = content["ename"], "\n".join(content["traceback"])
-            elif message["msg_type"] in ("execute_result", "display_data"):
-                texts.append(content["data"].get("text/plain", ""))
-
-        self.client.execute_interactive(code, output_hook=take, timeout=timeout)
-        return "".join(texts)
-
-    def workers(self):
-        return [child for child in self.process.children(recursive=True) if child.status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.fixture(scope="module")
 def kernel():
-    os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     started = Kernel()
     started.run(WORK)
     yield started
-    started.client.stop_channels()
-    started.manager.shutdown_kernel(now=True)
+    started.close()
 
 
 def test_launch_again_after_an_exception_and_nothing_is_left(kernel):
@@ -93,13 +62,9 @@ def test_a_killed_kernel_takes_its_workers_along():
     kernel = Kernel()
     try:
         kernel.client.execute("import time, tpukit\ntpukit.launch(lambda core: time.sleep(600), cores=2)")
-        deadline = time.monotonic() + 60
-        while len(workers := kernel.workers()) < 2 and time.monotonic() < deadline:
-            time.sleep(0.1)
-        assert len(workers) == 2
+        workers = kernel.wait_for_workers(2)
         kernel.process.kill()
         gone, alive = psutil.wait_procs(workers, timeout=10)
         assert alive == []
     finally:
-        kernel.client.stop_channels()
-        kernel.manager.shutdown_kernel(now=True)
+        kernel.close()

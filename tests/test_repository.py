@@ -23,7 +23,9 @@ def entries(folder):
     return [
         path
         for path in sorted(folder.iterdir())
-        if path.name != ".git" and not any(fnmatch(path.name, pattern) for pattern in ignored)
+        if (path.is_file() or path.is_dir())  # a kernel that runs at this moment may have its sockets here
+        and path.name != ".git"
+        and not any(fnmatch(path.name, pattern) for pattern in ignored)
     ]
 
 

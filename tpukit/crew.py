@@ -2,12 +2,15 @@
 
 import contextlib
 import selectors
+import shutil
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
-from tpukit import worker
+from tpukit import leftovers, worker
 from tpukit.backends import cpu, xla
 from tpukit.member import Member, death, wait
 from tpukit.plan import Plan
@@ -39,18 +42,18 @@ class Crew:
         self.log: list[dict] = []
         self.failures: list[Failure] = []
         self.began = self.ended = 0.0
+        self.folder: Path | None = None  # where the workers' own processes meet, removed with them
         self._stacks: dict[int, str] = {}
 
     def __enter__(self) -> "Crew":
         _load(self.plan)
         self.began = time.monotonic()
-        with contextlib.ExitStack() as stack:
-            listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        self.folder = leftovers.make_folder()
+        with socket.create_server(("127.0.0.1", 0)) as listener:
             try:
                 with _without_interrupts():  # an interrupt between a fork and the note of it would lose the child
                     for rank in range(self.plan.processes):
-                        heartbeat = self.limits.heartbeat
-                        self.members.append(Member(rank, self.plan, self.task, heartbeat, listener, self.members))
+                        self.members.append(Member(rank, self, listener))
             except BaseException:  # OSError: the machine allows no more processes; or the interrupt, now
                 self.end()
                 raise
@@ -106,6 +109,8 @@ class Crew:
             for member in self.members:
                 member.kill()
             self.members = []
+            if self.folder:
+                shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read(self, member: "Member", display: Screen) -> None:
         for text in member.output.lines():
@@ -220,8 +225,18 @@ def _load(plan: Plan) -> None:
 
 @contextlib.contextmanager
 def _without_interrupts() -> Iterator[None]:
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    """Put an interrupt off to the end of the block; only the main thread gets any.
+
+    Blocking the signal would not do: another thread of the kernel would take it, and Python tell the main one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = []
+    before = signal.signal(signal.SIGINT, lambda *_: came.append(True))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGINT)

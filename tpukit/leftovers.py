@@ -1,9 +1,11 @@
-"""Workers that outlived their kernel: known by a mark, ended on request, and never anything else."""
+"""What outlives a kernel that was killed: workers, known by a mark, and temporary folders, known by their name."""
 
 import contextlib
 import os
 import re
+import shutil
 import signal
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from tpukit import table
 from tpukit.holders import chip_holders, command, entries
 
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
+_FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
+_PROC = Path("/proc")
 _GRACE_SECONDS = 2.0
 
 
@@ -53,10 +57,18 @@ class Released:
 def mark(kernel: int) -> None:
     """Mark this process, and every fork of it, as a worker of a kernel: an empty file in memory with a name."""
     if hasattr(os, "memfd_create"):  # Linux
-        os.memfd_create(f"tpukit-{kernel}-{_started(Path('/proc'), kernel)}")
+        os.memfd_create(f"tpukit-{kernel}-{_started(_PROC, kernel)}")
 
 
-def release(*, proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> Released:
+def make_folder() -> Path:
+    """Make a temporary folder that bears this process's name, and remove those of processes that are gone."""
+    for folder in entries(Path(tempfile.gettempdir())):
+        if (match := _FOLDER.match(folder.name)) and _life(int(match[1])) != match[2]:
+            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
+    return Path(tempfile.mkdtemp(prefix=f"tpukit-{os.getpid()}-{_life(os.getpid())}-"))
+
+
+def release(*, proc: Path = _PROC, dev: Path = Path("/dev")) -> Released:
     """End the workers of this user that have outlived their kernel, and say which they were.
 
     Workers end with their kernel, so there should be none; where one is, it may hold a chip that then reads "in use".
@@ -71,6 +83,15 @@ def release(*, proc: Path = Path("/proc"), dev: Path = Path("/dev")) -> Released
         while time.monotonic() < deadline and any(_started(proc, one.pid) for one in leftovers):
             time.sleep(0.05)
     return Released(tuple(leftovers))
+
+
+def _life(pid: int) -> str:
+    """Tell a process from another that has its number later, or in another container with the same /tmp."""
+    try:
+        namespace = os.stat(_PROC / "self" / "ns" / "pid").st_ino
+    except OSError:  # no /proc
+        namespace = 0
+    return f"{_started(_PROC, pid)}-{namespace}"
 
 
 def _leftovers(proc: Path, dev: Path) -> list[Leftover]:

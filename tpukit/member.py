@@ -10,12 +10,15 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tpukit import worker
 from tpukit.backends import cpu, cuda, xla
 from tpukit.messages import Receiver
 from tpukit.plan import Plan
-from tpukit.worker import Task
+
+if TYPE_CHECKING:
+    from tpukit.crew import Crew
 
 _LINES_A_SECOND = 500  # of one process; a browser that has to lay out a hundred thousand lines stops answering
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
@@ -24,26 +27,20 @@ _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 class Member:
     """One worker process, as the kernel sees it: its pipes, the ranks it runs, and its end."""
 
-    def __init__(self, rank: int, plan: Plan, task: Task, heartbeat: float, listener: socket.socket, earlier: list):
-        share = plan.cores // plan.processes
-        self.rank, self.ranks = rank * share, range(rank * share, (rank + 1) * share)
+    def __init__(self, number: int, crew: "Crew", listener: socket.socket):
+        share = crew.plan.cores // crew.plan.processes
+        self.rank, self.ranks = number * share, range(number * share, (number + 1) * share)
         self.reported = False
         messages, messages_end = os.pipe()
         output, output_end = os.pipe()
         control_end, self._control = os.pipe()
-        mine = [messages, output, self._control]
-        others = mine + [fd for member in earlier for fd in member.fds()]
+        others = [messages, output, self._control, *(fd for member in crew.members for fd in member.fds())]
+        ties = worker.Ties(
+            os.getpid(), crew.folder, crew.limits.heartbeat, messages_end, output_end, control_end, tuple(others)
+        )
         self.process = multiprocessing.get_context("fork").Process(
             target=worker.main,
-            args=(task, functools.partial(_start, plan, rank, listener)),
-            kwargs={
-                "kernel": os.getpid(),
-                "heartbeat": heartbeat,
-                "messages": messages_end,
-                "output": output_end,
-                "control": control_end,
-                "others": others,
-            },
+            args=(crew.task, functools.partial(_start, crew.plan, number, listener), ties),
             name=f"tpukit core {self.rank}",
         )
         with warnings.catch_warnings():
@@ -108,7 +105,7 @@ class Member:
 class _Output:
     """The kernel's end of a worker's standard output and error, read in whole lines, a flood of them cut short."""
 
-    _KEEP = 20  # lines, for the report of a process that died without a word
+    _KEEP = 200  # lines, for the report of a process that died without a word
 
     def __init__(self, fd: int):
         self.fd, self.closed = fd, False
@@ -142,6 +139,11 @@ class _Output:
         yield from texts[:room]
         self._shown += len(texts[:room])
         self._hidden += len(texts[room:])
+
+    def last_words(self) -> str:
+        """Return what a dying process printed last; of a crash, the lines around Python's own word of it."""
+        crash = next((n for n, line in enumerate(self.tail) if line.startswith("Fatal Python error")), None)
+        return "\n".join(self.tail[-20:] if crash is None else self.tail[max(0, crash - 10) : crash + 10])
 
     def hidden(self) -> Iterator[str]:
         """Yield one line that tells how many were not shown, if any."""

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import faulthandler
+import multiprocessing
 import os
 import random
 import signal
@@ -64,33 +65,35 @@ class Terminated(BaseException):
     """SIGTERM arrived: unwinds the worker function, so that its `finally` blocks run."""
 
 
-def main(
-    task: Task,
-    start: Callable[[Callable], None],
-    *,
-    kernel: int,
-    heartbeat: float,
-    messages: int,
-    output: int,
-    control: int,
-    others: list[int],
-) -> None:
-    """Run in the forked child and never return.
+@dataclass(frozen=True)
+class Ties:
+    """What ties a worker to its kernel.
 
-    Args:
-        task: what to run.
-        start: starts the device and calls its argument once a core.
+    Attributes:
         kernel: the process that forked this one.
+        folder: where this process's own processes meet it, removed by the kernel.
         heartbeat: seconds between two signs of life.
         messages: the pipe for `Sender`.
         output: the pipe that standard output and error become.
         control: a pipe on which the kernel asks for stacks, and which ends when it wants this process gone or is gone.
         others: the kernel's ends of all pipes, inherited by the fork; to be closed.
     """
-    _cut_loose(kernel, output, others)
-    sender, cores, finished = Sender(messages), [], threading.Event()
-    threading.Thread(target=_obey, args=(control, finished, sender, cores), daemon=True).start()
-    threading.Thread(target=_beat, args=(heartbeat, finished, sender, cores), daemon=True).start()
+
+    kernel: int
+    folder: Path
+    heartbeat: float
+    messages: int
+    output: int
+    control: int
+    others: tuple[int, ...]
+
+
+def main(task: Task, start: Callable[[Callable], None], ties: Ties) -> None:
+    """Run in the forked child and never return; `start` starts the device and calls its argument once a core."""
+    _cut_loose(ties)
+    sender, cores, finished = Sender(ties.messages), [], threading.Event()
+    threading.Thread(target=_obey, args=(ties.control, finished, sender, cores), daemon=True).start()
+    threading.Thread(target=_beat, args=(ties.heartbeat, finished, sender, cores), daemon=True).start()
 
     import torch
 
@@ -133,29 +136,30 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list) -
         send(("failed", _failure(core.rank, error, core.waiting)))
 
 
-def _cut_loose(kernel: int, output: int, others: list[int]) -> None:
+def _cut_loose(ties: Ties) -> None:
     """Leave everything the kernel had that a worker must not touch: its signals, terminal and pipes."""
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # the process and its own children can be ended together
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter interrupts the whole group; the kernel decides
     signal.signal(signal.SIGTERM, _terminate)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     _die_with_parent()
-    if os.getppid() != kernel:  # it died before it could be asked
+    if os.getppid() != ties.kernel:  # it died before it could be asked
         os._exit(1)
-    leftovers.mark(kernel)
+    leftovers.mark(ties.kernel)
     os.register_at_fork(after_in_child=_die_with_parent)  # DataLoader workers too
-    for fd in others:
+    for fd in ties.others:
         os.close(fd)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(ties.output, 1)
+    os.dup2(ties.output, 2)
     # From a fork, ipykernel's own streams lose lines and mix them; plain files on the pipe do not.
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     faulthandler.enable(file=sys.stderr)
+    # A DataLoader's processes hand tensors over through sockets in a folder that nobody removes if they are killed.
+    multiprocessing.current_process()._config["tempdir"] = str(ties.folder)
 
 
 def _die_with_parent() -> None:

@@ -357,11 +357,11 @@ def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
         return rng.choice([-1.0, 1.0])
 
     opacities = []
-    for _ in range(rng.poisson(1.1 if findings.positive else 0.2)):
+    for _ in range(rng.poisson(1.3 if findings.positive else 0.15)):
         side, angle = lung_side(), rng.uniform(-0.2, 1.1)
         x, y = side * 122 * width * np.cos(angle), (8 + 76 * np.sin(angle)) * size
         opacities.append((x, y, HEIGHT * rng.uniform(0.45, 0.85), rng.uniform(22, 36)))
-    fluid = [rng.uniform(10, 34) if rng.random() < (0.45 if findings.positive else 0.15) else 0.0 for _ in range(2)]
+    fluid = [rng.uniform(10, 34) if rng.random() < (0.55 if findings.positive else 0.1) else 0.0 for _ in range(2)]
     wave = rng.uniform(0.012, 0.045, (6, 3)) * rng.choice([-1, 1], (6, 3)) * [1, 1, 0.6]
     waves = np.column_stack([rng.uniform(0.8, 2.2, 6), wave, rng.uniform(0, 6.28, 6)]).astype(np.float32)
     return Patient(

@@ -15,12 +15,12 @@ MANIFEST = "phantom.json"  # written last: a folder without it, or with another 
 
 def phantom(
     folder,
-    studies: int = 120,
-    slices: int = 24,
+    studies: int = 300,
+    slices: int = 12,
     *,
     seed: int = 0,
     size: int = 256,
-    positive: float = 0.36,
+    positive: float = 0.4,
     workers: int | None = None,
     on_progress=None,
 ) -> Path:
@@ -56,7 +56,7 @@ def phantom(
         raise ValueError(
             f"phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
             f"got studies={studies}, slices={slices}, size={size}, positive={positive}\n"
-            "  fix: phantom(folder, studies=120, slices=24) is enough to train on"
+            "  fix: phantom(folder, studies=300, slices=12) is enough to train on"
         )
     folder = Path(folder)
     if _complete(folder, recipe):

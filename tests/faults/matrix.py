@@ -1,0 +1,331 @@
+"""The fault matrix of `launch`: every fault a real one, in a real Jupyter kernel, and what the user has afterwards.
+
+    python tests/faults/matrix.py [--backend cpu|xla] [--only WORD]
+
+Prints a table and, last, one JSON line. Exits with 1 if a row fails.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
+from kernels import Kernel, is_alive  # noqa: E402
+
+MOST_SECONDS = 10.0  # until control is back, from when the fault can be noticed
+
+SETUP = """
+import ctypes, mmap, os, resource, signal, struct, sys, threading, time
+import torch, tpukit
+clock = mmap.mmap(-1, 8)
+
+def now():
+    "Note the moment of the fault, in memory the workers share."
+    clock[:] = struct.pack("d", time.time())
+
+def launch(fn, **options):
+    clock[:] = bytes(8)
+    return tpukit.launch(fn, backend={backend!r}, cores=2, **options)
+
+def together(core):
+    return core.all_reduce(torch.ones(2, device=core.device))
+
+def fine(core):
+    return together(core).tolist()
+
+class Data:
+    def __len__(self): return 64
+    def __getitem__(self, index):
+        if index == self.bad:
+            now(); self.fail()
+        return torch.zeros(3)
+    def __init__(self, bad, fail): self.bad, self.fail = bad, fail
+
+def raise_os_error(): raise OSError("a broken JPEG")
+def be_killed(): os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, and what the user should see of it.
+
+    `work` is the body of the worker function, `sees` a pattern of the error, `call` options of launch, `before` a cell
+    run first, `patience` the seconds that the fault needs by its nature to be noticed (a stall limit), `cause` the type
+    of the original exception.
+    """
+
+    name: str
+    work: str
+    sees: str
+    call: str = ""
+    before: str = ""
+    cause: str = ""
+    patience: float = 0.0
+    interrupt: tuple[float, ...] = ()
+    wrap: tuple[str, ...] = ()
+    needs_root: bool = False
+    check: str = ""
+
+
+def tmpfs(folder: str) -> tuple[str, ...]:
+    """Return the command that runs another with a tiny file system, seen by it alone, on a folder."""
+    script = f'mkdir -p {folder} && mount -t tmpfs -o size=1m tmpfs {folder} && exec "$@"'
+    return ("unshare", "--mount", "sh", "-c", script, "sh")
+
+
+KILLED = "core 1 of 2 was killed by SIGKILL"
+FAULTS = [
+    Fault("exception in rank 0", "if core.rank == 0: now(); raise KeyError('a')\ntogether(core)",
+          "core 0 of 2 raised KeyError: 'a'", cause="KeyError"),
+    Fault("exception in the last rank", "if core.rank == 1: now(); raise KeyError('a')\ntogether(core)",
+          "core 1 of 2 raised KeyError: 'a'", cause="KeyError"),
+    Fault("exception in all ranks at once", "core.barrier(); now(); raise ValueError(core.rank)",
+          r"core [01] of 2 raised ValueError: [01]", cause="ValueError"),
+    Fault("exception while others wait in a collective",
+          "if core.rank == 1:\n    time.sleep(1.5); now(); raise KeyError('late')\ntogether(core)",
+          "core 1 of 2 raised KeyError: 'late'", cause="KeyError"),
+    Fault("exception that does not unpickle", "if core.rank == 1: now(); raise Strange(code=7)\ntogether(core)",
+          "core 1 of 2 raised Strange: code 7",
+          before="class Strange(Exception):\n    def __init__(self, *, code): super().__init__(f'code {code}')"),
+    Fault("result that does not pickle", "now(); return {'model': lambda: 0}",
+          r"core [01] of 2 returned something that cannot leave its process: the value\['model'\] \(a function\)"),
+    Fault("XLA tensor as result", "now(); return torch.ones(2, device=core.device)", "",
+          check="[str(r.device) for r in result.results] == ['cpu', 'cpu']"),
+    Fault("sys.exit(3)", "if core.rank == 1: now(); sys.exit(3)\ntogether(core)", r"core 1 of 2 called sys\.exit\(3\)",
+          cause="SystemExit"),
+    Fault("os._exit(1)", "if core.rank == 1: now(); os._exit(1)\ntogether(core)", "core 1 of 2 ended with exit status 1"),
+    Fault("SIGKILL of one rank", "if core.rank == 1: now(); os.kill(os.getpid(), signal.SIGKILL)\ntogether(core)", KILLED),
+    Fault("SIGSEGV of one rank", "if core.rank == 1: now(); ctypes.string_at(0)\ntogether(core)",
+          "core 1 of 2 was killed by SIGSEGV(.|\n)*Fatal Python error: Segmentation fault"),
+    Fault("abort in native code", "if core.rank == 1: now(); os.write(2, b'native: check failed\\n'); os.abort()\ntogether(core)",
+          "core 1 of 2 was killed by SIGABRT(.|\n)*native: check failed"),
+    Fault("SIGTERM of one rank", "if core.rank == 1:\n    now(); os.kill(os.getpid(), signal.SIGTERM); time.sleep(99)\ntogether(core)",
+          "core 1 of 2 was told to end by SIGTERM"),
+    Fault("out of memory in one rank",
+          "if core.rank == 1:\n"
+          "    resource.setrlimit(resource.RLIMIT_AS, (2**33, 2**33)); now(); return bytearray(2**34)\n"
+          "together(core)", "core 1 of 2 raised MemoryError", cause="MemoryError"),
+    Fault("a rank that sleeps for ever", "core.barrier()\nif core.rank == 1: now(); time.sleep(9999)\ntogether(core)",
+          r"core 1 of 2 has not moved for \d+ s(.|\n)*time\.sleep\(9999\)", call="stall=3, heartbeat=0.3", patience=3),
+    Fault("a run over its time limit", "now(); time.sleep(9999)", "core 0 of 2 was not done after timeout=2 seconds",
+          call="timeout=2", patience=2),
+    Fault("different numbers of steps", "for _ in range(3 + core.rank): now(); core.barrier()",
+          r"core 0 of 2 returned while core 1 still waits for it in barrier\(\)", patience=5),
+    Fault("different collectives", "now()\nif core.rank: core.barrier()\nelse: core.gather(torch.ones(1, device=core.device))",
+          r"(each for the other: core 0 in gather\(\), core 1 in barrier\(\)|raised )", call="stall=3, heartbeat=0.3", patience=3),
+    Fault("dataset raising at sample 21", "for _ in core.batches(Data(21, raise_os_error), batch_size=4): together(core)",
+          r"core 0 of 2 raised OSError: a broken JPEG \(sample 21 of the dataset\)", cause="OSError"),
+    Fault("dataset raising in a DataLoader process",
+          "for _ in core.batches(Data(42, raise_os_error), batch_size=4, workers=1): together(core)",
+          "core 1 of 2 raised OSError(.|\n)*a broken JPEG; sample 42 of the dataset", cause="OSError"),
+    Fault("DataLoader process killed", "for _ in core.batches(Data(42, be_killed), batch_size=4, workers=1): together(core)",
+          "core 1 of 2 raised RuntimeError: DataLoader worker(.|\n)*exited unexpectedly|killed by signal", cause="RuntimeError"),
+    Fault("interrupt during the fork", "time.sleep(9999)", "KeyboardInterrupt",
+          before="armed = [1]\nos.register_at_fork(after_in_parent=lambda: armed and (armed.clear(), now(), "
+                 "signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)))"),
+    Fault("interrupt during the first step", "time.sleep(9999)", "interrupted", interrupt=(1.0,)),
+    Fault("interrupt during a collective", "if core.rank == 1: time.sleep(9999)\ntogether(core)", "interrupted", interrupt=(1.5,)),
+    Fault("interrupt during results", "return torch.ones(400_000_000)", "interrupted|^$", interrupt=(1.0,)),
+    Fault("double interrupt", "try:\n    time.sleep(9999)\nfinally:\n    time.sleep(30)", "interrupted|KeyboardInterrupt",
+          interrupt=(1.0, 1.2)),
+    Fault("full disk while saving", "now(); core.save({'weights': torch.ones(1_000_000)}, '/tmp/tpukit-tiny/weights.pt')",
+          r"core 0 of 2 raised OSError: \[Errno 28\] No space left on device|core 0 of 2 raised RuntimeError: (.|\n)*write",
+          wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True, check="os.listdir('/tmp/tpukit-tiny') == []"),
+    Fault("/dev/shm full",
+          "now()\nfor _ in core.batches(torch.utils.data.TensorDataset(torch.zeros(64, 1_000_000)), batch_size=4, workers=1): pass",
+          "core [01] of 2 raised RuntimeError(.|\n)*(shared memory|shm|Bus error|No space left)",
+          wrap=tmpfs("/dev/shm"), needs_root=True),
+    Fault("a flood of 100,000 lines from each rank", "for n in range(100_000): print('line', n)\nnow()", "",
+          check="len(result.results) == 2"),
+    Fault("fork while the kernel has 50 threads", "now(); return fine(core)", "",
+          before="stop = threading.Event()\nfor _ in range(50): threading.Thread(target=stop.wait, daemon=True).start()",
+          check="result.results == [[2, 2], [2, 2]]"),
+    Fault("fork after threaded torch operations and backward",
+          "x = torch.randn(500, 500, device=core.device, requires_grad=True)\n(x @ x).sum().backward()\nnow(); return fine(core)", "",
+          before="x = torch.randn(1500, 1500, requires_grad=True); (x @ x).sum().backward()",
+          check="result.results == [[2, 2], [2, 2]]"),
+]  # fmt: skip
+
+
+@dataclass
+class Row:
+    """What happened: the error the user saw, seconds until control was back, what was left."""
+
+    name: str
+    seconds: float
+    left: int
+    files: int
+    again: bool
+    why: str
+
+    @property
+    def passed(self) -> bool:
+        return not self.why
+
+
+class Bench:
+    """A kernel whose temporary files go to a folder of its own."""
+
+    def __init__(self, backend: str, wrap: tuple[str, ...] = ()):
+        self.folder = Path(tempfile.mkdtemp(prefix="faults-"))
+        self.kernel = Kernel({"TMPDIR": str(self.folder), "PYTHONPATH": str(Path(__file__).parents[2])}, wrap)
+        self.kernel.run(SETUP.replace("{backend!r}", repr(backend)))
+        assert self.kernel.error is None, self.kernel.error
+        self.kernel.run("launch(fine)")  # imports are not part of any fault
+        self.before = self.files()
+
+    def files(self) -> set[str]:
+        """Return what lies in the temporary folder, in shared memory, and open in the kernel."""
+        inside = {str(path) for path in self.folder.rglob("*") if "ipykernel" not in str(path)}
+        return inside | {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+
+    def close(self) -> None:
+        self.kernel.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def run_fault(fault: Fault, bench: Bench) -> Row:
+    """Bring the fault about in the kernel, and see what the user sees, and what is left."""
+    kernel = bench.kernel
+    if fault.before:
+        kernel.run(fault.before)
+    body = "\n".join(f"    {line}" for line in fault.work.splitlines())
+    kernel.run(f"result = seen = cause = None\ndef work(core):\n{body}")
+    threads = [kernel.later(seconds, kernel.manager.interrupt_kernel) for seconds in fault.interrupt]
+    began = time.time()
+    out = kernel.run(
+        f"try:\n    result = launch(work, {fault.call})\n"
+        "except BaseException as error:\n"
+        "    seen, cause = f'{type(error).__name__}: {error}', type(error.__cause__).__name__\n"
+        "ended = time.time()",
+        timeout=120,
+    )
+    del threads
+    interrupted = kernel.error
+    answers = kernel.run("print(repr((seen or '', cause, struct.unpack('d', clock)[0], ended)))")
+    seen, cause, noted, ended = eval(answers) if not kernel.error else ("", "", 0, time.time())  # noqa: S307
+    start = began + fault.interrupt[-1] if fault.interrupt else noted or began
+    seconds = ended - start - fault.patience
+    psutil.wait_procs(kernel.workers(), timeout=0.5)
+    left = len(kernel.workers())
+    files = len(bench.files() - bench.before)
+    check = kernel.run(f"print(bool({fault.check or True}))").strip() == "True"
+    again = "[[2.0, 2.0], [2.0, 2.0]]" in kernel.run("print(launch(fine).results)")
+    problems = {
+        f"saw {seen[:300]!r}": not re.search(fault.sees, seen) or (not fault.sees and seen),
+        f"the cell ended with {interrupted}": interrupted is not None and not fault.interrupt,
+        f"cause {cause}": fault.cause and cause != fault.cause,
+        f"{seconds:.1f} s": seconds > MOST_SECONDS,
+        f"{left} processes left": left,
+        f"{files} files left": files,
+        f"not {fault.check}; printed {out[-200:]!r}": not check,
+        "the next launch fails": not again,
+    }
+    return Row(fault.name, max(0.0, seconds), left, files, again, "; ".join(why for why, is_so in problems.items() if is_so))
+
+
+def end_of_kernel(name: str, end: Callable[[Kernel], None], backend: str) -> Row:
+    """End the kernel in some way while workers of it, and a DataLoader process of each, wait; nothing may survive."""
+    bench = Bench(backend)
+    kernel = bench.kernel
+    try:
+        loop = "for _ in core.batches(Data(-1, None), batch_size=4, workers=1): time.sleep(9999)"
+        kernel.client.execute(f"def work(core):\n    {loop}\nlaunch(work)")
+        workers = kernel.wait_for_workers(4)
+        began = time.time()
+        end(kernel)
+        _, alive = psutil.wait_procs(workers, timeout=MOST_SECONDS)
+        left = len([process for process in alive if is_alive(process)])
+        seconds = time.time() - began
+    finally:
+        bench.close()
+    again = Bench(backend)
+    works = "2.0" in again.kernel.run("print(launch(fine).results)")
+    files = len(again.files() - again.before)
+    again.close()
+    why = "; ".join(filter(None, [f"{left} processes left" * bool(left), "the next launch fails" * (not works)]))
+    return Row(name, seconds, left, files, works, why)
+
+
+def restart(kernel: Kernel) -> None:
+    kernel.manager.restart_kernel(now=True)
+
+
+def hang_up(kernel: Kernel) -> None:
+    kernel.process.send_signal(1)
+
+
+ENDS = {
+    "kernel kill -9": lambda kernel: kernel.process.kill(),
+    "kernel restart": restart,
+    "terminal hang-up": hang_up,
+}
+
+
+def run_all(backend: str, only: str) -> list[Row]:
+    """Run the rows whose name has the word, those that can share a kernel in one."""
+    rows, shared = [], None
+    for fault in FAULTS:
+        if only not in fault.name:
+            continue
+        if fault.needs_root and not can_mount():
+            print(f"not run here, it takes the right to mount: {fault.name}", flush=True)
+            continue
+        if fault.wrap:
+            bench = Bench(backend, fault.wrap)
+        else:
+            bench = shared = shared or Bench(backend)
+        rows.append(run_fault(fault, bench))
+        show(rows[-1])
+        if bench is not shared:
+            bench.close()
+        elif not rows[-1].passed:
+            shared.close()
+            shared = None
+    if shared:
+        shared.close()
+    for name, end in ENDS.items():
+        if only in name:
+            rows.append(end_of_kernel(name, end, backend))
+            show(rows[-1])
+    return rows
+
+
+def can_mount() -> bool:
+    return subprocess.run([*tmpfs("/tmp/tpukit-tiny"), "true"], capture_output=True).returncode == 0
+
+
+def show(row: Row) -> None:
+    again = "yes" if row.again else "NO"
+    print(f"{row.name:<52}{row.seconds:>8.1f} s {row.left:>6} {row.files:>6} {again:>6}  {row.why or 'ok'}", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", choices=["cpu", "xla"], default="cpu")
+    parser.add_argument("--only", default="", metavar="WORD", help="rows whose name has the word")
+    asked = parser.parse_args()
+    print(f"{'fault (' + asked.backend + ')':<52}{'control':>10} {'left':>6} {'files':>6} {'again':>6}")
+    rows = run_all(asked.backend, asked.only)
+    passed = sum(row.passed for row in rows)
+    slowest = max((row.seconds for row in rows), default=0.0)
+    orphans = sum(row.left for row in rows)
+    summary = {"faults": len(rows), "passed": passed, "max_seconds_to_control": round(slowest, 1), "orphans": orphans}
+    print(json.dumps(summary))
+    return passed != len(rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,80 @@
+"""A real Jupyter kernel for tests: run a cell, get its text, interrupt it, count what it has left behind."""
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+
+import psutil
+from jupyter_client.manager import KernelManager
+
+
+class Kernel:
+    """A kernel of its own process; `run` sends a cell and waits for its end.
+
+    Args:
+        environ: variables on top of this process's.
+        wrap: a command that starts the kernel's command, `["unshare", "-m", ...]`.
+    """
+
+    def __init__(self, environ=None, wrap=()):
+        self.manager = KernelManager(kernel_name="python3", transport="ipc")  # no port for two kernels to want
+        self.folder = tempfile.mkdtemp(prefix="kernel-")  # the path of a socket has to be short
+        self.manager.ip = f"{self.folder}/s"
+        self.manager.kernel_spec.argv = [*wrap, sys.executable, *self.manager.kernel_spec.argv[1:]]
+        self.manager.start_kernel(env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **(environ or {})})
+        self.client = self.manager.client()
+        self.client.start_channels()
+        self.client.wait_for_ready(timeout=120)
+        self.process = psutil.Process(int(self.run("import os; print(os.getpid())")))
+
+    def run(self, code, timeout=180):
+        """Return the text a cell prints or shows; `error` is then (name, traceback), or None."""
+        texts, self.error = [], None
+
+        def take(message):
+            content = message["content"]
+            if message["msg_type"] == "stream":
+                texts.append(content["text"])
+            elif message["msg_type"] == "error":
+                self.error = content["ename"], "\n".join(content["traceback"])
+            elif message["msg_type"] in ("execute_result", "display_data"):
+                texts.append(content["data"].get("text/plain", ""))
+
+        self.client.execute_interactive(code, output_hook=take, timeout=timeout)
+        return "".join(texts)
+
+    def workers(self):
+        """Return the processes below the kernel that are alive."""
+        try:
+            children = self.process.children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        return [child for child in children if is_alive(child)]
+
+    def wait_for_workers(self, count, seconds=60):
+        """Return the workers as soon as there are so many."""
+        deadline = time.monotonic() + seconds
+        while len(workers := self.workers()) < count:
+            assert time.monotonic() < deadline, f"{len(workers)} of {count} workers after {seconds} s"
+            time.sleep(0.02)
+        return workers
+
+    def later(self, seconds, do):
+        """Do something in a moment, while a cell runs."""
+        threading.Timer(seconds, do).start()
+
+    def close(self):
+        """End the kernel."""
+        self.client.stop_channels()
+        self.manager.shutdown_kernel(now=True)
+        shutil.rmtree(self.folder)
+
+
+def is_alive(process):
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
