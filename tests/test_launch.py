@@ -232,6 +232,7 @@ def machine(**facts):
 
 EIGHT = {"platform": "Kaggle", "chips": 8, "generation": "v5e"}
 V3 = {"platform": "TPU VM", "chips": 4, "generation": "v3"}
+NO_XLA = {"torch": "2.9.0", "torch_xla": None, "python": "3.12.3"}
 WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
 
 
@@ -266,7 +267,10 @@ def test_a_plan_has_a_process_a_chip_and_a_core_a_rank(facts, asked, planned):
         ({"chips": 0}, {"cores": "8"}, "got '8'"),
         ({"chips": 0}, {"backend": "tpu"}, "backend is one of None, 'cpu', 'cuda' and 'xla', got 'tpu'"),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
-        ({"chips": 0, "versions": {"torch_xla": None, "torch": "2.9.0", "python": "3.12.3"}}, {"backend": "xla"}, "xla backend needs torch_xla"),
+        ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
+        ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
+        ({"chips": 0}, {"stall": "1h"}, "stall is a number of seconds above 0, or None for no limit, got '1h'"),
+        ({"chips": 0}, {"heartbeat": None}, "heartbeat is a number of seconds above 0, got None"),
     ],
 )
 def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):

@@ -22,6 +22,7 @@ from tpukit.messages import Sender, Unsendable, pack, unpack
 
 _HOME = str(Path(__file__).parent)
 _PR_SET_PDEATHSIG = 1
+_TERMINATED = "was told to end by SIGTERM"
 SEND_STACKS = b"s"  # on the control pipe
 
 
@@ -92,6 +93,7 @@ def main(task: Task, start: Callable[[Callable], None], ties: Ties) -> None:
     """Run in the forked child and never return; `start` starts the device and calls its argument once a core."""
     _cut_loose(ties)
     sender, cores, finished = Sender(ties.messages), [], threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: _terminate(finished, sender, cores))
     threading.Thread(target=_obey, args=(ties.control, finished, sender, cores), daemon=True).start()
     threading.Thread(target=_beat, args=(ties.heartbeat, finished, sender, cores), daemon=True).start()
 
@@ -141,7 +143,6 @@ def _cut_loose(ties: Ties) -> None:
     with contextlib.suppress(OSError):
         os.setpgid(0, 0)  # the process and its own children can be ended together
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter interrupts the whole group; the kernel decides
-    signal.signal(signal.SIGTERM, _terminate)
     _die_with_parent()
     if os.getppid() != ties.kernel:  # it died before it could be asked
         os._exit(1)
@@ -188,8 +189,19 @@ def _beat(seconds: float, finished: threading.Event, sender: Sender, cores: list
                 sender.send(("alive", core.rank, core.activity, core.waiting, _peak_memory()))
 
 
-def _terminate(_signal: int, _frame: object) -> None:
-    raise Terminated
+def _terminate(finished: threading.Event, sender: Sender, cores: list) -> None:
+    """Raise `Terminated` in every core. A thread other than this may not see it soon, so it is told of here."""
+    if finished.is_set():
+        return
+    frames = sys._current_frames()
+    others = [(core, thread) for core, thread in cores if thread != threading.get_ident()]
+    for core, thread in others:
+        told = Failure(core.rank, time.monotonic(), _TERMINATED, trace=_stack(frames[thread]), title="where it stood")
+        with contextlib.suppress(OSError):
+            sender.send(("failed", told))
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Terminated))
+    if not others:
+        raise Terminated
 
 
 def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:
@@ -204,7 +216,7 @@ def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}) before it returned a result"
     elif isinstance(error, Terminated):
-        what = "was told to end by SIGTERM"
+        what = _TERMINATED
     else:
         what = f"raised {type(error).__name__}: {_in_a_line(error)}".removesuffix(": ")
     return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_survivor(error))

@@ -233,7 +233,9 @@ def run_fault(fault: Fault, bench: Bench) -> Row:
         f"not {fault.check}; printed {out[-200:]!r}": not check,
         "the next launch fails": not again,
     }
-    return Row(fault.name, max(0.0, seconds), left, files, again, "; ".join(why for why, is_so in problems.items() if is_so))
+    return Row(
+        fault.name, max(0.0, seconds), left, files, again, "; ".join(why for why, is_so in problems.items() if is_so)
+    )
 
 
 def end_of_kernel(name: str, end: Callable[[Kernel], None], backend: str) -> Row:
