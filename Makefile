@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help check test walkthrough platforms clean
+.PHONY: help check test faults walkthrough platforms clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -17,10 +17,14 @@ check: $(installed)  ## seconds: ruff on code and notebooks, the tests that need
 	$(python) -m ruff format --check .
 	$(python) -m pytest -m "not xla" $(quick)
 
-test: $(installed)  ## all that CI runs
+test: $(installed) faults  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m pytest
+
+faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
+	$(python) tests/faults/soak.py
+	$(python) tests/faults/matrix.py
 
 walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json

@@ -412,6 +412,7 @@ def test_the_command_line_answers_with_an_exit_status(options, arguments, status
 
 
 @pytest.mark.skipif(not find_spec("torch_xla"), reason="torch_xla has no wheel for this system")
+@pytest.mark.xla
 def test_checking_leaves_the_runtime_unstarted_and_sees_it_once_it_is():
     program = """
 import os

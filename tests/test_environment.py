@@ -111,6 +111,7 @@ def test_what_was_set_and_what_was_removed_are_told_apart():
 
 
 @pytest.mark.skipif(not find_spec("torch_xla"), reason="torch_xla has no wheel for this system")
+@pytest.mark.xla
 def test_torch_xla_itself_gives_eight_workers_eight_addresses_only_after_prepare():
     program = f"""
 import json, os

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ pytest.importorskip("scipy")
 
 from tpukit.pe import COLUMNS, LABELS, PEImages, assign_folds, index_images, phantom, read_labels  # noqa: E402
 from tpukit.pe.anatomy import HEIGHT, Findings, make_patient  # noqa: E402
-from tpukit.pe.phantom import exam_labels, plan  # noqa: E402
+from tpukit.pe.phantom import plan  # noqa: E402
 from tpukit.pe.scanner import scan  # noqa: E402
 
 SMALL = {"studies": 3, "slices": 4, "size": 64}
@@ -87,6 +88,31 @@ def test_an_interrupted_phantom_is_made_again(made, tmp_path, interrupted):
     assert contents(folder) == contents(made)
 
 
+def test_two_processes_that_draw_into_one_folder_take_turns(made, tmp_path):
+    calls = [
+        f"from tpukit.pe import phantom; phantom({str(tmp_path)!r}, 3, {slices}, size=64, workers=1)"
+        for slices in (3, 4, 4)
+    ]
+    kit = Path(__file__).parents[1]
+    started = [subprocess.Popen([sys.executable, "-c", call], cwd=kit) for call in calls]
+    assert [process.wait(60) for process in started] == [0, 0, 0]
+    slices = json.loads((tmp_path / "phantom.json").read_text())["slices"]
+    assert len(index_images(read_labels(tmp_path), tmp_path / "train-jpegs")) == 3 * slices
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["phantom.json", "train-jpegs", "train.csv"]
+
+
+def test_what_a_killed_run_left_is_cleared(made, tmp_path):
+    call = f"from tpukit.pe import phantom; phantom({str(tmp_path)!r}, 50, 12, size=64, workers=2)"
+    process = subprocess.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[1])
+    while not list(tmp_path.glob("unfinished-*/train-jpegs/*")):
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    phantom(tmp_path, **SMALL, workers=1)
+    assert {name: data for name, data in contents(tmp_path).items() if "unfinished-" not in name} == contents(made)
+
+
 def test_a_folder_with_somebodys_files_is_left_alone(tmp_path):
     (tmp_path / "train.csv").write_text("precious")
     with pytest.raises(FileExistsError, match=r"not a phantom's\n  found: \['train.csv'\]\n  fix:"):
@@ -130,7 +156,7 @@ def test_the_shares_of_exams_are_met_and_every_kind_of_embolus_occurs(seed):
     exams = plan(recipe(seed=seed))
     assert sum(exam.positive for exam in exams) == 23
     assert sum(exam.indeterminate for exam in exams) == 4
-    seen = pd.DataFrame([exam_labels(exam) for exam in exams]).sum()
+    seen = pd.DataFrame([exam.labels for exam in exams]).sum()
     assert (seen[["leftsided_pe", "rightsided_pe", "central_pe", "rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1"]] > 0).all()
 
 
@@ -248,6 +274,6 @@ FINDINGS = {  # what is drawn: the labels that are 1
 @pytest.mark.parametrize("drawn_as", FINDINGS)
 def test_findings_become_labels(drawn_as):
     findings, ones = FINDINGS[drawn_as]
-    labels = exam_labels(findings)
+    labels = findings.labels
     assert {name for name, value in labels.items() if value} == ones
     assert set(labels) == set(COLUMNS[4:])

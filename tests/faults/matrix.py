@@ -1,6 +1,6 @@
 """The fault matrix of `launch`: every fault a real one, in a real Jupyter kernel, and what the user has afterwards.
 
-    python tests/faults/matrix.py [--backend cpu|xla] [--only WORD]
+    python tests/faults/matrix.py [--backend cpu|xla|both] [--only WORD]
 
 Prints a table and, last, one JSON line. Exits with 1 if a row fails.
 """
@@ -316,11 +316,13 @@ def show(row: Row) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=["cpu", "xla"], default="cpu")
+    parser.add_argument("--backend", choices=["cpu", "xla", "both"], default="both", help="xla: a TPU's start-up")
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose name has the word")
     asked = parser.parse_args()
-    print(f"{'fault (' + asked.backend + ')':<52}{'control':>10} {'left':>6} {'files':>6} {'again':>6}")
-    rows = run_all(asked.backend, asked.only)
+    rows = []
+    for backend in ["cpu", "xla"] if asked.backend == "both" else [asked.backend]:
+        print(f"{'fault (' + backend + ')':<52}{'control':>10} {'left':>6} {'files':>6} {'again':>6}", flush=True)
+        rows += run_all(backend, asked.only)
     passed = sum(row.passed for row in rows)
     slowest = max((row.seconds for row in rows), default=0.0)
     orphans = sum(row.left for row in rows)

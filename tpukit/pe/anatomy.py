@@ -117,6 +117,27 @@ class Findings:
         """Whether the exam shows an embolus anywhere."""
         return self.left or self.right or self.central
 
+    @property
+    def labels(self) -> dict[str, int]:
+        """The labels of train.csv that all images of a study share."""
+        wide = self.rv_lv_ratio >= 1
+        labels = {
+            "negative_exam_for_pe": not self.positive and not self.indeterminate,
+            "qa_motion": self.motion,
+            "qa_contrast": self.poor_contrast,
+            "flow_artifact": self.flow_artifact,
+            "rv_lv_ratio_gte_1": self.positive and wide,
+            "rv_lv_ratio_lt_1": self.positive and not wide,
+            "leftsided_pe": self.left,
+            "chronic_pe": self.chronic and not self.acute,
+            "true_filling_defect_not_pe": self.defect_not_pe,
+            "rightsided_pe": self.right,
+            "acute_and_chronic_pe": self.chronic and self.acute,
+            "central_pe": self.central,
+            "indeterminate": self.indeterminate,
+        }
+        return {name: int(value) for name, value in labels.items()}
+
 
 @dataclass(frozen=True)
 class Tubes:

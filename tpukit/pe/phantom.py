@@ -1,15 +1,18 @@
 """Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 RECIPE = 1  # raise it whenever the same arguments would draw another picture
+UNFINISHED = "unfinished-"  # begins the name of the folder in which phantoms are drawn
 MANIFEST = "phantom.json"  # written last: a folder without it, or with another recipe in it, is made again
 
 
@@ -61,16 +64,18 @@ def phantom(
     folder = Path(folder)
     if _complete(folder, recipe):
         return folder
-    _clear(folder)
-    # As many as this process may use, which in a container is often fewer than the machine has.
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = min(studies, workers or cpus)
-    parts = folder / "train-jpegs.parts"  # one table a study, there as soon as its images are
-    parts.mkdir()
-    _draw_in_processes(recipe, folder, parts, workers, on_progress)
-    _join_tables(parts, folder / "train.csv")
-    shutil.rmtree(parts)
-    (folder / MANIFEST).write_text(json.dumps({**recipe, "complete": True}, indent=1) + "\n")
+    folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder):
+        if not _complete(folder, recipe):  # else another process has made them meanwhile
+            _clear(folder)
+            # As many as this process may use, which in a container is often fewer than the machine has.
+            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
+            _draw_in_processes(recipe, work, min(studies, workers or cpus), on_progress)
+            _join_tables(work, folder / "train.csv")
+            (work / "train-jpegs").rename(folder / "train-jpegs")
+            shutil.rmtree(work)
+            (folder / MANIFEST).write_text(json.dumps({**recipe, "complete": True}, indent=1) + "\n")
     return folder
 
 
@@ -123,29 +128,8 @@ def plan(recipe: dict) -> list:
     return exams
 
 
-def exam_labels(findings) -> dict[str, int]:
-    """Give the labels of train.csv that all images of a study share."""
-    wide = findings.rv_lv_ratio >= 1
-    labels = {
-        "negative_exam_for_pe": not findings.positive and not findings.indeterminate,
-        "qa_motion": findings.motion,
-        "qa_contrast": findings.poor_contrast,
-        "flow_artifact": findings.flow_artifact,
-        "rv_lv_ratio_gte_1": findings.positive and wide,
-        "rv_lv_ratio_lt_1": findings.positive and not wide,
-        "leftsided_pe": findings.left,
-        "chronic_pe": findings.chronic and not findings.acute,
-        "true_filling_defect_not_pe": findings.defect_not_pe,
-        "rightsided_pe": findings.right,
-        "acute_and_chronic_pe": findings.chronic and findings.acute,
-        "central_pe": findings.central,
-        "indeterminate": findings.indeterminate,
-    }
-    return {name: int(value) for name, value in labels.items()}
-
-
-def draw_study(recipe: dict, number: int, findings, images: Path, parts: Path) -> None:
-    """Draw the images of one study, then its rows of train.csv."""
+def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
+    """Draw the images of one study into `work`, then write its rows of train.csv beside them."""
     import numpy as np
     from PIL import Image
 
@@ -157,7 +141,7 @@ def draw_study(recipe: dict, number: int, findings, images: Path, parts: Path) -
     rng = np.random.default_rng([recipe["seed"], 1, number])
     patient = make_patient(rng, findings)
     study, series = (_uid(recipe["seed"], number, word) for word in ("study", "series"))
-    into = images / study / series
+    into = work / "train-jpegs" / study / series
     into.mkdir(parents=True)
     rows = []
     for position in range(recipe["slices"]):
@@ -166,16 +150,14 @@ def draw_study(recipe: dict, number: int, findings, images: Path, parts: Path) -
         hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
         image = _uid(recipe["seed"], number, position)
         Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
-        row = {"pe_present_on_image": int(shows_embolus), **exam_labels(findings)}
+        row = {"pe_present_on_image": int(shows_embolus), **findings.labels}
         rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
     # Not in order of position, as in the competition's table: code that relies on it would be wrong there too.
     text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
-    unfinished = parts / f"{number}.unfinished"
-    unfinished.write_text(text)
-    unfinished.rename(parts / f"{number}.csv")
+    (work / f"{number}.csv").write_text(text)
 
 
-def _draw_in_processes(recipe: dict, folder: Path, parts: Path, workers: int, on_progress) -> None:
+def _draw_in_processes(recipe: dict, work: Path, workers: int, on_progress) -> None:
     """Share the studies out to fresh Python processes and wait for them.
 
     Not forks: a notebook's kernel has threads and may hold a device. Not multiprocessing's spawn: it runs the caller's
@@ -186,8 +168,8 @@ def _draw_in_processes(recipe: dict, folder: Path, parts: Path, workers: int, on
     running = []
     try:
         for rank in range(workers):
-            log = open(parts / f"worker-{rank}.log", "w+")  # noqa: SIM115 (read after the process ends)
-            job = json.dumps([recipe, str(folder), str(parts), rank, workers])
+            log = open(work / f"worker-{rank}.log", "w+")  # noqa: SIM115 (read after the process ends)
+            job = json.dumps([recipe, str(work), rank, workers])
             call = [sys.executable, "-c", code, kit, job]
             # One thread each: numpy's own threads would only get in each other's way.
             environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -195,7 +177,7 @@ def _draw_in_processes(recipe: dict, folder: Path, parts: Path, workers: int, on
         said = -1
         while True:
             ended = [process.poll() for process, _ in running]
-            done = len(list(parts.glob("*.csv")))
+            done = len(list(work.glob("*.csv")))
             if on_progress is not None and done != said:
                 on_progress(done, recipe["studies"])
                 said = done
@@ -215,18 +197,18 @@ def _draw_in_processes(recipe: dict, folder: Path, parts: Path, workers: int, on
 
 def _work(job: str) -> None:
     """Draw every `workers`th study, in a process of its own; stop when the process that asked is gone."""
-    recipe, folder, parts, rank, workers = json.loads(job)
+    recipe, work, rank, workers = json.loads(job)
     parent = os.getppid()
     for number, findings in enumerate(plan(recipe)):
         if number % workers == rank and os.getppid() == parent:
-            draw_study(recipe, number, findings, Path(folder) / "train-jpegs", Path(parts))
+            draw_study(recipe, number, findings, Path(work))
 
 
-def _join_tables(parts: Path, file: Path) -> None:
+def _join_tables(work: Path, file: Path) -> None:
     """Write train.csv from the tables of the studies, ordered by study."""
     from tpukit.pe.labels import COLUMNS
 
-    tables = sorted(part.read_text() for part in parts.glob("*.csv"))
+    tables = sorted(part.read_text() for part in work.glob("*.csv"))
     file.write_text(",".join(COLUMNS) + "\n" + "".join(tables))
 
 
@@ -242,7 +224,6 @@ def _complete(folder: Path, recipe: dict) -> bool:
 
 def _clear(folder: Path) -> None:
     """Make room for new phantoms; touch nothing unless the manifest says that a phantom lies there."""
-    folder.mkdir(parents=True, exist_ok=True)
     manifest = folder / MANIFEST
     others = sorted(entry.name for entry in folder.iterdir())
     if others and not manifest.is_file():
@@ -250,9 +231,26 @@ def _clear(folder: Path) -> None:
             f"{folder} holds files that are not a phantom's\n  found: {others[:4]}\n  fix:   name a new or empty folder"
         )
     manifest.write_text(json.dumps({"complete": False}) + "\n")
-    for name in ("train-jpegs", "train-jpegs.parts"):
-        shutil.rmtree(folder / name, ignore_errors=True)
+    for left in (folder / "train-jpegs", *folder.glob(f"{UNFINISHED}*")):
+        shutil.rmtree(left, ignore_errors=True)
     (folder / "train.csv").unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path):
+    """Let one process at a time into a folder; the system opens the lock when a process dies."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # some network drives have none either
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _uid(*parts) -> str:
