@@ -133,18 +133,19 @@ def test_a_process_that_fails_is_told_with_its_traceback_and_leaves_nothing_comp
     assert json.loads((tmp_path / "new" / "phantom.json").read_text()) == {"complete": False}
 
 
-def test_progress_is_told_when_asked_for(tmp_path):
-    said = []
-    phantom(tmp_path, studies=2, slices=2, size=32, workers=1, on_progress=lambda done, of: said.append((done, of)))
-    assert said[-1] == (2, 2)
-    assert said == sorted(said)
+def test_drawing_says_how_far_it_is_once_at_the_end_in_a_log_and_nothing_when_off(tmp_path, capsys):
+    phantom(tmp_path / "a", studies=2, slices=2, size=32, progress="text")
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("draw phantoms  2/2")
+    phantom(tmp_path / "b", studies=2, slices=2, size=32, progress="off")
+    assert capsys.readouterr().out == ""
 
 
 def test_one_line_in_a_shell_is_enough(tmp_path):
     call = f"import tpukit; print(tpukit.pe.phantom({str(tmp_path / 'x')!r}, 2, 2, size=32))"
     kit = Path(__file__).parents[1]
     done = subprocess.run([sys.executable, "-c", call], cwd=kit, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(tmp_path / "x")
+    assert done.stdout.splitlines()[-1] == str(tmp_path / "x")
 
 
 def recipe(**changes):

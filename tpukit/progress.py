@@ -66,7 +66,7 @@ class Screen:
     def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
         """Note how far a loop has come."""
         bar = self.bars.get(label)
-        if bar is None or bar.finished or done < bar.done:
+        if bar is None or done < bar.done:  # the next epoch
             bar = self.bars[label] = Bar(label, done, total, samples_per_step)
         bar.done, bar.total, self._changed = done, total, True
 
@@ -133,8 +133,10 @@ class Text(Screen):
 
     def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
         """Note how far a loop has come; its end is said at once."""
+        before = self.bars.get(label)
+        told = before is not None and before.finished and done == before.done
         super().bar(label, done, total, samples_per_step)
-        if self.bars[label].finished:
+        if self.bars[label].finished and not told:
             self._say(self.bars[label].text())
 
     def _draw(self, last: bool) -> None:

@@ -11,6 +11,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tpukit.progress import screen
+
 RECIPE = 1  # raise it whenever the same arguments would draw another picture
 UNFINISHED = "unfinished-"  # begins the name of the folder in which phantoms are drawn
 MANIFEST = "phantom.json"  # written last: a folder without it, or with another recipe in it, is made again
@@ -25,7 +27,7 @@ def phantom(
     size: int = 256,
     positive: float = 0.4,
     workers: int | None = None,
-    on_progress=None,
+    progress: str | None = None,
 ) -> Path:
     """Draw chest-CT-like studies as JPEGs, with labels, for practice without the competition's data.
 
@@ -45,7 +47,7 @@ def phantom(
         size: height and width in pixels; at least 32.
         positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
         workers: processes that draw; None for one a CPU.
-        on_progress: called as on_progress(studies done, studies) now and then; None for silence.
+        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
         The folder.
@@ -71,7 +73,7 @@ def phantom(
             # As many as this process may use, which in a container is often fewer than the machine has.
             cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
-            _draw_in_processes(recipe, work, min(studies, workers or cpus), on_progress)
+            _draw_in_processes(recipe, work, min(studies, workers or cpus), progress)
             _join_tables(work, folder / "train.csv")
             (work / "train-jpegs").rename(folder / "train-jpegs")
             shutil.rmtree(work)
@@ -157,7 +159,7 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     (work / f"{number}.csv").write_text(text)
 
 
-def _draw_in_processes(recipe: dict, work: Path, workers: int, on_progress) -> None:
+def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | None) -> None:
     """Share the studies out to fresh Python processes and wait for them.
 
     Not forks: a notebook's kernel has threads and may hold a device. Not multiprocessing's spawn: it runs the caller's
@@ -174,20 +176,18 @@ def _draw_in_processes(recipe: dict, work: Path, workers: int, on_progress) -> N
             # One thread each: numpy's own threads would only get in each other's way.
             environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
             running.append((subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ), log))
-        said = -1
-        while True:
-            ended = [process.poll() for process, _ in running]
-            done = len(list(work.glob("*.csv")))
-            if on_progress is not None and done != said:
-                on_progress(done, recipe["studies"])
-                said = done
-            for code, (_, log) in zip(ended, running, strict=True):
-                if code:
-                    log.seek(0)
-                    raise RuntimeError(f"a process drawing phantoms ended with status {code}\n{log.read()[-2000:]}")
-            if None not in ended:
-                return
-            time.sleep(0.1)
+        with screen(progress) as display:
+            while True:
+                ended = [process.poll() for process, _ in running]
+                display.bar("draw phantoms", len(list(work.glob("*.csv"))), recipe["studies"])
+                display.draw()
+                for code, (_, log) in zip(ended, running, strict=True):
+                    if code:
+                        log.seek(0)
+                        raise RuntimeError(f"a process drawing phantoms ended with status {code}\n{log.read()[-2000:]}")
+                if None not in ended:
+                    return
+                time.sleep(0.1)
     finally:
         for process, log in running:
             process.kill()
