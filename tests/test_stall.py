@@ -45,8 +45,15 @@ def test_waiting_is_no_stall_before_the_limit():
     assert judged({0: "barrier", 1: None, 2: None}, stall=None) is None
 
 
-def test_a_core_that_has_not_said_a_word_yet_is_starting_up():
-    assert judged({0: "model", 2: "model"}) is None
+def test_a_core_that_never_starts_is_named_and_one_that_loads_its_libraries_is_not():
+    assert judged({0: "model", 2: "model"}).rank == 1
+    assert judged({0: "model", 2: "model"}, cpu=lambda rank: time.monotonic()) is None
+
+
+def test_a_device_that_does_not_start_on_any_core_is_a_stall():
+    stall = judged({})
+    assert "core" not in stall.what
+    assert "has not started in 0 s, and uses no processor" in stall.what
 
 
 def test_cores_that_wait_for_different_things_are_told_apart():

@@ -121,7 +121,8 @@ class Crew:
     def _take(self, message: object, sender: int, display: Screen) -> None:
         match message:
             case ("result", rank, value, memory):
-                self.results[rank], self.memory[rank] = value, memory
+                self.results[rank] = value
+                self.memory[rank] = max(memory, self.memory.get(rank, 0))
             case ("failed", failure):
                 self.failures.append(failure)
             case ("log", _, rows):
@@ -150,16 +151,9 @@ class Crew:
             return
         member.reported = True
         what, fix = death(member.process.exitcode or 0, self.memory.get(member.rank))
-        self.failures.append(
-            Failure(
-                member.rank,
-                time.monotonic(),
-                what,
-                fix=fix,
-                trace="\n".join(member.output.tail),
-                title="the last it printed",
-            )
-        )
+        last = member.output.last_words()
+        told = Failure(member.rank, time.monotonic(), what, fix=fix, trace=last, title="the last it printed")
+        self.failures.append(told)
 
     def _member_of(self, rank: int) -> Member:
         return next(member for member in self.members if rank in member.ranks)

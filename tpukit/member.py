@@ -36,7 +36,14 @@ class Member:
         control_end, self._control = os.pipe()
         others = [messages, output, self._control, *(fd for member in crew.members for fd in member.fds())]
         ties = worker.Ties(
-            os.getpid(), crew.folder, crew.limits.heartbeat, messages_end, output_end, control_end, tuple(others)
+            self.rank,
+            os.getpid(),
+            crew.folder,
+            crew.limits.heartbeat,
+            messages_end,
+            output_end,
+            control_end,
+            tuple(others),
         )
         self.process = multiprocessing.get_context("fork").Process(
             target=worker.main,

@@ -59,6 +59,7 @@ class Watchdog:
         self._pulses: dict[int, Pulse] = {}
         self._sample: tuple[float, dict[int, float]] | None = None
         self._began = time.monotonic()
+        self._silent = Pulse(0, None, self._began)  # a core that has not said a word
 
     def beat(self, rank: int, activity: int, waiting: str | None) -> None:
         """Note a heartbeat."""
@@ -71,9 +72,11 @@ class Watchdog:
         now = time.monotonic()
         if self.limits.timeout is not None and now - self._began > self.limits.timeout:
             return self._timed_out(returned)
-        quiet = {rank: now - pulse.since for rank, pulse in self._pulses.items() if rank not in returned}
-        waiting = [rank for rank in quiet if self._pulses[rank].waiting]
-        waits = {rank: f"{self._pulses[rank].waiting}()" for rank in waiting}
+        pulses = {rank: self._pulses.get(rank, self._silent) for rank in range(self.cores) if rank not in returned}
+        quiet = {rank: now - pulse.since for rank, pulse in pulses.items()}
+        waiting = [rank for rank in quiet if pulses[rank].waiting]
+        waits = {rank: f"{pulses[rank].waiting}()" for rank in waiting}
+        nobody_started = self._silent in pulses.values() and not waiting
         late = [rank for rank in waiting if quiet[rank] > _UNEVEN_SECONDS]
         if returned and late and len(waiting) == self.cores - len(returned):
             return Stall(
@@ -82,7 +85,7 @@ class Watchdog:
                 "let every core do the same number of steps: core.batches gives each the same number of batches",
             )
         limit = self.limits.stall
-        if limit is None or not waiting or min(quiet.values()) <= limit or len(quiet) < self.cores - len(returned):
+        if limit is None or not (waiting or nobody_started) or min(quiet.values()) <= limit:
             self._sample = None
             return None
         busy = [rank for rank in quiet if rank not in waiting]
@@ -93,6 +96,10 @@ class Watchdog:
             rank = min(waiting, key=lambda rank: list(waits.values()).count(waits[rank]))
             what = f"waits with all others for {quiet[rank]:.0f} s, each for the other: {told}"
             return Stall(rank, what, "let every core call the same collectives in the same order")
+        if nobody_started:
+            silent = next(rank for rank in busy if pulses[rank] is self._silent)
+            fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
+            return Stall(silent, f"has not started in {quiet[silent]:.0f} s, and uses no processor", fix)
         return Stall(
             busy[0],
             f"has not moved for {quiet[busy[0]]:.0f} s, while core {waiting[0]} waits for it in {waits[waiting[0]]}",

@@ -71,6 +71,7 @@ class Ties:
     """What ties a worker to its kernel.
 
     Attributes:
+        rank: of the first core of this process.
         kernel: the process that forked this one.
         folder: where this process's own processes meet it, removed by the kernel.
         heartbeat: seconds between two signs of life.
@@ -80,6 +81,7 @@ class Ties:
         others: the kernel's ends of all pipes, inherited by the fork; to be closed.
     """
 
+    rank: int
     kernel: int
     folder: Path
     heartbeat: float
@@ -94,7 +96,7 @@ def main(task: Task, start: Callable[[Callable], None], ties: Ties) -> None:
     _cut_loose(ties)
     sender, cores, finished = Sender(ties.messages), [], threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: _terminate(finished, sender, cores))
-    threading.Thread(target=_obey, args=(ties.control, finished, sender, cores), daemon=True).start()
+    threading.Thread(target=_obey, args=(ties, finished, sender, cores), daemon=True).start()
     threading.Thread(target=_beat, args=(ties.heartbeat, finished, sender, cores), daemon=True).start()
 
     import torch
@@ -169,13 +171,14 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _obey(control: int, finished: threading.Event, sender: Sender, cores: list) -> None:
+def _obey(ties: Ties, finished: threading.Event, sender: Sender, cores: list) -> None:
     """Send stacks when asked; at the end of the control pipe go, quietly if the work is done."""
-    while os.read(control, 1) == SEND_STACKS:
+    while os.read(ties.control, 1) == SEND_STACKS:
         frames = sys._current_frames()
+        started = [(core.rank, thread) for core, thread in cores]
         with contextlib.suppress(OSError):
-            for core, thread in cores:
-                sender.send(("stacks", core.rank, _stack(frames[thread])))
+            for rank, thread in started or [(ties.rank, threading.main_thread().ident)]:
+                sender.send(("stacks", rank, _stack(frames[thread])))
     if finished.is_set():
         os._exit(0)
     os.killpg(os.getpgid(0), signal.SIGKILL)
