@@ -69,7 +69,7 @@ BAD_TABLES = {  # what is wrong: (the table, what the message has to say)
     ),
     "a label is 2": (lambda: with_(table(), 4, "leftsided_pe", 2), ["leftsided_pe", "neither 0 nor 1", "2 in row 4"]),
     "a label is a half": (lambda: with_(table(), 1, "chronic_pe", 0.5), ["chronic_pe", "0.5 in row 1"]),
-    "a label is a word": (lambda: with_(table(), 1, "chronic_pe", "yes"), ["chronic_pe", "yes in row 1"]),
+    "a label is a word": (lambda: with_(table(), 1, "chronic_pe", "yes"), ["chronic_pe has 1 labels", "yes in row 1"]),
     "a label is missing": (lambda: with_(table(), 5, "indeterminate", None), ["indeterminate", "1 missing", "rows 5"]),
     "an identifier is missing": (lambda: with_(table(), 0, "SOPInstanceUID", None), ["SOPInstanceUID", "1 missing"]),
     "an image is there twice": (lambda: table(study("a"), study("b"), study("a")), ["3 rows", "a0 in row 6"]),

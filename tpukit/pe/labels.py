@@ -103,6 +103,8 @@ def assign_folds(labels, folds: int = 5):
 
 def _check_values(table, file) -> None:
     """Raise unless the columns are there and every value in them can be used."""
+    import pandas as pd
+
     missing = [name for name in COLUMNS if name not in table.columns]
     if missing:
         raise ValueError(
@@ -120,7 +122,8 @@ def _check_values(table, file) -> None:
                 f'  fix:   fill these rows in, or drop them: table.dropna(subset=["{name}"]).to_csv(file, index=False)'
             )
     for name in COLUMNS[3:]:
-        rows = table.index[~table[name].isin([0, 1])]
+        # One word in a column makes pandas read all of it as text.
+        rows = table.index[~pd.to_numeric(table[name], errors="coerce").isin([0, 1])]
         if len(rows):
             found = _few(f"{table.at[row, name]} in row {row}" for row in rows)
             raise ValueError(
