@@ -47,5 +47,5 @@ $(installed): requirements.txt pyproject.toml
 	@echo "installing into .venv; torch is most of it (several GB with the libraries its wheel brings): one to two minutes"
 	$(PYTHON) -m venv .venv
 	$(python) -m pip install --quiet --disable-pip-version-check uv
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test]"
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser]"
 	@touch $(installed)

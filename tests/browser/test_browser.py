@@ -13,7 +13,7 @@ import nbformat
 import pytest
 
 playwright = pytest.importorskip(
-    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[test]'"
+    "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
 )
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
