@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 import threading
 import time
 
 import psutil
+from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 
@@ -25,7 +27,10 @@ class Kernel:
         self.manager.ip = f"{self.folder}/s"
         self.manager.kernel_spec.argv = [*wrap, sys.executable, *self.manager.kernel_spec.argv[1:]]
         self.manager.start_kernel(env={**os.environ, "PYDEVD_DISABLE_FILE_VALIDATION": "1", **(environ or {})})
-        self.client = self.manager.client()
+        self._connect(self.manager.client())
+
+    def _connect(self, client):
+        self.client = client
         self.client.start_channels()
         self.client.wait_for_ready(timeout=120)
         self.process = psutil.Process(int(self.run("import os; print(os.getpid())")))
@@ -70,6 +75,39 @@ class Kernel:
         """End the kernel."""
         self.client.stop_channels()
         self.manager.shutdown_kernel(now=True)
+        shutil.rmtree(self.folder)
+
+
+class ServedKernel(Kernel):
+    """A kernel whose server is a process of its own, as a notebook server is."""
+
+    SERVER = """
+import sys, time
+from jupyter_client.manager import KernelManager
+manager = KernelManager(kernel_name="python3", transport="ipc", ip=sys.argv[2], connection_file=sys.argv[1])
+manager.start_kernel()
+time.sleep(600)
+"""
+
+    def __init__(self, environ=None):
+        self.folder = tempfile.mkdtemp(prefix="kernel-")
+        file = f"{self.folder}/kernel.json"
+        command = [sys.executable, "-c", self.SERVER, file, f"{self.folder}/s"]
+        self.server = subprocess.Popen(command, env={**os.environ, **(environ or {})})
+        while not (os.path.exists(file) and os.path.getsize(file)):
+            assert self.server.poll() is None, "the server ended"
+            time.sleep(0.1)
+        client = BlockingKernelClient()
+        client.load_connection_file(file)
+        self._connect(client)
+
+    def close(self):
+        """End the server, and the kernel if it is still there."""
+        self.client.stop_channels()
+        self.server.kill()
+        self.server.wait()
+        if is_alive(self.process):
+            self.process.kill()
         shutil.rmtree(self.folder)
 
 

@@ -68,3 +68,16 @@ def test_a_killed_kernel_takes_its_workers_along():
         assert alive == []
     finally:
         kernel.close()
+
+
+def test_two_notebooks_at_once_do_not_collide(kernel):
+    other = Kernel()
+    try:
+        other.run(WORK)
+        many = "print([tpukit.launch(work, cores=2).results[0].tolist() for _ in range(5)] == [[1, 1]] * 5)"
+        waiting = other.client.execute(many)
+        assert kernel.run(many).splitlines()[-1] == "True"
+        assert other.client.get_shell_msg(timeout=60)["parent_header"]["msg_id"] == waiting
+        assert other.run("print(tpukit.launch(work, cores=2).results)").count("tensor([1., 1.])") == 2
+    finally:
+        other.close()

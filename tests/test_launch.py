@@ -74,6 +74,29 @@ def test_a_large_result_comes_back_whole():
     assert [float(result.sum()) for result in run.results] == [0, 25_000_000]
 
 
+def test_half_a_gigabyte_is_held_once_by_the_worker_and_once_by_the_kernel():
+    out = in_python(
+        """
+        import torch, tpukit
+
+        def peak():
+            return int(next(line for line in open("/proc/self/status") if line.startswith("VmHWM")).split()[1]) / 1024
+
+        def work(core, mib):
+            return {f"layer {n}": torch.ones(mib * 2**20 // 40) for n in range(10)}  # ten tensors of float32
+
+        small = tpukit.launch(work, 1, cores=1, progress="off")
+        before = peak()
+        large = tpukit.launch(work, 500, cores=1, progress="off")
+        assert sum(float(tensor.sum()) for tensor in large.results[0].values()) > 1.3e8
+        print(peak() - before, (large.memory[0] - small.memory[0]) / 2**20)
+        """
+    )
+    kernel, worker = map(float, out.splitlines()[-1].split())
+    assert 480 < kernel < 540
+    assert 480 < worker < 540
+
+
 def test_log_rows_come_back_in_order_and_from_core_0_alone():
     def work(core):
         for step in range(300):

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
-from kernels import Kernel, is_alive  # noqa: E402
+from kernels import Kernel, ServedKernel, is_alive  # noqa: E402
 
 MOST_SECONDS = 10.0  # until control is back, from when the fault can be noticed
 
@@ -178,9 +178,10 @@ class Row:
 class Bench:
     """A kernel whose temporary files go to a folder of its own."""
 
-    def __init__(self, backend: str, wrap: tuple[str, ...] = ()):
+    def __init__(self, backend: str, wrap: tuple[str, ...] = (), served: bool = False):
         self.folder = Path(tempfile.mkdtemp(prefix="faults-"))
-        self.kernel = Kernel({"TMPDIR": str(self.folder), "PYTHONPATH": str(Path(__file__).parents[2])}, wrap)
+        environ = {"TMPDIR": str(self.folder), "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.kernel = ServedKernel(environ) if served else Kernel(environ, wrap)
         self.kernel.run(SETUP.replace("{backend!r}", repr(backend)))
         assert self.kernel.error is None, self.kernel.error
         self.kernel.run("launch(fine)")  # imports are not part of any fault
@@ -240,7 +241,7 @@ def run_fault(fault: Fault, bench: Bench) -> Row:
 
 def end_of_kernel(name: str, end: Callable[[Kernel], None], backend: str) -> Row:
     """End the kernel in some way while workers of it, and a DataLoader process of each, wait; nothing may survive."""
-    bench = Bench(backend)
+    bench = Bench(backend, served=name.startswith("notebook server"))
     kernel = bench.kernel
     try:
         loop = "for _ in core.batches(Data(-1, None), batch_size=4, workers=1): time.sleep(9999)"
@@ -272,6 +273,7 @@ def hang_up(kernel: Kernel) -> None:
 ENDS = {
     "kernel kill -9": lambda kernel: kernel.process.kill(),
     "kernel restart": restart,
+    "notebook server kill -9": lambda kernel: kernel.server.kill(),
     "terminal hang-up": hang_up,
 }
 
