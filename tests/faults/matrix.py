@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -145,7 +146,7 @@ FAULTS = [
           wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True, check="os.listdir('/tmp/tpukit-tiny') == []"),
     Fault("/dev/shm full",
           "now()\nfor _ in core.batches(torch.utils.data.TensorDataset(torch.zeros(64, 1_000_000)), batch_size=4, workers=1): pass",
-          "core [01] of 2 raised RuntimeError(.|\n)*(shared memory|shm|Bus error|No space left)",
+          "core [01] of 2 raised (RuntimeError|OSError)(.|\n)*(shared memory|shm|Bus error|No space left)",
           wrap=tmpfs("/dev/shm"), needs_root=True),
     Fault("a flood of 100,000 lines from each rank", "for n in range(100_000): print('line', n)\nnow()", "",
           check="len(result.results) == 2"),
@@ -321,6 +322,7 @@ def main() -> int:
     parser.add_argument("--backend", choices=["cpu", "xla", "both"], default="both", help="xla: a TPU's start-up")
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose name has the word")
     asked = parser.parse_args()
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the kernels would inherit deaf ears
     rows = []
     for backend in ["cpu", "xla"] if asked.backend == "both" else [asked.backend]:
         print(f"{'fault (' + backend + ')':<52}{'control':>10} {'left':>6} {'files':>6} {'again':>6}", flush=True)
