@@ -86,7 +86,9 @@ class Crew:
                 if self.failures and deadline is None:
                     waiting = all(failure.waiting for failure in self.failures)
                     deadline = time.monotonic() + (_GRACE_SECONDS_WAITING if waiting else _GRACE_SECONDS)
-                if deadline and (time.monotonic() > deadline or self._all_accounted_for()):
+                if deadline and self._all_accounted_for():  # but for the last rows of a log
+                    deadline = min(deadline, time.monotonic() + _TICK_SECONDS)
+                if deadline and time.monotonic() > deadline:
                     break
         self.ended = time.monotonic()
         for member in self.members:
@@ -147,7 +149,7 @@ class Crew:
     def _note_death(self, member: "Member") -> None:
         """Tell of a process that ended with neither a result nor a word."""
         told = {failure.rank for failure in self.failures}
-        if self._done(member) or told & {-1, *member.ranks} or member.reported:
+        if self._done(member) or told & {*member.ranks} or member.reported:
             return
         member.reported = True
         what, fix = death(member.process.exitcode or 0, self.memory.get(member.rank))

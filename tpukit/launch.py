@@ -135,8 +135,7 @@ def _run(plan: Plan, crew: Crew) -> Run:
 
 def _message(failure: Failure, plan: Plan) -> str:
     others = ("", " (the other was ended)", f" (the other {plan.cores - 1} were ended)")[min(plan.cores, 3) - 1]
-    who = f"core {failure.rank} of {plan.cores}" if failure.rank >= 0 else f"the start of {plan.device}"
-    lines = [f"{who} {failure.what}{others}"]
+    lines = [f"core {failure.rank} of {plan.cores} {failure.what}{others}"]
     if failure.waiting:
         lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
     if failure.where:
@@ -149,9 +148,18 @@ def _message(failure: Failure, plan: Plan) -> str:
 
 def _place(file: str, line: int, function: str) -> str:
     """Say where in the reader's words: `train(), cell 12, line 9`."""
+    cell = _cell(file)
+    return f"{function}(), " + (f"cell {cell}" if cell else file) + f", line {line}"
+
+
+def _cell(file: str) -> int | None:
+    """Return the number of the notebook cell that Python knows as a file."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    cell = getattr(getattr(shell, "compile", None), "_filename_map", {}).get(file)
-    if cell is None and file.startswith("<ipython-input-"):  # IPython 7, Colab's
-        cell = file.split("-")[2]
-    return f"{function}(), " + (f"cell {cell}" if cell else file) + f", line {line}"
+    if shell is None:
+        return None
+    names = getattr(shell.compile, "_filename_map", None)
+    if names is None:  # IPython 7, Colab's
+        cells = shell.history_manager.input_hist_raw
+        names = {shell.compile.get_code_name(source, source, number): number for number, source in enumerate(cells)}
+    return names.get(file)

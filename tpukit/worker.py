@@ -106,7 +106,7 @@ def main(task: Task, start: Callable[[Callable], None], ties: Ties) -> None:
     try:
         start(lambda backend: run_core(task, backend, sender.send, cores))
     except BaseException as error:  # the device did not start: no core is there to say so
-        sender.send(("failed", _failure(-1, error, waiting=None)))
+        sender.send(("failed", _failure(ties.rank, error, waiting=None)))
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -135,9 +135,9 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list) -
             pack(result)  # raises too, and names the part of the result, not of the message
             raise
     except BaseException as error:  # whatever it is, the kernel has to hear of it
-        with contextlib.suppress(Exception):
-            core.flush()
         send(("failed", _failure(core.rank, error, core.waiting)))
+        with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
+            core.flush()
 
 
 def _cut_loose(ties: Ties) -> None:
