@@ -161,5 +161,7 @@ def _cell(file: str) -> int | None:
     names = getattr(shell.compile, "_filename_map", None)
     if names is None:  # IPython 7, Colab's
         cells = shell.history_manager.input_hist_raw
-        names = {shell.compile.get_code_name(source, source, number): number for number, source in enumerate(cells)}
+        ends = ("", "\n")  # the history has lost it
+        numbered = [(number, source + end) for number, source in enumerate(cells) for end in ends]
+        names = {shell.compile.get_code_name(source, source, number): number for number, source in numbered}
     return names.get(file)
