@@ -6,6 +6,7 @@ import faulthandler
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import sys
 import sysconfig
@@ -222,7 +223,16 @@ def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:
         what = _TERMINATED
     else:
         what = f"raised {type(error).__name__}: {_in_a_line(error)}".removesuffix(": ")
-    return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_survivor(error))
+    fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
+    return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_survivor(error), fix=fix)
+
+
+def _fix_of_a_dead_loader() -> str:
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+    return (
+        f"a DataLoader process was killed: host memory, or /dev/shm, which has {free / 2**20:,.0f} MiB free;\n"
+        "         workers=0, a smaller batch_size, or a container with more shared memory"
+    )
 
 
 def _in_a_line(error: BaseException) -> str:
