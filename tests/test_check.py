@@ -8,29 +8,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from machines import COLAB, KAGGLE
 
 from tpukit.check import RuntimeCheckFailed, check
 from tpukit.environment import prepare
-from tpukit.host import Host
 
 ROOT = Path(__file__).parents[1]
-KAGGLE = Host(
-    platform="Kaggle",
-    system="Linux x86_64",
-    chips=8,
-    generation="v5e",
-    versions={"python": "3.12.11", "torch": "2.8.0+cpu", "torch_xla": "2.8.0", "libtpu": "0.0.17"},
-    memory=300 * 2**30,
-    cpus=96,
-    shm=16 * 2**30,
-    evidence=dict.fromkeys(("platform", "system", "chips", "versions", "memory", "cpus", "shm"), "given by the test"),
-)
-COLAB = replace(
-    KAGGLE,
-    platform="Colab",
-    chips=1,
-    versions={"python": "3.13.5", "torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1"},
-)
 TPU_VM = replace(COLAB, platform="TPU VM", chips=4, generation="v4")
 LAPTOP = replace(COLAB, platform="laptop", chips=0, generation=None)
 READY = {"PJRT_DEVICE": "TPU"}

@@ -6,28 +6,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from machines import COLAB
+from machines import KAGGLE as EIGHT
 
 from tpukit.environment import Changes, install_line, needed_changes, prepare
-from tpukit.host import Host
 
 ROOT = Path(__file__).parents[1]
-EIGHT = Host(
-    platform="Kaggle",
-    system="Linux x86_64",
-    chips=8,
-    generation="v5e",
-    versions={"python": "3.12.11", "torch": "2.8.0+cpu", "torch_xla": "2.8.0", "libtpu": "0.0.17"},
-    memory=300 * 2**30,
-    cpus=96,
-    shm=16 * 2**30,
-    evidence=dict.fromkeys(("platform", "system", "chips", "versions", "memory", "cpus", "shm"), "given by the test"),
-)
-COLAB = replace(
-    EIGHT,
-    platform="Colab",
-    chips=1,
-    versions={"python": "3.13.5", "torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1"},
-)
 LAPTOP = replace(EIGHT, platform="laptop", chips=0, generation=None, versions={"python": "3.11.7"})
 
 # What Kaggle's TPU image sets, as one user's dump and its Dockerfile have it.
