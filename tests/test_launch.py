@@ -1,8 +1,10 @@
 import dataclasses
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 
 import numpy
@@ -376,3 +378,22 @@ def test_without_fork_one_core_runs_in_this_process():
     )
     assert "has no fork" in out
     assert "a rehearsal: 1 CPU process stands in for TPU cores" in out
+
+
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla", marks=pytest.mark.xla)])
+def test_sigterm_is_heard_whichever_thread_the_system_hands_it_to(backend):
+    """A main thread that sleeps, waits or compiles is not woken by a signal that another thread took."""
+
+    def work(core):
+        def take_it():
+            time.sleep(0.3)
+            signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+
+        if core.rank == 1:
+            threading.Thread(target=take_it).start()
+        time.sleep(60)
+
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match="core 1 of 2 was told to end by SIGTERM"):
+        quietly(work, cores=2, backend=backend)
+    assert time.monotonic() - began < 30

@@ -6,6 +6,7 @@ import faulthandler
 import multiprocessing
 import os
 import random
+import select
 import shutil
 import signal
 import sys
@@ -96,8 +97,9 @@ def main(task: Task, start: Callable[[Callable], None], ties: Ties) -> None:
     """Run in the forked child and never return; `start` starts the device and calls its argument once a core."""
     _cut_loose(ties)
     sender, cores, finished = Sender(ties.messages), [], threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: _terminate(finished, sender, cores))
-    threading.Thread(target=_obey, args=(ties, finished, sender, cores), daemon=True).start()
+    signals = _hear_signals()
+    signal.signal(signal.SIGTERM, lambda *_: _unwind(finished, cores))
+    threading.Thread(target=_obey, args=(ties, signals, finished, sender, cores), daemon=True).start()
     threading.Thread(target=_beat, args=(ties.heartbeat, finished, sender, cores), daemon=True).start()
 
     import torch
@@ -150,7 +152,7 @@ def _cut_loose(ties: Ties) -> None:
     if os.getppid() != ties.kernel:  # it died before it could be asked
         os._exit(1)
     leftovers.mark(ties.kernel)
-    os.register_at_fork(after_in_child=_die_with_parent)  # DataLoader workers too
+    os.register_at_fork(after_in_child=_begin_as_grandchild)  # DataLoader workers
     for fd in ties.others:
         os.close(fd)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -172,14 +174,33 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _obey(ties: Ties, finished: threading.Event, sender: Sender, cores: list) -> None:
-    """Send stacks when asked; at the end of the control pipe go, quietly if the work is done."""
-    while os.read(ties.control, 1) == SEND_STACKS:
-        frames = sys._current_frames()
-        started = [(core.rank, thread) for core, thread in cores]
-        with contextlib.suppress(OSError):
-            for rank, thread in started or [(ties.rank, threading.main_thread().ident)]:
-                sender.send(("stacks", rank, _stack(frames[thread])))
+def _begin_as_grandchild() -> None:
+    signal.set_wakeup_fd(-1)  # its signals are not this process's
+    _die_with_parent()
+
+
+def _hear_signals() -> int:
+    """Return a pipe on which the number of every signal arrives that Python handles, whatever the main thread does."""
+    signals, written = os.pipe()
+    os.set_blocking(written, False)
+    signal.set_wakeup_fd(written, warn_on_full_buffer=False)
+    return signals
+
+
+def _obey(ties: Ties, signals: int, finished: threading.Event, sender: Sender, cores: list) -> None:
+    """Send stacks when asked, tell of SIGTERM; at the end of the control pipe go, quietly if the work is done."""
+    while True:
+        ready, _, _ = select.select([ties.control, signals], [], [])
+        if signals in ready and signal.SIGTERM in os.read(signals, 1024) and not finished.is_set():
+            _tell_of_the_end(sender, cores)
+        if ties.control in ready:
+            if os.read(ties.control, 1) != SEND_STACKS:
+                break
+            frames = sys._current_frames()
+            started = [(core.rank, thread) for core, thread in cores]
+            with contextlib.suppress(OSError):
+                for rank, thread in started or [(ties.rank, threading.main_thread().ident)]:
+                    sender.send(("stacks", rank, _stack(frames[thread])))
     if finished.is_set():
         os._exit(0)
     os.killpg(os.getpgid(0), signal.SIGKILL)
@@ -193,19 +214,21 @@ def _beat(seconds: float, finished: threading.Event, sender: Sender, cores: list
                 sender.send(("alive", core.rank, core.activity, core.waiting, _peak_memory()))
 
 
-def _terminate(finished: threading.Event, sender: Sender, cores: list) -> None:
-    """Raise `Terminated` in every core. A thread other than this may not see it soon, so it is told of here."""
-    if finished.is_set():
-        return
+def _unwind(finished: threading.Event, cores: list) -> None:
+    """On SIGTERM, raise `Terminated` in the core that runs in the main thread, if one does."""
+    if not finished.is_set() and (not cores or threading.get_ident() in [thread for _, thread in cores]):
+        raise Terminated
+
+
+def _tell_of_the_end(sender: Sender, cores: list) -> None:
+    """Tell of SIGTERM for every core, which may sit in native code and hear of it late, and unwind those in threads."""
     frames = sys._current_frames()
-    others = [(core, thread) for core, thread in cores if thread != threading.get_ident()]
-    for core, thread in others:
+    for core, thread in cores:
         told = Failure(core.rank, time.monotonic(), _TERMINATED, trace=_stack(frames[thread]), title="where it stood")
         with contextlib.suppress(OSError):
             sender.send(("failed", told))
-        ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Terminated))
-    if not others:
-        raise Terminated
+        if thread != threading.main_thread().ident:
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Terminated))
 
 
 def _failure(rank: int, error: BaseException, waiting: str | None) -> Failure:

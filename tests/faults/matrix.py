@@ -330,6 +330,11 @@ def main() -> int:
     passed = sum(row.passed for row in rows)
     slowest = max((row.seconds for row in rows), default=0.0)
     orphans = sum(row.left for row in rows)
+    failed = [row for row in rows if not row.passed]
+    if failed:  # once more: of a long output people are shown the end
+        print(f"\n{len(failed)} failed")
+        for row in failed:
+            show(row)
     summary = {"faults": len(rows), "passed": passed, "max_seconds_to_control": round(slowest, 1), "orphans": orphans}
     print(json.dumps(summary))
     return passed != len(rows)
