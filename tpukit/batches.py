@@ -1,14 +1,10 @@
-"""Batches of one fixed shape from any map-style dataset, each core its own share, on the core's device."""
+"""Batches of one fixed shape, each core its own share, prepared ahead of the step that takes them."""
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol
+import time
+from collections.abc import Callable, Iterator
 
-
-class MapDataset(Protocol):
-    """What `batches` reads: `len(dataset)` samples, `dataset[i]` a tensor, number, tuple or dict of them."""
-
-    def __len__(self) -> int: ...  # noqa: D105
-    def __getitem__(self, index: int) -> object: ...  # noqa: D105
+from tpukit.ahead import Buffers, ImageSource, MapDataset, as_source, in_processes, in_threads, processors
+from tpukit.shares import Share
 
 
 class Batches:
@@ -16,100 +12,156 @@ class Batches:
 
     Every core gets the same number of batches and every batch has `batch_size` samples, so nothing compiles twice
     and no core waits for another that has finished.
+
+    Attributes:
+        epoch: the epoch that is read, or comes next.
+        waited: seconds the loop has waited for batches, since this was made.
+        current: (batch_size,) int64, which samples the last batch held.
     """
 
     def __init__(
         self,
-        dataset: MapDataset,
+        dataset: MapDataset | ImageSource,
         *,
         batch_size: int,
         rank: int = 0,
         world_size: int = 1,
-        device: object = None,
         shuffle: bool = False,
         drop_last: bool = False,
+        mask: bool = False,
         seed: int = 0,
-        workers: int = 0,
+        workers: int | None = None,
+        threads: int = 1,
+        send: Callable[[list], list] | None = None,
     ):
         count = len(dataset)
-        together = batch_size * world_size
+        self.share = Share(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
             raise ValueError(f"batch_size is the samples a core and step, at least 1, got {batch_size}")
         if count == 0:
             raise ValueError(
                 "the dataset is empty: its length is 0\n  fix:   check the path, and the fold it was made from"
             )
-        if drop_last and count < together:
+        if not self.share.steps():
             raise ValueError(
                 f"{count} samples do not fill one batch of {batch_size} on each of {world_size} cores\n"
                 f"  fix:   batch_size={max(1, count // world_size)}, or drop_last=False"
             )
-        self.dataset, self.batch_size, self.rank, self.world_size = dataset, batch_size, rank, world_size
-        self.device, self.shuffle, self.drop_last, self.seed, self.workers = device, shuffle, drop_last, seed, workers
-        self.epoch = 0
-        self._steps = count // together if drop_last else -(-count // together)
+        if threads < 1 or (workers or 0) < 0:
+            raise ValueError(f"batches take 1 thread or more and 0 workers or more, got {threads} and {workers}")
+        self._dataset, self._source = dataset, as_source(dataset)
+        if workers is None:
+            workers = processors(world_size) if getattr(self._source, "form", None) == "jpeg" else 0
+        self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
+        self._send = send or (lambda tensors: tensors)
+        self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
+        self.epoch, self.waited, self.current = 0, 0.0, None
+        self._done = 0  # samples of the epoch that the loop has been given, on all cores
+        self._resumed = False
 
     def __len__(self) -> int:
-        return self._steps
+        return self.share.steps()
 
     @property
     def samples_per_step(self) -> int:
         """Samples that all cores together take in one step."""
-        return self.batch_size * self.world_size
+        return self.share.samples_per_step
 
     def __iter__(self) -> Iterator[object]:
-        from torch.utils.data import DataLoader
+        if self._done and not self._resumed:  # the last loop was left early
+            self.epoch, self._done = self.epoch + 1, 0
+        self._resumed = False
+        positions = self.share.positions(self._done)
+        samples = self.share.samples(positions, epoch=self.epoch, seed=self._seed)
+        prepared = self._prepare(positions, samples)
+        for mine in samples:
+            began = time.perf_counter()
+            batch = next(prepared)
+            self.waited += time.perf_counter() - began
+            self.current = mine
+            self._done += self.samples_per_step
+            yield self._shaped(batch)
+        prepared.close()
+        self.epoch, self._done = self.epoch + 1, 0
 
-        shares = self.indices(self.epoch)
-        self.epoch += 1
-        context = "fork" if self.workers else None
-        dataset = self.dataset if hasattr(self.dataset, "__getitems__") else _Numbered(self.dataset)
-        loader = DataLoader(dataset, batch_sampler=shares, num_workers=self.workers, multiprocessing_context=context)
-        for batch in loader:
-            yield _to_device(batch, self.device)
+    def indices(self, epoch: int) -> list[list[int]]:
+        """Say which samples this core sees in an epoch, batch by batch."""
+        return self.share.samples(self.share.positions(), epoch=epoch, seed=self._seed).tolist()
 
-    def indices(self, epoch: int) -> list[Sequence[int]]:
-        """Say which samples this core sees in an epoch, batch by batch.
+    # ---- where in the data a run is ----------------------------------------------------------------------------
 
-        Shuffled, step `i` of all cores together is samples `i * n` to `(i + 1) * n` of one permutation that depends
-        on seed and epoch alone: two cores with batch B see what one sees with 2 B. In order, core 0 has the first
-        stretch, core 1 the next, and the padding is at the very end: `core.gather(outputs)[:len(dataset)]` is
-        every sample exactly once, in dataset order.
+    def state_dict(self) -> dict:
+        """Return how far the loop has come: batches it was given count, batches prepared ahead do not."""
+        return {"epoch": self.epoch, "samples": self._done, "seed": self._seed, "count": self.share.count}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Go on where a state was saved: the next loop gives the rest of that epoch, in the same order.
+
+        Shuffled, the number of cores and the batch size may be others than they were.
+
+        Raises:
+            ValueError: the state is of a dataset of another length, or, in order, of another number of samples a step.
         """
-        import numpy
+        if state["count"] != self.share.count:
+            raise ValueError(
+                f"the state is of a dataset of {state['count']:,} samples, this one has {self.share.count:,}\n"
+                "  fix:   make the same dataset again, or start without the state"
+            )
+        if not self.share.shuffle and state["samples"] % self.samples_per_step:
+            raise ValueError(
+                f"the state is {state['samples']} samples into an epoch in order, which is no multiple of the "
+                f"{self.samples_per_step} a step of all cores now takes\n"
+                "  fix:   as many cores and as large a batch as when it was saved, or shuffle=True"
+            )
+        self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
+        if not self.share.steps(self._done):
+            self.epoch, self._done = self.epoch + 1, 0
+        self._resumed = True
 
-        count, total = len(self.dataset), self._steps * self.samples_per_step
-        if self.shuffle:
-            order = numpy.resize(numpy.random.default_rng((self.seed, epoch)).permutation(count), total)
-            mine = order.reshape(self._steps, self.world_size, self.batch_size)[:, self.rank]
-        else:
-            order = numpy.minimum(numpy.arange(total), count - 1)
-            mine = order.reshape(self.world_size, self._steps, self.batch_size)[self.rank]
-        return mine.tolist()
+    # ---- making them -------------------------------------------------------------------------------------------
+
+    def _prepare(self, positions, samples) -> Iterator[object]:
+        """Yield the batches, on the device, with their masks if asked for."""
+        real = positions < self.share.count
+        steps = range(len(samples))
+        if self._source is not None and not self._workers:
+            calls = ((lambda step=step: self._finish(self._gather(samples, step), real[step])) for step in steps)
+            return in_threads(calls, self._threads)
+        dataset = self._dataset if self._source is None else self._source
+        jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
+        made = in_processes(dataset, jobs, self._workers, (self._seed, self.epoch))
+        finished = ((lambda step=step: self._finish(next(made), real[step])) for step in steps)
+        # A dataset that is called in this process draws this thread's random numbers: no thread, the same numbers.
+        return in_threads(finished, 1) if self._workers else (call() for call in finished)
+
+    def _gather(self, samples, step: int) -> tuple:
+        import torch
+
+        if step + 1 < len(samples) and hasattr(self._source, "read_ahead"):
+            self._source.read_ahead(samples[step + 1])
+        images = self._source.take(samples[step], out=self._buffers.get())
+        return torch.from_numpy(images), torch.from_numpy(self._source.labels[samples[step]])
+
+    def _finish(self, batch: object, real) -> object:
+        """Add the mask and send all tensors to the device, in one transfer."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        if self._mask:
+            batch = _with_mask(batch, torch.from_numpy(real))
+        leaves, form = tree.tree_flatten(batch)
+        sent = iter(self._send([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        return tree.tree_unflatten([next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], form)
+
+    def _shaped(self, batch: object) -> object:
+        """Turn a source's images into (B, 3, H, W), a view: on the device, where it is free."""
+        if self._source is None:
+            return batch
+        images, *others = batch
+        return images.permute(0, 3, 1, 2), *others
 
 
-class _Numbered:
-    """A dataset whose errors say which sample it was, also from a DataLoader's process."""
-
-    def __init__(self, dataset: MapDataset):
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> object:
-        try:
-            return self.dataset[index]
-        except Exception as error:
-            error.add_note(f"sample {index} of the dataset")
-            raise
-
-
-def _to_device(batch: object, device: object) -> object:
-    if hasattr(batch, "to"):
-        return batch.to(device)
+def _with_mask(batch: object, real) -> object:
     if isinstance(batch, dict):
-        return {name: _to_device(part, device) for name, part in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(_to_device(part, device) for part in batch)
-    return batch  # strings: names of files
+        return {**batch, "mask": real}
+    return (*batch, real) if isinstance(batch, list | tuple) else (batch, real)

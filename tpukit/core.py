@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tpukit.batches import Batches, MapDataset
+from tpukit.ahead import ImageSource, MapDataset
+from tpukit.batches import Batches
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
 
@@ -58,38 +59,49 @@ class Core:
 
     def batches(
         self,
-        dataset: MapDataset,
+        dataset: MapDataset | ImageSource,
         *,
         batch_size: int,
         shuffle: bool = False,
         drop_last: bool = False,
+        mask: bool = False,
         seed: int = 0,
-        workers: int = 0,
+        workers: int | None = None,
+        threads: int = 1,
     ) -> Batches:
-        """Make this core's batches of a map-style dataset, on the device, every one of the same shape.
+        """Make this core's batches of a dataset, on the device, every one of the same shape, prepared ahead.
+
+        `Records` and a `Cache`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
+        (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32. Normalise and augment on the device.
 
         Args:
-            dataset: anything with a length whose items `torch.utils.data.default_collate` can stack.
+            dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
+                can stack.
             batch_size: samples a core and step.
             shuffle: a new order each epoch, the same on every core. In order, every core has one stretch, and
                 `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
             drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
+            mask: add a (batch_size,) bool tensor to every batch, False for such repeated samples.
             seed: decides the order.
-            workers: processes a core that call the dataset; 0 calls it in the training loop.
+            workers: processes a core that make batches. None: for records that hold JPEG, as many as the machine has
+                processors left; for any other dataset 0, which calls it in the training loop.
+            threads: that gather a source's batches where no process does.
 
         Raises:
-            ValueError: the dataset is empty, or too small for `drop_last`.
+            ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range.
         """
         return Batches(
             dataset,
             batch_size=batch_size,
             rank=self.rank,
             world_size=self.world_size,
-            device=self.device,
             shuffle=shuffle,
             drop_last=drop_last,
+            mask=mask,
             seed=seed,
             workers=workers,
+            threads=threads,
+            send=self._backend.to_device,
         )
 
     @contextlib.contextmanager

@@ -118,6 +118,10 @@ class Cpu:
                 for tensor, part in zip(chosen, flat.split([tensor.numel() for tensor in chosen]), strict=True):
                     tensor.copy_(part.view(tensor.shape))
 
+    def to_device(self, tensors: list) -> list:
+        """Return the tensors of a batch on the device; a thread other than the core's may ask."""
+        return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+
     def to_cpu(self, tensors: list) -> list:
         """Return the tensors in host memory; those that live there are returned as they are."""
         return [tensor.detach().cpu() for tensor in tensors]

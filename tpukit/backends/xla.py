@@ -88,6 +88,12 @@ class Tpu:
         if self.world_size > 1:
             xm.all_reduce(xm.REDUCE_SUM, tensors, scale=1.0 / self.world_size)
 
+    def to_device(self, tensors: list) -> list:
+        """Return the tensors of a batch on the device, in one transfer; a thread other than the core's may ask."""
+        import torch_xla.core.xla_model as xm
+
+        return xm.send_cpu_data_to_device(tensors, self.device)
+
     def to_cpu(self, tensors: list) -> list:
         """Return the tensors in host memory, in one transfer."""
         return _to_cpu(tensors)
@@ -107,6 +113,7 @@ class Rehearsal(Cpu):
 
     seed = Tpu.seed
     sync = Tpu.sync
+    to_device = Tpu.to_device
 
     def to_cpu(self, tensors: list) -> list:
         """Return the tensors in host memory, in one transfer."""

@@ -1,0 +1,180 @@
+"""Batches prepared ahead of the loop: in threads where one native call does it, in processes where Python must."""
+
+import contextlib
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+
+class MapDataset(Protocol):
+    """What any dataset is: `len(dataset)` samples, `dataset[i]` a tensor, number, tuple or dict of them."""
+
+    def __len__(self) -> int: ...  # noqa: D105
+    def __getitem__(self, index: int) -> object: ...  # noqa: D105
+
+
+class ImageSource(Protocol):
+    """What gives whole batches in one call: `Records` and `Cache`.
+
+    Attributes:
+        shape: (height, width, 3) of every image.
+        labels: (N, L) float32.
+    """
+
+    shape: tuple[int, int, int]
+    labels: object
+
+    def __len__(self) -> int: ...  # noqa: D105
+    def take(self, indices, out=None): ...  # noqa: D102
+
+
+def as_source(dataset: object) -> ImageSource | None:
+    """Return what gives whole batches, also a `torch.utils.data.Subset` of it; None for any other dataset."""
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        inner = as_source(dataset.dataset)
+        return inner and _Part(inner, dataset.indices)
+    is_one = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
+    return dataset if is_one else None
+
+
+def in_threads(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
+    """Run the calls in background threads, two batches ahead of each, and yield what they return, in order."""
+    running: deque[Future] = deque()
+    with ThreadPoolExecutor(threads, thread_name_prefix="batches") as pool:
+        try:
+            for call in calls:
+                running.append(pool.submit(call))
+                if len(running) > 2 * threads:
+                    yield running.popleft().result()
+            while running:
+                yield running.popleft().result()
+        finally:  # a loop that was left early
+            for future in running:
+                future.cancel()
+
+
+def in_processes(dataset: MapDataset, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
+    """Yield the batches of a dataset through torch's DataLoader; with 0 workers they are made in the caller's thread.
+
+    A job is the samples of one batch, behind a number that is no other batch's of this epoch, on any core.
+    """
+    from torch.utils.data import DataLoader
+
+    context = "fork" if workers and hasattr(os, "fork") else None
+    loader = DataLoader(
+        _Whole(dataset, seed), batch_size=None, sampler=jobs, num_workers=workers, multiprocessing_context=context
+    )
+    return iter(loader)
+
+
+def processors(cores: int) -> int:
+    """Return how many processes each of `cores` may have for its batches: what its machine has left, 16 at most."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(0, min(16, mine // cores - 1))
+
+
+class Buffers:
+    """Arrays of one shape, each used again once nobody holds it.
+
+    A fresh array would be as good for one thread; two would wait for each other while the system hands out its pages.
+    """
+
+    def __init__(self, shape: tuple[int, ...]):
+        self._shape, self._arrays, self._lock = shape, [], threading.Lock()
+        self._idle = 0
+        self._idle = self._references(self._add())
+
+    def get(self):
+        """Return a uint8 array that no tensor, no view and no other thread holds."""
+        with self._lock:
+            for number in range(len(self._arrays)):
+                if self._references(number) <= self._idle:
+                    return self._arrays[number]
+            return self._arrays[self._add()]
+
+    def _add(self) -> int:
+        import numpy
+
+        self._arrays.append(numpy.empty(self._shape, numpy.uint8))
+        return len(self._arrays) - 1
+
+    def _references(self, number: int) -> int:
+        return sys.getrefcount(self._arrays[number])
+
+
+class _Part:
+    """Some samples of a source, as `torch.utils.data.Subset` names them."""
+
+    def __init__(self, source: ImageSource, indices):
+        import numpy
+
+        self._source, self._indices = source, numpy.asarray(indices)
+        self.shape, self.labels = source.shape, source.labels[self._indices]
+        self.form = getattr(source, "form", None)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def take(self, indices, out=None):
+        """Return (n, H, W, 3) uint8 images."""
+        return self._source.take(self._indices[indices], out)
+
+    def read_ahead(self, indices) -> None:
+        """Ask the system for the images that come next."""
+        if hasattr(self._source, "read_ahead"):
+            self._source.read_ahead(self._indices[indices])
+
+
+class _Whole:
+    """A dataset asked for whole batches, whose errors say which sample it was, also from a DataLoader's process."""
+
+    def __init__(self, dataset: MapDataset, seed: tuple[int, ...]):
+        self.dataset, self.seed = dataset, seed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, job: tuple):
+        import torch
+        from torch.utils.data import default_collate, get_worker_info
+
+        number, samples = job
+        if get_worker_info() is not None:
+            _seed((*self.seed, number))
+        source = as_source(self.dataset)
+        if source is not None:
+            return torch.from_numpy(source.take(samples)), torch.from_numpy(source.labels[samples])
+        samples = samples.tolist()
+        if hasattr(self.dataset, "__getitems__"):
+            return default_collate(self.dataset.__getitems__(samples))
+        return default_collate([self._one(sample) for sample in samples])
+
+    def _one(self, sample: int) -> object:
+        with _naming(sample):
+            return self.dataset[sample]
+
+
+@contextlib.contextmanager
+def _naming(sample: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"sample {sample} of the dataset")
+        raise
+
+
+def _seed(words: tuple[int, ...]) -> None:
+    """Seed all that a dataset may draw from, for one batch: a resumed epoch then draws what it would have drawn."""
+    import random
+
+    import numpy
+    import torch
+
+    word = int(numpy.random.SeedSequence(words).generate_state(1)[0])
+    random.seed(word)
+    numpy.random.seed(word)
+    torch.manual_seed(word)
