@@ -23,16 +23,20 @@ class Core:
         device: where this core's tensors live.
         waiting: the collective this core is in, None outside of one.
         activity: grows with whatever the core does; a core that stands still is known by it.
+        ends_between_steps: on SIGTERM the worker function is not broken off, but finds `told_to_end` True, and
+            returns or raises by itself; it has about eight seconds. See `finishing_steps`.
     """
 
-    def __init__(self, backend, send: Callable[[object], None]):
+    def __init__(self, backend, send: Callable[[object], None], seed: int = 0):
         self.rank: int = backend.rank
         self.world_size: int = backend.world_size
         self.device = backend.device
         self.waiting: str | None = None
         self.activity = 0
+        self.ends_between_steps = self.told_to_end = False
         self._backend = backend
         self._send = send
+        self._seed = seed
         self._rows: list[dict] = []
         self._logged = 0
         self._next_send = 0.0
@@ -111,19 +115,24 @@ class Core:
         self._backend.sync()
         self.activity += 1
 
-    def optimizer_step(self, optimizer) -> None:
+    def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
 
         Gradients that were added up over several calls of `backward` are averaged once, here.
+
+        Args:
+            optimizer: any of torch.optim's.
+            clip: the largest norm of all averaged gradients together; longer ones are shortened to it, on the device.
+            also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
         """
-        gradients = [
-            parameter.grad
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
+        import torch
+
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         with self._together("optimizer_step"):
-            self._backend.average(gradients)
+            self._backend.average([*gradients, *also])
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -135,6 +144,35 @@ class Core:
         """
         with self._together("average_buffers"):
             self._backend.average([buffer for buffer in module.buffers() if buffer.is_floating_point()])
+
+    def seed(self, *words: int) -> None:
+        """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.
+
+        Seeded with the number of the step before it, a step draws the same whether or not a run was resumed.
+        """
+        import random
+
+        import numpy
+        import torch
+
+        word = int(numpy.random.SeedSequence((self._seed, *words, self.rank)).generate_state(1)[0])
+        random.seed(word)
+        numpy.random.seed(word)
+        torch.manual_seed(word)
+        self._backend.seed(word)
+
+    @contextlib.contextmanager
+    def finishing_steps(self) -> Iterator[None]:
+        """Put SIGTERM off to the end of a step: within, look at `told_to_end` between steps, save, and raise.
+
+        The kernel waits for it, too, when the run is interrupted: some seconds, not longer.
+        """
+        self.ends_between_steps = True
+        self._send(("finishes steps", self.rank))
+        try:
+            yield
+        finally:
+            self.ends_between_steps = False
 
     # ---- together --------------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ _TICK_SECONDS = 0.1
 _GRACE_SECONDS = 0.5  # for a failure that came first but is still in its pipe
 _GRACE_SECONDS_WAITING = 2.0  # a core that failed in a collective: the one that left it there will be heard of
 _END_SECONDS = 1.0  # for `finally` blocks of workers told to end
+_SAVE_SECONDS = 8.0  # for core 0 to finish its step and save, where it has said that it would
 _STACKS_SECONDS = 2.0
 
 
@@ -44,6 +45,7 @@ class Crew:
         self.began = self.ended = 0.0
         self.folder: Path | None = None  # where the workers' own processes meet, removed with them
         self._stacks: dict[int, str] = {}
+        self._saves = False
 
     def __enter__(self) -> "Crew":
         _load(self.plan)
@@ -65,7 +67,7 @@ class Crew:
 
     def watch(self, display: Screen) -> Failure | None:
         """Take in what the workers send until all have returned, or one has failed; say which failed first."""
-        deadline = None
+        deadline, self._display = None, display
         with selectors.DefaultSelector() as pipes:
             for member in self.members:
                 pipes.register(member.messages.fd, selectors.EVENT_READ, member)
@@ -102,8 +104,11 @@ class Crew:
         try:
             unfinished = [member for member in self.members if not self._done(member)]
             for member in unfinished:
-                member.signal(signal.SIGTERM)
-            wait(unfinished, _END_SECONDS)
+                member.terminate()
+            if self._saves and unfinished and not self.failures:
+                self._wait_for_save()
+            else:
+                wait(unfinished, _END_SECONDS)
             for member in self.members:
                 member.dismiss()
             wait(self.members, _END_SECONDS)
@@ -113,6 +118,14 @@ class Crew:
             self.members = []
             if self.folder:
                 shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _wait_for_save(self) -> None:
+        """Show what core 0 says until it has ended its work; the others may wait in a collective for ever."""
+        deadline = time.monotonic() + _SAVE_SECONDS
+        first = self.members[0]
+        while time.monotonic() < deadline and not (first.is_gone() or self.failures or self._done(first)):
+            self._read(first, self._display)
+            time.sleep(0.02)
 
     def _read(self, member: "Member", display: Screen) -> None:
         for text in member.output.lines():
@@ -135,6 +148,8 @@ class Crew:
             case ("alive", rank, activity, waiting, memory):
                 self.memory[rank] = max(memory, self.memory.get(rank, 0))
                 self._watchdog.beat(rank, activity, waiting)
+            case ("finishes steps", 0):
+                self._saves = True
             case ("stacks", rank, text):
                 self._stacks[rank] = text
             case ("line", rank, text, named):
@@ -217,6 +232,31 @@ def _load(plan: Plan) -> None:
         xla.load("CPU")
     else:
         import torch.distributed  # noqa: F401
+
+
+@contextlib.contextmanager
+def sigterm_ends_the_run() -> Iterator[None]:
+    """Raise `Terminated` where SIGTERM would end this process on the spot, and let it end afterwards.
+
+    A platform that takes its machine back sends it, and SIGKILL some seconds later: workers can save in between.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        raise worker.Terminated
+
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    except worker.Terminated:
+        signal.raise_signal(signal.SIGTERM)
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 @contextlib.contextmanager

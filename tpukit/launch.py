@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tpukit.crew import Alone, Crew
+from tpukit.crew import Alone, Crew, sigterm_ends_the_run
 from tpukit.host import Host, host
 from tpukit.plan import Plan, lay_out, refuse_if_in_use
 from tpukit.progress import screen
@@ -106,7 +106,7 @@ def launch(
     plan = lay_out(machine, cores, backend)
     refuse_if_in_use(machine)
     crew = (Crew if plan.processes else Alone)(plan, Task(fn, args, seed), Limits(timeout, stall, heartbeat))
-    with screen(progress) as display, crew:
+    with sigterm_ends_the_run(), screen(progress) as display, crew:
         if plan.rehearsal:
             stand = "processes stand" if plan.cores > 1 else "process stands"
             display.line(f"a rehearsal: {plan.cores} {plan.device} {stand} in for TPU cores")

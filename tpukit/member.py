@@ -73,10 +73,10 @@ class Member:
         """Say whether the process has ended."""
         return self.process.exitcode is not None
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the process and its own children."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, number)
+    def terminate(self) -> None:
+        """Send SIGTERM to the process alone: it may still need its own children to end its step."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGTERM)
 
     def dismiss(self) -> None:
         """Close the control pipe: a worker that is done exits, any other kills itself."""
@@ -102,7 +102,8 @@ class Member:
     def kill(self) -> None:
         """Make sure nothing is left of it."""
         self.dismiss()
-        self.signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         self.process.close()
         self.messages.close()

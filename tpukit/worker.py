@@ -122,7 +122,7 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list) -
     """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
     import torch
 
-    core = Core(backend, send)
+    core = Core(backend, send, task.seed)
     cores.append((core, threading.get_ident()))
     try:
         torch.manual_seed(task.seed + core.rank)
@@ -216,7 +216,12 @@ def _beat(seconds: float, finished: threading.Event, sender: Sender, cores: list
 
 def _unwind(finished: threading.Event, cores: list) -> None:
     """On SIGTERM, raise `Terminated` in the core that runs in the main thread, if one does."""
-    if not finished.is_set() and (not cores or threading.get_ident() in [thread for _, thread in cores]):
+    if finished.is_set():
+        return
+    for core, _ in cores:
+        core.told_to_end = True
+    here = [core for core, thread in cores if thread == threading.get_ident()]
+    if not cores or any(not core.ends_between_steps for core in here):
         raise Terminated
 
 
@@ -224,6 +229,9 @@ def _tell_of_the_end(sender: Sender, cores: list) -> None:
     """Tell of SIGTERM for every core, which may sit in native code and hear of it late, and unwind those in threads."""
     frames = sys._current_frames()
     for core, thread in cores:
+        core.told_to_end = True
+        if core.ends_between_steps:
+            continue
         told = Failure(core.rank, time.monotonic(), _TERMINATED, trace=_stack(frames[thread]), title="where it stood")
         with contextlib.suppress(OSError):
             sender.send(("failed", told))

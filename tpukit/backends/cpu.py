@@ -60,9 +60,11 @@ class Cpu:
         """Return the sum, mean, min or max over the cores, the same bits on each."""
         import torch.distributed as dist
 
+        if op == "mean" and not tensor.is_floating_point():
+            tensor = tensor.to(self.real)
+        if self.world_size == 1:  # nor is a graph cut for it
+            return tensor.clone()
         (host,) = self.to_cpu([tensor])
-        if op == "mean" and not host.is_floating_point():
-            host = host.to(self.real)
         host = host.clone().contiguous()
         dist.all_reduce(host, {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(op, dist.ReduceOp.SUM))
         return (host / self.world_size if op == "mean" else host).to(tensor.device)
@@ -76,6 +78,8 @@ class Cpu:
         import torch
         import torch.distributed as dist
 
+        if self.world_size == 1:
+            return tensor.clone()
         (host,) = self.to_cpu([tensor])
         forms: list[object] = [None] * self.world_size
         dist.all_gather_object(forms, f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
@@ -110,6 +114,8 @@ class Cpu:
         """Change many tensors through one flat buffer a dtype: one message instead of a hundred."""
         import torch
 
+        if self.world_size == 1:
+            return
         for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
             chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
             flat = torch.cat([host.reshape(-1) for host in self.to_cpu(chosen)])
