@@ -120,3 +120,13 @@ BAD_IMAGES = {
 def test_images_in_another_form_are_refused(images):
     with pytest.raises(ValueError, match=r"takes \(N, 3, H, W\) uint8, got \("):
         normalize(BAD_IMAGES[images])
+
+
+def test_a_flip_changes_the_sides_of_the_labels():
+    images, labels = torch.zeros(64, 3, 8, 8, dtype=torch.uint8), torch.zeros(64, 10)
+    left, right = pe.LABELS.index("leftsided_pe"), pe.LABELS.index("rightsided_pe")
+    labels[:, left] = 1
+    changed = pe.augment()(images, labels)[1]
+    assert set(changed[:, left].tolist()) == {0, 1}
+    assert torch.equal(changed[:, left] + changed[:, right], torch.ones(64))
+    assert torch.equal(pe.augment(flip=0)(images, labels)[1], labels)

@@ -62,11 +62,17 @@ def in_processes(dataset: MapDataset, jobs: list, workers: int, seed: tuple[int,
 
     A job is the samples of one batch, behind a number that is no other batch's of this epoch, on any core.
     """
+    import torch
     from torch.utils.data import DataLoader
 
     context = "fork" if workers and hasattr(os, "fork") else None
     loader = DataLoader(
-        _Whole(dataset, seed), batch_size=None, sampler=jobs, num_workers=workers, multiprocessing_context=context
+        _Whole(dataset, seed),
+        batch_size=None,
+        sampler=jobs,
+        num_workers=workers,
+        multiprocessing_context=context,
+        generator=torch.Generator(),  # without one, each epoch would draw a number of the caller's
     )
     return iter(loader)
 

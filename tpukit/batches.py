@@ -14,6 +14,7 @@ class Batches:
     and no core waits for another that has finished.
 
     Attributes:
+        dataset: what was given.
         epoch: the epoch that is read, or comes next.
         waited: seconds the loop has waited for batches, since this was made.
         current: (batch_size,) int64, which samples the last batch held.
@@ -49,7 +50,7 @@ class Batches:
             )
         if threads < 1 or (workers or 0) < 0:
             raise ValueError(f"batches take 1 thread or more and 0 workers or more, got {threads} and {workers}")
-        self._dataset, self._source = dataset, as_source(dataset)
+        self.dataset, self._source = dataset, as_source(dataset)
         if workers is None:
             workers = processors(world_size) if getattr(self._source, "form", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
@@ -68,8 +69,8 @@ class Batches:
         return self.share.samples_per_step
 
     def __iter__(self) -> Iterator[object]:
-        if self._done and not self._resumed:  # the last loop was left early
-            self.epoch, self._done = self.epoch + 1, 0
+        if not self._resumed:  # the last loop may have been left early
+            self.end_epoch()
         self._resumed = False
         positions = self.share.positions(self._done)
         samples = self.share.samples(positions, epoch=self.epoch, seed=self._seed)
@@ -93,6 +94,11 @@ class Batches:
     def state_dict(self) -> dict:
         """Return how far the loop has come: batches it was given count, batches prepared ahead do not."""
         return {"epoch": self.epoch, "samples": self._done, "seed": self._seed, "count": self.share.count}
+
+    def end_epoch(self) -> None:
+        """Count an epoch that was left early as over."""
+        if self._done:
+            self.epoch, self._done = self.epoch + 1, 0
 
     def load_state_dict(self, state: dict) -> None:
         """Go on where a state was saved: the next loop gives the rest of that epoch, in the same order.
@@ -127,7 +133,7 @@ class Batches:
         if self._source is not None and not self._workers:
             calls = ((lambda step=step: self._finish(self._gather(samples, step), real[step])) for step in steps)
             return in_threads(calls, self._threads)
-        dataset = self._dataset if self._source is None else self._source
+        dataset = self.dataset if self._source is None else self._source
         jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
         made = in_processes(dataset, jobs, self._workers, (self._seed, self.epoch))
         finished = ((lambda step=step: self._finish(next(made), real[step])) for step in steps)

@@ -1,6 +1,7 @@
 """What a worker sees: its rank, its device, and the few things that cores do together."""
 
 import contextlib
+import copy
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -52,11 +53,12 @@ class Core:
     # ---- a training step -------------------------------------------------------------------------------------
 
     def model(self, module):
-        """Move a module to the device and give every core rank 0's weights and buffers, together.
+        """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
+        A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
         Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips.
         """
-        module = module.to(self.device)
+        module = copy.deepcopy(module).to(self.device)
         with self._together("model"):
             self._backend.broadcast([*module.parameters(), *module.buffers()])
         return module
@@ -221,8 +223,32 @@ class Core:
         """
         self._backend.sync()
         if self.is_main:
-            _save(self._on_cpu(value), Path(path))
+            _save(self.to_host(value), Path(path))
         self.barrier()
+
+    # ---- to and from host memory -----------------------------------------------------------------------------
+
+    def to_host(self, value: object) -> object:
+        """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        leaves, form = tree.tree_flatten(value)
+        moved = iter(self._backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        leaves = [next(moved).cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return tree.tree_unflatten(leaves, form)
+
+    def snapshot(self, value: object) -> object:
+        """Return `to_host` of a value as it is now: what is in host memory already is copied."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        on_host = self.device.type == "cpu"
+        return tree.tree_map_only(torch.Tensor, lambda t: t.clone() if on_host else t, self.to_host(value))
+
+    def to_device(self, tensors: list) -> list:
+        """Return tensors in host memory on the device, in one transfer."""
+        return self._backend.to_device(tensors)
 
     # ---- to the notebook -------------------------------------------------------------------------------------
 
@@ -285,19 +311,9 @@ class Core:
     def flush(self) -> None:
         """Send the logged rows now; a run's end does it too."""
         if self._rows:
-            rows, self._rows = self._on_cpu(self._rows), []
+            rows, self._rows = self.to_host(self._rows), []
             self._send(("log", self.rank, [{name: _number(value) for name, value in row.items()} for row in rows]))
             self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
-
-    def _on_cpu(self, value: object) -> object:
-        """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
-        import torch
-        from torch.utils import _pytree as tree
-
-        leaves, form = tree.tree_flatten(value)
-        moved = iter(self._backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
-        leaves = [next(moved).cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return tree.tree_unflatten(leaves, form)
 
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:

@@ -133,7 +133,7 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list) -
         result = task.fn(core, *task.args)
         core.flush()
         try:
-            send(("result", core.rank, result, _peak_memory()))
+            send(("result", core.rank, result, peak_memory()))
         except Unsendable:
             pack(result)  # raises too, and names the part of the result, not of the message
             raise
@@ -211,7 +211,7 @@ def _beat(seconds: float, finished: threading.Event, sender: Sender, cores: list
     with contextlib.suppress(OSError):  # the kernel is gone; the control pipe says so too
         while not finished.wait(seconds):
             for core, _ in cores:
-                sender.send(("alive", core.rank, core.activity, core.waiting, _peak_memory()))
+                sender.send(("alive", core.rank, core.activity, core.waiting, peak_memory()))
 
 
 def _unwind(finished: threading.Event, cores: list) -> None:
@@ -297,7 +297,7 @@ def _survivor(error: BaseException) -> BaseException | None:
     return error if type(again) is type(error) else None
 
 
-def _peak_memory() -> int:
+def peak_memory() -> int:
     """Return this process's largest resident set so far, in bytes, pages shared with the kernel included."""
     try:
         import resource

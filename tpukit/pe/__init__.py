@@ -2,7 +2,7 @@
 
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, assign_folds, read_labels
-from tpukit.pe.model import normalize, resnet34
+from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantom import phantom
 from tpukit.pe.windows import read_dicom, three_windows
 
@@ -11,6 +11,7 @@ __all__ = [
     "LABELS",
     "PEImages",
     "assign_folds",
+    "augment",
     "index_images",
     "normalize",
     "phantom",

@@ -71,6 +71,18 @@ def normalize(images):
     return torch.stack([red, green, blue], dim=1)
 
 
+def augment(**changes):
+    """Make the walkthrough's `Augment`, which takes (images, labels) of a batch on the device, before `normalize`.
+
+    A flip swaps the labels of the left and the right side; the heart then lies on the other side, too, which is rare
+    but no harm here. `changes` are other values for `Augment`'s own arguments.
+    """
+    from tpukit.augment import Augment
+    from tpukit.pe.labels import LABELS
+
+    return Augment(**{"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS, **changes})
+
+
 def _load(model, file: Path) -> None:
     """Copy a state dict from a file into the model; a last layer of another size is left as it is."""
     import pickle

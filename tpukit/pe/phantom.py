@@ -1,17 +1,13 @@
 """Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
 
-import contextlib
 import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-from tpukit.progress import screen
+from tpukit.processes import alone, cpus, share_out
 
 RECIPE = 1  # raise it whenever the same arguments would draw another picture
 UNFINISHED = "unfinished-"  # begins the name of the folder in which phantoms are drawn
@@ -67,13 +63,11 @@ def phantom(
     if _complete(folder, recipe):
         return folder
     folder.mkdir(parents=True, exist_ok=True)
-    with _alone(folder):
+    with alone(folder):
         if not _complete(folder, recipe):  # else another process has made them meanwhile
             _clear(folder)
-            # As many as this process may use, which in a container is often fewer than the machine has.
-            cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
             work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
-            _draw_in_processes(recipe, work, min(studies, workers or cpus), progress)
+            _draw_in_processes(recipe, work, min(studies, workers or cpus()), progress)
             _join_tables(work, folder / "train.csv")
             (work / "train-jpegs").rename(folder / "train-jpegs")
             shutil.rmtree(work)
@@ -160,47 +154,22 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
 
 
 def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | None) -> None:
-    """Share the studies out to fresh Python processes and wait for them.
-
-    Not forks: a notebook's kernel has threads and may hold a device. Not multiprocessing's spawn: it runs the caller's
-    script again, which needs a guard the caller may not have.
-    """
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from tpukit.pe.phantom import _work; _work(sys.argv[2])"
-    kit = str(Path(__file__).resolve().parents[2])
-    running = []
-    try:
-        for rank in range(workers):
-            log = open(work / f"worker-{rank}.log", "w+")  # noqa: SIM115 (read after the process ends)
-            job = json.dumps([recipe, str(work), rank, workers])
-            call = [sys.executable, "-c", code, kit, job]
-            # One thread each: numpy's own threads would only get in each other's way.
-            environ = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-            running.append((subprocess.Popen(call, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environ), log))
-        with screen(progress) as display:
-            while True:
-                ended = [process.poll() for process, _ in running]
-                display.bar("draw phantoms", len(list(work.glob("*.csv"))), recipe["studies"])
-                display.draw()
-                for code, (_, log) in zip(ended, running, strict=True):
-                    if code:
-                        log.seek(0)
-                        raise RuntimeError(f"a process drawing phantoms ended with status {code}\n{log.read()[-2000:]}")
-                if None not in ended:
-                    return
-                time.sleep(0.1)
-    finally:
-        for process, log in running:
-            process.kill()
-            process.wait()
-            log.close()
+    share_out(
+        "tpukit.pe.phantom:_work",
+        [[recipe, str(work), rank, workers] for rank in range(workers)],
+        label="draw phantoms",
+        total=recipe["studies"],
+        done=lambda: len(list(work.glob("*.csv"))),
+        folder=work,
+        progress=progress,
+    )
 
 
-def _work(job: str) -> None:
-    """Draw every `workers`th study, in a process of its own; stop when the process that asked is gone."""
-    recipe, work, rank, workers = json.loads(job)
-    parent = os.getppid()
+def _work(job: list) -> None:
+    """Draw every `workers`th study, in a process of its own."""
+    recipe, work, rank, workers = job
     for number, findings in enumerate(plan(recipe)):
-        if number % workers == rank and os.getppid() == parent:
+        if number % workers == rank:
             draw_study(recipe, number, findings, Path(work))
 
 
@@ -234,23 +203,6 @@ def _clear(folder: Path) -> None:
     for left in (folder / "train-jpegs", *folder.glob(f"{UNFINISHED}*")):
         shutil.rmtree(left, ignore_errors=True)
     (folder / "train.csv").unlink(missing_ok=True)
-
-
-@contextlib.contextmanager
-def _alone(folder: Path):
-    """Let one process at a time into a folder; the system opens the lock when a process dies."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock
-        yield
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network drives have none either
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _uid(*parts) -> str:
