@@ -5,7 +5,7 @@ import pytest
 torch = pytest.importorskip("torch")
 torchvision = pytest.importorskip("torchvision")
 
-from tpukit.pe import normalize, resnet34  # noqa: E402
+from tpukit.pe import LABELS, augment, normalize, resnet34  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -124,9 +124,9 @@ def test_images_in_another_form_are_refused(images):
 
 def test_a_flip_changes_the_sides_of_the_labels():
     images, labels = torch.zeros(64, 3, 8, 8, dtype=torch.uint8), torch.zeros(64, 10)
-    left, right = pe.LABELS.index("leftsided_pe"), pe.LABELS.index("rightsided_pe")
+    left, right = LABELS.index("leftsided_pe"), LABELS.index("rightsided_pe")
     labels[:, left] = 1
-    changed = pe.augment()(images, labels)[1]
+    changed = augment()(images, labels)[1]
     assert set(changed[:, left].tolist()) == {0, 1}
     assert torch.equal(changed[:, left] + changed[:, right], torch.ones(64))
-    assert torch.equal(pe.augment(flip=0)(images, labels)[1], labels)
+    assert torch.equal(augment(flip=0)(images, labels)[1], labels)
