@@ -37,7 +37,7 @@ class Core:
         self.ends_between_steps = self.told_to_end = False
         self._backend = backend
         self._send = send
-        self._seed = seed
+        self._seed, self._began = seed, time.monotonic()
         self._rows: list[dict] = []
         self._logged = 0
         self._next_send = 0.0
@@ -249,6 +249,16 @@ class Core:
     def to_device(self, tensors: list) -> list:
         """Return tensors in host memory on the device, in one transfer."""
         return self._backend.to_device(tensors)
+
+    def report(self, batches: Batches | None = None):
+        """Say what this core's process has compiled, copied and waited for so far, each with its fix: a table.
+
+        `batches` are those of the loop, whose waits are told as well, as a share of the time since this core started.
+        """
+        from tpukit.report import report
+
+        seconds = time.monotonic() - self._began
+        return report(self._backend, waited=batches and batches.waited, seconds=seconds)
 
     # ---- to the notebook -------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from tpukit import leftovers
 from tpukit.core import Core
+from tpukit.graphcache import kept_graphs
 from tpukit.messages import Sender, Unsendable, pack, unpack
 
 _HOME = str(Path(__file__).parent)
@@ -130,7 +131,8 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list) -
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed((task.seed + core.rank) % 2**32)
         backend.seed(task.seed + core.rank)
-        result = task.fn(core, *task.args)
+        with kept_graphs(backend, say=core.print):
+            result = task.fn(core, *task.args)
         core.flush()
         try:
             send(("result", core.rank, result, peak_memory()))

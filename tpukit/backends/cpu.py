@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 Body = Callable[["Cpu"], None]
 
@@ -13,6 +14,8 @@ class Cpu:
     """One CPU process among `world_size`, joined by gloo over the loopback interface."""
 
     collectives = "gloo"
+    keeps_graphs = False  # nothing is compiled; and XLA:CPU cannot read what it has written
+    after_sync: Callable[[], None] | None = None  # where a running profile marks its steps
 
     def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
         import torch
@@ -49,6 +52,8 @@ class Cpu:
 
     def sync(self) -> None:
         """Hand over the work recorded so far; a CPU has done it already."""
+        if self.after_sync:
+            self.after_sync()
 
     def barrier(self) -> None:
         """Wait until every core is here."""
@@ -131,6 +136,45 @@ class Cpu:
     def to_cpu(self, tensors: list) -> list:
         """Return the tensors in host memory; those that live there are returned as they are."""
         return [tensor.detach().cpu() for tensor in tensors]
+
+    # ---- what the device has to tell ---------------------------------------------------------------------------
+
+    def compiles(self) -> tuple[int, float] | None:
+        """Return the graphs this process has compiled or loaded, and seconds; None where nothing is compiled."""
+        return None
+
+    def metrics(self) -> dict[str, tuple[int, float]]:
+        """Return torch_xla's metrics and counters by name, as (count, total); without it there are none."""
+        return {}
+
+    def memory(self) -> dict[str, int]:
+        """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
+        return {}
+
+    def open_cache(self, folder: Path) -> bool:
+        """Keep compiled graphs in a folder and load them from there; False where nothing can be kept."""
+        return False
+
+    def start_trace(self, folder: Path) -> None:
+        """Record what the device and the host do, until `stop_trace`."""
+        from torch.profiler import ProfilerActivity, profile
+
+        # A torch built for CUDA logs an error line where no driver is, though nothing is wrong.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device.type == "cuda")
+        self._trace, self._trace_folder = profile(activities=kinds), folder
+        self._trace.start()
+
+    def stop_trace(self) -> None:
+        """End the recording and write it into the folder, as a Chrome trace."""
+        self._trace.stop()
+        self._trace.export_chrome_trace(str(self._trace_folder / "trace.json.gz"))
+
+    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
+        """Name a stretch of the recording as a step."""
+        from torch.profiler import record_function
+
+        return record_function(f"step {number}")
 
 
 def run(body: Body, *, rank: int, world_size: int, listener: socket.socket, core: type[Cpu] = Cpu) -> None:

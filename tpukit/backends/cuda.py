@@ -37,3 +37,10 @@ class Cuda(Cpu):
     def to_cpu(self, tensors: list) -> list:
         """Return the tensors as they are: NCCL wants them on the GPU."""
         return [tensor.detach().to(self.device) for tensor in tensors]
+
+    def memory(self) -> dict[str, int]:
+        """Return "peak", the most bytes that tensors took on this GPU so far, and "limit", what it has."""
+        import torch
+
+        _, total = torch.cuda.mem_get_info(self.device)
+        return {"peak": torch.cuda.max_memory_allocated(self.device), "limit": total}

@@ -1,0 +1,167 @@
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from tpukit.launch import launch
+from tpukit.report import Report, report
+
+XLA = pytest.mark.xla
+
+
+def reported(step, *, backend="xla", cores=1, steps=14, rank=0, **options):
+    """Train a small model for some steps, doing `step(core, model, number)` in each, and return the report."""
+
+    def work(core):
+        model = core.model(nn.Linear(3, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(1, steps + 1):
+            with core.step():
+                loss = step(core, model, number)
+                loss.backward()
+                core.optimizer_step(optimizer)
+        return report(core._backend, **options)
+
+    return launch(work, cores=cores, backend=backend, progress="off").results[rank]
+
+
+def found(report: Report, name: str):
+    (finding,) = (finding for finding in report.findings if finding.name == name)
+    return finding
+
+
+def fine(core, model, number):
+    return model(torch.zeros(8, 3, device=core.device)).square().mean()
+
+
+@XLA
+def test_of_a_loop_as_it_should_be_all_is_well_and_the_numbers_are_told():
+    told = reported(fine)
+    assert told.title == "core 0 of 1 on xla:0: all is well"
+    assert [finding.name for finding in told.findings] == [
+        "compiles",
+        "copies to the host",
+        "copies to the device",
+        "fallbacks",
+        "host memory",
+    ]
+    assert found(told, "copies to the host").fact.startswith("0, 0.00 a step, ")
+    assert " in 14 steps" in found(told, "compiles").fact
+    assert not any(finding.fix for finding in told.findings)
+
+
+WRONG = {
+    # what is wrong: the step that does it, the finding, its fact, and the step after its fix has been applied
+    "the loss is read every step": (
+        lambda core, model, number: torch.tensor(fine(core, model, number).item()) * 0 + fine(core, model, number),
+        "copies to the host",
+        "14, 1.00 a step, 0 MiB",
+        lambda core, model, number: core.log(loss=(loss := fine(core, model, number))) or loss,
+    ),
+    "a tensor decides": (
+        lambda core, model, number: fine(core, model, number) * (2 if model.weight.sum() > 9 else 1),
+        "copies to the host",
+        "; 14 for .item(), float() or an `if`: each waits until the device is done",
+        lambda core, model, number: fine(core, model, number) * torch.where(model.weight.sum() > 9, 2, 1),
+    ),
+    "every batch has another shape": (
+        lambda core, model, number: model(torch.zeros(number, 3, device=core.device)).square().mean(),
+        "compiles",
+        "a training and its evaluation need about four",
+        fine,
+    ),
+    "an operation that falls back": (
+        lambda core, model, number: fine(core, model, number) + model.weight.detach().median(),
+        "fallbacks",
+        "median 14 times: on the host's CPU",
+        lambda core, model, number: fine(core, model, number) + model.weight.detach().flatten().sort()[0][2],
+    ),
+    "a shape that depends on values": (
+        lambda core, model, number: fine(core, model, number) + model.weight.detach().flatten().nonzero().sum(),
+        "fallbacks",
+        "nonzero 14 times: on the host's CPU",
+        lambda core, model, number: fine(core, model, number) + (model.weight.detach() != 0).sum(),
+    ),
+}
+
+
+@XLA
+@pytest.mark.parametrize(("wrong", "name", "fact", "fixed"), WRONG.values(), ids=WRONG)
+def test_what_costs_time_is_found_and_the_fix_removes_it(wrong, name, fact, fixed):
+    finding = found(reported(wrong), name)
+    assert finding.state == "warning"
+    assert fact in finding.fact
+    assert finding.fix
+    assert found(reported(fixed), name).state == "ok"
+
+
+@XLA
+def test_a_shape_that_depends_on_values_has_a_fix_of_its_own():
+    told = reported(WRONG["a shape that depends on values"][0])
+    assert "nonzero: the result's shape depends on values" in found(told, "fallbacks").fix
+
+
+@XLA
+def test_the_rehearsals_own_copies_are_not_held_against_the_loop():
+    assert not reported(fine, cores=2, rank=1).warnings
+    finding = found(reported(WRONG["a tensor decides"][0], cores=2), "copies to the host")
+    assert finding.state == "warning"
+    assert "the rehearsal's own averaging is among them" in finding.fact
+
+
+@pytest.mark.parametrize(("waited", "state"), [(0.5, "ok"), (4.0, "warning")])
+def test_waiting_for_data_is_told_as_a_share(waited, state):
+    finding = found(reported(fine, backend="cpu", waited=waited, seconds=10.0), "data")
+    assert (finding.state, bool(finding.fix)) == (state, state == "warning")
+    assert f"{waited / 10:.0%} of the time" in finding.fact
+
+
+def test_on_a_cpu_it_says_why_there_is_little_to_say():
+    told = reported(fine, backend="cpu", steps=2)
+    assert told.title == "core 0 of 1 on cpu: all is well"
+    assert [finding.name for finding in told.findings] == ["graphs", "host memory"]
+    assert 'launch(..., backend="xla", cores=1)' in found(told, "graphs").fact
+    assert " MiB at most" in found(told, "host memory").fact or " GiB at most" in found(told, "host memory").fact
+
+
+class Device:
+    """A TPU core as it tells of itself; only a TPU counts its memory, and reads the graphs it has kept."""
+
+    rank, world_size, device, collectives = 0, 8, torch.device("xla:0"), "in the graph"
+
+    def __init__(self, peak=0, **metrics):
+        self.peak, self.counted = peak, {name: (count, 0.0) for name, count in metrics.items()}
+
+    def metrics(self):
+        return {"MarkStep": (100, 0.0), **self.counted}
+
+    def memory(self):
+        return {"peak": self.peak, "limit": 16 * 2**30}
+
+
+@pytest.mark.parametrize(("peak", "state"), [(8, "ok"), (15, "warning")])
+def test_a_device_that_is_nearly_full_is_warned_of(peak, state):
+    assert found(report(Device(peak * 2**30)), "device memory").state == state
+
+
+@pytest.mark.parametrize(
+    ("metrics", "state", "fact"),
+    [
+        ({"PersistentCacheHit": 3, "PersistentCacheMiss": 1}, "ok", "3 graphs loaded from disk, 1 new"),
+        ({"PersistentCacheDeserializeFailure": 4}, "warning", "4 of them because what was kept could not be read"),
+    ],
+)
+def test_graphs_from_disk_are_told(metrics, state, fact):
+    finding = found(report(Device(**metrics)), "kept graphs")
+    assert (finding.state, fact in finding.fact) == (state, True)
+
+
+@XLA
+def test_it_prints_as_a_table_draws_itself_and_travels():
+    told = reported(WRONG["the loss is read every step"][0])
+    assert pickle.loads(pickle.dumps(told)) == told
+    assert "\nwarning  copies to the host " in str(told)
+    assert "fix: " in str(told)
+    assert "<table" in told._repr_html_()
+    assert "loss.item()" in told._repr_html_()
