@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help check test faults walkthrough platforms clean
+.PHONY: help check test faults walkthrough platforms bench bench-input bench-step clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -10,7 +10,7 @@ quick := tests/test_repository.py tests/test_host.py tests/test_environment.py t
 notebook := 04_pulmonary_embolism
 
 help:  ## list the commands
-	@sed -n 's/^\([a-z]*\):.*## /make \1	/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 18
 
 check: $(installed)  ## seconds: ruff on code and notebooks, the tests that need no torch, notebook lint
 	$(python) -m ruff check .
@@ -36,6 +36,14 @@ walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own
 platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
 
+bench: bench-input bench-step  ## all benchmarks, one after the other; each prints a table and one line of JSON
+
+bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
+	$(python) benchmarks/input.py
+
+bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lightning and accelerate
+	$(python) benchmarks/step.py
+
 clean:  ## remove what these commands installed and cached; results under runs/ stay
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
@@ -49,3 +57,7 @@ $(installed): requirements.txt pyproject.toml
 	$(python) -m pip install --quiet --disable-pip-version-check uv
 	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser]"
 	@touch $(installed)
+
+.venv/benched: $(installed)
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,bench]"
+	@touch .venv/benched

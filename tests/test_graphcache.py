@@ -77,6 +77,7 @@ class Backend:
     """A core that has read what it kept; no machine without a TPU has one."""
 
     rank = 0
+    keeps_graphs = True
 
     def __init__(self, **metrics):
         self.counted, self.opened = {name: (count, 0.0) for name, count in metrics.items()}, []

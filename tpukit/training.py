@@ -429,7 +429,7 @@ class _Fitting:
         # On other cores, or with other batches, an epoch has other steps.
         self.in_epoch = min(self.steps, self.in_epoch * state["samples_per_step"] // self._samples_per_step())
         where = f"epoch {self.epoch}, step {self.in_epoch} of {self.steps}"
-        over = f"all {self.epochs} epochs are done"
+        over = f"all {self.epochs} epochs are done; another folder starts anew"
         self.core.print(f"resumed from {checkpoint.path.name}: {where if self.epoch <= self.epochs else over}")
 
     def _judged(self):

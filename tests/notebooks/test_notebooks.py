@@ -28,6 +28,7 @@ SMALL = {
         "batch_size": 8,
         "num_epochs": 2,
     },
+    "05_feed_the_chip": {"studies": 8, "slices": 8, "image_size": 64, "batch_size": 4, "steps": 2},
 }
 
 PROBE = """
