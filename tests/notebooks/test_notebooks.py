@@ -5,11 +5,15 @@ It runs in an empty folder: it finds the kit where it is installed, and its file
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 
 import nbformat
+import psutil
 import pytest
 from nbclient import NotebookClient
+from nbclient.exceptions import DeadKernelError
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -53,12 +57,16 @@ def probes(request, tmp_path_factory):
     notebook.cells = [*once, after[0], *again, after[1]]
 
     folder = tmp_path_factory.mktemp(request.param.stem)
+    execute(notebook, folder)
+    return [json.loads(said(cell).splitlines()[-1]) for cell in after]
+
+
+def execute(notebook, folder):
     client = NotebookClient(
         notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources={"metadata": {"path": folder}}
     )
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     client.execute(env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
-    return [json.loads(said(cell).splitlines()[-1]) for cell in after]
 
 
 def said(cell):
@@ -88,3 +96,32 @@ def test_no_worker_process_is_left(probes):
 
 def test_the_kernel_never_started_the_xla_runtime(probes):
     assert [probe["runtime"] for probe in probes] == [False, False]
+
+
+def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_again(tmp_path):
+    def notebook():
+        walkthrough = nbformat.read(ROOT / "notebooks" / "04_pulmonary_embolism.ipynb", as_version=4)
+        small(walkthrough, {**SMALL["04_pulmonary_embolism"], "num_epochs": 4})
+        return walkthrough
+
+    def kill_after_two_epochs():
+        while len(list((tmp_path / "runs" / "checkpoints").glob("step-*.pt"))) < 2:
+            time.sleep(0.02)
+        for child in psutil.Process().children():
+            if "ipykernel" in " ".join(child.cmdline()):
+                child.kill()
+
+    killer = threading.Thread(target=kill_after_two_epochs)
+    killer.start()
+    with pytest.raises(DeadKernelError):
+        execute(notebook(), tmp_path)
+    killer.join()
+    assert not (tmp_path / "runs" / "metrics.json").exists()
+
+    again = notebook()
+    execute(again, tmp_path)
+    (run,) = [said(cell) for cell in again.cells if "tpukit.launch(work" in cell.source]
+    assert "resumed from step-" in run
+    assert "epoch 4:" in run
+    assert "epoch 1:" not in run
+    assert json.loads((tmp_path / "runs" / "metrics.json").read_text())["cores"] == 2
