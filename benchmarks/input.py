@@ -1,0 +1,563 @@
+"""How fast do batches reach the step? The kit against the tutorial it starts from, the hardware, and three libraries.
+
+Everyone delivers the same 6,000 images, of 13 KB and 256 x 256 in Kaggle's layout, in random order, as batches of 128
+at 128 x 128. All is measured in every round, in turn and in another order each time, because neighbours on a machine
+come and go: what counts are ratios within a round, and their median. Files are in the page cache throughout. Start-up
+does not count, for nobody: processes are forked and queues filled before the clock starts, and are not empty after.
+
+- The tutorial's pipeline, 1 by definition: labels and folders from the table by `iloc`, `glob` for the position before
+  the name, the image over float64 and through Pillow twice, float32 batches. One process, as it trained with.
+- The cache, with one thread and with two, and what bounds it: the same bytes copied in order, by one thread.
+- JPEG records, in one process and in two, and what bounds them: the decoder alone, on bytes that lie in memory.
+- webdataset, Grain and torch's DataLoader, each set up as its documentation says, with two processes, and with the
+  decoder that the records use, which is faster than the one they would bring.
+- A step of ResNet-18 on two rehearsal cores with batches of the cache, against the same step with one resident batch.
+- What a worker that has read the whole cache holds for itself.
+"""
+
+import argparse
+import contextlib
+import glob
+import hashlib
+import importlib.metadata
+import itertools
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SIZE, BATCH = 128, 128
+SERIES, SLICES, PICTURES = 25, 240, 10  # a series is 10 drawn slices, each in 24 places
+SPEEDS = ("cache_1_thread", "cache_2_threads", "jpeg_per_core", "jpeg_2_processes", "webdataset", "grain", "dataloader")
+LONG = 20  # times an image comes in an epoch: a real epoch is longer than a round, and does not end in it
+
+
+def main() -> None:
+    """Measure everything, print the table, and last one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7, help="of everything, about 15 s each")
+    parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "tpukit-benchmark"), help="is kept")
+    options = parser.parse_args()
+    import torch
+
+    torch.set_num_threads(1)  # as in the kit's workers; the tutorial's pipeline is no faster with more
+    data = prepare(options.data)
+    describe(data)
+    contestants = {
+        "tutorial": Contestant("the tutorial's pipeline", tutorial),
+        "cache_1_thread": Contestant("cache, 1 thread", lambda data: from_cache(data, threads=1)),
+        "cache_2_threads": Contestant("cache, 2 threads", lambda data: from_cache(data, threads=2)),
+        "memcpy": Contestant("  the same bytes copied in order", memory_copy),
+        "jpeg_per_core": Contestant("JPEG records, 1 process", from_records),
+        "decoder": Contestant("  the decoder alone", decoder_alone),
+        "jpeg_2_processes": Contestant("JPEG records, 2 processes", from_records_in_processes),
+        "webdataset": Contestant("webdataset, 2 processes", with_webdataset, "webdataset"),
+        "grain": Contestant("Grain, 2 processes", with_grain, "grain"),
+        "dataloader": Contestant("torch DataLoader, 2 processes", with_dataloader),
+    }
+    contestants = {name: one for name, one in contestants.items() if is_installed(one.needs)}
+    rounds = [run_round(contestants, data, number) for number in range(options.rounds)]
+    steps = step_ratios(data, options.rounds)
+    extra, window = worker_extra(data)
+    report(contestants, rounds, steps, extra, window)
+
+
+# ---- the data ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Data:
+    """The same images in every form: Kaggle's files and train.csv in `folder`, `records`, `cache`, tar `shards`."""
+
+    folder: Path
+    table: object
+    records: object
+    cache: object
+    shards: list[str]
+
+
+def prepare(folder: Path) -> Data:
+    """Make in a folder all that is measured, or take what an earlier call left there."""
+    from tpukit.cache import build_cache
+    from tpukit.pe import LABELS, index_images, read_labels
+    from tpukit.records import pack
+
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / "train.csv").is_file():
+        print(f"making {SERIES * SLICES:,} images in {folder}; once, some minutes", flush=True)
+        draw(folder)
+    table = index_images(read_labels(folder), folder / "train-jpegs")
+    records = pack(table, folder / "records", labels=list(LABELS), groups="StudyInstanceUID")
+    cache = build_cache(records, folder / "cache", size=SIZE)
+    return Data(folder, table, records, cache, write_tar(folder / "tar", table))
+
+
+def draw(folder: Path) -> None:
+    """Write images like a CT's, and their train.csv last: drawn slices, smoothed to 13 KB, in 24 places each."""
+    import numpy
+    import pandas
+    from PIL import Image, ImageFilter
+
+    from tpukit.pe import index_images, phantom, read_labels
+
+    drawn = phantom(folder / "phantom", studies=SERIES, slices=PICTURES, seed=0)
+    into = folder / "train-jpegs"
+    shutil.rmtree(into, ignore_errors=True)
+    rows = []
+    for row in index_images(read_labels(drawn), drawn / "train-jpegs").to_dict("records"):
+        # As noisy as drawn they would be 20 KB; those of the competition are 13.
+        pixels = numpy.asarray(Image.open(row["path"]).filter(ImageFilter.GaussianBlur(1.3)))
+        series = into / row["StudyInstanceUID"] / row["SeriesInstanceUID"]
+        series.mkdir(parents=True, exist_ok=True)
+        for place in range(SLICES // PICTURES):
+            position = row["position"] * (SLICES // PICTURES) + place
+            name = hashlib.sha256(f"{row['SOPInstanceUID']} {place}".encode()).hexdigest()[:12]
+            moved = numpy.roll(pixels, (place % 5 - 2, place // 5 - 2), axis=(0, 1))
+            Image.fromarray(moved).save(series / f"{position:03d}_{name}.jpg", quality=90)
+            rows.append({**row, "SOPInstanceUID": name})
+    table = pandas.DataFrame(rows).drop(columns=["path", "position"])
+    table.to_csv(folder / "unfinished.csv", index=False)
+    (folder / "unfinished.csv").rename(folder / "train.csv")
+
+
+def write_tar(folder: Path, table) -> list[str]:
+    """Write the shards webdataset reads, 1,000 images each in random order, unless they are there."""
+    if not is_installed("webdataset"):
+        return []
+    import webdataset
+
+    if not folder.is_dir():
+        work = folder.with_name("unfinished-tar")
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir()
+        with webdataset.ShardWriter(str(work / "%05d.tar"), maxcount=1000, verbose=0) as writer:
+            shuffled = table.sample(frac=1, random_state=0)
+            for number, (path, labels) in enumerate(zip(shuffled["path"], label_values(shuffled), strict=True)):
+                writer.write({"__key__": f"{number:06d}", "jpg": Path(path).read_bytes(), "npy": labels})
+        work.rename(folder)
+    return sorted(map(str, folder.glob("*.tar")))
+
+
+def label_values(table):
+    """Return the ten labels of every row, (N, 10) float32."""
+    from tpukit.pe import LABELS
+
+    return table[list(LABELS)].to_numpy("float32")
+
+
+# ---- who takes part: each yields batches for ever ------------------------------------------------------------------
+
+
+def tutorial(data: Data) -> Iterator:
+    """Yield the tutorial's batches: (128, 3, 128, 128) float32, through its own steps in its own order."""
+    import numpy
+    import pandas
+    from torch.utils.data import default_collate
+
+    table = pandas.read_csv(data.folder / "train.csv")
+    for order in orders(len(table)):
+        for samples in numpy.split(order, range(BATCH, len(order), BATCH))[:-1]:
+            yield default_collate([tutorial_item(table, data.folder / "train-jpegs", sample) for sample in samples])
+
+
+def tutorial_item(table, folder: Path, sample: int) -> tuple:
+    """Return one image and its labels as the tutorial's `__getitem__` does."""
+    import torch
+    from torchvision import transforms
+
+    from tpukit.pe import LABELS
+
+    where = "/".join(table.iloc[sample][["StudyInstanceUID", "SeriesInstanceUID"]])
+    name = glob.glob(os.path.join(folder, where + "/*" + table.iloc[sample]["SOPInstanceUID"] + ".jpg"))[0]
+    image = read_image()(name) / 255.0
+    image = torch.tensor(image, dtype=torch.float).permute(2, 0, 1)
+    steps = transforms.Compose([transforms.ToPILImage(), transforms.Resize((SIZE, SIZE)), transforms.ToTensor()])
+    labels = table.iloc[sample][list(LABELS)].values.astype("int")
+    return steps(image), torch.tensor(labels, dtype=torch.float)
+
+
+def read_image() -> Callable:
+    """Return what reads a file: OpenCV, as in the tutorial, or Pillow: the same pixels, 4 % slower when measured."""
+    if is_installed("cv2"):
+        import cv2
+
+        return lambda name: cv2.cvtColor(cv2.imread(name), cv2.COLOR_BGR2RGB)
+    import numpy
+    from PIL import Image
+
+    return lambda name: numpy.asarray(Image.open(name).convert("RGB"))
+
+
+def from_cache(data: Data, threads: int) -> Iterator:
+    """Yield (128, 3, 128, 128) uint8 views of reused buffers, gathered ahead by threads."""
+    return batches_of(data.cache, threads=threads)
+
+
+def memory_copy(data: Data) -> Iterator:
+    """Yield batches copied from the cache's pages in order, into buffers that are used in turn."""
+    import numpy
+
+    images = data.cache.images
+    buffers = itertools.cycle([numpy.empty((BATCH, SIZE, SIZE, 3), numpy.uint8) for _ in range(3)])
+    for first in itertools.cycle(range(0, len(images) - BATCH + 1, BATCH)):
+        buffer = next(buffers)
+        numpy.copyto(buffer, images[first : first + BATCH])
+        yield buffer
+
+
+def from_records(data: Data) -> Iterator:
+    """Yield batches that this process reads, checks and decodes, in one thread."""
+    import numpy
+
+    records = reopened(data)
+    buffers = itertools.cycle([numpy.empty((BATCH, SIZE, SIZE, 3), numpy.uint8) for _ in range(3)])
+    for order in orders(len(records)):
+        for samples in numpy.split(order, range(BATCH, len(order), BATCH))[:-1]:
+            yield records.take(samples, out=next(buffers)), records.labels[samples]
+
+
+def decoder_alone(data: Data) -> Iterator:
+    """Yield lists of images that the JPEG decoder made of bytes in memory, scaled as the records ask it to."""
+    import numpy
+    import simplejpeg
+
+    contents = data.records.read(numpy.arange(len(data.records)))
+    for order in orders(len(contents)):
+        for samples in numpy.split(order, range(BATCH, len(order), BATCH))[:-1]:
+            jpegs = [contents[sample] for sample in samples]
+            yield [simplejpeg.decode_jpeg(jpeg, "RGB", min_height=SIZE, min_width=SIZE) for jpeg in jpegs]
+
+
+def from_records_in_processes(data: Data) -> Iterator:
+    """Yield batches that two processes decode."""
+    return batches_of(reopened(data), workers=2)
+
+
+def batches_of(source, **options) -> Iterator:
+    """Yield the kit's batches of a source, every image many times in an epoch."""
+    import numpy
+    from torch.utils.data import Subset
+
+    from tpukit.batches import Batches
+
+    repeated = Subset(source, numpy.tile(numpy.arange(len(source)), LONG))
+    batches = Batches(repeated, batch_size=BATCH, shuffle=True, drop_last=True, **options)
+    for _ in itertools.count():
+        yield from batches
+
+
+def with_webdataset(data: Data) -> Iterator:
+    """Yield webdataset's batches: shards and samples shuffled, decoded and batched in its loader's processes."""
+    import webdataset
+
+    dataset = (
+        webdataset.WebDataset(data.shards, resampled=True, shardshuffle=False).shuffle(1000).to_tuple("jpg", "npy")
+    )
+    dataset = dataset.map_tuple(decode_fast, read_npy).batched(BATCH, partial=False)
+    yield from webdataset.WebLoader(dataset, num_workers=2, batch_size=None)
+
+
+def with_grain(data: Data) -> Iterator:
+    """Yield Grain's batches of the very array_record files that the records are."""
+    import grain
+
+    source = grain.sources.ArrayRecordDataSource(sorted(map(str, data.records.folder.glob("*.array_record"))))
+    dataset = grain.MapDataset.source(source).shuffle(seed=0).repeat().map(parse_record).batch(BATCH)
+    # No threads inside the processes, as Grain advises where the data are in memory already.
+    dataset = dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+    with contextlib.closing(iter(dataset.mp_prefetch(grain.MultiprocessingOptions(num_workers=2)))) as batches:
+        yield from batches
+
+
+def with_dataloader(data: Data) -> Iterator:
+    """Yield the batches of torch's own loader over the files, with a path, a read and a decode for each image."""
+    from torch.utils.data import DataLoader
+
+    files = Files(data.table["path"].tolist() * LONG, list(label_values(data.table)) * LONG)
+    yield from DataLoader(files, batch_size=BATCH, shuffle=True, drop_last=True, num_workers=2)
+
+
+@dataclass(frozen=True)
+class Files:
+    """A map-style dataset of image files, as torch's documentation shows one."""
+
+    paths: list[str]
+    labels: list
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple:
+        return decode_fast(Path(self.paths[index]).read_bytes()), self.labels[index]
+
+
+def decode_fast(jpeg: bytes):
+    """Decode an image as the records do."""
+    from tpukit.decode import decode
+
+    return decode(jpeg, SIZE, exact=False)
+
+
+def read_npy(content: bytes):
+    """Read an array in numpy's own format."""
+    import io
+
+    import numpy
+
+    return numpy.load(io.BytesIO(content))
+
+
+def parse_record(record: bytes) -> tuple:
+    """Take one of the records' own records apart: its row of the index, then the JPEG."""
+    import numpy
+
+    from tpukit.pe import LABELS
+    from tpukit.shards import row_type
+
+    row = row_type(len(LABELS))
+    return decode_fast(record[row.itemsize :]), numpy.frombuffer(record, row, 1)["labels"][0]
+
+
+def reopened(data: Data):
+    """Open the records at the size that is delivered, as the JPEG decoder scales them."""
+    from tpukit.records import Records
+
+    return Records(data.records.folder, size=SIZE)
+
+
+def orders(count: int) -> Iterator:
+    """Yield one random order after another."""
+    import numpy
+
+    random = numpy.random.default_rng(0)
+    while True:
+        yield random.permutation(count)
+
+
+# ---- measuring -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Who takes part: the name in the table, what yields its batches, and the package it needs."""
+
+    name: str
+    batches: Callable[[Data], Iterator]
+    needs: str | None = None
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Images a second of wall time, and a second of processor time of this process and its children."""
+
+    wall: float
+    cpu: float
+
+
+def run_round(contestants: dict[str, Contestant], data: Data, number: int) -> dict[str, Speed]:
+    """Measure every contestant once, beginning with another one in each round."""
+    names = list(contestants)
+    began = time.perf_counter()
+    start = 3 * number % len(names)
+    speeds = {name: measure(contestants[name].batches(data)) for name in names[start:] + names[:start]}
+    print(f"round {number + 1}: {time.perf_counter() - began:.0f} s", flush=True)
+    return speeds
+
+
+def measure(batches: Iterator, seconds: float = 0.8) -> Speed:
+    """Take batches for a while, after some that are not counted: until then processes start and queues fill."""
+    with contextlib.closing(batches):
+        take(batches, seconds / 4, 1)
+        if children():
+            take(batches, seconds / 4, 8)  # what lay ready in queues is gone
+        cpu, wall = processor_seconds(), time.perf_counter()
+        images = take(batches, seconds, 2) * BATCH
+        wall = time.perf_counter() - wall
+        return Speed(images / wall, images / (processor_seconds() - cpu))
+
+
+def take(batches: Iterator, seconds: float, least: int) -> int:
+    """Take batches for some seconds, and at least so many; return how many."""
+    end, taken = time.perf_counter() + seconds, 0
+    while taken < least or time.perf_counter() < end:
+        next(batches)
+        taken += 1
+    return taken
+
+
+def processor_seconds() -> float:
+    """Return the processor time that this process and its living children have used."""
+    return time.process_time() + sum(sum(child.cpu_times()[:2]) for child in children())
+
+
+def children() -> list:
+    """Return the living processes that this one has started."""
+    import psutil
+
+    return psutil.Process().children(recursive=True)
+
+
+def step_ratios(data: Data, rounds: int) -> list[float]:
+    """Return, for each round, the time of a step with batches of the cache over one with a resident batch."""
+    from tpukit.launch import launch
+
+    results = launch(train, data.cache, rounds, cores=2, backend="cpu", progress="off").results
+    return [max(core[number] for core in results) for number in range(rounds)]
+
+
+def train(core, cache, rounds: int, batch_size: int = 32, steps: int = 4) -> list[float]:
+    """Train ResNet-18 at 64 pixels for some steps of each kind in every round."""
+    import torch
+    from torchvision.models import resnet18
+
+    from tpukit.pe import normalize
+
+    model = core.model(resnet18(num_classes=len(cache.names)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batches = core.batches(cache, batch_size=batch_size, shuffle=True, drop_last=True)
+    real = itertools.chain.from_iterable(itertools.repeat(batches))
+    resident = itertools.repeat(tuple(tensor.clone() for tensor in next(real)))
+
+    def seconds(kind: Iterator) -> float:
+        core.barrier()
+        began = time.perf_counter()
+        for images, labels in itertools.islice(kind, steps):
+            with core.step():
+                # Every other pixel of every other row: delivered are four times the bytes that are trained on.
+                logits = model(normalize(images[:, :, ::2, ::2]))
+                torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
+                core.optimizer_step(optimizer)
+        return time.perf_counter() - began
+
+    seconds(resident)
+    ratios = []
+    for number in range(rounds):
+        if number % 2:
+            with_real, with_resident = seconds(real), seconds(resident)
+        else:
+            with_resident, with_real = seconds(resident), seconds(real)
+        ratios.append(with_real / with_resident)
+    return ratios
+
+
+def worker_extra(data: Data) -> tuple[float, float]:
+    """Return, in MB, what a worker holds for itself after it has read the whole cache, and what its window may hold."""
+    from tpukit.launch import launch
+
+    data.cache.images[:, 0, 0].max()  # a page that only one process maps would count as its own
+    results = launch(read_all, data.cache, cores=2, backend="cpu", progress="off").results
+    return max(results), BATCH * SIZE * SIZE * 3 * 4 / 1e6  # two ahead, one in the making, one in the step
+
+
+def read_all(core, cache) -> float:
+    """Read every batch of the cache once; return by how many MB the worker's unique set grew."""
+    import psutil
+
+    from tpukit.batches import Batches
+
+    process = psutil.Process()
+    before = process.memory_full_info().uss
+    for images, _ in Batches(cache, batch_size=BATCH, shuffle=True, drop_last=True):
+        images.sum()
+    return (process.memory_full_info().uss - before) / 1e6
+
+
+# ---- telling -------------------------------------------------------------------------------------------------------
+
+
+def is_installed(package: str | None) -> bool:
+    """Tell whether a package can be imported, without importing it."""
+    import importlib.util
+
+    return package is None or importlib.util.find_spec(package) is not None
+
+
+def describe(data: Data) -> None:
+    """Print what is measured on what."""
+    from tpukit.processes import cpus
+
+    packages = ("torch", "array_record", "simplejpeg", "pillow", "pandas", "webdataset", "grain")
+    there = {package.name: package.version for package in importlib.metadata.distributions()}
+    sizes = [os.path.getsize(path) for path in data.table["path"]]
+    print(f"{len(sizes):,} images of {statistics.mean(sizes) / 1000:.1f} KB; {cpus()} processors")
+    print(", ".join(f"{name} {there.get(name, 'not installed')}" for name in packages))
+    print(f"the tutorial reads with {'OpenCV' if is_installed('cv2') else 'Pillow'}; {difference(data)}")
+
+
+def difference(data: Data, count: int = 64) -> str:
+    """Say how far the pixels of the cache and of the records are from the tutorial's, in grey levels.
+
+    Raises:
+        ValueError: the labels are not the tutorial's, so something else was measured.
+    """
+    import numpy
+    import pandas
+
+    table = pandas.read_csv(data.folder / "train.csv")
+    rows = {path: row for row, path in enumerate(data.table["path"])}
+    samples = numpy.random.default_rng(0).permutation(len(data.records))[:count]
+    items = [tutorial_item(table, data.folder / "train-jpegs", rows[data.records.name(k)]) for k in samples]
+    images, labels = (numpy.stack(part) for part in zip(*items, strict=True))
+    if (labels != data.cache.labels[samples]).any():
+        raise ValueError(f"the cache's labels are not the tutorial's\n  fix: delete {data.folder}, it is made again")
+    images = (images * 255).round().transpose(0, 2, 3, 1)
+    cached, decoded = (numpy.abs(part.take(samples) - images) for part in (data.cache, reopened(data)))
+    return f"the cache's pixels differ from its by {cached.max():.0f}, the records' by {decoded.mean():.1f} on average"
+
+
+def report(contestants: dict, rounds: list, steps: list[float], extra: float, window: float) -> None:
+    """Print one line for each contestant, the few numbers beside them, and last the JSON."""
+    print(f"\nmedians of {len(rounds)} rounds, least and most in brackets; a round's times are of its own tutorial\n")
+    print(f"{'':34}{'images/s':>27}{'times, wall':>25}{'times, processor':>19}")
+    for name, one in contestants.items():
+        speeds = [speeds[name].wall for speeds in rounds]
+        wall, cpu = (ratios(rounds, name, "tutorial", of) for of in ("wall", "cpu"))
+        print(f"{one.name:34}{shown(speeds, 0):>27}{shown(wall, 1):>25}{statistics.median(cpu):>19,.1f}")
+    share = statistics.median(speeds["tutorial"].wall / speeds["tutorial"].cpu for speeds in rounds)
+    print(f"\na processor was had {share:.0%} of the time", end="")
+    print("; others were busy: what took two threads or processes was held back most\n" if share < 0.9 else "\n")
+    found = {name: middle(rounds, name, "tutorial") for name in SPEEDS}
+    found["memcpy_fraction"] = middle(rounds, "cache_1_thread", "memcpy")
+    found["decoder_fraction"] = middle(rounds, "jpeg_per_core", "decoder")
+    threads = middle(rounds, "cache_2_threads", "cache_1_thread")
+    processes = middle(rounds, "jpeg_2_processes", "jpeg_per_core")
+    fastest = max(found[name] or 0 for name in ("webdataset", "grain", "dataloader"))
+    found["step_ratio"], found["worker_extra_mb"] = round(statistics.median(steps), 3), round(extra, 1)
+    for what, value, target in (
+        ("cache, 1 thread, times the tutorial", found["cache_1_thread"], ">= 400"),
+        ("cache, 1 thread, of a plain copy", found["memcpy_fraction"], ">= 0.55"),
+        ("cache, 2 threads, times 1 thread", threads, ">= 1.7"),
+        ("JPEG records, times the tutorial", found["jpeg_per_core"], ">= 15"),
+        ("JPEG records, of the decoder alone", found["decoder_fraction"], ">= 0.9"),
+        ("JPEG records, 2 processes, times 1", processes, ">= 1.7"),
+        ("fastest of the libraries, times the tutorial", fastest, f"<= {found['jpeg_2_processes']}"),
+        (f"step with real batches, times one without {shown(steps, 2)}", found["step_ratio"], "<= 1.05"),
+        ("MB a worker holds for itself", found["worker_extra_mb"], f"<= {window:.0f}"),
+    ):
+        print(f"{what:60}{value:>10,.3g}   target {target}")
+    print(json.dumps(found))
+
+
+def ratios(rounds: list, name: str, to: str, of: str = "wall") -> list[float]:
+    """Return how many times as fast one contestant was as another, round by round."""
+    return [getattr(speeds[name], of) / getattr(speeds[to], of) for speeds in rounds]
+
+
+def middle(rounds: list, name: str, to: str) -> float | None:
+    """Return the median of those ratios, None for who did not take part."""
+    return float(f"{statistics.median(ratios(rounds, name, to)):.3g}") if name in rounds[0] else None
+
+
+def shown(values: list[float], digits: int) -> str:
+    """Write a median, with the least and the most."""
+    middle, *ends = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} [{ends[0]}..{ends[1]}]"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""Shards: array_record files in which every record begins with its own row of the index, so it proves which it is."""
+
+import errno
+import functools
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+# One record a chunk, each with its own hash. JPEGs do not compress, and compressed pixels read at half the speed.
+_WRITER = "group_size:1,uncompressed"
+_READER = "readahead_buffer_size:0,max_parallelism:0"  # random access: read nothing that was not asked for
+
+FORMAT = 1  # raise it whenever what is written could not be read by what was written before
+
+
+def row_type(labels: int):
+    """Return the dtype of a row of the index: number in the source, number of the group, labels."""
+    import numpy
+
+    return numpy.dtype([("source", "<i8"), ("group", "<i4"), ("labels", "<f4", (labels,))])
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file that is whole or not there, whatever ends this process or the machine."""
+    part = part_of(file)
+    with open(part, "wb") as written:
+        written.write(data)
+        written.flush()
+        os.fsync(written.fileno())
+    os.replace(part, file)
+
+
+def part_of(file: Path) -> Path:
+    """Name the file that becomes this one when it is whole; two processes that write the same do not meet."""
+    return file.with_name(f"{file.name}.{os.getpid()}.part")
+
+
+def seal(manifest: dict) -> bytes:
+    """Return a manifest as JSON with its own checksum in it."""
+    text = json.dumps(manifest, indent=1)
+    return json.dumps({**manifest, "crc": zlib.crc32(text.encode())}, indent=1).encode() + b"\n"
+
+
+def unseal(data: bytes) -> dict:
+    """Return the manifest.
+
+    Raises:
+        ValueError: it is not what was sealed.
+    """
+    manifest = json.loads(data)
+    if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != "crc"}) != data:
+        raise ValueError("its checksum does not fit")
+    return manifest
+
+
+def write_shard(file: Path, records: Iterable[bytes]) -> None:
+    """Write a shard, all of it on the disk when this returns; the same records give the same bytes.
+
+    Raises:
+        OSError: it could not be written; a full disk says so.
+    """
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    try:
+        writer = ArrayRecordWriter(str(file), _WRITER)
+        for record in records:
+            writer.write(record)
+            if not writer.ok():  # it would take all the others and say so at the end
+                break
+        writer.close()
+        with open(file, "rb") as written:
+            os.fsync(written.fileno())
+    except RuntimeError as error:
+        number = errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else errno.EIO
+        raise OSError(number, f"{file.name} could not be written: {error}") from error
+
+
+class Shards:
+    """The records of several files as one sequence; pickles, and goes through a fork: files are opened by who reads.
+
+    Args:
+        files: in the order of their records.
+        counts: records in each.
+        rows: (N,) of `row_type`, what each record has to begin with.
+        at_once: read with one native call for each file touched. A thread beside a busy one then waits for the
+            interpreter once and not once a record; in a process of its own, one by one takes half the processor time.
+    """
+
+    def __init__(self, files: list[Path], counts: list[int], rows, *, at_once: bool):
+        import numpy
+
+        self.files, self.rows, self.at_once = files, rows, at_once
+        self._ends = numpy.cumsum(counts)
+        self._readers = {}
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_readers": {}}
+
+    def read(self, numbers) -> list[bytes]:
+        """Return whole records, their row in front.
+
+        Raises:
+            OSError: a record is damaged, or not the one that belongs there.
+        """
+        import numpy
+
+        numbers = numpy.asarray(numbers, numpy.int64).reshape(-1)
+        if not len(numbers):
+            return []
+        order = numpy.argsort(numbers, kind="stable")
+        shard = numpy.searchsorted(self._ends, numbers[order], side="right")
+        records = [b""] * len(numbers)
+        for part in numpy.split(order, numpy.flatnonzero(numpy.diff(shard)) + 1):
+            for place, record in zip(part.tolist(), self._read_from_one(numbers[part]), strict=True):
+                records[place] = record
+        return records
+
+    def _read_from_one(self, numbers) -> list[bytes]:
+        shard, first = self._place(numbers[0])
+        width = self.rows.dtype.itemsize
+        key = os.getpid(), shard  # what a parent opened is left alone: one of its threads may have been reading
+        if key not in self._readers:
+            self._readers[key] = _open(self.files[shard])
+        reader, places = self._readers[key], (numbers - first).tolist()
+        try:
+            if self.at_once and _home() == os.getpid():
+                records = reader.read(places)
+            else:
+                records = [reader.read([place])[0] for place in places]
+        except RuntimeError as error:
+            if len(numbers) == 1:
+                raise self._damaged(numbers[0], str(error)) from error
+            # One of them: find it, so that the message can name it.
+            return [self._read_from_one(numbers[k : k + 1])[0] for k in range(len(numbers))]
+        begins = b"".join([record[:width] for record in records])
+        if begins != self.rows[numbers].tobytes():
+            wrong = next(k for k, n in enumerate(numbers) if records[k][:width] != self.rows[n].tobytes())
+            why = "another record lies there" if records[wrong] else "nothing lies there any more"
+            raise self._damaged(numbers[wrong], why)
+        return records
+
+    def _place(self, number) -> tuple[int, int]:
+        """Return which shard a record is in, and the number of that shard's first record."""
+        shard = int(self._ends.searchsorted(number, side="right"))
+        return shard, int(self._ends[shard - 1]) if shard else 0
+
+    def _damaged(self, number, why: str) -> OSError:
+        shard, first = self._place(number)
+        return OSError(
+            f"record {number - first} of {self.files[shard]} cannot be read\n"
+            f"  found: {why}\n"
+            f"  fix:   copy this file again from where it is whole, or pack the images again into a new folder; "
+            f"until then leave image {number} out"
+        )
+
+
+def _open(file: Path):
+    """Open a reader; a bad file is only told when it is read."""
+    from array_record.python.array_record_module import ArrayRecordReader
+
+    _home()
+    return ArrayRecordReader(str(file), _READER, file_reader_buffer_size=32768)
+
+
+@functools.cache
+def _home() -> int:
+    """Return the process where a reader was first opened; its forks inherit the answer.
+
+    There array_record started the threads with which it reads several records at once. A child forked meanwhile
+    inherits their locks, perhaps closed, and hangs when it does the same: 10 of 400 (array_record 0.8.6). One record at
+    a time needs no thread: 0 of 1,300.
+    """
+    return os.getpid()

@@ -1,0 +1,245 @@
+"""Read TFRecord files of images and labels, every byte checked, without TensorFlow."""
+
+import functools
+import gzip
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def read_tfrecords(
+    files: str | os.PathLike | Iterable[str | os.PathLike], *, image: str = "image", labels: Iterable[str] = ("target",)
+) -> "TFRecords":
+    """Read `(image bytes, labels)` of each tf.train.Example in TFRecord files, for `pack`.
+
+    Nothing in a TFRecord file says how many records it holds: one that was cut short between two records cannot be
+    told from a whole one. Every other damage raises. Files compressed with gzip are read, too.
+
+    Args:
+        files: one file, or several in the order in which to read them.
+        image: the feature with the image's bytes as they were encoded, usually a JPEG.
+        labels: the features with the labels, integers or floats, all values of each; () for data without labels.
+            Kaggle's flowers: `labels=("class",)`.
+
+    Returns:
+        An iterable of `(bytes, (L,) float32 ndarray)`; each loop over it reads the files from the start.
+
+    Raises:
+        FileNotFoundError: a file is not there.
+        OSError: in the loop, a file is damaged, or is no TFRecord file.
+        ValueError: there are no files; or, in the loop, a record has no such feature, or one of another type.
+    """
+    names = (files,) if isinstance(files, str | os.PathLike) else tuple(files)
+    if not names:
+        raise ValueError(
+            "read_tfrecords got no files\n  fix: check the pattern, as in sorted(Path(folder).glob('*.tfrec'))"
+        )
+    if isinstance(labels, str):
+        labels = (labels,)
+    for name in names:
+        if not os.path.isfile(name):
+            kind = "is no file" if os.path.exists(name) else "does not exist"
+            raise FileNotFoundError(
+                f"{name} {kind}\n  fix: pass the paths of the files themselves: sorted(Path(folder).glob('*.tfrec'))"
+            )
+    return TFRecords(tuple(Path(name) for name in names), image, tuple(labels))
+
+
+@dataclass(frozen=True)
+class TFRecords:
+    """The records of some files, as `read_tfrecords` makes it; iterate for `(bytes, (L,) float32 ndarray)`.
+
+    Attributes:
+        files: in the order in which they are read.
+        image: the feature with the image's bytes.
+        labels: the features with the labels.
+    """
+
+    files: tuple[Path, ...]
+    image: str
+    labels: tuple[str, ...]
+
+    def __iter__(self) -> Iterator[tuple]:
+        import numpy
+
+        width = None
+        for file in self.files:
+            for number, record in enumerate(records(file)):
+                where = f"record {number} of {file}"
+                features = _features(record, where)
+                values = [value for name in self.labels for value in _numbers(features, name, where)]
+                if width is not None and len(values) != width:
+                    raise ValueError(
+                        f"{where} has {len(values)} label values where those before have {width}\n"
+                        f"  found: {_shown(features)}\n  fix:   name features of one length: labels=(...)"
+                    )
+                width = len(values)
+                yield _image(features, self.image, where), numpy.array(values, "float32")
+
+
+def records(file: str | os.PathLike) -> Iterator[bytes]:
+    """Yield the payload of every record in a TFRecord file; both checksums of each are checked.
+
+    Raises:
+        OSError: the file is damaged, or is no TFRecord file.
+    """
+    with open(file, "rb") as plain:
+        # A record of some 550 KB may begin like gzip: then its checksum fits, which gzip's does not.
+        start = plain.read(12)
+        plain.seek(0)
+        zipped = start[:3] == b"\x1f\x8b\x08" and not _fits(start[:8], start[8:])
+        if not start:
+            raise OSError(f"{file} is empty, 0 bytes\n  fix: copy or download this file again")
+        number, offset = 0, 0
+        with gzip.GzipFile(fileobj=plain) if zipped else plain as stream:
+            while True:
+                try:
+                    head = stream.read(12)
+                    if not head:
+                        return
+                    if not _fits(head[:8], head[8:]):
+                        raise _damage(file, number, offset, head)
+                    length = int.from_bytes(head[:8], "little")
+                    data = stream.read(length)
+                    check = stream.read(4)
+                except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+                    raise OSError(
+                        f"{file} is damaged: its gzip stream breaks off in record {number}\n"
+                        f"  found: {error}\n  fix:   copy or download this file again"
+                    ) from error
+                if len(data) + len(check) < length + 4:
+                    raise OSError(
+                        f"{file} is cut short in record {number}\n"
+                        f"  found: {len(data) + len(check):,} of {length + 4:,} bytes after byte {offset + 12:,}\n"
+                        "  fix:   copy or download this file again"
+                    )
+                if not _fits(data, check):
+                    raise OSError(
+                        f"record {number} of {file} is damaged\n"
+                        f"  found: the checksum of its {length:,} bytes from byte {offset + 12:,} on does not fit\n"
+                        "  fix:   copy or download this file again"
+                    )
+                yield data
+                number, offset = number + 1, offset + length + 16
+
+
+def _fits(data: bytes, check: bytes) -> bool:
+    """Tell whether the four bytes are the masked CRC-32C of the data.
+
+    Masked, which TFRecord has from LevelDB's log: checksums over data that holds checksums would be worth less.
+    """
+    import google_crc32c
+
+    crc = google_crc32c.value(data)
+    masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    return masked.to_bytes(4, "little") == check
+
+
+def _damage(file, number: int, offset: int, head: bytes) -> OSError:
+    """Say what is wrong with a file where a record should begin and no checksum fits."""
+    if len(head) < 12:
+        return OSError(
+            f"{file} is cut short in record {number}\n"
+            f"  found: {len(head)} bytes at byte {offset:,}, where a record's length and its checksum take 12\n"
+            "  fix:   copy or download this file again"
+        )
+    if number == 0:
+        return OSError(
+            f"{file} is no TFRecord file, or is damaged at its start\n"
+            f"  found: {head!r}, which begin no record: the checksum of its length does not fit\n"
+            "  fix:   leave this file out, or copy or download it again"
+        )
+    return OSError(
+        f"{file} is damaged where record {number} begins, at byte {offset:,}\n"
+        "  found: the checksum of its length does not fit\n  fix:   copy or download this file again"
+    )
+
+
+def _features(record: bytes, where: str):
+    """Parse a record and return its features: name to what tf.train.Feature holds."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        return _example().FromString(record).features.feature
+    except DecodeError as error:
+        raise ValueError(
+            f"{where} is no tf.train.Example\n  found: {len(record):,} bytes that begin {record[:12]!r}\n"
+            "  fix:   leave this file out; only examples with an image and its labels can be packed"
+        ) from error
+
+
+def _feature(features, name: str, where: str, argument: str) -> tuple:
+    """Return the kind of a feature ("bytes_list", "float_list", "int64_list") and its values."""
+    kind = features[name].WhichOneof("kind") if name in features else None
+    if kind is None:
+        raise ValueError(
+            f"{where} has no feature {name!r}\n  found: {_shown(features)}\n"
+            f"  fix:   read_tfrecords(files, {argument}) with a name that is there"
+        )
+    return kind, getattr(features[name], kind).value
+
+
+def _image(features, name: str, where: str) -> bytes:
+    kind, values = _feature(features, name, where, "image=...")
+    if kind != "bytes_list" or len(values) != 1 or not values[0]:
+        raise ValueError(
+            f"feature {name!r} of {where} holds no image: one string of bytes is needed\n  found: {_shown(features)}\n"
+            "  fix:   read_tfrecords(files, image=...) with the feature that holds the encoded image"
+        )
+    return values[0]
+
+
+def _numbers(features, name: str, where: str) -> list:
+    kind, values = _feature(features, name, where, "labels=(...)")
+    if kind == "bytes_list":
+        raise ValueError(
+            f"feature {name!r} of {where} holds bytes, and labels are numbers\n  found: {_shown(features)}\n"
+            "  fix:   read_tfrecords(files, labels=(...)) with features of integers or floats"
+        )
+    # Labels are stored as float32, which holds every integer up to here; an identifier would come out as another.
+    if kind == "int64_list" and any(abs(value) > 2**24 for value in values):
+        raise ValueError(
+            f"feature {name!r} of {where} is too large for a label, which is a float32\n"
+            f"  found: {max(values, key=abs)}, beyond 2**24\n  fix:   leave {name!r} out of labels=(...)"
+        )
+    return list(values)
+
+
+def _shown(features) -> str:
+    """List features by name with what they hold, as in `class: int64 (1), image: bytes (1)`."""
+    kinds = {name: (features[name].WhichOneof("kind") or "nothing") for name in sorted(features)}
+    parts = [
+        f"{name}: {kind.removesuffix('_list')} ({len(getattr(features[name], kind).value) if '_' in kind else 0})"
+        for name, kind in kinds.items()
+    ]
+    return ", ".join(parts) or "no feature at all"
+
+
+# tf.train.Example as protobuf describes messages; only the numbers and types matter for reading.
+_EXAMPLE = """
+name: "example.proto" package: "tf" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type { name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tf.BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tf.FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tf.Int64List" oneof_index: 0 } }
+message_type { name: "Features"
+  field { name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tf.Features.FeatureEntry" }
+  nested_type { name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 type: TYPE_STRING }
+    field { name: "value" number: 2 type: TYPE_MESSAGE type_name: ".tf.Feature" } } }
+message_type { name: "Example" field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tf.Features" } }
+"""
+
+
+@functools.cache
+def _example() -> type:
+    """Make the class of tf.train.Example, in a pool of its own: TensorFlow may bring messages of the same name."""
+    from google.protobuf import descriptor_pb2, message_factory, text_format
+
+    file = text_format.Parse(_EXAMPLE, descriptor_pb2.FileDescriptorProto())
+    return message_factory.GetMessages([file])["tf.Example"]
