@@ -61,9 +61,9 @@ def main() -> None:
         "dataloader": Contestant("torch DataLoader, 2 processes", with_dataloader),
     }
     contestants = {name: one for name, one in contestants.items() if is_installed(one.needs)}
+    extra, window = worker_extra(data)  # first, in a process that has done nothing yet: later it was not the same twice
     rounds = [run_round(contestants, data, number) for number in range(options.rounds)]
     steps = step_ratios(data, options.rounds)
-    extra, window = worker_extra(data)
     report(contestants, rounds, steps, extra, window)
 
 
@@ -410,8 +410,8 @@ def step_ratios(data: Data, rounds: int) -> list[float]:
     return [max(core[number] for core in results) for number in range(rounds)]
 
 
-def train(core, cache, rounds: int, batch_size: int = 32, steps: int = 4) -> list[float]:
-    """Train ResNet-18 at 64 pixels for some steps of each kind in every round."""
+def train(core, cache, rounds: int, batch_size: int = 32) -> list[float]:
+    """Train ResNet-18 at 64 pixels, eight steps a round, four of each kind; return the ratio of each round."""
     import torch
     from torchvision.models import resnet18
 
@@ -424,32 +424,29 @@ def train(core, cache, rounds: int, batch_size: int = 32, steps: int = 4) -> lis
     resident = itertools.repeat(tuple(tensor.clone() for tensor in next(real)))
 
     def seconds(kind: Iterator) -> float:
-        core.barrier()
         began = time.perf_counter()
-        for images, labels in itertools.islice(kind, steps):
-            with core.step():
-                # Every other pixel of every other row: delivered are four times the bytes that are trained on.
-                logits = model(normalize(images[:, :, ::2, ::2]))
-                torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
-                core.optimizer_step(optimizer)
+        images, labels = next(kind)
+        with core.step():
+            # Every other pixel of every other row: delivered are four times the bytes that are trained on.
+            logits = model(normalize(images[:, :, ::2, ::2]))
+            torch.nn.functional.binary_cross_entropy_with_logits(logits, labels).backward()
+            core.optimizer_step(optimizer)
         return time.perf_counter() - began
 
-    seconds(resident)
     ratios = []
-    for number in range(rounds):
-        if number % 2:
-            with_real, with_resident = seconds(real), seconds(resident)
-        else:
-            with_resident, with_real = seconds(resident), seconds(real)
-        ratios.append(with_real / with_resident)
-    return ratios
+    for _ in range(rounds + 1):
+        # Back and forth, so that a machine that slows down in between slows both.
+        spent = {real: 0.0, resident: 0.0}
+        for kind in (real, resident, resident, real) * 2:
+            spent[kind] += seconds(kind)
+        ratios.append(spent[real] / spent[resident])
+    return ratios[1:]  # the first warms up
 
 
 def worker_extra(data: Data) -> tuple[float, float]:
     """Return, in MB, what a worker holds for itself after it has read the whole cache, and what its window may hold."""
     from tpukit.launch import launch
 
-    data.cache.images[:, 0, 0].max()  # a page that only one process maps would count as its own
     results = launch(read_all, data.cache, cores=2, backend="cpu", progress="off").results
     return max(results), BATCH * SIZE * SIZE * 3 * 4 / 1e6  # two ahead, one in the making, one in the step
 
@@ -462,9 +459,13 @@ def read_all(core, cache) -> float:
 
     process = psutil.Process()
     before = process.memory_full_info().uss
-    for images, _ in Batches(cache, batch_size=BATCH, shuffle=True, drop_last=True):
+    batches = Batches(cache, batch_size=BATCH, shuffle=True, drop_last=True)  # by name: it keeps its buffers till then
+    for images, _ in batches:
         images.sum()
-    return (process.memory_full_info().uss - before) / 1e6
+    core.barrier()  # the other has read it all, too: a page that one process alone maps would count as its own
+    grown = (process.memory_full_info().uss - before) / 1e6
+    core.barrier()
+    return grown
 
 
 # ---- telling -------------------------------------------------------------------------------------------------------

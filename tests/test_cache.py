@@ -275,7 +275,9 @@ MOMENTS = [
 def test_killed_at_any_moment_it_goes_on_and_the_bytes_are_the_same(records, built, tmp_path):
     psutil = pytest.importorskip("psutil")
     folder, kept = tmp_path / "cache", 0
-    for is_seen, seconds in MOMENTS:
+    for number, (is_seen, seconds) in enumerate(MOMENTS + 8 * [(noted, 0)]):
+        if kept and number >= len(MOMENTS):  # more tries are for a machine so busy that all kills came too late
+            break
         process = start_to_build(records, folder)
         while process.poll() is None and not is_seen(folder):
             pass
@@ -288,8 +290,7 @@ def test_killed_at_any_moment_it_goes_on_and_the_bytes_are_the_same(records, bui
         if (folder / "manifest.json").exists():  # the kill came too late
             shutil.rmtree(folder)
         kept += noted(folder)
-    if not kept:
-        pytest.skip("this machine is too busy: every kill came before the first block or after the last")
+    assert kept, "no kill came when blocks were done"
     assert contents(build(records, folder).folder) == contents(built.folder)
 
 

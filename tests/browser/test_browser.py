@@ -1,5 +1,6 @@
 """A real Jupyter server in a real browser: what a person sees while a run is on, and after they press interrupt."""
 
+import contextlib
 import os
 import shutil
 import socket
@@ -93,9 +94,15 @@ def wait_for(address):
 
 
 def run_cell(page, number):
-    page.locator(".jp-Cell").nth(number).click()
-    page.keyboard.press("Control+Enter")
-    return page.locator(".jp-Cell").nth(number).locator(".jp-Cell-outputWrapper")
+    """Run a cell and return its output; a page that is busy may lose a key, so look whether the cell took it."""
+    cell = page.locator(".jp-Cell").nth(number)
+    for _ in range(6):
+        cell.click()
+        page.keyboard.press("Control+Enter")
+        with contextlib.suppress(playwright.TimeoutError):
+            cell.locator(".jp-InputPrompt").filter(has_not_text="[ ]").wait_for(timeout=10_000)
+            return cell.locator(".jp-Cell-outputWrapper")
+    raise AssertionError(f"cell {number} did not run")
 
 
 def picture(page, name):
