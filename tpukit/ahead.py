@@ -74,7 +74,23 @@ def in_processes(dataset: MapDataset, jobs: list, workers: int, seed: tuple[int,
         multiprocessing_context=context,
         generator=torch.Generator(),  # without one, each epoch would draw a number of the caller's
     )
-    return iter(loader)
+    batches = iter(loader)  # here and now: processes end with the thread that forked them
+    return _told_of_deaths(batches) if workers else batches
+
+
+def _told_of_deaths(batches: Iterator[object]) -> Iterator[object]:
+    """Say it was a process that ended where torch, which looks a moment too early, only sees a broken connection."""
+    with contextlib.suppress(StopIteration):
+        while True:
+            try:
+                batch = next(batches)
+            except (ConnectionError, EOFError) as error:
+                if str(error).startswith("Caught "):  # the dataset's own, from one of the processes
+                    raise
+                raise RuntimeError(
+                    f"DataLoader worker (pid unknown) ended while its batch was on its way: {error}"
+                ) from error
+            yield batch
 
 
 def processors(cores: int) -> int:

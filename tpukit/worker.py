@@ -154,7 +154,7 @@ def _cut_loose(ties: Ties) -> None:
     if os.getppid() != ties.kernel:  # it died before it could be asked
         os._exit(1)
     leftovers.mark(ties.kernel)
-    os.register_at_fork(after_in_child=_begin_as_grandchild)  # DataLoader workers
+    _tie_grandchildren()
     for fd in ties.others:
         os.close(fd)
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -176,9 +176,17 @@ def _die_with_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _begin_as_grandchild() -> None:
-    signal.set_wakeup_fd(-1)  # its signals are not this process's
-    _die_with_parent()
+def _tie_grandchildren() -> None:
+    """Have processes that this one forks, a DataLoader's, die with it, and hear none of its signals."""
+    parent = [0]
+
+    def begin() -> None:
+        _die_with_parent()
+        if os.getppid() != parent[0]:  # it died before it could be asked
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+
+    os.register_at_fork(before=lambda: parent.__setitem__(0, os.getpid()), after_in_child=begin)
 
 
 def _hear_signals() -> int:
