@@ -6,6 +6,7 @@ Prints a table and, last, one JSON line. Exits with 1 if a row fails.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import re
@@ -299,13 +300,26 @@ def run_all(backend: str, only: str) -> list[Row]:
         elif not rows[-1].passed:
             shared.close()
             shared = None
+        if not rows[-1].passed:
+            bench = Bench(backend, fault.wrap)
+            rows[-1] = once_more(run_fault(fault, bench))
+            bench.close()
     if shared:
         shared.close()
     for name, end in ENDS.items():
         if only in name:
             rows.append(end_of_kernel(name, end, backend))
             show(rows[-1])
+            if not rows[-1].passed:
+                rows[-1] = once_more(end_of_kernel(name, end, backend))
     return rows
+
+
+def once_more(row: Row) -> Row:
+    """Show the second go at a fault: a machine that others use may be late once; twice is no accident."""
+    row = dataclasses.replace(row, name=f"  once more: {row.name}")
+    show(row)
+    return row
 
 
 def can_mount() -> bool:
@@ -335,7 +349,14 @@ def main() -> int:
         print(f"\n{len(failed)} failed")
         for row in failed:
             show(row)
-    summary = {"faults": len(rows), "passed": passed, "max_seconds_to_control": round(slowest, 1), "orphans": orphans}
+    repeated = sum(row.name.startswith("  once more") for row in rows)
+    summary = {
+        "faults": len(rows),
+        "passed": passed,
+        "repeated": repeated,
+        "max_seconds_to_control": round(slowest, 1),
+        "orphans": orphans,
+    }
     print(json.dumps(summary))
     return passed != len(rows)
 
