@@ -1,0 +1,525 @@
+"""What does a step of `fit` cost? Against loops by hand, Lightning's Trainer, accelerate, and the tutorial's loop.
+
+Everyone trains the same model from the same weights, with Adam, on the same images in memory, through a loader of its
+own. The loss function that everyone is given notes when it was called: a step lasts from one call to the next, with all
+that comes between, also the look at the losses that falls into every turn. The contestants take turns in one process,
+or in the same two, and another begins in every round, because neighbours on a machine come and go: what counts are
+ratios within a round, and their median. The first round compiles and is left out.
+
+- By hand: the short loop of somebody who knows torch_xla, with `MpDeviceLoader` and the losses kept on the device. On
+  plain CPU that of somebody who knows torch, over two processes with `DistributedDataParallel`.
+- Lightning's `Trainer`, with all that is not training turned off. It refuses XLA where no TPU is, so it and `fit` are
+  compared on plain CPU.
+- accelerate, in the loop of its documentation, on XLA:CPU and on plain CPU.
+- The tutorial's loop in today's calls: `xm.optimizer_step(barrier=True)`, and `.item()` on the loss in every step.
+
+A process computes with one thread on plain CPU, whoever's step it is; over two, everyone uses the same gloo group. In a
+process of its own are counted the graphs that `fit` and `evaluate` compile, and the copies to the host between looks.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import importlib.metadata
+import io
+import itertools
+import json
+import logging
+import os
+import random
+import statistics
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+LABELS, RATE = 10, 1e-4
+TARGETS = {"hand_written": 1.03, "lightning": 1.0, "accelerate": 1.0, "tutorial": 1.0}
+NAMES = {
+    "fit": "tpukit.fit",
+    "hand_written": "by hand",
+    "lightning": "Lightning",
+    "accelerate": "accelerate",
+    "tutorial": "the tutorial's loop",
+}
+
+
+def main() -> None:
+    """Measure every case, print the table, and last one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5, help="of every case, 3 to 12 s each on two quiet cores")
+    parser.add_argument("--only", default="", help="cases whose name holds this; the worst of few is no result")
+    options = parser.parse_args()
+    describe()
+    cases = [
+        Case("MLP, XLA:CPU", mlp, 32, 128, 24, "xla"),
+        Case("convnet, XLA:CPU", convnet, 32, 128, 24, "xla"),
+        Case("MLP, CPU", mlp, 32, 128, 32),
+        Case("convnet, CPU", convnet, 32, 128, 32),
+        Case("ResNet-18, CPU", resnet18, 64, 8, 8),
+        Case("convnet, 2 x CPU", convnet, 32, 128, 32, cores=2),
+        Case("ResNet-18, 2 x CPU", resnet18, 64, 8, 8, cores=2),
+    ]
+    measured = {case.name: run(case, options.rounds) for case in cases if options.only in case.name}
+    print("over two XLA:CPU processes only fit runs: to torch_xla each of them is alone, and no gradient is averaged")
+    report(measured, quietly(count, cores=1, backend="xla")[0])
+
+
+# ---- the work ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """What everyone trains and where: images of (3, size, size), `batch` a core and step, so many steps in a turn."""
+
+    name: str
+    model: Callable
+    size: int
+    batch: int
+    steps: int
+    backend: str = "cpu"
+    cores: int = 1
+
+    @property
+    def log_every(self) -> int:
+        """Steps between two looks at the losses: the first of them falls among the steps that are timed."""
+        return self.steps // 2
+
+
+class Samples:
+    """Images in memory, (size, size, 3) uint8 as they are decoded, and (LABELS,) float32: bright or not, ten times.
+
+    Gives whole batches, to the kit as a `Cache` does and to torch's loader: what is compared is not who collates.
+    """
+
+    def __init__(self, size: int, length: int, count: int = 512):
+        import numpy
+
+        random = numpy.random.default_rng(0)
+        self.shape = (size, size, 3)
+        self.images = random.integers(0, 256, (count, *self.shape), numpy.uint8)
+        brightness = self.images.mean((1, 2, 3))
+        bright = (brightness > numpy.median(brightness)).astype("float32")
+        # More samples than images: no loader comes to its end, and begins anew, in a turn.
+        self.labels = bright[numpy.arange(length) % count, None].repeat(LABELS, axis=1)
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def take(self, indices, out=None):
+        """Return (n, size, size, 3) uint8 images."""
+        import numpy
+
+        return numpy.take(self.images, indices % len(self.images), axis=0, out=out)
+
+    def __getitems__(self, indices: list[int]) -> tuple:
+        import numpy
+        import torch
+
+        indices = numpy.array(indices)
+        return torch.from_numpy(self.take(indices)), torch.from_numpy(self.labels[indices])
+
+
+def pixels(images):
+    """Turn (B, H, W, 3) uint8 into (B, 3, H, W) float32 in [0, 1], on the device; the kit's batches are permuted."""
+    return (images if images.shape[1] == 3 else images.permute(0, 3, 1, 2)).float() / 255
+
+
+class Clock:
+    """The loss of everyone's steps, which notes when it was asked for."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, outputs, targets):
+        """Return the binary cross-entropy, and keep it for a look at the end."""
+        import torch
+
+        self.times.append(time.perf_counter())
+        value = torch.nn.functional.binary_cross_entropy_with_logits(outputs, targets)
+        self.last = value.detach()
+        return value
+
+
+def mlp():
+    """Return three layers over 32 x 32 images, 855,000 parameters."""
+    from torch import nn
+
+    layers = [nn.Linear(3 * 32 * 32, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, LABELS)]
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def convnet():
+    """Return three convolutions with BatchNorm, 6,500 parameters."""
+    from torch import nn
+
+    widths = [3, 8, 16, 32]
+    layers = [
+        layer
+        for before, width in itertools.pairwise(widths)
+        for layer in (nn.Conv2d(before, width, 3, stride=2, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+    ]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], LABELS))
+
+
+def resnet18():
+    """Return torchvision's ResNet-18, 11 million parameters."""
+    from torchvision import models
+
+    return models.resnet18(num_classes=LABELS)
+
+
+def fresh(case: Case):
+    """Return the model that everyone begins with."""
+    import torch
+
+    torch.manual_seed(0)
+    return case.model()
+
+
+def adam(model):
+    """Return the optimiser that everyone uses: the tutorial's."""
+    import torch
+
+    return torch.optim.Adam(model.parameters(), lr=RATE)
+
+
+def loader(case: Case, samples: Samples, sampler=None):
+    """Return torch's loader as everyone but the kit uses it."""
+    from torch.utils.data import DataLoader
+
+    return DataLoader(
+        samples,
+        batch_size=case.batch,
+        shuffle=sampler is None,
+        sampler=sampler,
+        drop_last=True,
+        collate_fn=lambda batch: batch,  # it is one already
+    )
+
+
+# ---- who takes part: each returns what takes one turn, which is `case.steps` steps ---------------------------------
+
+
+def with_fit(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
+    """Call `fit` for every turn, with one model and one optimiser."""
+    from tpukit.training import fit
+
+    model = core.model(fresh(case))
+    optimizer = adam(model)
+    batches = core.batches(samples, batch_size=case.batch, shuffle=True, drop_last=True)
+    options = {"steps_per_epoch": case.steps, "log_every": case.log_every, "prepare": pixels}
+    return lambda: fit(core, model, optimizer, loss, batches, **options)
+
+
+def by_hand(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
+    """Train in the loop that somebody writes who knows the device."""
+    return in_turns(case, (on_xla if case.backend == "xla" else on_cpu)(core, case, samples, loss))
+
+
+def on_xla(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
+    """Train with torch_xla; its loader cuts the graph where the next batch is asked for."""
+    import torch
+    import torch_xla.distributed.parallel_loader as pl
+
+    model = fresh(case).to(core.device).train()
+    optimizer, losses = adam(model), []
+    for inputs, targets in pl.MpDeviceLoader(loader(case, samples), core.device):
+        if len(losses) == case.log_every:
+            torch.stack(losses).mean().item()
+            losses.clear()
+        value = loss(model(pixels(inputs)), targets)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.detach())
+        yield
+
+
+def on_cpu(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
+    """Train with plain torch, in one process or two."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DistributedSampler
+
+    model, sampler = fresh(case).train(), None
+    if core.world_size > 1:
+        model, sampler = DistributedDataParallel(model), DistributedSampler(samples)
+    optimizer, losses = adam(model), []
+    for inputs, targets in loader(case, samples, sampler):
+        value = loss(model(pixels(inputs)), targets)
+        value.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(value.detach())
+        if len(losses) == case.log_every:
+            core.mean(torch.stack(losses).mean())
+            losses.clear()
+        yield
+
+
+def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
+    """Call `Trainer.fit` for every turn, as its documentation says, with all off that is not training."""
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = fresh(case)
+
+        def training_step(self, batch, index):
+            inputs, targets = batch
+            value = loss(self.model(pixels(inputs)), targets)
+            self.log("train_loss", value)
+            return value
+
+        def configure_optimizers(self):
+            return adam(self)
+
+    def trainer():
+        names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        return lightning.Trainer(
+            accelerator="tpu" if case.backend == "xla" else "cpu",
+            devices=case.cores,
+            max_steps=case.steps,
+            log_every_n_steps=case.log_every,
+            **dict.fromkeys(names, False),
+        )
+
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    trainer()  # refuses here, if it refuses
+    module, batches = Module(), loader(case, samples)
+    return lambda: trainer().fit(module, batches)
+
+
+def with_accelerate(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
+    """Train in the loop of accelerate's documentation."""
+    # It takes XLA wherever torch_xla is installed, unless told otherwise before it is imported.
+    os.environ["USE_TORCH_XLA"] = str(int(case.backend == "xla"))
+    from accelerate import Accelerator
+
+    return in_turns(case, accelerated(Accelerator(cpu=case.backend == "cpu"), case, samples, loss))
+
+
+def accelerated(accelerator, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
+    """Train with what `prepare` makes of model, optimiser and loader."""
+    import torch
+
+    model = fresh(case).train()
+    model, optimizer, batches = accelerator.prepare(model, adam(model), loader(case, samples))
+    losses = []
+    for inputs, targets in batches:
+        if len(losses) == case.log_every:
+            torch.stack(losses).mean().item()
+            losses.clear()
+        optimizer.zero_grad()
+        value = loss(model(pixels(inputs)), targets)
+        accelerator.backward(value)
+        optimizer.step()
+        losses.append(value.detach())
+        yield
+
+
+def as_the_tutorial(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
+    """Train in the tutorial's loop, without the collection of garbage that it advises."""
+    return in_turns(case, tutorial(core, case, samples, loss))
+
+
+def tutorial(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
+    """Train with a copy of the loss to the host in every step."""
+    import torch_xla.core.xla_model as xm
+    import torch_xla.distributed.parallel_loader as pl
+
+    model = fresh(case).to(core.device).train()
+    optimizer, total, count = adam(model), 0.0, 0
+    for inputs, targets in pl.MpDeviceLoader(loader(case, samples), core.device):
+        inputs, targets = inputs.to(core.device), targets.to(core.device)
+        optimizer.zero_grad()
+        value = loss(model(pixels(inputs)), targets)
+        value.backward()
+        xm.optimizer_step(optimizer, barrier=True)
+        total += value.detach().item() * inputs.size(0)
+        count += inputs.size(0)
+        del inputs, targets, value
+        yield
+
+
+def in_turns(case: Case, steps: Iterator[None]) -> Callable[[], object]:
+    """Return what takes as many steps of an endless loop as a turn has."""
+    return lambda: deque(itertools.islice(steps, case.steps), maxlen=0)
+
+
+# ---- measuring ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Measured:
+    """By name: the seconds a step in every round, the loss of the last batch, and why others did not take part."""
+
+    rounds: list[dict[str, float]]
+    losses: dict[str, float]
+    without: dict[str, str]
+
+
+def run(case: Case, rounds: int) -> Measured:
+    """Measure a case; a step over two cores takes as long as on the one that takes longer."""
+    began = time.perf_counter()
+    cores = quietly(take_turns, case, rounds, cores=case.cores, backend=case.backend)
+    for name, why in cores[0].without.items():
+        print(f"{case.name}: without {NAMES[name]}: {why}")
+    print(f"{case.name}: {time.perf_counter() - began:.0f} s", flush=True)
+    together = zip(*(core.rounds for core in cores), strict=True)
+    longest = [{name: max(times[name] for times in of_cores) for name in of_cores[0]} for of_cores in together]
+    return Measured(longest, cores[0].losses, cores[0].without)
+
+
+def quietly(fn: Callable, *args: object, **options: object) -> list:
+    """Launch a function and return its results, without the lines of every epoch."""
+    from tpukit.launch import launch
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        return launch(fn, *args, progress="off", **options).results
+
+
+def take_turns(core, case: Case, rounds: int) -> Measured:
+    """Measure a step of everyone who takes part, in every round."""
+    warnings.simplefilter("ignore")  # few processes for data, a TPU not used, memory not pinned
+    os.environ.setdefault("PJRT_DEVICE", "CPU")  # libraries look what torch_xla has, and it would warn
+    keep_freed_memory()
+    as_torchrun(core)
+    samples = Samples(case.size, length=case.batch * case.steps * core.world_size * (rounds + 2))
+    makers = {"fit": with_fit, "hand_written": by_hand, "lightning": with_lightning, "accelerate": with_accelerate}
+    if case.backend == "xla":
+        makers["tutorial"] = as_the_tutorial
+    turns, clocks, without = {}, {name: Clock() for name in makers}, {}
+    for name, make in makers.items():
+        try:
+            turns[name] = make(core, case, samples, clocks[name])
+        except Exception as error:  # not installed, or not on this device: the others are measured all the same
+            without[name] = str(error).splitlines()[0]
+    measured = []
+    for number in range(rounds + 1):
+        names = random.Random(number).sample(list(turns), len(turns))  # the same on all cores
+        times = {name: seconds(core, case, turns[name], clocks[name]) for name in names}
+        measured.append({name: times[name] for name in turns})
+    losses = {name: clocks[name].last.item() for name in turns}
+    return Measured(measured[1:], losses, without)
+
+
+def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
+    """Take a turn and return the seconds a step of it, without the first, which come from standing.
+
+    Raises:
+        RuntimeError: the turn had another number of steps.
+    """
+    clock.times.clear()
+    core.barrier()
+    turn()
+    if case.backend == "xla":
+        import torch_xla
+
+        torch_xla.sync(wait=True)  # the last step is run here, so that it is not in the graph of who comes next
+    if len(clock.times) != case.steps:
+        raise RuntimeError(f"a turn has {case.steps} steps, this one had {len(clock.times)}")
+    skipped = case.steps // 8 + 1
+    return (clock.times[-1] - clock.times[skipped]) / (case.steps - 1 - skipped)
+
+
+def keep_freed_memory() -> None:
+    """Have this process use freed memory again, in place of giving it back to the system.
+
+    Otherwise two equal loops differ by up to 8 %: it is luck whose gradients lie at the end of the heap, and are page
+    faults in every step.
+    """
+    trim_threshold, mmap_threshold = -1, -3  # of glibc's malloc.h
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(trim_threshold, 1 << 30)
+        libc.mallopt(mmap_threshold, 1 << 30)
+
+
+def as_torchrun(core) -> None:
+    """Tell Lightning and accelerate of the other process as torchrun would; the group is there already."""
+    if core.world_size > 1:
+        os.environ |= {"RANK": str(core.rank), "WORLD_SIZE": str(core.world_size), "OMP_NUM_THREADS": "1"}
+        os.environ |= {"LOCAL_RANK": str(core.rank), "LOCAL_WORLD_SIZE": str(core.world_size)}
+        os.environ |= {"TORCHELASTIC_RUN_ID": "step", "GROUP_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+
+
+def count(core, length: int = 100) -> dict[str, int]:
+    """Return the graphs that `fit` and `evaluate` compile, and the most copies to the host between two looks."""
+    from torch_xla.debug import metrics
+
+    from tpukit.evaluation import evaluate
+    from tpukit.training import fit
+
+    def told(name: str) -> int:
+        return (metrics.metric_data(name) or (0,))[0]
+
+    copies = []  # made by the time of each step
+
+    def loss(outputs, targets):
+        copies.append(told("TransferFromDeviceTime"))
+        return Clock()(outputs, targets)
+
+    case = Case("counted", convnet, 32, 16, 40)
+    model, samples = core.model(fresh(case)), Samples(case.size, length=case.batch * case.steps * 2)
+    batches = core.batches(samples, batch_size=case.batch, shuffle=True, drop_last=True)
+    before = told("CompileTime")
+    options = {"epochs": 2, "steps_per_epoch": case.steps, "log_every": case.log_every, "prepare": pixels}
+    fit(core, model, adam(model), loss, batches, **options)
+    trained = told("CompileTime")
+    looks = [copies[first : first + case.log_every] for first in range(0, len(copies), case.log_every)]
+    for count in (length, length + 1, 3 * length):
+        batches = core.batches(Samples(case.size, length=count), batch_size=case.batch)
+        evaluate(core, model, Clock(), batches, prepare=pixels)
+    return {
+        "host_copies_per_step": max(of[-1] - of[0] for of in looks),
+        "train_graphs": trained - before,
+        "eval_graphs": told("CompileTime") - trained,
+    }
+
+
+# ---- telling -------------------------------------------------------------------------------------------------------
+
+
+def describe() -> None:
+    """Print what is measured on what."""
+    from tpukit.processes import cpus
+
+    there = {package.name.replace("-", "_"): package.version for package in importlib.metadata.distributions()}
+    packages = ("torch", "torch_xla", "torchvision", "lightning", "accelerate")
+    print(", ".join(f"{name} {there.get(name, 'not installed')}" for name in packages) + f"; {cpus()} processors")
+
+
+def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
+    """Print a line for everyone in every case, and last the JSON: ours over theirs, of the worst case each."""
+    print("\nmedians of the rounds, least and most in brackets; fit's time over another's within a round")
+    print(f"\n{'':22}{'':20}{'ms a step':>24}{'fit over it':>24}{'last loss':>12}")
+    worst: dict[str, float] = {}
+    for case, found in measured.items():
+        for name, loss in found.losses.items():
+            ratios = [times["fit"] / times[name] for times in found.rounds]
+            if name != "fit":
+                worst[name] = max(worst.get(name, 0.0), statistics.median(ratios))
+            times = shown([1000 * times[name] for times in found.rounds], 1)
+            ratio = shown(ratios, 3) if name != "fit" else ""
+            print(f"{case if name == 'fit' else '':22}{NAMES[name]:20}{times:>24}{ratio:>24}{loss:12.2f}")
+    print()
+    for name, target in TARGETS.items():
+        found = f"{worst[name]:.3f}" if name in worst else "not measured"
+        print(f"{'fit over ' + NAMES[name] + ', worst case':46}{found:>14}   target <= {target:g}")
+    for name, target in (("host_copies_per_step", 0), ("train_graphs", 2), ("eval_graphs", 1)):
+        print(f"{name.replace('_', ' '):46}{counted[name]:>14}   target {target}")
+    print(json.dumps({f"vs_{name}": round(worst[name], 3) if name in worst else None for name in TARGETS} | counted))
+
+
+def shown(values: list[float], digits: int) -> str:
+    """Write a median, with the least and the most."""
+    middle, *ends = (f"{value:,.{digits}f}" for value in (statistics.median(values), min(values), max(values)))
+    return f"{middle} [{ends[0]}..{ends[1]}]"
+
+
+if __name__ == "__main__":
+    main()
