@@ -48,18 +48,18 @@ NAMES = {
 def main() -> None:
     """Measure every case, print the table, and last one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="of every case, 3 to 12 s each on two quiet cores")
+    parser.add_argument("--rounds", type=int, default=9, help="of every case, 3 to 12 s each on two quiet cores")
     parser.add_argument("--only", default="", help="cases whose name holds this; the worst of few is no result")
     options = parser.parse_args()
     describe()
     cases = [
-        Case("MLP, XLA:CPU", mlp, 32, 128, 24, "xla"),
-        Case("convnet, XLA:CPU", convnet, 32, 128, 24, "xla"),
-        Case("MLP, CPU", mlp, 32, 128, 32),
-        Case("convnet, CPU", convnet, 32, 128, 32),
-        Case("ResNet-18, CPU", resnet18, 64, 8, 8),
-        Case("convnet, 2 x CPU", convnet, 32, 128, 32, cores=2),
-        Case("ResNet-18, 2 x CPU", resnet18, 64, 8, 8, cores=2),
+        Case("MLP, XLA:CPU", mlp, 32, 128, 16, "xla"),
+        Case("convnet, XLA:CPU", convnet, 32, 128, 16, "xla"),
+        Case("MLP, CPU", mlp, 32, 128, 24),
+        Case("convnet, CPU", convnet, 32, 128, 24),
+        Case("ResNet-18, CPU", resnet18, 64, 8, 6),
+        Case("convnet, 2 x CPU", convnet, 32, 128, 24, cores=2),
+        Case("ResNet-18, 2 x CPU", resnet18, 64, 8, 6, cores=2),
     ]
     measured = {case.name: run(case, options.rounds) for case in cases if options.only in case.name}
     print("over two XLA:CPU processes only fit runs: to torch_xla each of them is alone, and no gradient is averaged")

@@ -20,7 +20,8 @@ pytest.importorskip("array_record")
 
 from tpukit.blocks import BLOCK  # noqa: E402
 from tpukit.cache import Cache, build_cache, cache_or_decode  # noqa: E402
-from tpukit.caching import FORMAT, available_memory  # noqa: E402
+from tpukit.caching import FORMAT  # noqa: E402
+from tpukit.host import available_memory  # noqa: E402
 from tpukit.records import Records, pack  # noqa: E402
 
 ROOT = Path(__file__).parents[1]

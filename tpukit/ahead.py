@@ -1,6 +1,8 @@
 """Batches prepared ahead of the loop: in threads where one native call does it, in processes where Python must."""
 
 import contextlib
+import math
+import mmap
 import os
 import sys
 import threading
@@ -62,20 +64,54 @@ def in_processes(dataset: MapDataset, jobs: list, workers: int, seed: tuple[int,
 
     A job is the samples of one batch, behind a number that is no other batch's of this epoch, on any core.
     """
+    source = as_source(dataset)
+    if source is not None:
+        return _images_in_processes(source, jobs, workers, seed)
+    batches = _loaded(_Whole(dataset, seed), jobs, workers)
+    return _told_of_deaths(batches) if workers else batches
+
+
+def _images_in_processes(source: ImageSource, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
+    """Yield a source's batches from processes that write into memory we share: copied by nobody, /dev/shm unused."""
+    # What the loader has asked for, what waits in front of the loop, and what the loop holds.
+    buffers = Buffers((len(jobs[0][1]), *source.shape), shared=2 * workers + 5) if _forks(workers) else None
+    asked: deque[tuple] = deque()
+
+    def ask() -> Iterator[tuple]:
+        for number, samples in jobs:
+            buffer = buffers and buffers.get()
+            asked.append((samples, buffer))
+            yield number, samples, None if buffer is None else buffers.number(buffer)
+
+    made = _told_of_deaths(_loaded(_Images(source, seed, buffers), ask(), workers))
+
+    def received() -> Iterator[tuple]:
+        import torch
+
+        for images in made:
+            samples, buffer = asked.popleft()
+            yield (torch.from_numpy(buffer) if images is None else images), torch.from_numpy(source.labels[samples])
+
+    return received()
+
+
+def _loaded(dataset: MapDataset, jobs: Iterable[tuple], workers: int) -> Iterator[object]:
     import torch
     from torch.utils.data import DataLoader
 
-    context = "fork" if workers and hasattr(os, "fork") else None
     loader = DataLoader(
-        _Whole(dataset, seed),
+        dataset,
         batch_size=None,
         sampler=jobs,
         num_workers=workers,
-        multiprocessing_context=context,
+        multiprocessing_context="fork" if _forks(workers) else None,
         generator=torch.Generator(),  # without one, each epoch would draw a number of the caller's
     )
-    batches = iter(loader)  # here and now: processes end with the thread that forked them
-    return _told_of_deaths(batches) if workers else batches
+    return iter(loader)  # here and now: processes end with the thread that forked them
+
+
+def _forks(workers: int) -> bool:
+    return workers > 0 and hasattr(os, "fork")
 
 
 def _told_of_deaths(batches: Iterator[object]) -> Iterator[object]:
@@ -103,29 +139,51 @@ class Buffers:
     """Arrays of one shape, each used again once nobody holds it.
 
     A fresh array would be as good for one thread; two would wait for each other while the system hands out its pages.
+
+    Args:
+        shape: of each.
+        shared: make so many at once, and no more, in memory that processes forked later write into; 0: as needed.
     """
 
-    def __init__(self, shape: tuple[int, ...]):
-        self._shape, self._arrays, self._lock = shape, [], threading.Lock()
+    def __init__(self, shape: tuple[int, ...], shared: int = 0):
+        self._shape, self._shared, self._lock = shape, shared, threading.Lock()
+        self._arrays = _in_shared_memory(shape, shared) if shared else [_fresh(shape)]
         self._idle = 0
-        self._idle = self._references(self._add())
+        self._idle = self._references(0)
+
+    def __getitem__(self, number: int):
+        return self._arrays[number]
+
+    def number(self, array) -> int:
+        """Return which of the arrays this is."""
+        return next(number for number, one in enumerate(self._arrays) if one is array)
 
     def get(self):
-        """Return a uint8 array that no tensor, no view and no other thread holds."""
+        """Return a uint8 array that no tensor, no view and no other thread holds; None if all shared ones are held."""
         with self._lock:
             for number in range(len(self._arrays)):
                 if self._references(number) <= self._idle:
                     return self._arrays[number]
-            return self._arrays[self._add()]
-
-    def _add(self) -> int:
-        import numpy
-
-        self._arrays.append(numpy.empty(self._shape, numpy.uint8))
-        return len(self._arrays) - 1
+            if self._shared:
+                return None
+            self._arrays.append(_fresh(self._shape))
+            return self._arrays[-1]
 
     def _references(self, number: int) -> int:
         return sys.getrefcount(self._arrays[number])
+
+
+def _fresh(shape: tuple[int, ...]):
+    import numpy
+
+    return numpy.empty(shape, numpy.uint8)
+
+
+def _in_shared_memory(shape: tuple[int, ...], count: int) -> list:
+    import numpy
+
+    memory = mmap.mmap(-1, count * math.prod(shape))  # of no file: what a container gives /dev/shm is no limit
+    return list(numpy.frombuffer(memory, numpy.uint8).reshape(count, *shape))
 
 
 class _Part:
@@ -151,6 +209,25 @@ class _Part:
             self._source.read_ahead(self._indices[indices])
 
 
+class _Images:
+    """A source asked for whole batches in a process: written into the job's shared buffer, or returned."""
+
+    def __init__(self, source: ImageSource, seed: tuple[int, ...], buffers: Buffers | None):
+        self.source, self.seed, self.buffers = source, seed, buffers
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, job: tuple):
+        import torch
+
+        number, samples, buffer = job
+        _seed((*self.seed, number))
+        out = None if buffer is None else self.buffers[buffer]
+        images = self.source.take(samples, out=out)
+        return None if images is out else torch.from_numpy(images)
+
+
 class _Whole:
     """A dataset asked for whole batches, whose errors say which sample it was, also from a DataLoader's process."""
 
@@ -161,15 +238,11 @@ class _Whole:
         return len(self.dataset)
 
     def __getitem__(self, job: tuple):
-        import torch
         from torch.utils.data import default_collate, get_worker_info
 
         number, samples = job
         if get_worker_info() is not None:
             _seed((*self.seed, number))
-        source = as_source(self.dataset)
-        if source is not None:
-            return torch.from_numpy(source.take(samples)), torch.from_numpy(source.labels[samples])
         samples = samples.tolist()
         if hasattr(self.dataset, "__getitems__"):
             return default_collate(self.dataset.__getitems__(samples))

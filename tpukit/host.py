@@ -4,6 +4,7 @@ import importlib.metadata
 import math
 import os
 import platform as _platform
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -149,6 +150,29 @@ def host(
             "shm": f"size of {shm}" if size is not None else f"no {shm} here",
         },
     )
+
+
+def available_memory(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Return the bytes of memory that files may fill, pushing out nothing but other files; None if not known.
+
+    What the kernel calls available or what a control group's limit leaves, whichever is less; half of all memory where
+    there is no /proc/meminfo (macOS).
+    """
+    found = re.search(r"^MemAvailable: +(\d+) kB", _read(proc / "meminfo"), re.MULTILINE)
+    if not found:
+        known = hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2 if known else None
+    least = int(found[1]) * 1024
+    for group in _control_groups(proc, cgroup, "memory"):
+        statistics = dict(line.split() for line in _read(group / "memory.stat").splitlines())
+        # Files in the page cache count as used, but make room for others. Version 1 has sums under names of their own.
+        kinds = ("active_file", "inactive_file")
+        files = sum(int(statistics.get(f"total_{kind}", statistics.get(kind, 0))) for kind in kinds)
+        for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+            limit, used = _read(group / limit), _read(group / used)
+            if limit.isdigit() and used.isdigit():  # "max": no limit
+                least = min(least, int(limit) - int(used) + files)
+    return max(0, least)
 
 
 def how_to_get_a_tpu(machine: Host) -> str:
