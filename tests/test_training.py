@@ -317,7 +317,7 @@ def test_when_the_time_is_up_it_saves_and_a_second_call_finishes(backend, tmp_pa
     assert same(once, again)
 
 
-def script(folder, pause=0.05):
+def script(folder, pause=0.05, pause_after_step=0.0):
     return textwrap.dedent(f"""
         import sys, time, torch
         sys.path[:0] = [{str(Path(__file__).parent)!r}]
@@ -327,15 +327,23 @@ def script(folder, pause=0.05):
             def slowly(inputs, labels):
                 time.sleep({pause})
                 return inputs, labels
+            class Slow(torch.optim.lr_scheduler.StepLR):
+                def step(self):
+                    super().step()
+                    time.sleep({pause_after_step} * core.rank)
+            torch.optim.lr_scheduler.StepLR = Slow
             return train(core, folder={str(folder)!r}, epochs=20, augment=slowly)["history"].resumed
         print(tpukit.launch(work, cores=2, progress="text").results[0])
     """)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(number, tmp_path):
+# With the pause after each step of core 1, core 0 is told to end in the step after the one that core 1 is told in.
+@pytest.mark.parametrize(
+    ("number", "pause_after_step"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 0.1)]
+)
+def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(number, pause_after_step, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", script(tmp_path)],
+        [sys.executable, "-c", script(tmp_path, 0.05 - pause_after_step / 2, pause_after_step)],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -272,4 +272,4 @@ def _seed(words: tuple[int, ...]) -> None:
     word = int(numpy.random.SeedSequence(words).generate_state(1)[0])
     random.seed(word)
     numpy.random.seed(word)
-    torch.manual_seed(word)
+    torch.default_generator.manual_seed(word)

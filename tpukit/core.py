@@ -160,7 +160,8 @@ class Core:
         word = int(numpy.random.SeedSequence((self._seed, *words, self.rank)).generate_state(1)[0])
         random.seed(word)
         numpy.random.seed(word)
-        torch.manual_seed(word)
+        # Not torch.manual_seed: for every device that is not started it keeps a stack trace, 1 ms a step.
+        torch.default_generator.manual_seed(word)
         self._backend.seed(word)
 
     @contextlib.contextmanager

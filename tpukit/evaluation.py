@@ -102,6 +102,8 @@ def forward(core: Core, model, inputs, bf16: bool):
     context = torch.autocast(core.device.type, dtype=torch.bfloat16) if bf16 else contextlib.nullcontext()
     with context:
         outputs = model(inputs)
+    if isinstance(outputs, torch.Tensor) and outputs.dtype == torch.float32:  # as most are
+        return outputs
     return tree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, outputs)
 
 

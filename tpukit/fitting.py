@@ -3,7 +3,6 @@
 import itertools
 import math
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,6 +16,17 @@ from tpukit.history import History
 from tpukit.worker import Terminated, peak_memory
 
 _PROGRESS = ("step", "epoch", "in_epoch", "since_log", "since_epoch")  # of `Fitting`, kept in a checkpoint
+_SECONDS_FOR_CORE_0 = 5  # of the eight that the kernel gives
+
+
+@dataclass(frozen=True)
+class _Given:
+    """A step that was handed to the device: the samples of its batches, and its losses, which are there still."""
+
+    step: int
+    samples: tuple
+    local: object  # () float32, this core's loss
+    shared: object  # (2,) float32: the mean of all cores' losses, and of whether their time is up
 
 
 @dataclass
@@ -50,7 +60,7 @@ class Fitting:
     epoch: int = 1  # under way
     in_epoch: int = 0  # steps of it done
     history: History = field(default_factory=History)
-    since_log: list[float] = field(default_factory=list)  # losses the register has handed over, not yet in a row
+    since_log: list[float] = field(default_factory=list)  # losses that are on the host, not yet in a row
     since_epoch: list[list] = field(default_factory=list)  # [mean loss, steps] of the intervals of this epoch
 
     def run(self) -> History:
@@ -58,11 +68,10 @@ class Fitting:
         import torch
 
         self.began = self.saved = time.monotonic()
+        self.told: float | None = None  # when this core first saw that it shall end
         self.reserve = {"interval": 0.0, "save": 0.0, "valid": 0.0}  # seconds the longest of each took
-        # One row a step: this core's loss, the mean of all cores', and whether a core's time is up.
-        self.register = torch.zeros(self.log_every, 3, device=self.core.device)
-        (self.up,), self.sent_up = self.core.to_device([torch.zeros(())]), False
-        self.given: deque = deque(maxlen=self.log_every)  # the samples of the steps in the register
+        (self.up,), self.sent_up = self.core.to_device([torch.zeros(())]), False  # 1: this core's time is up
+        self.given: list[_Given] = []  # the steps whose losses are on the device still
         self.watch = Watch(self.core)
         self.buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         if self.checkpoints:
@@ -114,13 +123,11 @@ class Fitting:
             self._save(best=is_best)
 
     def _train_step(self, group: tuple, samples: tuple) -> None:
-        import numpy
         import torch
 
-        self.given.append((self.step, numpy.concatenate(samples)))
         self.watch.before(group)
         with self.core.step():
-            local = 0.0
+            local = None
             for inputs, targets, *_ in group:
                 if self.augment:
                     inputs, targets = self.augment(inputs, targets)
@@ -131,15 +138,17 @@ class Fitting:
                         f"the loss is one number, got {type(value).__name__} {tuple(getattr(value, 'shape', ()))}\n"
                         '  fix:   take its mean, loss.mean(), or reduction="mean"'
                     )
-                value = value.reshape(()) / self.accumulate
+                value = value.reshape(()) if value.ndim else value
+                value = value / self.accumulate if self.accumulate > 1 else value
                 value.backward()
-                local = local + value.detach().float()
-            mean, up = local.clone(), self.up.clone()
-            self.watch.recorded(self.model, mean)
-            self.core.optimizer_step(self.optimizer, clip=self.clip, also=[mean, up, *self.buffers])
+                value = value.detach().float()
+                local = value if local is None else local + value
+            shared = torch.stack([local, self.up])
+            self.watch.recorded(self.model, shared)
+            self.core.optimizer_step(self.optimizer, clip=self.clip, also=[shared, *self.buffers])
             if self.average:
                 self.average.update_parameters(self.model)
-            self.register = torch.cat([self.register[1:], torch.stack([local, mean, up])[None]])
+        self.given.append(_Given(self.step, samples, local, shared))
         if self.schedule:
             self.schedule.step()
         self.step, self.in_epoch = self.step + 1, self.in_epoch + 1
@@ -156,13 +165,15 @@ class Fitting:
 
     def _drain(self) -> bool:
         """Bring the losses of the steps since the last time to the host; say whether a core's time is up."""
-        rows = self.core.to_host(self.register)[self.log_every - len(self.given) :]
-        for (step, samples), (local, mean, _) in zip(self.given, rows.tolist(), strict=True):
+        given, self.given = self.given, []
+        time_is_up = False
+        values = self.core.to_host([(step.local, step.shared) for step in given])
+        for step, (local, (mean, up)) in zip(given, values, strict=True):
             if not math.isfinite(local + mean):
-                self._stop_at(step, samples, local)
-            self.since_log.append(mean)
-        self.given.clear()
-        return bool(rows[:, 2].any())
+                self._stop_at(step, float(local))
+            self.since_log.append(mean.item())
+            time_is_up |= bool(up)
+        return time_is_up
 
     def _log(self) -> None:
         steps = len(self.given) + len(self.since_log)
@@ -225,17 +236,19 @@ class Fitting:
         low = name.endswith(("loss", "error"))
         return row[name] < self.history.best[name] if low else row[name] > self.history.best[name]
 
-    def _stop_at(self, step: int, samples, local: float) -> None:
+    def _stop_at(self, given: _Given, local: float) -> None:
         """Raise for a loss that is no number; a core whose own is one leaves the word to the core it came from."""
+        import numpy
+
         if math.isfinite(local):
             self.core.barrier()
         saved = self.checkpoints.paths if self.checkpoints else []
         raise explain(
             local,
-            step=step + 1,
+            step=given.step + 1,
             rank=self.core.rank,
             dataset=self.train.dataset,
-            samples=samples,
+            samples=numpy.concatenate(given.samples),
             lr=self._lr(),
             checkpoint=saved[-1].name if saved else "none",
         )
@@ -259,6 +272,11 @@ class Fitting:
         """Save and leave on SIGTERM, which came from the platform or from an interrupt of the cell."""
         if not self.core.told_to_end:
             return
+        if self.checkpoints and not self.core.is_main:
+            # Core 0 may have a step to finish before it saves, and that takes all cores.
+            self.told = self.told or time.monotonic()
+            if time.monotonic() < self.told + _SECONDS_FOR_CORE_0:
+                return
         if self.checkpoints and self.core.is_main:
             self._drain()
             self._save()

@@ -48,7 +48,7 @@ class Cpu:
             dist.init_process_group(self.collectives, store=store, rank=self.rank, world_size=self.world_size)
 
     def seed(self, seed: int) -> None:
-        """Seed the device's random numbers, where they are not torch's own."""
+        """Seed the device's random numbers, where they are not the CPU's."""
 
     def sync(self) -> None:
         """Hand over the work recorded so far; a CPU has done it already."""

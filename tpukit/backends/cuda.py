@@ -34,6 +34,12 @@ class Cuda(Cpu):
         torch.cuda.set_device(self.rank)
         return torch.device("cuda", self.rank)
 
+    def seed(self, seed: int) -> None:
+        """Seed this GPU's random numbers."""
+        import torch
+
+        torch.cuda.manual_seed(seed)
+
     def to_cpu(self, tensors: list) -> list:
         """Return the tensors as they are: NCCL wants them on the GPU."""
         return [tensor.detach().to(self.device) for tensor in tensors]
