@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -157,7 +158,8 @@ class Core:
         import numpy
         import torch
 
-        word = int(numpy.random.SeedSequence((self._seed, *words, self.rank)).generate_state(1)[0])
+        text = repr((self._seed, *words, self.rank))
+        word = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
         random.seed(word)
         numpy.random.seed(word)
         # Not torch.manual_seed: for every device that is not started it keeps a stack trace, 1 ms a step.

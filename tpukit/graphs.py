@@ -1,5 +1,6 @@
 """Why a step compiled again: the shape of a batch, a constant in the graph, or a tensor that was kept."""
 
+import itertools
 import linecache
 import re
 from collections import Counter
@@ -18,7 +19,7 @@ _HOME = str(Path(__file__).parent)
 class Watch:
     """Say which step compiled again, and what was different in it; on a CPU and on CUDA it does nothing.
 
-    Costs 20 microseconds a step (measured), until the shapes of a batch do not explain a compile. From then on the
+    Costs 10 microseconds a step (measured), until the shapes of a batch do not explain a compile. From then on the
     graph of every step is identified, in 2 ms for a ResNet-34, and where it is new, compared with the one before.
 
         watch = Watch(core)
@@ -190,6 +191,10 @@ def _place(text: str, line: str) -> str:
 
 def _shapes(batch: object) -> tuple:
     """Return (shape, dtype) of every tensor in a batch."""
+    if type(batch) in (tuple, list):  # as most are; torch's tree_leaves takes four times as long
+        return tuple(itertools.chain.from_iterable(map(_shapes, batch)))
+    if hasattr(batch, "dtype"):
+        return ((batch.shape, batch.dtype),)
     from torch.utils import _pytree as tree
 
     return tuple((leaf.shape, leaf.dtype) for leaf in tree.tree_leaves(batch) if hasattr(leaf, "dtype"))
