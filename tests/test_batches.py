@@ -161,15 +161,24 @@ def test_the_mask_joins_a_tensor_a_tuple_and_a_dict(item, expected):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_a_source_gives_every_image_with_its_label_whoever_prepares_them(threads, workers):
-    batches = Batches(Pixels(50), batch_size=8, shuffle=True, mask=True, threads=threads, workers=workers)
-    for _ in range(2):
-        epoch = list(batches)  # held all at once: no buffer may be used again meanwhile
-        assert {(images.shape, images.dtype, labels.shape) for images, labels, _ in epoch} == {
-            ((8, 3, 2, 2), torch.uint8, (8, 1))
-        }
-        assert all(torch.equal(images[:, 0, 0, 0].float(), labels[:, 0]) for images, labels, _ in epoch)
-        assert sorted(int(n) for _, labels, mask in epoch for n in labels[mask, 0]) == list(range(50))
-        del epoch
+    batches = Batches(Pixels(150), batch_size=8, shuffle=True, mask=True, threads=threads, workers=workers)
+    for hold in (list, iter):  # all at once, so that no buffer may be used again meanwhile; then one after the other
+        seen = []
+        for images, labels, mask in hold(batches):
+            assert (images.shape, images.dtype, labels.shape) == ((8, 3, 2, 2), torch.uint8, (8, 1))
+            assert torch.equal(images[:, 0, 0, 0].float(), labels[:, 0])
+            seen += labels[mask, 0].int().tolist()
+        assert sorted(seen) == list(range(150))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_that_writes_nowhere_but_returns_its_images_is_one_too(workers):
+    class Returning(Pixels):
+        def take(self, indices, out=None):
+            return super().take(indices)
+
+    for images, labels in Batches(Returning(30), batch_size=4, workers=workers):
+        assert torch.equal(images[:, 0, 0, 0].float(), labels[:, 0])
 
 
 def test_a_source_is_told_what_comes_next():
