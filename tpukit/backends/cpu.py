@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 Body = Callable[["Cpu"], None]
+_LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
 
 
 class Cpu:
@@ -103,30 +104,39 @@ class Cpu:
         """Overwrite the tensors with rank 0's."""
         import torch.distributed as dist
 
-        self._flat(tensors, lambda flat: dist.broadcast(flat, src=0))
+        self._change(tensors, lambda flat: dist.broadcast(flat, src=0, async_op=True))
 
     def average(self, tensors: list) -> None:
         """Overwrite the tensors with their mean over the cores: gradients, after backward."""
         import torch.distributed as dist
 
-        def mean(flat) -> None:
-            dist.all_reduce(flat)
+        def divide(flat) -> None:
             flat /= self.world_size
 
-        self._flat(tensors, mean)
+        self._change(tensors, lambda flat: dist.all_reduce(flat, async_op=True), divide)
 
-    def _flat(self, tensors: list, change: Callable) -> None:
-        """Change many tensors through one flat buffer a dtype: one message instead of a hundred."""
+    def _change(self, tensors: list, send: Callable, finish: Callable = lambda flat: None) -> None:
+        """Change tensors by a collective: large ones where they lie, all small ones of a dtype in one message."""
         import torch
 
         if self.world_size == 1:
             return
-        for dtype in sorted({tensor.dtype for tensor in tensors}, key=str):
-            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([host.reshape(-1) for host in self.to_cpu(chosen)])
-            change(flat)
-            with torch.no_grad():
-                for tensor, part in zip(chosen, flat.split([tensor.numel() for tensor in chosen]), strict=True):
+        hosts = self.to_cpu(tensors)
+        messages: dict[object, list[int]] = {}
+        for number, host in enumerate(hosts):
+            is_large = host.nbytes >= _LARGE and host.is_contiguous()
+            messages.setdefault(number if is_large else host.dtype, []).append(number)
+        sent = []
+        for key, numbers in messages.items():
+            parts = [hosts[number].reshape(-1) for number in numbers]
+            flat = torch.cat(parts) if isinstance(key, torch.dtype) else parts[0]
+            sent.append((numbers, flat, send(flat)))
+        for numbers, flat, work in sent:
+            work.wait()
+            finish(flat)
+            for number, part in zip(numbers, flat.split([hosts[number].numel() for number in numbers]), strict=True):
+                host, tensor = hosts[number], tensors[number].detach()
+                if part.data_ptr() != host.data_ptr() or host.device != tensor.device:  # not changed where it lies
                     tensor.copy_(part.view(tensor.shape))
 
     def to_device(self, tensors: list) -> list:
