@@ -52,6 +52,15 @@ def images(tmp_path_factory):
     return folder
 
 
+def test_without_array_record_nothing_is_begun_and_the_fix_is_named(images, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "array_record.python", None)
+    with pytest.raises(
+        ModuleNotFoundError, match="array_record is not installed(.|\\n)*fix: +%pip install array_record"
+    ):
+        pack(images, tmp_path / "pack", **QUIET)
+    assert not (tmp_path / "pack").exists()
+
+
 @pytest.fixture(scope="module")
 def table(images):
     paths = sorted(str(path) for path in images.rglob("*.*"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from tpukit.ahead import in_threads
 from tpukit.decode import decode
 from tpukit.processes import alone, cpus, share_out
-from tpukit.shards import FORMAT, part_of, seal, unseal, write_file, write_shard
+from tpukit.shards import FORMAT, load_array_record, part_of, seal, unseal, write_file, write_shard
 from tpukit.sources import Files, Names, Source, look_at
 from tpukit.spool import Spool, spool
 
@@ -64,8 +64,11 @@ def pack(
         ValueError: an argument or the source is not as above, or images have no labels of one length.
         OSError: an image is damaged or missing, named in the message; or the disk is full.
         FileExistsError: the folder holds another pack, or somebody's files.
+        ModuleNotFoundError: array_record is not installed.
     """
     from tpukit.records import Records
+
+    load_array_record()  # before anything is written
 
     if damaged not in ("raise", "skip"):
         raise ValueError(f'damaged is "raise" or "skip", got {damaged!r}')

@@ -55,16 +55,32 @@ def unseal(data: bytes) -> dict:
     return manifest
 
 
+def load_array_record():
+    """Return array_record's module, or say how to install it.
+
+    Raises:
+        ModuleNotFoundError: it is not installed.
+    """
+    try:
+        from array_record.python import array_record_module
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "a pack is made of array_record files, and array_record is not installed\n"
+            f"  found: {error}\n"
+            "  fix:   %pip install array_record, then run this cell again; there is none for Windows"
+        ) from error
+    return array_record_module
+
+
 def write_shard(file: Path, records: Iterable[bytes]) -> None:
     """Write a shard, all of it on the disk when this returns; the same records give the same bytes.
 
     Raises:
         OSError: it could not be written; a full disk says so.
     """
-    from array_record.python.array_record_module import ArrayRecordWriter
-
+    array_record = load_array_record()
     try:
-        writer = ArrayRecordWriter(str(file), _WRITER)
+        writer = array_record.ArrayRecordWriter(str(file), _WRITER)
         for record in records:
             writer.write(record)
             if not writer.ok():  # it would take all the others and say so at the end
@@ -159,10 +175,9 @@ class Shards:
 
 def _open(file: Path):
     """Open a reader; RuntimeError says what is wrong with the file."""
-    from array_record.python.array_record_module import ArrayRecordReader
-
+    array_record = load_array_record()
     _home()
-    reader = ArrayRecordReader(str(file), _READER, file_reader_buffer_size=32768)
+    reader = array_record.ArrayRecordReader(str(file), _READER, file_reader_buffer_size=32768)
     if not reader.ok():
         reader.read([0])  # raises, and says why
     return reader
