@@ -1,6 +1,7 @@
 """Batches prepared ahead of the loop: in threads where one native call does it, in processes where Python must."""
 
 import contextlib
+import hashlib
 import math
 import mmap
 import os
@@ -222,7 +223,7 @@ class _Images:
         import torch
 
         number, samples, buffer = job
-        _seed((*self.seed, number))
+        seed_host((*self.seed, number))
         out = None if buffer is None else self.buffers[buffer]
         images = self.source.take(samples, out=out)
         return None if images is out else torch.from_numpy(images)
@@ -242,7 +243,7 @@ class _Whole:
 
         number, samples = job
         if get_worker_info() is not None:
-            _seed((*self.seed, number))
+            seed_host((*self.seed, number))
         samples = samples.tolist()
         if hasattr(self.dataset, "__getitems__"):
             return default_collate(self.dataset.__getitems__(samples))
@@ -262,14 +263,16 @@ def _naming(sample: int) -> Iterator[None]:
         raise
 
 
-def _seed(words: tuple[int, ...]) -> None:
-    """Seed all that a dataset may draw from, for one batch: a resumed epoch then draws what it would have drawn."""
+def seed_host(words: tuple[int, ...]) -> int:
+    """Seed all that is drawn from on the host, by whole numbers alone; return the one number they came to."""
     import random
 
     import numpy
     import torch
 
-    word = int(numpy.random.SeedSequence(words).generate_state(1)[0])
+    word = int.from_bytes(hashlib.blake2b(repr(tuple(map(int, words))).encode(), digest_size=4).digest(), "big")
     random.seed(word)
     numpy.random.seed(word)
+    # Not torch.manual_seed: for every device that is not started it keeps a stack trace, half a millisecond a step.
     torch.default_generator.manual_seed(word)
+    return word

@@ -2,13 +2,12 @@
 
 import contextlib
 import copy
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from tpukit.ahead import ImageSource, MapDataset
+from tpukit.ahead import ImageSource, MapDataset, seed_host
 from tpukit.batches import Batches
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
@@ -153,18 +152,7 @@ class Core:
 
         Seeded with the number of the step before it, a step draws the same whether or not a run was resumed.
         """
-        import random
-
-        import numpy
-        import torch
-
-        text = repr((self._seed, *words, self.rank))
-        word = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
-        random.seed(word)
-        numpy.random.seed(word)
-        # Not torch.manual_seed: for every device that is not started it keeps a stack trace, 1 ms a step.
-        torch.default_generator.manual_seed(word)
-        self._backend.seed(word)
+        self._backend.seed(seed_host((self._seed, *words, self.rank)))
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:

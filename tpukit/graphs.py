@@ -191,7 +191,7 @@ def _place(text: str, line: str) -> str:
 
 def _shapes(batch: object) -> tuple:
     """Return (shape, dtype) of every tensor in a batch."""
-    if type(batch) in (tuple, list):  # as most are; torch's tree_leaves takes four times as long
+    if type(batch) in (tuple, list):  # as most are; torch's tree_leaves takes nearly three times as long
         return tuple(itertools.chain.from_iterable(map(_shapes, batch)))
     if hasattr(batch, "dtype"):
         return ((batch.shape, batch.dtype),)
