@@ -83,9 +83,9 @@ class Data:
 
 def prepare(folder: Path) -> Data:
     """Make in a folder all that is measured, or take what an earlier call left there."""
-    from tpukit.cache import build_cache
     from tpukit.pe import LABELS, index_images, read_labels
-    from tpukit.records import pack
+    from tpukit.storage.pixel_cache import build_cache
+    from tpukit.storage.records import pack
 
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "train.csv").is_file():
@@ -243,7 +243,7 @@ def batches_of(source, **options) -> Iterator:
     import numpy
     from torch.utils.data import Subset
 
-    from tpukit.batches import Batches
+    from tpukit.data.batches import Batches
 
     repeated = Subset(source, numpy.tile(numpy.arange(len(source)), LONG))
     batches = Batches(repeated, batch_size=BATCH, shuffle=True, drop_last=True, **options)
@@ -298,7 +298,7 @@ class Files:
 
 def decode_fast(jpeg: bytes):
     """Decode an image as the records do."""
-    from tpukit.decode import decode
+    from tpukit.storage.decoding import decode
 
     return decode(jpeg, SIZE, exact=False)
 
@@ -317,7 +317,7 @@ def parse_record(record: bytes) -> tuple:
     import numpy
 
     from tpukit.pe import LABELS
-    from tpukit.shards import row_type
+    from tpukit.storage.array_records import row_type
 
     row = row_type(len(LABELS))
     return decode_fast(record[row.itemsize :]), numpy.frombuffer(record, row, 1)["labels"][0]
@@ -325,7 +325,7 @@ def parse_record(record: bytes) -> tuple:
 
 def reopened(data: Data):
     """Open the records at the size that is delivered, as the JPEG decoder scales them."""
-    from tpukit.records import Records
+    from tpukit.storage.records import Records
 
     return Records(data.records.folder, size=SIZE)
 
@@ -404,7 +404,7 @@ def children() -> list:
 
 def step_ratios(data: Data, rounds: int) -> list[float]:
     """Return, for each round, the time of a step with batches of the cache over one with a resident batch."""
-    from tpukit.launch import launch
+    from tpukit.distributed.launcher import launch
 
     results = launch(train, data.cache, rounds, cores=2, backend="cpu", progress="off").results
     return [max(core[number] for core in results) for number in range(rounds)]
@@ -445,7 +445,7 @@ def train(core, cache, rounds: int, batch_size: int = 32) -> list[float]:
 
 def worker_extra(data: Data) -> tuple[float, float]:
     """Return, in MB, what a worker holds for itself after it has read the whole cache, and what its window may hold."""
-    from tpukit.launch import launch
+    from tpukit.distributed.launcher import launch
 
     results = launch(read_all, data.cache, cores=2, backend="cpu", progress="off").results
     return max(results), BATCH * SIZE * SIZE * 3 * 4 / 1e6  # two ahead, one in the making, one in the step
@@ -459,7 +459,7 @@ def read_all(core, cache) -> float:
     import psutil
     from torch.utils.data import Subset
 
-    from tpukit.batches import Batches
+    from tpukit.data.batches import Batches
 
     process = psutil.Process()
     for images, _ in Batches(Subset(cache, [0]), batch_size=1):
@@ -486,7 +486,7 @@ def is_installed(package: str | None) -> bool:
 
 def describe(data: Data) -> None:
     """Print what is measured on what."""
-    from tpukit.processes import cpus
+    from tpukit.storage.processes import cpus
 
     packages = ("torch", "array_record", "simplejpeg", "pillow", "pandas", "webdataset", "grain")
     there = {package.name: package.version for package in importlib.metadata.distributions()}

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tpukit.host import Host
+from tpukit.machine.host import Host
 
 KAGGLE = Host(
     platform="Kaggle",

@@ -1,10 +1,14 @@
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from workers import Pairs, small_net
 
 from tpukit import launch
-from tpukit.averaging import moving_average
+
+
+def moving_average(model, decay=0.999):
+    return AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay))
 
 
 def shake(model, seed: int) -> None:

@@ -30,8 +30,8 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
         import torch
         from torch import nn
         from tpukit.backends.xla import run_tpu
-        from tpukit.core import Core
-        from tpukit.worker import Task, run_core
+        from tpukit.distributed.core import Core
+        from tpukit.distributed.worker import Task, run_core
 
         def work(core):
             model = core.model(nn.Linear(3, 2))

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from tpukit.ahead import Buffers
-from tpukit.batches import Batches
-from tpukit.launch import launch
+from tpukit.data.batches import Batches
+from tpukit.data.prefetch import Buffers
+from tpukit.distributed.launcher import launch
 
 
 class Numbers:

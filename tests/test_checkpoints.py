@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tpukit.checkpoints import CannotSave, Checkpoints, check_architecture
-from tpukit.launch import WorkerFailed, launch
+from tpukit.distributed.launcher import WorkerFailed, launch
+from tpukit.training.checkpoints import CannotSave, Checkpoints, check_architecture
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +40,7 @@ def in_tiny(folder, code: str, options: str = "size=1m") -> subprocess.Completed
     command = ["unshare", "--mount", "sh", "-c", script, "sh"]
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("it takes the right to mount a file system")
-    code = f"from tpukit.checkpoints import *\nfolder = {str(folder)!r}\n{code}"
+    code = f"from tpukit.training.checkpoints import *\nfolder = {str(folder)!r}\n{code}"
     return subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
 
 

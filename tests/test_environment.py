@@ -9,7 +9,7 @@ import pytest
 from machines import COLAB
 from machines import KAGGLE as EIGHT
 
-from tpukit.environment import Changes, install_line, needed_changes, prepare
+from tpukit.machine.environment import Changes, install_line, needed_changes, prepare
 
 ROOT = Path(__file__).parents[1]
 LAPTOP = replace(EIGHT, platform="laptop", chips=0, generation=None, versions={"python": "3.11.7"})
@@ -101,7 +101,7 @@ def test_torch_xla_itself_gives_eight_workers_eight_addresses_only_after_prepare
 import json, os
 os.environ.update({KAGGLE!r}, PJRT_DEVICE="CPU")  # CPU: this machine has no chip for the import to look for
 from torch_xla._internal import tpu
-import tpukit.environment
+import tpukit.machine.environment
 
 def worker(rank):
     before = dict(os.environ)
@@ -111,7 +111,7 @@ def worker(rank):
     return seen
 
 before = [worker(rank) for rank in range(8)]
-tpukit.environment.prepare()
+tpukit.machine.environment.prepare()
 print(json.dumps([before, [worker(rank) for rank in range(8)]]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
@@ -125,7 +125,7 @@ print(json.dumps([before, [worker(rank) for rank in range(8)]]))
 def test_a_notebook_shows_the_changes_exactly_once_wherever_the_call_stands():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     sources = [
-        "from os import environ; from tpukit.environment import prepare; environ['XRT_WORKERS'] = 'x'; prepare()",
+        "from os import environ; from tpukit import prepare; environ['XRT_WORKERS'] = 'x'; prepare()",
         "environ['XRT_WORKERS'] = 'x'; changes = prepare(); before = 1",  # not the last expression
         "changes",  # later, and on purpose
         "prepare()",

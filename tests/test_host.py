@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.host import host, no_tpu
+from tpukit.machine.host import host
+from tpukit.machine.instructions import how_to_get_a_tpu
 
 V2, V3 = {"device": "0x0027", "subsystem_device": "0x004e"}, {"device": "0x0027", "subsystem_device": "0x004f"}
 V4, V5P, V5E, V6E, V7X = ({"device": f"0x00{name}"} for name in ("5e", "62", "63", "6f", "76"))
@@ -183,8 +184,8 @@ def test_looking_imports_no_torch_and_works_where_linux_is_not():
         "    if hasattr(os, name): delattr(os, name)\n"  # as on Windows
         "from pathlib import Path\n"
         "nowhere = Path('nowhere')\n"
-        "from tpukit.host import host\n"
-        "from tpukit.check import check\n"
+        "from tpukit.machine.host import host\n"
+        "from tpukit.machine.runtime_check import check\n"
         "machine = host(pci=nowhere, proc=nowhere, cgroup=nowhere, shm=nowhere, system='Windows AMD64')\n"
         "findings = check(machine, proc=nowhere, dev=nowhere, can_fork=hasattr(os, 'fork'))\n"
         "assert machine.memory is None and machine.shm is None and machine.cpus >= 1, machine\n"
@@ -207,14 +208,8 @@ def test_looking_imports_no_torch_and_works_where_linux_is_not():
         ({}, "on Colab"),
     ],
 )
-def test_no_tpu_says_what_was_found_and_what_to_click(tmp_path, environ, click):
-    machine = look(tmp_path, environ, installed={"torch_xla": "2.9.0"}.get)
-    fact, found, fix = str(no_tpu(machine)).splitlines()
-    assert fact == "no TPU chip is attached to this machine."
-    assert found.startswith(f"  found: {machine.platform} (")
-    assert found.endswith("0 chips on the PCI bus, torch_xla 2.9.0")
-    assert fix.startswith("  fix:   ")
-    assert click in fix
+def test_a_platform_says_what_to_click_for_a_tpu(tmp_path, environ, click):
+    assert click in how_to_get_a_tpu(look(tmp_path, environ))
 
 
 def test_one_chip_and_one_core_are_not_plural(tmp_path):

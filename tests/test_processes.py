@@ -1,4 +1,4 @@
-"""share_out: fresh processes, one bar, and failures told as if they had happened here; nothing is left behind."""
+"""Work in fresh processes: one bar, failures told as if they had happened here, and nothing is left behind."""
 
 import os
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.processes import alone, share_out
+from tpukit.storage.processes import lock_folder, run_in_processes
 
 KIT = Path(__file__).parents[1]
 
@@ -60,7 +60,7 @@ def run(tmp_path):
 
     def call(task, jobs, **options):
         usual = {"label": "try", "total": len(jobs), "done": lambda: 0, "folder": tmp_path, "progress": "off"}
-        share_out(f"tasks:{task}", jobs, environ=environ, **usual | options)
+        run_in_processes(f"tasks:{task}", jobs, environ=environ, **usual | options)
 
     return call
 
@@ -108,9 +108,9 @@ def test_when_one_fails_all_are_ended_and_the_number_of_the_error_is_kept(run):
 def test_processes_end_with_the_one_that_started_them(run, tmp_path, how):
     psutil = pytest.importorskip("psutil")
     code = f"""
-        from tpukit.processes import share_out
+        from tpukit.storage.processes import run_in_processes
         jobs = [{str(tmp_path / "a.pid")!r}, {str(tmp_path / "b.pid")!r}]
-        share_out("tasks:wait", jobs, label="wait", total=2, done=lambda: 0, folder={str(tmp_path)!r})
+        run_in_processes("tasks:wait", jobs, label="wait", total=2, done=lambda: 0, folder={str(tmp_path)!r})
     """
     call = [sys.executable, "-c", textwrap.dedent(code)]
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -129,9 +129,9 @@ def test_processes_end_with_the_one_that_started_them(run, tmp_path, how):
 def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):
     code = f"""
         import os, time
-        from tpukit.processes import alone
+        from tpukit.storage.processes import lock_folder
         for _ in range(5):
-            with alone({str(tmp_path)!r}):
+            with lock_folder({str(tmp_path)!r}):
                 os.mkdir({str(tmp_path / "held")!r})  # raises if another one is in
                 time.sleep(0.02)
                 os.rmdir({str(tmp_path / "held")!r})
@@ -141,10 +141,13 @@ def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):
 
 
 def test_the_lock_of_a_killed_process_is_open(tmp_path):
-    code = f"from tpukit.processes import alone\nwith alone({str(tmp_path)!r}): print('in', flush=True); input()"
+    code = (
+        "from tpukit.storage.processes import lock_folder\n"
+        f"with lock_folder({str(tmp_path)!r}): print('in', flush=True); input()"
+    )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], cwd=KIT, **pipes) as process:
         assert process.stdout.readline() == b"in\n"
         process.kill()
-    with alone(tmp_path):
+    with lock_folder(tmp_path):
         pass

@@ -5,7 +5,7 @@ import xml.etree.ElementTree
 import pytest
 
 from tpukit import launch
-from tpukit.progress import Bar, Line, Screen, Text, Widgets, curve_svg, screen
+from tpukit.display.progress import Bar, Line, Screen, Text, Widgets, curve_svg, screen
 
 
 class Counting(Screen):

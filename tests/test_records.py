@@ -20,7 +20,7 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
-from tpukit.records import Records, pack, split_by_group  # noqa: E402
+from tpukit.storage.records import Records, pack, split_by_group  # noqa: E402
 
 KIT = Path(__file__).parents[1]
 COUNT, SHARD = 60, 16
@@ -349,7 +349,9 @@ def test_a_pack_of_nothing_but_damaged_images_is_no_pack(tmp_path):
 
 # ---- ended while it packed -------------------------------------------------------------------------------------------
 
-PACK = "import sys; from tpukit.records import pack; pack(sys.argv[1], sys.argv[2], size=64, shard=10, workers=2)"
+PACK = (
+    "import sys; from tpukit.storage.records import pack; pack(sys.argv[1], sys.argv[2], size=64, shard=10, workers=2)"
+)
 
 
 def started(images, folder):
@@ -409,7 +411,7 @@ def test_a_killed_parent_takes_its_processes_along(many, tmp_path):
 
 FULL = """
 import os, pathlib, subprocess, sys
-from tpukit.records import Records, pack
+from tpukit.storage.records import Records, pack
 images, disk = sys.argv[1], pathlib.Path(sys.argv[2])
 old = pack(images, disk / "old", progress="off", workers=1)
 before = old.read(range(len(old)))
@@ -536,7 +538,7 @@ def test_a_file_cut_off_while_it_is_open_gives_no_empty_image(copy):
 
 
 def test_a_pack_of_a_later_format_says_so(copy):
-    from tpukit.shards import seal, unseal
+    from tpukit.storage.array_records import seal, unseal
 
     manifest = unseal((copy / "manifest.json").read_bytes())
     manifest["plan"]["format"] = 99

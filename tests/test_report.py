@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from tpukit.launch import launch
-from tpukit.report import Report, report
+from tpukit.diagnostics.report import Report, report
+from tpukit.distributed.launcher import launch
 
 XLA = pytest.mark.xla
 
@@ -143,18 +143,6 @@ class Device:
 @pytest.mark.parametrize(("peak", "state"), [(8, "ok"), (15, "warning")])
 def test_a_device_that_is_nearly_full_is_warned_of(peak, state):
     assert found(report(Device(peak * 2**30)), "device memory").state == state
-
-
-@pytest.mark.parametrize(
-    ("metrics", "state", "fact"),
-    [
-        ({"PersistentCacheHit": 3, "PersistentCacheMiss": 1}, "ok", "3 graphs loaded from disk, 1 new"),
-        ({"PersistentCacheDeserializeFailure": 4}, "warning", "4 of them because what was kept could not be read"),
-    ],
-)
-def test_graphs_from_disk_are_told(metrics, state, fact):
-    finding = found(report(Device(**metrics)), "kept graphs")
-    assert (finding.state, fact in finding.fact) == (state, True)
 
 
 @XLA

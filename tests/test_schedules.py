@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tpukit import launch
-from tpukit.schedules import constant, cosine, scaled_lr, stepped
+from tpukit.training.schedules import constant, cosine, stepped
 
 
 def an_optimizer(lr=0.4, kind=torch.optim.SGD, **options):
@@ -70,12 +70,6 @@ def test_every_group_keeps_its_own_rate():
     assert schedule.get_last_lr() == pytest.approx([0.05, 0.5])
 
 
-def test_the_rate_scales_with_the_samples_of_a_step():
-    assert scaled_lr(0.1, 256) == 0.1
-    assert scaled_lr(0.1, 8192) == pytest.approx(3.2)  # Goyal et al. 2017
-    assert scaled_lr(1e-4, 8 * 128, reference=128) == pytest.approx(8e-4)
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -85,8 +79,6 @@ def test_the_rate_scales_with_the_samples_of_a_step():
         (lambda o: cosine(o, 100, warmup=100), "steps=100 and warmup=100\n  fix:   both count optimiser steps"),
         (lambda o: cosine(o, 0), "steps=0"),
         (lambda o: cosine(o, 10, floor=1.0), "0 to 1, got 1.0"),
-        (lambda o: scaled_lr(0.1, 0), "samples_per_step=0"),
-        (lambda o: scaled_lr(-0.1, 8), "base=-0.1"),
     ],
 )
 def test_a_wrong_number_is_refused_with_what_came(call, message):

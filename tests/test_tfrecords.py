@@ -11,7 +11,7 @@ crc = pytest.importorskip("google_crc32c")
 wire = pytest.importorskip("google.protobuf.internal.encoder")
 Image = pytest.importorskip("PIL.Image")
 
-from tpukit.tfrecords import read_tfrecords, records  # noqa: E402
+from tpukit.storage.tfrecords import read_tfrecords, records  # noqa: E402
 
 # ---- a writer that shares nothing with the reader --------------------------------------------------------------------
 

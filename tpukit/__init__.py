@@ -1,28 +1,29 @@
 """PyTorch on every TPU core, from a notebook. This page is the table of contents; importing it loads no torch."""
 
-from tpukit import pe, schedules
-from tpukit.augment import Augment
-from tpukit.averaging import moving_average
-from tpukit.cache import Cache
-from tpukit.caching import build_cache, cache_or_decode
-from tpukit.check import Check, Finding, RuntimeCheckFailed, check
-from tpukit.core import Core
-from tpukit.environment import Changes, prepare
-from tpukit.evaluation import Evaluation, evaluate
-from tpukit.finite import NotFinite
-from tpukit.history import History
-from tpukit.host import Host, NoTPU, host
-from tpukit.launch import Interrupted, Run, WorkerFailed, launch
-from tpukit.leftovers import Released, release
-from tpukit.norm import sync_batchnorm
-from tpukit.packing import pack
-from tpukit.plan import RuntimeInUse
-from tpukit.profiling import profile
-from tpukit.records import Records
-from tpukit.report import Report
-from tpukit.show import show_batch, show_history, show_predictions
-from tpukit.tfrecords import read_tfrecords
-from tpukit.training import fit
+from tpukit import pe
+from tpukit.data.augment import Augment
+from tpukit.diagnostics.profiler import profile
+from tpukit.diagnostics.report import Report
+from tpukit.display.figures import show_batch, show_history, show_predictions
+from tpukit.display.findings import Finding
+from tpukit.distributed.core import Core
+from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
+from tpukit.distributed.topology import RuntimeInUse
+from tpukit.machine.environment import Changes, prepare
+from tpukit.machine.host import Host, host
+from tpukit.machine.orphans import Released, release
+from tpukit.machine.runtime_check import Check, RuntimeCheckFailed, check
+from tpukit.storage.build_pixel_cache import build_cache, cache_or_decode
+from tpukit.storage.packing import pack
+from tpukit.storage.pixel_cache import Cache
+from tpukit.storage.records import Records
+from tpukit.storage.tfrecords import read_tfrecords
+from tpukit.training import schedules
+from tpukit.training.batchnorm import sync_batchnorm
+from tpukit.training.evaluation import Evaluation, evaluate
+from tpukit.training.finite import NotFinite
+from tpukit.training.history import History
+from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"
 
@@ -37,7 +38,6 @@ __all__ = [
     "History",
     "Host",
     "Interrupted",
-    "NoTPU",
     "NotFinite",
     "Records",
     "Released",
@@ -53,7 +53,6 @@ __all__ = [
     "fit",
     "host",
     "launch",
-    "moving_average",
     "pack",
     "pe",
     "prepare",

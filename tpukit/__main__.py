@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from tpukit.check import check
-from tpukit.host import host
+from tpukit.machine.host import host
+from tpukit.machine.runtime_check import check
 
 
 def main(arguments: list[str] | None = None) -> int:

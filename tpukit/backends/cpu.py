@@ -15,7 +15,6 @@ class Cpu:
     """One CPU process among `world_size`, joined by gloo over the loopback interface."""
 
     collectives = "gloo"
-    keeps_graphs = False  # nothing is compiled; and XLA:CPU cannot read what it has written
     after_sync: Callable[[], None] | None = None  # where a running profile marks its steps
 
     def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
@@ -150,7 +149,7 @@ class Cpu:
     # ---- what the device has to tell ---------------------------------------------------------------------------
 
     def compiles(self) -> tuple[int, float] | None:
-        """Return the graphs this process has compiled or loaded, and seconds; None where nothing is compiled."""
+        """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
         return None
 
     def metrics(self) -> dict[str, tuple[int, float]]:
@@ -160,10 +159,6 @@ class Cpu:
     def memory(self) -> dict[str, int]:
         """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
         return {}
-
-    def open_cache(self, folder: Path) -> bool:
-        """Keep compiled graphs in a folder and load them from there; False where nothing can be kept."""
-        return False
 
     def start_trace(self, folder: Path) -> None:
         """Record what the device and the host do, until `stop_trace`."""

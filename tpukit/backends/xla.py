@@ -32,7 +32,6 @@ class Tpu:
     """One TPU core. Everything here is recorded into the graph of the step; `sync` compiles and runs it."""
 
     collectives = "in the graph"
-    keeps_graphs = True
     after_sync: Callable[[], None] | None = None  # where a running profile marks its steps
 
     def __init__(self) -> None:
@@ -108,11 +107,10 @@ class Tpu:
     # ---- what torch_xla has to tell; counted for the whole process, both cores of a v2 or v3 chip -----------------
 
     def compiles(self) -> tuple[int, float]:
-        """Return the graphs this process has compiled or loaded from disk so far, and the seconds it compiled."""
+        """Return the graphs this process has compiled so far, and the seconds it took."""
         from torch_xla.debug import metrics
 
-        graphs = sum(metrics.counter_value(name) or 0 for name in ("UncachedCompile", "PersistentCacheHit"))
-        return graphs, (metrics.metric_data("CompileTime") or (0, 0))[1] / 1e9
+        return metrics.counter_value("UncachedCompile") or 0, (metrics.metric_data("CompileTime") or (0, 0))[1] / 1e9
 
     def metrics(self) -> dict[str, tuple[int, float]]:
         """Return torch_xla's metrics by name as (samples, their sum), times in ns; counters as (value, 0)."""
@@ -148,19 +146,6 @@ class Tpu:
         import torch_xla
 
         torch_xla._XLAC._set_ir_debug(wanted)
-
-    def open_cache(self, folder: Path) -> bool:
-        """Keep compiled graphs in a folder and load them from there; False if that is settled already.
-
-        Must come before the first computation.
-        """
-        import torch_xla
-        import torch_xla.runtime as xr
-
-        if os.environ.get("XLA_PERSISTENT_CACHE_PATH") or torch_xla._XLAC._xla_computation_cache_is_initialized():
-            return False
-        xr.initialize_cache(str(folder))
-        return True
 
     def start_trace(self, folder: Path) -> None:
         """Record what the device and the host do, until `stop_trace`."""

@@ -1,10 +1,10 @@
 """The pulmonary-embolism walkthrough's own parts. Importing this table of contents loads nothing heavy."""
 
+from tpukit.pe.ct import read_dicom, three_windows
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
-from tpukit.pe.phantom import phantom
-from tpukit.pe.windows import read_dicom, three_windows
+from tpukit.pe.phantoms.drawing import phantom
 
 __all__ = [
     "COLUMNS",

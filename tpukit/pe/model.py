@@ -77,7 +77,7 @@ def augment(**changes):
     A flip swaps the labels of the left and the right side; the heart then lies on the other side, too, which is rare
     but no harm here. `changes` are other values for `Augment`'s own arguments.
     """
-    from tpukit.augment import Augment
+    from tpukit.data.augment import Augment
     from tpukit.pe.labels import LABELS
 
     return Augment(**{"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS, **changes})

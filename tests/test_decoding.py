@@ -1,0 +1,145 @@
+"""decode: Pillow's pixels to the last bit, whatever the file; what is no whole image raises."""
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+Image = pytest.importorskip("PIL.Image")
+
+from tpukit.storage.decoding import decode  # noqa: E402
+
+KIT = Path(__file__).parents[1]
+
+
+def picture(height, width, mode="RGB", seed=0):
+    coarse = np.random.default_rng(seed).integers(0, 256, (height // 5 + 2, width // 5 + 2, 3), dtype=np.uint8)
+    return Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def encoded(image, kind="JPEG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def by_pillow(data, size=None):
+    image = Image.open(io.BytesIO(data)).convert("RGB")
+    return np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR))
+
+
+TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+WHOLE = {
+    "a JPEG as cameras write it": encoded(picture(96, 96)),
+    "of odd height and width": encoded(picture(101, 67), quality=90),
+    "smaller than asked for": encoded(picture(20, 30)),
+    "of one pixel": encoded(picture(1, 1)),
+    "without subsampling": encoded(picture(80, 80), subsampling=0),
+    "progressive": encoded(picture(70, 90), progressive=True),
+    "grey": encoded(picture(64, 64, "L")),
+    "CMYK": encoded(picture(64, 64, "CMYK")),
+    "stored as RGB": encoded(picture(64, 48), keep_rgb=True),
+    "turned by its header, which is not applied": encoded(picture(40, 60), exif=TURNED),
+    "with a comment after its end": encoded(picture(50, 50)) + b"junk",
+    "one that only Pillow can open": encoded(picture(60, 60))[:-2] + b"\x12\x34" * 20 + b"\xff\xd9",
+    "PNG": encoded(picture(50, 70), "PNG"),
+    "PNG with a palette": encoded(picture(50, 70).convert("P"), "PNG"),
+    "PNG with transparency": encoded(picture(50, 70, "RGBA"), "PNG"),
+    "PNG in black and white": encoded(picture(50, 70, "1"), "PNG"),
+    "WebP": encoded(picture(50, 70), "WEBP"),
+}
+
+
+@pytest.mark.parametrize("size", [None, 32, 64])
+@pytest.mark.parametrize("what", WHOLE)
+def test_pixels_are_pillows_to_the_last_bit(what, size):
+    pixels = decode(WHOLE[what], size)
+    assert (pixels.dtype, pixels.shape[2], pixels.flags.writeable) == (np.uint8, 3, True)
+    assert np.array_equal(pixels, by_pillow(WHOLE[what], size))
+
+
+@pytest.mark.parametrize("what", WHOLE)
+def test_inexact_pixels_have_the_size_and_are_near(what):
+    pixels = decode(WHOLE[what], 32, exact=False)
+    assert pixels.shape == (32, 32, 3)
+    assert np.abs(pixels.astype(int) - by_pillow(WHOLE[what], 32)).mean() < 12
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("what", WHOLE)
+def test_pixels_go_where_they_are_wanted(what, exact):
+    out = np.zeros((3, 48, 48, 3), np.uint8)
+    assert decode(WHOLE[what], 48, exact=exact, out=out[1]) is not None
+    assert np.array_equal(out[1], decode(WHOLE[what], 48, exact=exact))
+    assert not out[::2].any()
+
+
+def test_an_array_of_another_shape_is_refused():
+    with pytest.raises(ValueError, match="the image is 96 x 96 pixels, and out is"):
+        decode(WHOLE["a JPEG as cameras write it"], out=np.zeros((95, 96, 3), np.uint8))
+
+
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_bytes_of_any_kind_are_read(kind):
+    assert decode(kind(WHOLE["PNG"])).shape == decode(kind(encoded(picture(50, 70)))).shape == (50, 70, 3)
+
+
+BROKEN = {
+    "nothing": b"",
+    "text": b"<html>not found</html>",
+    "a JPEG that ends within its header": WHOLE["grey"][:100],
+    "a JPEG cut in half": encoded(picture(96, 96))[: len(encoded(picture(96, 96))) // 2],
+    "a JPEG without its last bytes": WHOLE["a JPEG as cameras write it"][:-20],
+    "a JPEG's first two bytes": b"\xff\xd8",
+    "a PNG cut in half": WHOLE["PNG"][: len(WHOLE["PNG"]) // 2],
+    "a PNG with a wrong checksum": WHOLE["PNG"][:60] + b"\0\0\0\0" + WHOLE["PNG"][64:],
+    "a header that asks for 4,000 million pixels": encoded(picture(9, 9), "BMP")[:18]
+    + (63_000).to_bytes(4, "little") * 2
+    + encoded(picture(9, 9), "BMP")[26:],
+}
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_is_no_whole_image_raises(what, exact):
+    with pytest.raises(ValueError, match=rf"not a whole image: .*\({len(BROKEN[what]):,} bytes\)"):
+        decode(BROKEN[what], 32, exact=exact)
+
+
+def test_an_image_of_sixteen_bits_is_not_made_white_in_silence():
+    deep = encoded(Image.fromarray(np.full((9, 9), 4000, np.uint16)), "PNG")
+    with pytest.raises(ValueError, match=r"PNG of mode I;16 has more than 8 bits(.|\n)*fix:"):
+        decode(deep)
+
+
+def test_thousands_of_broken_files_raise_nothing_else():
+    random = np.random.default_rng(0)
+    files = [WHOLE[name] for name in ("grey", "progressive", "PNG", "WebP", "PNG with a palette")]
+    for number in range(1000):
+        data = bytearray(files[number % len(files)])
+        for _ in range(3):
+            data[random.integers(min(len(data), random.choice([60, 700])))] = random.integers(256)
+        try:
+            pixels = decode(bytes(data), 16, exact=bool(number % 2))
+        except ValueError:
+            continue
+        except Warning:  # Pillow's, of an image bomb; an error only in tests
+            continue
+        assert pixels.shape == (16, 16, 3)
+
+
+def test_without_simplejpeg_the_pixels_are_the_same_and_it_is_said_once(tmp_path):
+    (tmp_path / "image.jpg").write_bytes(WHOLE["of odd height and width"])
+    code = (
+        "import sys; sys.modules['simplejpeg'] = None\n"
+        "from tpukit.storage.decoding import decode; import numpy, pathlib\n"
+        f"data = pathlib.Path({str(tmp_path / 'image.jpg')!r}).read_bytes()\n"
+        f"numpy.save({str(tmp_path / 'pixels.npy')!r}, [decode(data, 40), decode(data, 40, exact=False)])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True, check=True)
+    assert ran.stdout.count("simplejpeg is not installed") == ran.stdout.count("pip install simplejpeg") == 1
+    for pixels in np.load(tmp_path / "pixels.npy"):
+        assert np.array_equal(pixels, by_pillow(WHOLE["of odd height and width"], 40))

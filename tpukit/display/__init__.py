@@ -1,0 +1,1 @@
+"""What a notebook shows: tables, findings, bars and curves, figures. Imports nothing of ours."""

@@ -1,0 +1,80 @@
+"""Small tables, drawn once for everything tpukit shows: aligned text in a terminal, restrained HTML in a notebook."""
+
+import html as _html
+import re
+import shutil
+import textwrap
+from collections.abc import Sequence
+
+_NARROWEST = 8  # characters; a column is not squeezed further
+
+# Mid-tones: each keeps a contrast of 3:1 or more on white and on #111. Only the dot is coloured; words inherit the
+# notebook's own colour, so they are legible in any theme.
+_DOTS = {"ok": "#2f9e5f", "warning": "#c77d0a", "failure": "#dc4c4c"}
+
+
+def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
+    """Draw rows as aligned columns, two spaces apart, wrapping what is too long.
+
+    A line break in a cell starts a new line of that cell. `width` is in characters; None takes the terminal's, at
+    most 120, and 100 where there is no terminal.
+    """
+    if not rows:
+        return ""
+    width = width or min(shutil.get_terminal_size((100, 0)).columns, 120)
+    cells = [[[_printable(line) for line in str(cell).splitlines()] or [""] for cell in row] for row in rows]
+    widths = [max(len(line) for cell in column for line in cell) for column in zip(*cells, strict=True)]
+    while sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    lines = []
+    for row in cells:
+        wrapped = [_wrap(cell, columns) for cell, columns in zip(row, widths, strict=True)]
+        for i in range(max(map(len, wrapped))):
+            parts = [(cell[i] if i < len(cell) else "").ljust(size) for cell, size in zip(wrapped, widths, strict=True)]
+            lines.append("  ".join(parts).rstrip())
+    return "\n".join(lines)
+
+
+def as_html(rows: Sequence[Sequence[str]], *, title: str = "") -> str:
+    """Draw rows as an HTML table without a background, in the notebook's own text colour.
+
+    Cells are escaped; a line break stays one, `code` between backticks is set as code, and a cell that is exactly
+    ok, warning or failure gets a dot of that colour.
+    """
+    # JupyterLab stripes rows and aligns cells right, Colab draws borders: every style is said here, inline.
+    cell_style = "padding:4px 18px 4px 0;text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere;"
+    first, rest = cell_style + "border:none;white-space:nowrap;", cell_style + "border:none;max-width:48em;"
+    body = "".join(
+        '<tr style="background:none;border:none;border-top:1px solid rgba(128,128,128,.3)">'
+        + "".join(f'<td style="{rest if i else first}">{_cell(str(cell))}</td>' for i, cell in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    heading = f'<div style="padding:0 0 4px;font-weight:600">{_html.escape(title)}</div>' if title else ""
+    table = "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:0"
+    return f'<div style="font-size:13px;line-height:1.45">{heading}<table style="{table}">{body}</table></div>'
+
+
+def human_size(size: int | None) -> str:
+    """Write bytes as MiB or GiB; None is unknown."""
+    if size is None:
+        return "unknown"
+    return f"{size / 2**20:.0f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
+
+
+def _cell(text: str) -> str:
+    if text in _DOTS:
+        return f'<span style="color:{_DOTS[text]}">&#9679;</span>&nbsp;{text}'
+    text = _html.escape("\n".join(_printable(line) for line in text.splitlines())).replace("\n", "<br>")
+    code = '<code style="background:none;color:inherit;font-size:inherit;padding:0;white-space:pre-wrap">'
+    return re.sub(r"`([^`]+)`", rf"{code}\1</code>", text)
+
+
+def _wrap(cell: list[str], width: int) -> list[str]:
+    # Hyphens are not break points: `--no-deps` and `v5e-1` stay whole.
+    return [part for line in cell for part in textwrap.wrap(line, width, break_on_hyphens=False) or [""]]
+
+
+def _printable(line: str) -> str:
+    """Replace control characters: a process may carry a terminal escape in its command line."""
+    return "".join(character if character.isprintable() else "?" for character in line.expandtabs(4))

@@ -1,0 +1,345 @@
+"""What a worker sees: its rank, its device, and the few things that cores do together."""
+
+import contextlib
+import copy
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from tpukit.data.batches import Batches
+from tpukit.data.seeding import seed_host
+from tpukit.data.sources import BatchSource, MapDataset
+
+_SECONDS_BETWEEN_MESSAGES = 0.25
+
+
+class Core:
+    """One core's view of a run; `launch` makes it and hands it to the worker function.
+
+    Whatever says "together" has to be reached by every core the same number of times, in the same order.
+
+    Attributes:
+        rank: this core's number, 0 to world_size - 1.
+        world_size: cores in the run.
+        device: where this core's tensors live.
+        waiting: the collective this core is in, None outside of one.
+        activity: grows with whatever the core does; a core that stands still is known by it.
+        ends_between_steps: on SIGTERM the worker function is not broken off, but finds `told_to_end` True, and
+            returns or raises by itself; it has about eight seconds. See `finishing_steps`.
+    """
+
+    def __init__(self, backend, send: Callable[[object], None], seed: int = 0):
+        self.rank: int = backend.rank
+        self.world_size: int = backend.world_size
+        self.device = backend.device
+        self.waiting: str | None = None
+        self.activity = 0
+        self.ends_between_steps = self.told_to_end = False
+        self._backend = backend
+        self._send = send
+        self._seed, self._began = seed, time.monotonic()
+        self._rows: list[dict] = []
+        self._logged = 0
+        self._next_send = 0.0
+
+    @property
+    def is_main(self) -> bool:
+        """True on core 0, which prints, logs and saves for all."""
+        return self.rank == 0
+
+    def __repr__(self) -> str:
+        return f"core {self.rank} of {self.world_size} on {self.device}"
+
+    # ---- a training step -------------------------------------------------------------------------------------
+
+    def model(self, module):
+        """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
+
+        A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
+        Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips.
+        """
+        module = copy.deepcopy(module).to(self.device)
+        with self._together("model"):
+            self._backend.broadcast([*module.parameters(), *module.buffers()])
+        return module
+
+    def batches(
+        self,
+        dataset: MapDataset | BatchSource,
+        *,
+        batch_size: int,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        mask: bool = False,
+        seed: int = 0,
+        workers: int | None = None,
+        threads: int = 1,
+    ) -> Batches:
+        """Make this core's batches of a dataset, on the device, every one of the same shape, prepared ahead.
+
+        `Records` and a `Cache`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
+        (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32. Normalise and augment on the device.
+
+        Args:
+            dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
+                can stack.
+            batch_size: samples a core and step.
+            shuffle: a new order each epoch, the same on every core. In order, every core has one stretch, and
+                `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
+            drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
+            mask: add a (batch_size,) bool tensor to every batch, False for such repeated samples.
+            seed: decides the order.
+            workers: processes a core that make batches. None: for records that hold JPEG, as many as the machine has
+                processors left; for any other dataset 0, which calls it in the training loop.
+            threads: that gather a source's batches where no process does.
+
+        Raises:
+            ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range.
+        """
+        return Batches(
+            dataset,
+            batch_size=batch_size,
+            rank=self.rank,
+            world_size=self.world_size,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            mask=mask,
+            seed=seed,
+            workers=workers,
+            threads=threads,
+            send=self._backend.to_device,
+        )
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
+        yield
+        self._backend.sync()
+        self.activity += 1
+
+    def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
+        """Average the gradients over the cores, step, and clear them, together.
+
+        Gradients that were added up over several calls of `backward` are averaged once, here.
+
+        Args:
+            optimizer: any of torch.optim's.
+            clip: the largest norm of all averaged gradients together; longer ones are shortened to it, on the device.
+            also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
+        """
+        import torch
+
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        with self._together("optimizer_step"):
+            self._backend.average([*gradients, *also])
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, clip)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    def average_buffers(self, module) -> None:
+        """Give every core the mean of the cores' float buffers, together.
+
+        After it BatchNorm's running statistics, which each core keeps of its own share, are those of the whole batch
+        in their mean; call it before evaluating or saving.
+        """
+        with self._together("average_buffers"):
+            self._backend.average([buffer for buffer in module.buffers() if buffer.is_floating_point()])
+
+    def seed(self, *words: int) -> None:
+        """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.
+
+        Seeded with the number of the step before it, a step draws the same whether or not a run was resumed.
+        """
+        self._backend.seed(seed_host((self._seed, *words, self.rank)))
+
+    @contextlib.contextmanager
+    def finishing_steps(self) -> Iterator[None]:
+        """Put SIGTERM off to the end of a step: within, look at `told_to_end` between steps, save, and raise.
+
+        The kernel waits for it, too, when the run is interrupted: some seconds, not longer.
+        """
+        self.ends_between_steps = True
+        self._send(("finishes steps", self.rank))
+        try:
+            yield
+        finally:
+            self.ends_between_steps = False
+
+    # ---- together --------------------------------------------------------------------------------------------
+
+    def all_reduce(self, tensor, op: str = "sum"):
+        """Return the "sum", "mean", "min" or "max" of a tensor over the cores, together; same shape on each.
+
+        Raises:
+            ValueError: for any other `op`.
+        """
+        if op not in ("sum", "mean", "min", "max"):
+            raise ValueError(f"all_reduce knows sum, mean, min and max, got {op!r}")
+        with self._together("all_reduce"):
+            return self._backend.all_reduce(tensor.detach(), op)
+
+    def mean(self, value):
+        """Return the mean over the cores of a number, a tensor, or a dict of them, together.
+
+        A tensor stays on the device, so that asking for it costs no wait; a number comes back as a float.
+        """
+        import torch
+
+        if isinstance(value, dict):
+            return {name: self.mean(part) for name, part in value.items()}
+        if isinstance(value, torch.Tensor):
+            return self.all_reduce(value, "mean")
+        number = torch.tensor(float(value), dtype=self._backend.real, device=self.device)
+        return self.all_reduce(number, "mean").item()
+
+    def gather(self, tensor):
+        """Return the `(N, ...)` tensors of all cores as one `(world_size * N, ...)`, in order of rank, together.
+
+        A scalar counts as `(1,)`. The shape must be the same on every core.
+        """
+        with self._together("gather"):
+            return self._backend.gather(tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach())
+
+    def barrier(self) -> None:
+        """Wait until every core is here, together."""
+        with self._together("barrier"):
+            self._backend.barrier()
+
+    def save(self, value: object, path: str | os.PathLike) -> None:
+        """Write `torch.save` of a value from core 0, its tensors on the CPU, together.
+
+        The file appears under its name only when it is complete: a run cut off leaves the old one.
+        """
+        self._backend.sync()
+        if self.is_main:
+            _save(self.to_host(value), Path(path))
+        self.barrier()
+
+    # ---- to and from host memory -----------------------------------------------------------------------------
+
+    def to_host(self, value: object) -> object:
+        """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        leaves, form = tree.tree_flatten(value)
+        moved = iter(self._backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        leaves = [next(moved).cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return tree.tree_unflatten(leaves, form)
+
+    def snapshot(self, value: object) -> object:
+        """Return `to_host` of a value as it is now: what is in host memory already is copied."""
+        import torch
+        from torch.utils import _pytree as tree
+
+        on_host = self.device.type == "cpu"
+        return tree.tree_map_only(torch.Tensor, lambda t: t.clone() if on_host else t, self.to_host(value))
+
+    def to_device(self, tensors: list) -> list:
+        """Return tensors in host memory on the device, in one transfer."""
+        return self._backend.to_device(tensors)
+
+    def report(self, batches: Batches | None = None):
+        """Say what this core's process has compiled, copied and waited for so far, each with its fix: a table.
+
+        `batches` are those of the loop, whose waits are told as well, as a share of the time since this core started.
+        """
+        from tpukit.diagnostics.report import report
+
+        seconds = time.monotonic() - self._began
+        return report(self._backend, waited=batches and batches.waited, seconds=seconds)
+
+    # ---- to the notebook -------------------------------------------------------------------------------------
+
+    def print(self, *values: object, everywhere: bool = False) -> None:
+        """Print one whole line in the notebook, from core 0; from each core, named, with `everywhere`."""
+        if self.is_main or everywhere:
+            self.activity += 1
+            self._send(("line", self.rank, " ".join(map(str, values)), everywhere))
+
+    def log(self, step: int | None = None, **values: object) -> None:
+        """Record numbers of core 0 for the live curve and `Run.log`; the other cores' are ignored.
+
+        A one-element tensor stays on the device and is copied with others at most four times a second, so logging
+        every step does not make the chip wait. Do not change it in place afterwards.
+
+        Args:
+            step: what the curve is drawn over; counted from 1 if left out.
+            **values: numbers or one-element tensors by name.
+        """
+        import torch
+
+        self._logged = self._logged + 1 if step is None else step
+        if not self.is_main:
+            return
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
+            elif not isinstance(value, int | float):
+                raise TypeError(
+                    f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}"
+                    f"{tuple(getattr(value, 'shape', ()))}\n  fix:   {name}.mean(), or return it from the worker"
+                )
+        self._rows.append({"step": self._logged, **values})
+        if time.monotonic() >= self._next_send:
+            self.flush()
+
+    def progress(self, iterable: Iterable, label: str = "steps", total: int | None = None) -> Iterator:
+        """Yield the items of an iterable and show in the notebook how far core 0 has come.
+
+        Args:
+            iterable: anything; for `core.batches(...)` the samples a second of all cores are shown as well.
+            label: the name of the bar; the same label starts the same bar again.
+            total: items to expect, where the iterable has no length.
+        """
+        total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
+        samples = getattr(iterable, "samples_per_step", 0)
+        done, next_send = 0, 0.0
+        try:
+            for item in iterable:
+                self.activity += 1
+                if self.is_main and time.monotonic() >= next_send:
+                    self._send(("progress", label, done, total, samples))
+                    next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+                done += 1
+                yield item
+        finally:  # a loop that was left early is over, too
+            if self.is_main:
+                self._send(("progress", label, done, done, samples))
+
+    def flush(self) -> None:
+        """Send the logged rows now; a run's end does it too."""
+        if self._rows:
+            rows, self._rows = self.to_host(self._rows), []
+            self._send(("log", self.rank, [{name: _number(value) for name, value in row.items()} for row in rows]))
+            self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+
+    @contextlib.contextmanager
+    def _together(self, name: str) -> Iterator[None]:
+        """Mark that this core waits for the others: an error in here is most likely another core's doing."""
+        self.waiting = name
+        yield
+        self.waiting = None
+        self.activity += 1
+
+
+def _number(value: object) -> int | float:
+    return value.item() if hasattr(value, "item") else value
+
+
+def _save(value: object, path: Path) -> None:
+    import torch
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
+    try:
+        with open(unfinished, "wb") as file:
+            torch.save(value, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)

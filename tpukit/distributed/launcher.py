@@ -1,0 +1,169 @@
+"""Run a function on every core and bring every core's result back, or the first failure."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tpukit.display.progress import screen
+from tpukit.distributed.topology import Topology, choose_topology, refuse_if_in_use
+from tpukit.distributed.watchdog import Limits
+from tpukit.distributed.worker import Failure, Task
+from tpukit.distributed.worker_group import InProcessGroup, WorkerGroup, sigterm_ends_the_run
+from tpukit.machine.host import Host, host
+
+
+class WorkerFailed(RuntimeError):
+    """A core failed; the others were ended.
+
+    Attributes:
+        rank: the core that failed first.
+        traceback: its traceback as text.
+        run: what the run had brought by then: the results of cores that were done, and the log.
+    """
+
+    def __init__(self, message: str, *, rank: int, traceback: str, run: "Run"):
+        super().__init__(message)
+        self.rank, self.traceback, self.run = rank, traceback, run
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was interrupted and its workers ended; `run` holds what it had brought by then."""
+
+    def __init__(self, run: "Run"):
+        super().__init__("the run was interrupted; its workers were ended")
+        self.run = run
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a launch brought back.
+
+    Attributes:
+        results: what the worker function returned, by rank; tensors are on the CPU. None for a core that has not
+            returned, which only a failed run has.
+        cores: cores that ran.
+        device: what they were, in words.
+        seconds: wall time from the fork to the last result.
+        memory: peak host memory of each core's process in bytes, pages shared with the kernel included.
+        log: the rows of `core.log`, in order: a dict with "step" and the values.
+    """
+
+    results: list
+    cores: int
+    device: str
+    seconds: float
+    memory: list[int]
+    log: list[dict] = field(repr=False)
+
+    def __repr__(self) -> str:
+        memory = f"{min(self.memory) / 2**20:,.0f} to {max(self.memory) / 2**20:,.0f} MiB" if self.memory else "unknown"
+        kinds = ", ".join(dict.fromkeys(type(result).__name__ for result in self.results))
+        return (
+            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {memory} a core; "
+            f"results: {len(self.results)} x {kinds}; {len(self.log)} logged rows"
+        )
+
+
+def launch(
+    fn: Callable,
+    *args: object,
+    cores: int | None = None,
+    backend: str | None = None,
+    seed: int = 0,
+    timeout: float | None = None,
+    stall: float | None = 120.0,
+    heartbeat: float = 1.0,
+    progress: str | None = None,
+    machine: Host | None = None,
+) -> Run:
+    """Run `fn(core, *args)` on every core, each in a process of its own, and return when all are done.
+
+    The workers are forks: they see everything the notebook has defined, nothing has to be pickled on the way in, and
+    nothing they change is changed here. The kernel never touches the device, so this can be run again and again.
+
+    Args:
+        fn: the worker function; its first argument is a `Core`.
+        *args: passed on as they are.
+        cores: None for all there are; on a TPU that or 1. Where no accelerator is, any number of CPU processes.
+        backend: None for the best there is; "cpu" rehearses on plain CPU processes, "xla" on a machine without a
+            chip on XLA:CPU processes, slowly but with real graphs.
+        seed: of every core's random numbers; core `rank` uses `seed + rank`.
+        timeout: seconds after which the run is ended; None for no limit.
+        stall: seconds that cores may wait for one that neither moves on nor uses a processor, before the run is ended
+            with the stacks of all; None to wait for ever. A core that compiles uses a processor.
+        heartbeat: seconds between two signs of life of a worker.
+        progress: "widgets", "line", "text" or "off"; None decides by where this runs.
+        machine: the `Host` to plan for, if not this one.
+
+    Raises:
+        ValueError: `cores` or `backend` cannot be had on this machine, or a number of seconds is not above 0.
+        RuntimeInUse: this process has started the XLA or CUDA runtime.
+        WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
+            pickled.
+        Interrupted: a KeyboardInterrupt, with what had been brought by then.
+    """
+    machine = machine or host()
+    plan = choose_topology(machine, cores, backend)
+    refuse_if_in_use(machine)
+    crew = (WorkerGroup if plan.processes else InProcessGroup)(
+        plan, Task(fn, args, seed), Limits(timeout, stall, heartbeat)
+    )
+    with sigterm_ends_the_run(), screen(progress) as display, crew:
+        if plan.rehearsal:
+            stand = "processes stand" if plan.cores > 1 else "process stands"
+            display.line(f"a rehearsal: {plan.cores} {plan.device} {stand} in for TPU cores")
+        try:
+            failure = crew.watch(display)
+        except KeyboardInterrupt:
+            crew.end()
+            raise Interrupted(_run(plan, crew)) from None
+    if failure is None:
+        return _run(plan, crew)
+    message = _message(failure, plan)
+    raise WorkerFailed(message, rank=failure.rank, traceback=failure.trace, run=_run(plan, crew)) from failure.error
+
+
+def _run(plan: Topology, crew: WorkerGroup) -> Run:
+    ranks = range(plan.cores)
+    return Run(
+        results=[crew.results.get(rank) for rank in ranks],
+        cores=plan.cores,
+        device=plan.device,
+        seconds=crew.ended - crew.began,
+        memory=[crew.memory[rank] for rank in ranks if rank in crew.memory],
+        log=crew.log,
+    )
+
+
+def _message(failure: Failure, plan: Topology) -> str:
+    others = ("", " (the other was ended)", f" (the other {plan.cores - 1} were ended)")[min(plan.cores, 3) - 1]
+    lines = [f"core {failure.rank} of {plan.cores} {failure.what}{others}"]
+    if failure.waiting:
+        lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
+    if failure.where:
+        lines.append(f"  where: {_place(*failure.where)}")
+    lines.append(f"  fix:   {failure.fix}")
+    if failure.trace:
+        lines.append(f"\n{failure.title}:\n{failure.trace}")
+    return "\n".join(lines)
+
+
+def _place(file: str, line: int, function: str) -> str:
+    """Say where in the reader's words: `train(), cell 12, line 9`."""
+    cell = _cell(file)
+    return f"{function}(), " + (f"cell {cell}" if cell else file) + f", line {line}"
+
+
+def _cell(file: str) -> int | None:
+    """Return the number of the notebook cell that Python knows as a file."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None:
+        return None
+    names = getattr(shell.compile, "_filename_map", None)
+    if names is None:  # IPython 7, Colab's
+        cells = shell.history_manager.input_hist_raw
+        ends = ("", "\n")  # the history has lost it
+        numbered = [(number, source + end) for number, source in enumerate(cells) for end in ends]
+        names = {shell.compile.get_code_name(source, source, number): number for number, source in numbered}
+    return names.get(file)

@@ -1,0 +1,288 @@
+"""The runtime check: what is here, what is wrong, and what to do about it, without starting the runtime."""
+
+import os
+import sys
+from collections.abc import Callable, Container, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.backends.xla import runtime_started
+from tpukit.display.findings import Finding, Findings
+from tpukit.display.tables import human_size
+from tpukit.machine.chips import ancestors, chip_holders, command, entries, is_chip
+from tpukit.machine.environment import IMAGES, RELEASES, base, install_line, needed_changes
+from tpukit.machine.host import Host, host
+from tpukit.machine.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
+
+_GIB = 2**30
+_WORKER_MEMORY = 1 * _GIB  # torch and torch_xla take 0.7 GiB (measured, 2.9.0); model, optimizer and batches on top
+_LEAST_SHM = 1 * _GIB  # a container gets 64 MiB by default, one DataLoader worker's batch of 128 images at 224 px is 77
+
+_BF16 = (
+    "makes float32 tensors bfloat16 on the device while their dtype says float32",
+    ', and use `torch.autocast("xla", dtype=torch.bfloat16)` in the worker',
+)
+# Switches that torch_xla obeys, or that nothing obeys any more, though the author of the notebook may think otherwise.
+_SWITCHES = {
+    "XLA_USE_BF16": _BF16,
+    "XLA_DOWNCAST_BF16": _BF16,
+    "XLA_USE_FP16": ("is deprecated, and a TPU has no float16", ""),
+    "XLA_DOWNCAST_FP16": ("is deprecated, and a TPU has no float16", ""),
+    "XLA_USE_SPMD": ("gives all chips to one process, and leaves none for the others", ""),
+    "XLA_TENSOR_ALLOCATOR_MAXSIZE": ("is read by nothing any more", ""),
+    "COLAB_TPU_ADDR": ("is the address of a TPU on another machine, a kind that is gone", ""),
+}
+# One process's share of the chips: torch_xla gives each worker its own with setdefault, so these would go to all. Left
+# alone by prepare(), since two notebooks may share a machine this way.
+_SHARES = (
+    "TPU_VISIBLE_CHIPS",
+    "TPU_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+    "TPU_PROCESS_PORT",
+    "PJRT_LOCAL_PROCESS_RANK",
+    "PJRT_LOCAL_PROCESS_COUNT",
+)
+
+
+class RuntimeCheckFailed(RuntimeError):
+    """The runtime check found something that would make a launch fail, or run on the wrong device."""
+
+
+@dataclass(frozen=True, repr=False)
+class Check(Findings):
+    """All findings, in order. Prints as a table, and draws itself in a notebook."""
+
+    findings: tuple[Finding, ...]
+    machine: Host
+
+    @property
+    def ok(self) -> bool:
+        """True without a failure; warnings may remain."""
+        return not self.failures
+
+    @property
+    def subject(self) -> str:
+        """The machine in a few words, which begin the title."""
+        return f"{self.machine.platform}, {self.machine.hardware}"
+
+    def raise_for_failures(self) -> "Check":
+        """Return this check if it has no failure.
+
+        Raises:
+            RuntimeCheckFailed: names every failure, with its fix.
+        """
+        if self.ok:
+            return self
+        lines = [f"not ready to launch: {len(self.failures)} of {len(self.findings)} findings are failures."]
+        lines.append(f"  found: {self.machine.summary}")
+        for finding in self.failures:
+            lines += [f"  {finding.name}: {finding.fact}", f"  fix:   {finding.fix}"]
+        raise RuntimeCheckFailed("\n".join(lines))
+
+
+def check(
+    machine: Host | None = None,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    modules: Container[str] = sys.modules,
+    proc: Path = Path("/proc"),
+    dev: Path = Path("/dev"),
+    started: Callable[[], bool] = runtime_started,
+    can_fork: bool = hasattr(os, "fork"),
+) -> Check:
+    """Say whether this machine and this kernel are ready to launch, and what to do where they are not.
+
+    Starts no runtime, imports no torch and opens no device, so it can be run before, between and after launches. The
+    arguments are where to look, so that another machine can be checked in a test.
+    """
+    machine = machine or host(environ)
+    return Check(
+        findings=(
+            _chips(machine, dev),
+            _device(machine, environ),
+            _versions(machine, environ),
+            *_variables(machine, environ),
+            _runtime(machine, started()),
+            _in_use(machine, proc, dev),
+            _tensorflow(machine, modules),
+            _memory(machine),
+            _shm(machine),
+            _fork(machine, environ, can_fork),
+        ),
+        machine=machine,
+    )
+
+
+def _chips(machine: Host, dev: Path) -> Finding:
+    name, evidence = "TPU", machine.evidence["chips"]
+    if not machine.chips:
+        fact = f"no TPU chip ({evidence}); a launch is a rehearsal on CPU processes, or uses the GPUs there are"
+        return Finding(name, "warning", fact, how_to_get_a_tpu(machine))
+    if machine.generation.startswith("unknown"):
+        fact = f"{machine.hardware}: torch_xla up to 2.9 does not know this kind, and would use the CPU"
+        return Finding(name, "warning", fact, f"take a v5e or v6e TPU: {how_to_get_a_tpu(machine)}")
+    if not any(is_chip(node.name) for node in [*entries(dev), *entries(dev / "vfio")]):
+        fact = f"{machine.hardware} on the PCI bus, but no {dev}/accel* and no {dev}/vfio/*: nothing here can open them"
+        fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
+        return Finding(name, "warning", fact, how_to_start_afresh(machine) if machine.platform in IMAGES else fix)
+    return Finding(name, "ok", f"{machine.hardware} ({evidence})")
+
+
+def _device(machine: Host, environ: Mapping[str, str]) -> Finding:
+    name, device = "PJRT_DEVICE", environ.get("PJRT_DEVICE", "")
+    if not machine.chips:
+        if device.startswith("TPU"):
+            return Finding(name, "warning", f"{device}, but there is no chip to find", f"`{_unset(name)}`")
+        return Finding(name, "ok", f"{device or 'unset'}, and there is no chip")
+    if not device:
+        return Finding(name, "warning", "unset: torch_xla chooses, and says so in the log only", "`tpukit.prepare()`")
+    if not device.startswith("TPU"):
+        fact = f"{device}, although {machine.hardware} are here: torch_xla would not use them, and not say so"
+        return Finding(name, "failure", fact, f'`os.environ["{name}"] = "TPU"`')
+    return Finding(name, "ok", device)
+
+
+def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
+    name, versions = "versions", machine.versions
+    torch, torch_xla = versions.get("torch"), versions.get("torch_xla")
+    libtpu = versions.get("libtpu") or environ.get("TPU_LIBRARY_PATH")
+    release = RELEASES.get(base(torch or ""))
+    pair = f"torch {torch}, torch_xla {torch_xla}"
+    line = install_line(machine)
+    percent = "%" if machine.platform in ("Colab", "Kaggle") else ""
+    install = f"`{percent}{line}`, then {how_to_restart(machine)}" if line else how_to_start_afresh(machine)
+    if not torch:
+        return Finding(name, "failure", "torch is not installed", install)
+    if not torch_xla:
+        if not machine.chips:
+            return Finding(name, "ok", f"torch {torch}; no torch_xla, which a rehearsal on plain CPU does not need")
+        if not line:
+            install = "use Python 3.11 to 3.13 on Linux x86-64: there is no torch_xla for any other"
+            if release is None:
+                install = how_to_start_afresh(machine)
+        elif machine.platform == "Kaggle":  # an old notebook keeps the image of its day, which may be the CPU image
+            install = f"Session options > Environment > Always use latest environment, or {install}"
+        return Finding(name, "failure", f"torch {torch}, no torch_xla: the chips cannot be used", install)
+    if torch.split(".")[:2] != torch_xla.split(".")[:2]:
+        return Finding(name, "failure", f"{pair}: they do not belong together, and will not import", install)
+    if release is None or base(torch_xla) not in release.torch_xla:
+        known = " or ".join(f"torch {t} with torch_xla {r.torch_xla[-1]}" for t, r in RELEASES.items())
+        return Finding(name, "warning", f"{pair}: a pair this kit does not know", f"should a launch fail, use {known}")
+    if not machine.chips:
+        return Finding(name, "ok", pair)
+    if not libtpu:
+        return Finding(name, "failure", f"{pair}, no libtpu: torch_xla would use the CPU, and not say so", install)
+    if versions.get("libtpu") and libtpu not in release.libtpu:
+        fact = f"libtpu {libtpu} with torch_xla {torch_xla}, which was released with {release.libtpu[-1]}"
+        return Finding(name, "warning", fact, install)
+    return Finding(name, "ok", f"{pair}, libtpu {libtpu}")
+
+
+def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
+    name, fine = "variables", True
+    for change in needed_changes(environ, machine):
+        if change.variable == "PJRT_DEVICE":  # has a finding of its own
+            continue
+        fine = False
+        state = "failure" if machine.chips > 1 and not change.variable.startswith("XRT_") else "warning"
+        fact = (
+            f"{change.variable}={change.before}: {change.why}"
+            if change.before is not None
+            else f"no {change.variable}: {change.why}"
+        )
+        yield Finding(name, state, fact, "`tpukit.prepare()`")
+    for variable, (fact, instead) in _SWITCHES.items():
+        if environ.get(variable, "") not in ("", "0", "false", "False"):
+            fine = False
+            yield Finding(name, "warning", f"{variable} {fact}", f"`{_unset(variable)}`{instead}")
+    for variable in _SHARES if machine.chips > 1 else ():
+        if variable in environ:
+            fine = False
+            fact = f"{variable}={environ[variable]}: all {machine.chips} workers would inherit this one process's share"
+            yield Finding(name, "failure", fact, f"`{_unset(variable)}`, unless notebooks share the chips this way")
+    if fine:
+        yield Finding(name, "ok", "none left over that would mislead torch_xla")
+
+
+def _runtime(machine: Host, started: bool) -> Finding:
+    if started:
+        fact = "this kernel has started the XLA runtime, so a forked worker cannot start its own"
+        fix = f"{how_to_restart(machine)}; keep torch_xla.device(), xm.master_print() and the like inside the worker"
+        return Finding("runtime", "failure", fact, fix)
+    return Finding("runtime", "ok", "not started in this kernel, as it should be")
+
+
+def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
+    name = "in use"
+    if not machine.chips:
+        return Finding(name, "ok", "no chip to be held")
+    holders = {}
+    for process, node in chip_holders(proc, dev):
+        holders.setdefault(process, []).append(node)
+    if not holders:
+        return Finding(name, "ok", "no process that can be seen from here holds a chip")
+    own = os.getpid()
+    facts, fixes = [], []
+    for pid, nodes in holders.items():
+        chips = nodes[0] if len(nodes) == 1 else f"{len(nodes)} chips"
+        if pid == own:
+            facts.append(f"this kernel (process {pid}) holds {chips}")
+            fixes.append(how_to_restart(machine))
+            continue
+        kin = "a child of this kernel" if own in ancestors(proc, pid) else "another program"
+        facts.append(f"process {pid}, {kin}, holds {chips}: {command(proc, pid)}")
+        end = "wait for its launch to end" if kin.startswith("a child") else "shut down its notebook"
+        fixes.append(f"{end}, or `!kill {pid}`")
+    return Finding(name, "failure", "\n".join(facts), "; ".join(dict.fromkeys(fixes)))
+
+
+def _tensorflow(machine: Host, modules: Container[str]) -> Finding:
+    name, versions = "TensorFlow", machine.versions
+    package = next((package for package in ("tensorflow", "tensorflow-tpu") if versions.get(package)), None)
+    if package is None:
+        cpu = versions.get("tensorflow-cpu")
+        return Finding(name, "ok", f"tensorflow-cpu {cpu}, which leaves the chips alone" if cpu else "not installed")
+    if not (machine.chips and versions.get("torch_xla")):
+        return Finding(name, "ok", f"{package} {versions[package]}, and no TPU to compete for")
+    fix = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`, then {how_to_restart(machine)}"
+    if "tensorflow" in modules:
+        return Finding(name, "failure", f"{package} is imported in this kernel: it may hold the TPU's library", fix)
+    return Finding(name, "warning", f"{package} {versions[package]} takes the TPU's library once it is imported", fix)
+
+
+def _memory(machine: Host) -> Finding:
+    name, source = "memory", machine.evidence["memory"]
+    if machine.memory is None:
+        return Finding(name, "ok", f"unknown: {source}")
+    workers = machine.cores or min(8, max(2, machine.cpus))  # as launch would have them
+    fact = f"{human_size(machine.memory)} for {workers} workers ({source})"
+    if machine.memory < _WORKER_MEMORY * (workers + 1):  # and the kernel
+        fix = f"take a machine with {workers + 1} GiB or more, or launch with cores=1"
+        return Finding(name, "warning", f"{fact}: about 1 GiB each is the least", fix)
+    return Finding(name, "ok", fact)
+
+
+def _shm(machine: Host) -> Finding:
+    name = "/dev/shm"
+    if machine.shm is None:
+        return Finding(name, "ok", "none on this system, and none needed")
+    if machine.shm < _LEAST_SHM:
+        fact = f"{human_size(machine.shm)}: the worker processes of a DataLoader hand their batches through it"
+        fix = "keep num_workers=0, as core.batches does; or start the container with `--shm-size=8g`"
+        return Finding(name, "warning", fact, fix)
+    return Finding(name, "ok", human_size(machine.shm))
+
+
+def _fork(machine: Host, environ: Mapping[str, str], can_fork: bool) -> Finding:
+    name = "fork"
+    if not can_fork:
+        fact = f"{machine.system} cannot fork: a launch rehearses on one core, in this very kernel"
+        return Finding(name, "warning", fact, "for several cores use Linux (on Windows: WSL 2), Colab or Kaggle")
+    if machine.system.startswith("Darwin") and environ.get("OBJC_DISABLE_INITIALIZE_FORK_SAFETY") != "YES":
+        fact = "possible, but macOS ends a forked worker that uses some of its frameworks"
+        return Finding(name, "warning", fact, "start Jupyter with OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES")
+    return Finding(name, "ok", "possible")
+
+
+def _unset(variable: str) -> str:
+    return f'del os.environ["{variable}"]'

@@ -1,0 +1,211 @@
+"""Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from tpukit.machine.resources import cpus
+from tpukit.storage.processes import lock_folder, run_in_processes
+
+RECIPE = 1  # raise it whenever the same arguments would draw another picture
+UNFINISHED = "unfinished-"  # begins the name of the folder in which phantoms are drawn
+MANIFEST = "phantom.json"  # written last: a folder without it, or with another recipe in it, is made again
+
+
+def phantom(
+    folder,
+    studies: int = 300,
+    slices: int = 12,
+    *,
+    seed: int = 0,
+    size: int = 256,
+    positive: float = 0.4,
+    workers: int | None = None,
+    progress: str | None = None,
+) -> Path:
+    """Draw chest-CT-like studies as JPEGs, with labels, for practice without the competition's data.
+
+    No patient is in them: the anatomy is a few hundred curves and ellipses, the emboli are filling defects in the
+    contrast, and the labels are what was drawn. A model trained on phantoms has learned nothing about medicine.
+
+    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`: the folder stands
+    for the competition's data, its train-jpegs for that of the JPEG set. Called again with the same arguments it
+    returns at once; with others, or after an interruption, it makes the phantoms anew. The same arguments give the
+    same bytes.
+
+    Args:
+        folder: an empty or new folder, or one that an earlier call made.
+        studies: exams; at least 2.
+        slices: images a study, evenly spaced from the lung apices to below the diaphragm; at least 2.
+        seed: decides everything that is drawn.
+        size: height and width in pixels; at least 32.
+        positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
+        workers: processes that draw; None for one a CPU.
+        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ValueError: a number is out of its range.
+        FileExistsError: the folder holds something that is not a phantom.
+    """
+    recipe = {"recipe": RECIPE, "studies": studies, "slices": slices, "seed": seed, "size": size, "positive": positive}
+    if studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
+        raise ValueError(
+            f"phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
+            f"got studies={studies}, slices={slices}, size={size}, positive={positive}\n"
+            "  fix: phantom(folder, studies=300, slices=12) is enough to train on"
+        )
+    folder = Path(folder)
+    if _complete(folder, recipe):
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock_folder(folder):
+        if not _complete(folder, recipe):  # else another process has made them meanwhile
+            _clear(folder)
+            work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
+            _draw_in_processes(recipe, work, min(studies, workers or cpus()), progress)
+            _join_tables(work, folder / "train.csv")
+            (work / "train-jpegs").rename(folder / "train-jpegs")
+            shutil.rmtree(work)
+            (folder / MANIFEST).write_text(json.dumps({**recipe, "complete": True}, indent=1) + "\n")
+    return folder
+
+
+def plan(recipe: dict) -> list:
+    """Decide the findings of every study, meeting the shares of the kinds of exam to the nearest study."""
+    import numpy as np
+
+    from tpukit.pe.phantoms.anatomy import Findings
+
+    rng = np.random.default_rng([recipe["seed"], 0])
+    studies = recipe["studies"]
+    with_embolus = round(studies * recipe["positive"])
+    unclear = min(round(studies / 16), studies - with_embolus)
+    kinds = ["positive"] * with_embolus + ["indeterminate"] * unclear
+    kinds += ["negative"] * (studies - len(kinds))
+    # Location and age in about the competition's proportions; central ones more often, as they are seen best.
+    places = {(1, 0, 0): 0.18, (0, 1, 0): 0.22, (1, 1, 0): 0.28, (1, 1, 1): 0.22, (0, 1, 1): 0.06, (1, 0, 1): 0.04}
+    exams = []
+    for kind in rng.permutation(kinds):
+        if kind == "positive":
+            left, right, central = (
+                bool(flag) for flag in list(places)[rng.choice(len(places), p=list(places.values()))]
+            )
+            age = rng.random()
+            # More clot strains the right heart more: a wide right ventricle is likelier with a central embolus.
+            wide = rng.random() < (0.7 if central else 0.4 if left and right else 0.25)
+            ratio = rng.uniform(1.12, 1.5) if wide else rng.uniform(0.68, 0.88)
+            found = Findings(
+                left,
+                right,
+                central,
+                chronic=age > 0.76,
+                acute=age < 0.9,
+                rv_lv_ratio=ratio,
+                flow_artifact=rng.random() < 0.06,
+            )
+        elif kind == "indeterminate":
+            poor = rng.random() < 0.6
+            found = Findings(
+                indeterminate=True,
+                poor_contrast=poor,
+                motion=not poor or rng.random() < 0.3,
+                rv_lv_ratio=rng.uniform(0.68, 0.9),
+            )
+        else:
+            found = Findings(
+                rv_lv_ratio=rng.uniform(0.68, 0.92), flow_artifact=rng.random() < 0.1, defect_not_pe=rng.random() < 0.06
+            )
+        exams.append(found)
+    return exams
+
+
+def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
+    """Draw the images of one study into `work`, then write its rows of train.csv beside them."""
+    import numpy as np
+    from PIL import Image
+
+    from tpukit.pe.ct import three_windows
+    from tpukit.pe.labels import COLUMNS
+    from tpukit.pe.phantoms.anatomy import HEIGHT, make_patient
+    from tpukit.pe.phantoms.scanner import scan
+
+    rng = np.random.default_rng([recipe["seed"], 1, number])
+    patient = make_patient(rng, findings)
+    study, series = (_uid(recipe["seed"], number, word) for word in ("study", "series"))
+    into = work / "train-jpegs" / study / series
+    into.mkdir(parents=True)
+    rows = []
+    for position in range(recipe["slices"]):
+        # DICOM's z axis points to the head, so the series starts at the diaphragm.
+        z = HEIGHT * (0.97 - 0.94 * position / (recipe["slices"] - 1))
+        hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
+        image = _uid(recipe["seed"], number, position)
+        Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
+        row = {"pe_present_on_image": int(shows_embolus), **findings.labels}
+        rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
+    # Not in order of position, as in the competition's table: code that relies on it would be wrong there too.
+    text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
+    (work / f"{number}.csv").write_text(text)
+
+
+def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | None) -> None:
+    run_in_processes(
+        "tpukit.pe.phantoms.drawing:_work",
+        [[recipe, str(work), rank, workers] for rank in range(workers)],
+        label="draw phantoms",
+        total=recipe["studies"],
+        done=lambda: len(list(work.glob("*.csv"))),
+        folder=work,
+        progress=progress,
+    )
+
+
+def _work(job: list) -> None:
+    """Draw every `workers`th study, in a process of its own."""
+    recipe, work, rank, workers = job
+    for number, findings in enumerate(plan(recipe)):
+        if number % workers == rank:
+            draw_study(recipe, number, findings, Path(work))
+
+
+def _join_tables(work: Path, file: Path) -> None:
+    """Write train.csv from the tables of the studies, ordered by study."""
+    from tpukit.pe.labels import COLUMNS
+
+    tables = sorted(part.read_text() for part in work.glob("*.csv"))
+    file.write_text(",".join(COLUMNS) + "\n" + "".join(tables))
+
+
+def _complete(folder: Path, recipe: dict) -> bool:
+    """Tell whether the folder holds just these phantoms, all of them."""
+    try:
+        made = json.loads((folder / MANIFEST).read_text())
+        drawn = len(os.listdir(folder / "train-jpegs"))
+    except (OSError, json.JSONDecodeError):
+        return False
+    return made == {**recipe, "complete": True} and drawn == recipe["studies"] and (folder / "train.csv").is_file()
+
+
+def _clear(folder: Path) -> None:
+    """Make room for new phantoms; touch nothing unless the manifest says that a phantom lies there."""
+    manifest = folder / MANIFEST
+    others = sorted(entry.name for entry in folder.iterdir())
+    if others and not manifest.is_file():
+        raise FileExistsError(
+            f"{folder} holds files that are not a phantom's\n  found: {others[:4]}\n  fix:   name a new or empty folder"
+        )
+    manifest.write_text(json.dumps({"complete": False}) + "\n")
+    for left in (folder / "train-jpegs", *folder.glob(f"{UNFINISHED}*")):
+        shutil.rmtree(left, ignore_errors=True)
+    (folder / "train.csv").unlink(missing_ok=True)
+
+
+def _uid(*parts) -> str:
+    """Make an identifier of twelve hexadecimal digits, like Kaggle's."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,1 @@
+"""Images on disk: packed records, a cache of decoded pixels, TFRecord files."""

@@ -1,0 +1,1 @@
+"""Training over a Core: fit, evaluation, schedules, checkpoints that survive."""

@@ -1,0 +1,91 @@
+"""Learning rates over the steps of a run: a warmup, then constant, stepped or cosine.
+
+Each returns torch's own `LambdaLR`. Make it before a state is loaded, step it once after every optimiser step:
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * batches.samples_per_step / 256, momentum=0.9)
+    schedule = cosine(optimizer, epochs * len(batches), warmup=5 * len(batches))
+
+Why LambdaLR and not LinearLR, CosineAnnealingLR and StepLR in a SequentialLR: it computes the rate from the step alone,
+so a resumed run has the very same ones, and its state is that position, while theirs brings back the old lengths over
+new arguments. SequentialLR warns at every seam (torch 2.8), and CosineAnnealingLR rises again after its end.
+
+On XLA a learning rate is an input of the graph and may change every step. A few values are not, measured on 2.9:
+0, 1 and -1 are compiled in as constants (pytorch/xla pull request 715), after rounding to float32. So nothing here ever
+gives 0, and what is left is one compile more for SGD where its rate becomes exactly 1.0, for AdamW where
+lr * weight_decay falls below 2 ** -25 = 3e-8 (a `floor` above that prevents it), and for Adam and AdamW at step 16,628,
+where 0.999 ** step falls below 2 ** -24 (`capturable=True`, which counts steps on the device, prevents it).
+"""
+
+import math
+from collections.abc import Callable
+
+
+def constant(optimizer, *, warmup: int = 0):
+    """Rise to the optimiser's learning rate in `warmup` steps, then keep it.
+
+    The rise is linear: step 0 has 1 / (warmup + 1) of the rate, step `warmup` has all of it.
+
+    Raises:
+        ValueError: a negative warmup, or a rate that lives on an XLA device.
+    """
+    return _schedule(optimizer, warmup, lambda step: 1.0)
+
+
+def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
+    """Multiply the learning rate by `factor` every `every` steps, counted from the beginning of the run.
+
+    Args:
+        optimizer: any of torch's, or with torch's interface.
+        every: steps, not epochs; `len(batches)` for once an epoch.
+        factor: above 0; 0.1 every 30 epochs is ImageNet's.
+        warmup: steps of linear rise at the beginning, 0 for none.
+
+    Raises:
+        ValueError: a number out of range, or a rate that lives on an XLA device.
+    """
+    if every < 1 or factor <= 0:
+        raise ValueError(f"stepped takes every >= 1 step and a factor above 0, got {every=} and {factor=}")
+    return _schedule(optimizer, warmup, lambda step: factor ** (step // every))
+
+
+def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
+    """Fall from the optimiser's learning rate along half a cosine that ends with the run.
+
+    A run that goes on beyond `steps` keeps the rate of the last one.
+
+    Args:
+        optimizer: any of torch's, or with torch's interface.
+        steps: optimiser steps of the whole run, the warmup included; `epochs * len(batches)`.
+        warmup: steps of linear rise at the beginning, 0 for none.
+        floor: what the fall is aimed at, in parts of the full rate, 0 to 1.
+
+    Raises:
+        ValueError: a number out of range, or a rate that lives on an XLA device.
+    """
+    if not 0 <= floor < 1:
+        raise ValueError(f"floor is a part of the full rate, 0 to 1, got {floor}")
+    if not steps > warmup:
+        raise ValueError(
+            f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}\n"
+            "  fix:   both count optimiser steps: steps=epochs * len(batches)"
+        )
+
+    def fall(step: int) -> float:
+        done = max(0, min(step, steps - 1) - warmup) / (steps - warmup)
+        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+
+    return _schedule(optimizer, warmup, fall)
+
+
+def _schedule(optimizer, warmup: int, factor: Callable[[int], float]):
+    import torch
+
+    if warmup < 0:
+        raise ValueError(f"warmup is a number of steps, 0 for none, got {warmup}")
+    if any(torch.is_tensor(group["lr"]) and group["lr"].device.type == "xla" for group in optimizer.param_groups):
+        raise ValueError(
+            "the learning rate is a tensor on the XLA device\n"
+            "  found: every step would copy it to the host (aten::_local_scalar_dense), which a float does not\n"
+            "  fix:   lr=0.1; a float that changes compiles nothing new"
+        )
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)) * factor(step))
