@@ -62,8 +62,9 @@ class CudaRuntime(CpuRuntime):
     def topology(self, machine, cores: int | None) -> Topology:
         gpus = count()
         if not gpus or (cores or 1) > gpus:
+            wanted = "a GPU" if cores is None else f"cores={cores} GPUs"
             raise ValueError(
-                f"cores={cores} GPUs cannot be had: this machine shows {gpus}\n"
+                f"{wanted} cannot be had: this machine shows {gpus}\n"
                 "  found: NVIDIA's driver and CUDA_VISIBLE_DEVICES\n"
                 "  fix:   leave cores out for all there are, or backend='cpu' to rehearse"
             )
