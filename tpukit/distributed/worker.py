@@ -85,6 +85,7 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tu
     """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
     core = Core(backend, send, task.seed)
     cores.append((core, threading.get_ident()))
+    send(("started", core.rank))
     try:
         core.seed()
         result = task.fn(core, *task.args)

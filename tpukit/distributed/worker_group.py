@@ -104,7 +104,7 @@ class WorkerGroup:
     def _read(self, one: WorkerProcess) -> None:
         for text in one.output.lines():
             self.display.line(text if self.topology.cores == 1 else f"[core {one.rank}] {text}")
-        for message in one.messages.receive():
+        for message in one.receive():
             self._take(message, one.rank)
 
     def _take(self, message: object, sender: int) -> None:
@@ -133,9 +133,9 @@ class WorkerGroup:
 
     def _note_death(self, one: WorkerProcess) -> None:
         """Note a process that ended with neither a result nor a word, once."""
-        if self._is_done(one) or one.death_reported or self.failures.ranks & {*one.ranks}:
+        if self._is_done(one) or one.has_failed:
             return
-        one.death_reported = True
+        one.has_failed = True
         memory, last = self.memory.get(one.rank), one.output.last_lines()
         self.failures.add(process_ended(one.rank, one.process.exitcode or 0, memory=memory, last_output=last))
 
@@ -178,16 +178,23 @@ class WorkerGroup:
     def _wait_for_save(self) -> None:
         """Show what core 0 says until it has ended its work; the others may wait in a collective for ever."""
         deadline = time.monotonic() + signals.SAVE_SECONDS
-        first = self.workers[0]
+        first = self._worker_of(0)
         while time.monotonic() < deadline and not (first.is_gone() or self.failures or self._is_done(first)):
             self._read(first)
             time.sleep(0.02)
 
     def _is_done(self, one: WorkerProcess) -> bool:
-        return all(rank in self.results for rank in one.ranks)
+        return not one.unstarted and all(rank in self.results for rank in one.started)
 
     def _worker_of(self, rank: int) -> WorkerProcess:
-        return next(one for one in self.workers if rank in one.ranks)
+        """Return the process of a rank; of one that has not reported, a process of which a core has not."""
+        for one in self.workers:
+            if rank in one.started:
+                return one
+        started = {rank for one in self.workers for rank in one.started}
+        unknown = [rank for rank in self._all_ranks() if rank not in started]
+        open_places = [one for one in self.workers for _ in range(one.unstarted)]
+        return open_places[unknown.index(rank)]
 
     def _all_ranks(self) -> range:
         return range(self.topology.cores)

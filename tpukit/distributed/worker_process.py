@@ -35,10 +35,11 @@ class WorkerProcess:
         inherited: the kernel's ends of the pipes of the workers forked before, which this one closes.
 
     Attributes:
-        ranks: the cores it runs.
+        started: the ranks of its cores, as each reports when its device is up: the order of a TPU's chips is not
+            promised (pytorch/xla 3824, 3902), so a rank need not be the number of its process.
+        has_failed: True once a core of it has reported a failure, or the kernel has noted its death.
         messages: what its cores send.
         output: its standard output and error.
-        death_reported: True once the kernel has noted that it ended without a word.
     """
 
     def __init__(
@@ -52,8 +53,9 @@ class WorkerProcess:
         listener: socket.socket,
         inherited: Iterable[int],
     ):
-        self.ranks = topology.ranks(number)
-        self.death_reported = False
+        self._expected = topology.ranks(number)
+        self.started: list[int] = []
+        self.has_failed = False
         messages, messages_end = os.pipe()
         output, output_end = os.pipe()
         control_end, self._control = os.pipe()
@@ -86,12 +88,27 @@ class WorkerProcess:
 
     @property
     def rank(self) -> int:
-        """The first core of the process."""
-        return self.ranks[0]
+        """The first core of the process; the one it will probably have, until its device is up."""
+        return min(self.started or self._expected)
+
+    @property
+    def unstarted(self) -> int:
+        """How many of its cores have not reported yet."""
+        return len(self._expected) - len(self.started)
 
     def fds(self) -> list[int]:
         """Return the kernel's ends of the pipes, which no other worker may keep open."""
         return [self.messages.fd, self.output.fd, self._control]
+
+    def receive(self) -> Iterator[object]:
+        """Yield the messages that have arrived by now; an exception stands for one that does not unpickle."""
+        for message in self.messages.receive():
+            match message:
+                case ("started", rank):
+                    self.started.append(rank)
+                case ("failed", _) | Exception():
+                    self.has_failed = True
+            yield message
 
     def is_closed(self, fd: int) -> bool:
         """Say whether the pipe has come to its end."""
