@@ -273,7 +273,7 @@ WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
         ({"chips": 0, "cpus": 4}, {}, ("cpu", True, 4, 4)),
         ({"chips": 0, "cpus": 96}, {}, ("cpu", True, 8, 8)),
         ({"chips": 0, "cpus": 1}, {}, ("cpu", True, 2, 2)),
-        ({"chips": 0, "cpus": 2}, {"backend": "xla"}, ("xla", True, 2, 2)),
+        ({"chips": 0, "cpus": 2}, {"backend": "xla"}, ("xla:cpu", True, 2, 2)),
     ],
 )
 def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected):
@@ -290,7 +290,7 @@ def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected
         ({"chips": 0}, {"cores": -2}, "got -2"),
         ({"chips": 0}, {"cores": True}, "got True"),
         ({"chips": 0}, {"cores": "8"}, "got '8'"),
-        ({"chips": 0}, {"backend": "tpu"}, "backend is one of None, 'cpu', 'cuda' and 'xla', got 'tpu'"),
+        ({"chips": 0}, {"backend": "tpu"}, "backend is one of None, 'cpu', 'cuda', 'xla', 'xla:cpu'; got 'tpu'"),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
         ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),

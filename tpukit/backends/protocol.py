@@ -39,7 +39,9 @@ class Backend:
         world_size: cores in the run.
         device: the torch.device of this core.
         real: the dtype that a Python number has on its way through a collective.
-        collectives: "in the graph", "gloo" or "nccl": where cores wait for each other.
+        in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
+            `sync` and when they read a tensor, not in the call of the collective.
+        waits_idle: True where a core that waits for others uses no processor.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -47,7 +49,8 @@ class Backend:
     world_size: int
     device: object
     real: object
-    collectives: str
+    in_graph = False
+    waits_idle = True
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
@@ -136,11 +139,14 @@ class Runtime:
     """How runs of one kind of device are laid out, and started in a worker process.
 
     Attributes:
-        name: what `launch(backend=...)` calls it.
+        name: what `launch(backend=...)` calls it. "xla:cpu" rehearses for "xla": it is taken where "xla" was asked for
+            and the machine has no device of that kind.
+        backend: the class of its cores.
         package: what has to be installed beside torch, None for nothing.
     """
 
     name: str
+    backend: type[Backend]
     package: str | None = None
 
     def is_present(self, machine) -> bool:

@@ -72,7 +72,7 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
     try:
         start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores))
     except BaseException as error:  # the device did not start: no core is there to say so
-        worker.sender.send(("failed", exception_raised(pipes.rank, error, waiting=None)))
+        worker.sender.send(("failed", exception_raised(pipes.rank, error)))
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,7 +96,7 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tu
             serialize(result)  # raises too, and names the part of the result, not of the message
             raise
     except BaseException as error:  # whatever it is, the kernel has to hear of it
-        send(("failed", exception_raised(core.rank, error, waiting=core.waiting)))
+        send(("failed", exception_raised(core.rank, error)))
         with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
             core.flush()
 

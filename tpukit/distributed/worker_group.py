@@ -54,7 +54,14 @@ class WorkerGroup:
             except BaseException:  # OSError: the machine allows no more processes; or the interrupt, now
                 self.end()
                 raise
-        self._watchdog = Watchdog(self.topology.cores, self.limits, lambda rank: self._worker_of(rank).cpu_seconds())
+        backend = RUNTIMES[self.topology.backend].backend
+        self._watchdog = Watchdog(
+            self.topology.cores,
+            self.limits,
+            lambda rank: self._worker_of(rank).busy_seconds(),
+            in_graph=backend.in_graph,
+            waits_idle=backend.waits_idle,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -56,6 +56,7 @@ class WorkerProcess:
         self._expected = topology.ranks(number)
         self.started: list[int] = []
         self.has_failed = False
+        self._ready_seconds, self._looked = 0.0, time.monotonic()
         messages, messages_end = os.pipe()
         output, output_end = os.pipe()
         control_end, self._control = os.pipe()
@@ -134,15 +135,24 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             os.write(self._control, worker.SEND_STACKS)
 
-    def cpu_seconds(self, proc: Path = Path("/proc")) -> float:
-        """Return the processor time of the process and its own children so far; 0 where there is no /proc."""
-        total = 0
+    def busy_seconds(self, proc: Path = Path("/proc")) -> float:
+        """Return for how long the process and its own children have been busy so far; 0 where there is no /proc.
+
+        Busy is the processor time they used, and the time in which a thread of theirs was seen ready to run or waiting
+        for a disk: on a crowded machine a core that computes may get little of a processor. Between two calls at most
+        half a second is counted as seen.
+        """
+        used, is_ready = 0, False
         for status in proc.glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it ended a moment ago
-                fields = status.read_text(errors="replace").rpartition(")")[2].split()
+                fields = _fields(status)
                 if int(fields[2]) == self.process.pid:  # its process group
-                    total += int(fields[11]) + int(fields[12])
-        return total / _TICKS
+                    used += int(fields[11]) + int(fields[12])
+                    is_ready = is_ready or any(_fields(task)[0] in "RD" for task in status.parent.glob("task/*/stat"))
+        now = time.monotonic()
+        self._ready_seconds += min(0.5, now - self._looked) * is_ready
+        self._looked = now
+        return used / _TICKS + self._ready_seconds
 
     def kill(self) -> None:
         """Make sure nothing is left of the process and its children, and close the pipes."""
@@ -153,6 +163,11 @@ class WorkerProcess:
         self.process.close()
         self.messages.close()
         self.output.close()
+
+
+def _fields(status: Path) -> list[str]:
+    """Return the fields of a stat file of /proc from the state on; the command before them may hold spaces."""
+    return status.read_text(errors="replace").rpartition(")")[2].split()
 
 
 class _Output:
