@@ -1,5 +1,6 @@
 import os
 import threading
+import warnings
 
 import numpy
 import pytest
@@ -15,9 +16,11 @@ def there_and_back(*values):
     receiver = Receiver(reading)
 
     def send():
-        for value in values:
-            Sender(writing).send(value)
-        os.close(writing)
+        try:
+            for value in values:
+                Sender(writing).send(value)
+        finally:
+            os.close(writing)
 
     thread = threading.Thread(target=send)
     thread.start()
@@ -29,6 +32,10 @@ def there_and_back(*values):
     return came
 
 
+with warnings.catch_warnings():  # torch calls this layout a beta
+    warnings.filterwarnings("ignore", message="Sparse CSR tensor support")
+    BY_ROWS = torch.eye(3).to_sparse_csr()
+
 TENSORS = {
     "float32": torch.randn(2, 3),
     "bfloat16, which numpy does not know": torch.randn(4).bfloat16(),
@@ -37,6 +44,10 @@ TENSORS = {
     "empty": torch.empty(0, 3),
     "not contiguous": torch.arange(6).reshape(2, 3).T,
     "complex": torch.randn(3, dtype=torch.complex64),
+    "conjugate view": torch.randn(3, dtype=torch.complex64).conj(),
+    "negative view": torch.randn(3, dtype=torch.complex64).conj().imag,
+    "sparse, by rows": BY_ROWS,
+    "sparse, by coordinates": torch.eye(3).to_sparse(),
 }
 
 
@@ -44,8 +55,39 @@ TENSORS = {
 def test_a_tensor_arrives_as_it_was(tensor):
     (came,) = there_and_back(tensor)
     assert came.dtype == tensor.dtype
-    assert torch.equal(came, tensor)
-    came.zero_()  # its memory is its own, and writable
+    assert came.layout == tensor.layout
+    assert torch.equal(came.to_dense(), tensor.to_dense())
+    if came.layout == torch.strided:
+        came.zero_()  # its memory is its own, and writable
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype stage")
+def test_nested_tensors_arrive():
+    tensor = torch.nested.nested_tensor([torch.ones(2), torch.arange(3.0)])
+    (came,) = there_and_back(tensor)
+    assert [part.tolist() for part in came.unbind()] == [[1, 1], [0, 1, 2]]
+
+
+class Boxes(torch.Tensor):
+    """A tensor with a class and attributes of its own, as torchvision's bounding boxes are."""
+
+
+def test_a_tensor_of_a_class_of_its_own_keeps_it_and_its_attributes():
+    boxes = torch.ones(2, 4).as_subclass(Boxes)
+    boxes.canvas_size = (8, 8)
+    (came,) = there_and_back(boxes)
+    assert type(came) is Boxes
+    assert came.canvas_size == (8, 8)
+    assert came.tolist() == boxes.tolist()
+
+
+def test_a_bounding_box_of_torchvisions_arrives_whole():
+    from torchvision import tv_tensors
+
+    boxes = tv_tensors.BoundingBoxes([[0, 0, 4, 4]], format="XYXY", canvas_size=(8, 8))
+    (came,) = there_and_back(boxes)
+    assert type(came) is tv_tensors.BoundingBoxes
+    assert (came.format, came.canvas_size) == (boxes.format, boxes.canvas_size)
 
 
 def test_values_arrive_with_their_types():

@@ -122,19 +122,33 @@ class _Pickler(pickle.Pickler):
 
     def reducer_override(self, value: object) -> object:
         torch = sys.modules.get("torch")  # without torch there is no tensor
-        if torch is None or not isinstance(value, torch.Tensor) or value.is_sparse or value.is_quantized:
+        if torch is None or not isinstance(value, torch.Tensor) or not _has_plain_memory(value):
             return NotImplemented
-        host = value.detach().cpu().contiguous()
+        # Conjugate and negative views are a note beside the numbers, which bytes do not carry.
+        host = value.detach().as_subclass(torch.Tensor).cpu().resolve_conj().resolve_neg().contiguous()
         raw = host.reshape(-1).view(torch.uint8).numpy() if host.numel() else b""
-        trainable = value.requires_grad if isinstance(value, torch.nn.Parameter) else None
-        return _tensor, (raw, host.dtype, tuple(host.shape), trainable)
+        return _tensor, (raw, host.dtype, tuple(host.shape), type(value), value.requires_grad, vars(value) or None)
 
 
-def _tensor(raw: object, dtype: object, shape: tuple[int, ...], trainable: bool | None) -> object:
+def _has_plain_memory(tensor) -> bool:
+    """Say whether a tensor is its bytes; any other travels torch's own way, its parts as tensors of their own."""
+    import torch
+
+    wraps = type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__  # holds others in place of numbers
+    return tensor.layout == torch.strided and not (tensor.is_nested or tensor.is_quantized or wraps)
+
+
+def _tensor(raw, dtype, shape: tuple[int, ...], kind: type, trainable: bool, attributes: dict | None):
     import torch
 
     tensor = torch.from_numpy(raw).view(dtype).reshape(shape) if len(raw) else torch.empty(shape, dtype=dtype)
-    return tensor if trainable is None else torch.nn.Parameter(tensor, requires_grad=trainable)
+    if kind is torch.nn.Parameter:
+        tensor = torch.nn.Parameter(tensor, requires_grad=trainable)
+    elif kind is not torch.Tensor:
+        tensor = tensor.as_subclass(kind)
+    if attributes:
+        vars(tensor).update(attributes)
+    return tensor
 
 
 def _culprit(value: object, name: str = "the value", depth: int = 0) -> str:
