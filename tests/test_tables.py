@@ -5,6 +5,33 @@ import pytest
 from tpukit.display import tables
 
 
+class Planets(tables.Table):
+    title = "two planets"
+
+    def rows(self):
+        return [("Mars", "2 moons"), ("Venus", "<none>")]
+
+
+def test_a_table_is_text_when_printed_and_html_in_a_notebook():
+    assert str(Planets()) == repr(Planets()) == "two planets\n\nMars   2 moons\nVenus  <none>"
+    html = Planets()._repr_html_()
+    assert html.count("<tr") == 2
+    assert "two planets" in html
+    assert "&lt;none&gt;" in html
+
+
+def test_a_table_without_a_title_or_without_rows_leaves_no_empty_lines():
+    class Bare(Planets):
+        title = ""
+
+    class Empty(Planets):
+        def rows(self):
+            return []
+
+    assert str(Bare()).startswith("Mars")
+    assert str(Empty()) == "two planets"
+
+
 def test_columns_are_aligned_and_lines_carry_no_trailing_space():
     assert tables.as_text([("ok", "fork", "possible"), ("warning", "/dev/shm", "")]) == (
         "ok       fork      possible\nwarning  /dev/shm"
