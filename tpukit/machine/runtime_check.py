@@ -137,9 +137,8 @@ def _device(machine: Host, environ: Mapping[str, str]) -> Finding:
             return Finding(name, "warning", f"{device}, but there is no chip", f"`{_unset(name)}`")
         return Finding(name, "ok", f"{device or 'unset'}, and there is no chip")
     if not device:
-        return Finding(
-            name, "warning", "unset: torch_xla chooses the device, and only its log says which", "`tpukit.prepare()`"
-        )
+        fact = "unset: torch_xla chooses the device, and only its log says which"
+        return Finding(name, "warning", fact, "`tpukit.prepare()`")
     if not device.startswith("TPU"):
         fact = f"{device}, although {machine.hardware} are here: torch_xla would not use them, without a message"
         return Finding(name, "failure", fact, f'`os.environ["{name}"] = "TPU"`')
@@ -168,14 +167,12 @@ def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
             install = f"Session options > Environment > Always use latest environment, or {install}"
         return Finding(name, "failure", f"torch {torch}, no torch_xla, so the chips cannot be used", install)
     if torch.split(".")[:2] != torch_xla.split(".")[:2]:
-        return Finding(
-            name, "failure", f"{pair}: these versions do not work together, and torch_xla will not import", install
-        )
+        fact = f"{pair}: these versions do not work together, and torch_xla will not import"
+        return Finding(name, "failure", fact, install)
     if release is None or base(torch_xla) not in release.torch_xla:
         known = " or ".join(f"torch {t} with torch_xla {r.torch_xla[-1]}" for t, r in RELEASES.items())
-        return Finding(
-            name, "warning", f"{pair}: this kit was not tested with this pair", f"if a launch fails, use {known}"
-        )
+        fact = f"{pair}: this kit was not tested with this pair"
+        return Finding(name, "warning", fact, f"if a launch fails, use {known}")
     if not machine.chips:
         return Finding(name, "ok", pair)
     if not libtpu:
@@ -208,7 +205,7 @@ def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
             fine = False
             value = environ[variable]
             fact = f"{variable}={value}: meant for one process, but all {machine.chips} workers would inherit it"
-            yield Finding(name, "failure", fact, f"`{_unset(variable)}`, unless notebooks share the chips this way")
+            yield Finding(name, "failure", fact, f"`{_unset(variable)}`, unless several notebooks share the chips")
     if fine:
         yield Finding(name, "ok", "none that would mislead torch_xla")
 
@@ -216,10 +213,8 @@ def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
 def _runtime(machine: Host, started: bool) -> Finding:
     if started:
         fact = "this kernel has started the XLA runtime, so forked workers cannot start theirs"
-        fix = (
-            f"{how_to_restart(machine)}; call torch_xla.device(), xm.master_print() and the like only inside the worker"
-        )
-        return Finding("runtime", "failure", fact, fix)
+        fix = "call torch_xla.device(), xm.master_print() and the like only inside the worker"
+        return Finding("runtime", "failure", fact, f"{how_to_restart(machine)}; {fix}")
     return Finding("runtime", "ok", "not started in this kernel, as it should be")
 
 
@@ -257,12 +252,10 @@ def _tensorflow(machine: Host, modules: Container[str]) -> Finding:
         return Finding(name, "ok", f"{package} {versions[package]}, but there is no TPU it could take")
     fix = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`, then {how_to_restart(machine)}"
     if "tensorflow" in modules:
-        return Finding(
-            name, "failure", f"{package} is imported in this kernel and may hold libtpu, the library of the TPU", fix
-        )
-    return Finding(
-        name, "warning", f"{package} {versions[package]} takes libtpu, the library of the TPU, once it is imported", fix
-    )
+        fact = f"{package} is imported in this kernel and may hold libtpu, the library of the TPU"
+        return Finding(name, "failure", fact, fix)
+    fact = f"{package} {versions[package]} takes libtpu, the library of the TPU, once it is imported"
+    return Finding(name, "warning", fact, fix)
 
 
 def _memory(machine: Host) -> Finding:

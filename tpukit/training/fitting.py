@@ -188,7 +188,7 @@ class Trainer:
             "epoch": self.epoch,
             "train_loss": loss,
             "lr": self._lr(),
-            "samples_per_second": steps * self.accumulate * self.train.share.batch_size / took,
+            "samples_per_second": steps * self.accumulate * self.train.sampler.batch_size / took,
             "data_wait": (self.train.waited - self.waited) / took,
             "compiles": self.watch.compiles,
             "memory": peak_memory(),
