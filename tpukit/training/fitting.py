@@ -126,7 +126,7 @@ class Trainer:
     def _train_step(self, group: tuple, samples: tuple) -> None:
         import torch
 
-        self.watch.before(group)
+        self.watch.start_step(group)
         with self.core.step():
             local = None
             for inputs, targets, *_ in group:
@@ -145,7 +145,7 @@ class Trainer:
                 value = value.detach().float()
                 local = value if local is None else local + value
             shared = torch.stack([local, self.up])
-            self.watch.recorded(self.model, shared)
+            self.watch.check_graph(self.model, shared)
             self.core.optimizer_step(self.optimizer, clip=self.clip, also=[shared, *self.buffers])
             if self.average:
                 self.average.update_parameters(self.model)
@@ -153,7 +153,7 @@ class Trainer:
         if self.schedule:
             self.schedule.step()
         self.step, self.in_epoch = self.step + 1, self.in_epoch + 1
-        if told := self.watch.after(self.step):
+        if told := self.watch.end_step(self.step):
             self.core.print(told)
         if self._is_time_up() and not self.sent_up:
             (self.up,) = self.core.to_device([torch.ones(())])  # sent, not filled: the graph stays the same
