@@ -54,7 +54,7 @@ class Batches:
         if threads < 1 or (workers or 0) < 0:
             raise ValueError(f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}")
         self.dataset, self._source = dataset, as_batch_source(dataset)
-        if workers is None:
+        if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
         self._send = send or (lambda tensors: tensors)
@@ -83,7 +83,7 @@ class Batches:
             batch = next(prepared)
             self.waited += time.perf_counter() - began
             self.current = mine
-            self._done += self.samples_per_step
+            self._done += self.samples_per_step  # before the loop's body: a state saved there includes this batch
             yield self._channels_first(batch)
         prepared.close()
         self.epoch, self._done = self.epoch + 1, 0
@@ -124,7 +124,7 @@ class Batches:
                 "  fix:   use the same number of cores and batch size as when it was saved, or shuffle=True"
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
-        if not self.sampler.steps(self._done):
+        if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch
             self.epoch, self._done = self.epoch + 1, 0
         self._resumed = True
 
@@ -149,7 +149,7 @@ class Batches:
         import torch
 
         if step + 1 < len(samples) and hasattr(self._source, "read_ahead"):
-            self._source.read_ahead(samples[step + 1])
+            self._source.read_ahead(samples[step + 1])  # the disk works while this batch is decoded
         images = self._source.take(samples[step], out=self._buffers.get())
         return torch.from_numpy(images), torch.from_numpy(self._source.labels[samples[step]])
 

@@ -26,7 +26,7 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
             while running:
                 yield running.popleft().result()
         finally:  # also when the loop ends early
-            for future in running:
+            for future in running:  # leaving the pool would otherwise wait for all of them
                 future.cancel()
 
 
@@ -128,7 +128,7 @@ class Buffers:
 
     def get(self):
         """Return an array that no tensor, view or other thread refers to; None if all shared arrays are in use."""
-        with self._lock:
+        with self._lock:  # two threads must not find the same array
             for number in range(len(self._arrays)):
                 if self._references(number) <= self._idle:
                     return self._arrays[number]
@@ -138,6 +138,7 @@ class Buffers:
             return self._arrays[-1]
 
     def _references(self, number: int) -> int:
+        # A tensor made by torch.from_numpy and a numpy view both refer to the array, so no one has to give it back.
         return sys.getrefcount(self._arrays[number])
 
 

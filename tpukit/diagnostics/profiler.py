@@ -61,11 +61,11 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
             "this core is already being recorded: a profile cannot be inside another\n"
             "  fix:   one `with tpukit.profile(...)` around all the steps"
         )
-    _must_be_writable(mine)
+    _must_be_writable(mine)  # the profilers themselves only fail at the end, when the recording would be lost
     earlier = set(mine.rglob("*"))
     recording = Profile(backend, mine)
     backend.start_trace(mine)
-    backend.after_sync = recording.mark
+    backend.after_sync = recording.mark  # core.step calls it at its end
     recording.mark()
     unwritten = None
     try:

@@ -69,11 +69,12 @@ class RecompileMonitor:
         if not self._checks_graphs:
             return
         parameters = list(model.parameters())
+        # A graph is what these tensors depend on; the gradients are named because the optimiser has not used them yet.
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         tensors = [*tensors, *gradients, *parameters, *model.buffers()]
         position, self._checks = self._checks, self._checks + 1
         key = (position, self._backend.graph_key(tensors))
-        if key in self._seen_graphs:
+        if key in self._seen_graphs:  # the text of a graph is made only if it is new
             return
         self._seen_graphs.add(key)
         text, earlier = self._backend.graph_text(tensors), self._texts.get(position)
@@ -110,7 +111,7 @@ class RecompileMonitor:
         if not known:
             what = _changed_shapes(batch, self._previous_shapes)
             return f"{what}\n  fix:   batches of one shape: core.batches makes them; in a DataLoader, drop_last=True"
-        if not self._checks_graphs:
+        if not self._checks_graphs:  # checks start now: the graph of this step has already run
             self._enable_graph_checks(True)
             return "the shape of the batch was seen before; if it happens again, the graph will show what changed"
         if not self._checks:

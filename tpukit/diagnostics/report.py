@@ -74,7 +74,7 @@ def _compiles(metrics: dict, steps: int) -> Finding:
 def _copies_to_host(metrics: dict, steps: int, backend) -> Finding:
     name = "copies to the host"
     count, nanoseconds = metrics.get("TransferFromDeviceTime", (0, 0.0))
-    asked = metrics.get("aten::_local_scalar_dense", (0, 0))[0]
+    asked = metrics.get("aten::_local_scalar_dense", (0, 0))[0]  # .item(), which float() and `if` call
     size = human_size(int(metrics.get("InboundData", (0, 0.0))[1]))
     fact = f"{count:,}, {count / steps:.2f} per step, {size}, {nanoseconds / 1e9:.1f} s"
     if asked:
@@ -101,6 +101,7 @@ def _copies_to_device(metrics: dict, steps: int) -> Finding:
 def _fallbacks(metrics: dict) -> Finding:
     name, found = "fallbacks", {}
     for counter, (count, _) in metrics.items():
+        # torch_xla counts each operation that it has no lowering for under its aten:: name.
         if counter.startswith("aten::") and counter != "aten::_local_scalar_dense":
             found[counter.removeprefix("aten::")] = count
     if not found:

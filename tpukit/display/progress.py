@@ -118,7 +118,7 @@ class Line(Screen):
         self._changed = bool(self.bars)
 
     def _draw(self, last: bool) -> None:
-        width = shutil.get_terminal_size().columns - 1
+        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
         self._erase()
         sys.stdout.write(self._status()[:width] + ("\n" if last else ""))
         sys.stdout.flush()
@@ -137,6 +137,7 @@ class Text(Screen):
     def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
         """Record the progress of a loop; its end is printed at once."""
         before = self.bars.get(label)
+        # The last position of a loop may be reported more than once; its line is printed once.
         printed = before is not None and before.finished and done == before.done
         super().bar(label, done, total, samples_per_step)
         if self.bars[label].finished and not printed:
@@ -191,7 +192,7 @@ def kind_of_screen() -> str:
     """Return the kind of screen this process has: "widgets", "line" or "text"."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None and hasattr(shell, "kernel"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # no /proc: on macOS and Windows it counts as watched
             parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if any(name in parent for name in _UNATTENDED):
                 return "text"

@@ -38,7 +38,7 @@ def entries(folder: Path) -> list[Path]:
 def ancestors(proc: Path, pid: int) -> list[int]:
     """Return the ids of the parent of a process, of its parent's parent, and so on."""
     above = []
-    while pid > 1:
+    while pid > 1:  # the first process of a machine or container has no parent
         try:
             status = (proc / str(pid) / "status").read_text(errors="replace")
         except OSError:

@@ -16,7 +16,7 @@ from tpukit.machine.chips import chip_holders, command, entries
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
 _PROC = Path("/proc")
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 2.0  # after SIGTERM, and again after SIGKILL
 
 
 @dataclass(frozen=True)
@@ -74,12 +74,18 @@ def release(*, proc: Path = _PROC, dev: Path = Path("/dev")) -> Released:
     then reports as "in use". Workers of living kernels and all other processes are left alone.
     """
     orphans = _find(proc, dev)
+    started = {one.pid: _started(proc, one.pid) for one in orphans}
+
+    def alive() -> list[int]:
+        # The start times are compared because another process may get the id of an orphan that has ended.
+        return [pid for pid, when in started.items() if when and _started(proc, pid) == when]
+
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        for one in orphans:
+        for pid in alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one.pid, number)
+                os.kill(pid, number)
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and any(_started(proc, one.pid) for one in orphans):
+        while time.monotonic() < deadline and alive():
             time.sleep(0.05)
     return Released(tuple(orphans))
 

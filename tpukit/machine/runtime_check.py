@@ -94,8 +94,8 @@ def check(
 ) -> Check:
     """Check whether this machine and this kernel are ready to launch, and what to do where they are not.
 
-    Starts no runtime, imports no torch and opens no device, so it can be called before, between and after launches. The
-    arguments say where to look, so that a test can check another machine.
+    Starts no runtime, imports no torch and opens no device, so it can be called before, between and after launches; it
+    takes a few milliseconds. The arguments say where to look, so that a test can check another machine.
     """
     machine = machine or host(environ)
     return Check(
@@ -189,6 +189,7 @@ def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
         if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
         fine = False
+        # One chip is started without addresses, and XRT variables are read by nothing: neither makes a launch fail.
         state = "failure" if machine.chips > 1 and not change.variable.startswith("XRT_") else "warning"
         fact = (
             f"{change.variable}={change.before}: {change.why}"

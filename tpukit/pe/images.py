@@ -35,7 +35,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
                 position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
                 if underscore and position.isdigit() and entry.name.endswith(".jpg"):
                     files[study, series, image] = (entry.path, int(position))
-    if not files:
+    if not files:  # most often the folder above or below was passed: show what is in it
         inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
         raise FileNotFoundError(
             f"{folder} contains no image of the {len(studies)} studies in the labels\n"

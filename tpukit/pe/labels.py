@@ -100,6 +100,7 @@ def assign_folds(labels, folds: int = 5):
             f"{studies} studies cannot be split into {folds} folds\n"
             f"  fix: pass folds between 2 and {studies}" + ("" if studies > 1 else "; this takes at least two studies")
         )
+    # By study: neighbouring slices are nearly the same image, and a split between them would hide overfitting.
     fold = np.empty(len(labels), np.int8)
     for number, (_, rows) in enumerate(GroupKFold(folds).split(labels, groups=labels["StudyInstanceUID"])):
         fold[rows] = number
