@@ -99,3 +99,23 @@ def test_no_worker_survives_that_ignores_every_signal_it_can():
     with pytest.raises(tpukit.WorkerFailed, match="core 1 of 2 raised KeyError"):
         tpukit.launch(work, cores=2, progress="off")
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_process_that_has_got_the_id_of_an_orphan_is_not_signalled(tmp_path, monkeypatch):
+    orphan = tmp_path / "proc" / "4321"
+    (orphan / "fd").mkdir(parents=True)
+    (orphan / "fd" / "3").symlink_to("/memfd:tpukit-99-7 (deleted)")  # of kernel 99, which is not there
+    sent = []
+
+    def started(at):
+        (orphan / "stat").write_text("4321 (python) S " + "0 " * 18 + str(at))
+
+    def kill(pid, number):
+        sent.append((pid, number))
+        started(at=200)  # the orphan ends, and another process gets its id
+
+    started(at=100)
+    monkeypatch.setattr(orphans.os, "kill", kill)
+    released = orphans.release(proc=tmp_path / "proc", dev=tmp_path)
+    assert [(one.pid, one.kernel) for one in released.orphans] == [(4321, 99)]
+    assert sent == [(4321, signal.SIGTERM)]

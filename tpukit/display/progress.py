@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpukit.display.notebook import running_shell
+
 _SECONDS_BETWEEN_DRAWINGS = 0.3
 _SECONDS_BETWEEN_TEXT_LINES = 10.0
 _MOST_POINTS = 400  # of a curve, which is drawn about 450 pixels wide
@@ -190,7 +192,7 @@ class Widgets(Screen):
 
 def kind_of_screen() -> str:
     """Return the kind of screen this process has: "widgets", "line" or "text"."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = running_shell()
     if shell is not None and hasattr(shell, "kernel"):
         with contextlib.suppress(OSError):  # no /proc: on macOS and Windows it counts as watched
             parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")

@@ -1,10 +1,10 @@
 """Make this session ready: variables that make a multi-core start fail, and versions that work together."""
 
 import os
-import sys
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
+from tpukit.display.notebook import current_cell
 from tpukit.display.tables import Table, as_html
 from tpukit.machine.host import Host, host
 
@@ -71,11 +71,11 @@ class Changes(Table):
     def _ipython_display_(self) -> None:
         # IPython calls this for the last expression of a cell. prepare() has already shown its changes, because it may
         # be called anywhere in the cell; without this test, `tpukit.prepare()` as the last line would show them twice.
-        if self.cell is None or self.cell != _current_cell():
+        if self.cell is None or self.cell != current_cell():
             self._show()
 
     def _show(self) -> None:
-        if _current_cell() is None:
+        if current_cell() is None:
             print(self)
             return
         from IPython.display import display
@@ -96,7 +96,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ, machine: Host | None
             del environ[change.variable]
         else:
             environ[change.variable] = change.after
-    shown = Changes(changes, cell=_current_cell())
+    shown = Changes(changes, cell=current_cell())
     shown._show()
     return shown
 
@@ -158,10 +158,3 @@ def base(version: str) -> str:
 
 def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
-
-
-def _current_cell() -> int | None:
-    """Return the number of the notebook cell that runs now; None outside of IPython."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell.execution_count if shell else None
