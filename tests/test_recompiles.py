@@ -14,7 +14,7 @@ def trained(loss, *, batch_of=lambda step: (8, 3), backend="xla", cores=1, steps
     def work(core):
         model = core.model(nn.Linear(3, 2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # no state: one graph
-        monitor, lines, kept = RecompileMonitor(core._backend, settled=1), {}, []
+        monitor, lines, kept = RecompileMonitor(core.backend, settled=1), {}, []
         for step in range(1, steps + 1):
             (batch,) = core.to_device([torch.zeros(batch_of(step))])
             monitor.start_step(batch)
@@ -44,7 +44,7 @@ def test_the_first_steps_compile_two_graphs_and_nothing_is_said():
     def work(core):
         model = core.model(nn.Linear(3, 2))
         optimizer = torch.optim.Adam(model.parameters())
-        monitor, lines = RecompileMonitor(core._backend), []
+        monitor, lines = RecompileMonitor(core.backend), []
         start = monitor.compiles
         for step in range(6):
             monitor.start_step(None)
@@ -109,7 +109,7 @@ def test_a_ragged_last_batch_is_named_with_both_shapes_and_once():
 @XLA
 def test_the_fix_for_a_ragged_batch_works():
     def work(core):
-        model, monitor, lines = core.model(nn.Linear(3, 2)), RecompileMonitor(core._backend, settled=1), []
+        model, monitor, lines = core.model(nn.Linear(3, 2)), RecompileMonitor(core.backend, settled=1), []
         for batch in list(core.batches(torch.zeros(43, 3), batch_size=8)) * 2:
             monitor.start_step(batch)
             with core.step():
@@ -124,7 +124,7 @@ def test_the_fix_for_a_ragged_batch_works():
 @XLA
 def test_in_a_nested_batch_the_tensor_is_named_and_its_dtype():
     def work(core):
-        monitor, lines = RecompileMonitor(core._backend, settled=1), []
+        monitor, lines = RecompileMonitor(core.backend, settled=1), []
         for step in range(3):
             whole = torch.int32 if step == 2 else torch.int64
             images, targets = core.to_device([torch.zeros(2, 3), torch.zeros(2, dtype=whole)])
@@ -205,7 +205,7 @@ def test_looking_at_the_graph_compiles_nothing_and_changes_no_result():
         torch.manual_seed(0)
         model = core.model(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))  # buffers, too
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        monitor = RecompileMonitor(core._backend)
+        monitor = RecompileMonitor(core.backend)
         monitor._enable_graph_checks(look)
         for step in range(4):
             (batch,) = core.to_device([torch.arange(24.0).reshape(8, 3)])

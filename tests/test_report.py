@@ -21,7 +21,7 @@ def reported(step, *, backend="xla", cores=1, steps=14, rank=0, **options):
                 loss = step(core, model, number)
                 loss.backward()
                 core.optimizer_step(optimizer)
-        return report(core._backend, **options)
+        return report(core.backend, **options)
 
     return launch(work, cores=cores, backend=backend, progress="off").results[rank]
 
@@ -128,7 +128,7 @@ def test_on_a_cpu_it_says_why_there_is_little_to_say():
 class Device:
     """A TPU core as it tells of itself; only a TPU counts its memory, and reads the graphs it has kept."""
 
-    rank, world_size, device, collectives = 0, 8, torch.device("xla:0"), "in the graph"
+    rank, world_size, device, in_graph = 0, 8, torch.device("xla:0"), True
 
     def __init__(self, peak=0, **metrics):
         self.peak, self.counted = peak, {name: (count, 0.0) for name, count in metrics.items()}

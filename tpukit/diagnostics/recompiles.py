@@ -22,7 +22,7 @@ class RecompileMonitor:
     the graph of every step is identified, which takes 2 ms for a ResNet-34, and a new graph is compared with the one
     before.
 
-        monitor = RecompileMonitor(core._backend)
+        monitor = RecompileMonitor(core.backend)
         for step, batch in enumerate(batches):
             monitor.start_step(batch)
             with core.step():

@@ -80,7 +80,7 @@ def _copies_to_host(metrics: dict, steps: int, backend) -> Finding:
     if asked:
         fact += f"; {asked:,} for .item(), float() or an `if`"
     # A rehearsal on several cores averages gradients in the memory of the host; a TPU does not.
-    own = asked if backend.collectives == "gloo" and backend.world_size > 1 else count
+    own = count if backend.in_graph or backend.world_size == 1 else asked
     if own != count:
         fact += "; this includes the rehearsal's own averaging"
     if own / steps <= _MANY_COPIES:
