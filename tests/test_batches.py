@@ -130,7 +130,7 @@ def test_a_source_that_writes_nowhere_but_returns_its_images_is_one_too(workers)
         assert torch.equal(images[:, 0, 0, 0].float(), labels[:, 0])
 
 
-def test_a_source_is_told_what_comes_next():
+def test_a_source_learns_which_samples_come_next():
     source = Pixels(12)
     batches = Batches(source, batch_size=4)
     seen = [labels[:, 0].tolist() for _, labels in batches]

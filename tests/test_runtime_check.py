@@ -245,7 +245,7 @@ def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look
 
 
 @LINUX
-def test_this_kernel_holding_a_chip_itself_is_told_to_restart(dev):
+def test_a_kernel_that_holds_a_chip_itself_has_to_restart(dev):
     with open(dev / "vfio" / "7"):
         finding = found(check(COLAB, environ=READY, modules={}, dev=dev), "in use")
     assert "this kernel (process" in finding.fact
@@ -274,7 +274,7 @@ def process(proc, pid, parent, *targets, command=b"python\0train.py\0"):
         ("../socket:[123]", False),
     ],
 )
-def test_another_programs_chip_is_told_from_its_other_files(look, dev, tmp_path, target, held):
+def test_another_programs_chip_is_distinguished_from_its_other_files(look, dev, tmp_path, target, held):
     proc = tmp_path / "proc"
     process(proc, 4321, 1, dev / target)
     (proc / "99" / "fd").parent.mkdir()
@@ -287,7 +287,7 @@ def test_another_programs_chip_is_told_from_its_other_files(look, dev, tmp_path,
         assert "shut down its notebook, or `!kill 4321`" in finding.fix
 
 
-def test_a_long_command_with_terminal_escapes_does_not_wreck_the_table(look, dev, tmp_path):
+def test_a_long_command_with_terminal_escapes_does_not_break_the_table(look, dev, tmp_path):
     process(tmp_path / "proc", 7, 1, dev / "accel0", command=b"python\0-c\0" + b"\x1b[2J\xff x = 1\n" * 200)
     text = str(look(KAGGLE, proc=tmp_path / "proc"))
     assert "\x1b" not in text

@@ -49,7 +49,7 @@ def test_columns_are_aligned_and_lines_carry_no_trailing_space():
     ],
 )
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_no_cell_wrecks_the_table(cell, reason, position):
+def test_no_cell_breaks_the_table(cell, reason, position):
     row = ["ok", "name", "a fact"]
     row[position] = cell
     lines = tables.as_text([row, ("warning", "second", "row")], width=100).splitlines()
@@ -87,7 +87,7 @@ def test_html_sets_no_background_and_no_text_colour():
 
 @pytest.mark.parametrize("state", ["ok", "warning", "failure"])
 @pytest.mark.parametrize("page", ["#ffffff", "#111111"])
-def test_a_dot_can_be_told_from_the_page(state, page):
+def test_a_dot_stands_out_from_the_page(state, page):
     (dot,) = re.findall(r'color:(#\w{6})">', tables.as_html([(state,)]))
     light, dark = sorted((luminance(dot), luminance(page)), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 3  # what WCAG 2.1 (1.4.11) asks of graphics

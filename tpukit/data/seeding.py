@@ -14,7 +14,7 @@ def seed_host(numbers: tuple[int, ...]) -> int:
     import numpy
     import torch
 
-    # A hash, because seeds that differ by 1 (the next step, the next core) shall not give similar sequences.
+    # A hash, because several numbers have to become one of 32 bits, the most that numpy.random.seed takes.
     digest = hashlib.blake2b(repr(tuple(map(int, numbers))).encode(), digest_size=4).digest()
     seed = int.from_bytes(digest, "big")
     random.seed(seed)
