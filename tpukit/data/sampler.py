@@ -8,8 +8,8 @@ class ShardedSampler:
     """Divide an epoch of `count` samples among the cores; all cores have the same number of batches.
 
     Shuffled: in step `i`, all cores together see the samples from `i * n` to `(i + 1) * n` of one permutation, where n
-    is `samples_per_step`. The permutation depends only on seed and epoch. So two cores with batch size B see in a step what one core sees with 2 B, and an epoch can
-    be resumed on another number of cores.
+    is `samples_per_step`. The permutation depends only on seed and epoch. So two cores with batch size B see in a step
+    what one core sees with 2 B, and an epoch can be resumed on another number of cores.
 
     In order: core 0 has the first part of the samples, core 1 the next, and the padding is at the very end. So
     `gather(outputs)[:count]` is every sample once, in order.
