@@ -5,7 +5,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ class WorkerProcess:
         task: what it runs.
         heartbeat: seconds between two signs of life.
         folder: where its own processes meet it.
-        listener: where processes find each other.
+        meeting_point: what the runtime opened for the processes to find each other through.
         inherited: the kernel's ends of the pipes of the workers forked before, which this one closes.
 
     Attributes:
@@ -50,7 +49,7 @@ class WorkerProcess:
         *,
         heartbeat: float,
         folder: Path,
-        listener: socket.socket,
+        meeting_point: object,
         inherited: Iterable[int],
     ):
         self._expected = topology.ranks(number)
@@ -71,7 +70,7 @@ class WorkerProcess:
             inherited=(messages, output, self._control, *inherited),
         )
         start = functools.partial(
-            RUNTIMES[topology.backend].start, topology=topology, process=number, listener=listener
+            RUNTIMES[topology.backend].start, topology=topology, process=number, meeting_point=meeting_point
         )
         self.process = multiprocessing.get_context("fork").Process(
             target=worker.main, args=(task, start, pipes), name=f"tpukit core {self.rank}"
