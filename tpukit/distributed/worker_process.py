@@ -75,13 +75,19 @@ class WorkerProcess:
         self.process = multiprocessing.get_context("fork").Process(
             target=worker.main, args=(task, start, pipes), name=f"tpukit core {self.rank}"
         )
-        with warnings.catch_warnings():
-            # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
-            # a worker may not inherit (OpenMP, pipes, signals, streams) it replaces first thing.
-            warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
-            self.process.start()
-        for fd in (messages_end, output_end, control_end):
-            os.close(fd)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
+                # a worker may not inherit (OpenMP, pipes, signals, streams) it replaces first thing.
+                warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
+                self.process.start()
+        except BaseException:  # the machine allows no more processes
+            for fd in (messages, output, self._control):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (messages_end, output_end, control_end):
+                os.close(fd)
         with contextlib.suppress(OSError):
             os.setpgid(self.process.pid, self.process.pid)  # the child does it too: whoever comes first
         self.messages, self.output = Receiver(messages), _Output(output)
