@@ -125,7 +125,7 @@ class Trainer:
     def _train_step(self, group: tuple, samples: tuple) -> None:
         import torch
 
-        self.watch.before(group)
+        self.watch.start_step(group)
         with self.core.step():
             local = None
             for inputs, targets, *_ in group:
@@ -144,7 +144,7 @@ class Trainer:
                 value = value.detach().float()
                 local = value if local is None else local + value
             shared = torch.stack([local, self.up])
-            self.watch.recorded(self.model, shared)
+            self.watch.check_graph(self.model, shared)
             self.core.optimizer_step(self.optimizer, clip=self.clip, also=[shared, *self.buffers])
             if self.average:
                 self.average.update_parameters(self.model)
@@ -152,7 +152,7 @@ class Trainer:
         if self.schedule:
             self.schedule.step()
         self.step, self.in_epoch = self.step + 1, self.in_epoch + 1
-        if told := self.watch.after(self.step):
+        if told := self.watch.end_step(self.step):
             self.core.print(told)
         if self._is_time_up() and not self.sent_up:
             (self.up,) = self.core.to_device([torch.ones(())])  # sent, not filled: the graph stays the same
@@ -187,7 +187,7 @@ class Trainer:
             "epoch": self.epoch,
             "train_loss": loss,
             "lr": self._lr(),
-            "samples_per_second": steps * self.accumulate * self.train.share.batch_size / took,
+            "samples_per_second": steps * self.accumulate * self.train.sampler.batch_size / took,
             "data_wait": (self.train.waited - self.waited) / took,
             "compiles": self.watch.compiles,
             "memory": peak_memory(),
