@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.storage.processes import lock_folder, run_in_processes
+from tpukit.storage.files import lock_folder
+from tpukit.storage.processes import run_in_processes
 
 KIT = Path(__file__).parents[1]
 
@@ -129,7 +130,7 @@ def test_processes_end_with_the_one_that_started_them(run, tmp_path, how):
 def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):
     code = f"""
         import os, time
-        from tpukit.storage.processes import lock_folder
+        from tpukit.storage.files import lock_folder
         for _ in range(5):
             with lock_folder({str(tmp_path)!r}):
                 os.mkdir({str(tmp_path / "held")!r})  # raises if another one is in
@@ -142,7 +143,7 @@ def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):
 
 def test_the_lock_of_a_killed_process_is_open(tmp_path):
     code = (
-        "from tpukit.storage.processes import lock_folder\n"
+        "from tpukit.storage.files import lock_folder\n"
         f"with lock_folder({str(tmp_path)!r}): print('in', flush=True); input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}

@@ -54,7 +54,7 @@ class Batches:
             raise ValueError(f"batches take 1 thread or more and 0 workers or more, got {threads} and {workers}")
         self.dataset, self._source = dataset, as_batch_source(dataset)
         if workers is None:
-            workers = _spare_processors(world_size) if getattr(self._source, "form", None) == "jpeg" else 0
+            workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None

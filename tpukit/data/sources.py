@@ -42,7 +42,7 @@ class _Part:
 
         self._source, self._indices = source, numpy.asarray(indices)
         self.shape, self.labels = source.shape, source.labels[self._indices]
-        self.form = getattr(source, "form", None)
+        self.encoding = getattr(source, "encoding", None)
 
     def __len__(self) -> int:
         return len(self._indices)

@@ -1,10 +1,8 @@
-"""Shards: array_record files in which every record begins with its own row of the index, so it proves which it is."""
+"""Shards: array_record files in which every record begins with its own row of the index, and so proves which it is."""
 
 import errno
 import functools
-import json
 import os
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,47 +10,12 @@ from pathlib import Path
 _WRITER = "group_size:1,uncompressed"
 _READER = "readahead_buffer_size:0,max_parallelism:0"  # random access: read nothing that was not asked for
 
-FORMAT = 1  # raise it whenever what is written could not be read by what was written before
-
 
 def row_type(labels: int):
-    """Return the dtype of a row of the index: number in the source, number of the group, labels."""
+    """Return the dtype of a row of the index: row in the source, number of the group, labels."""
     import numpy
 
-    return numpy.dtype([("source", "<i8"), ("group", "<i4"), ("labels", "<f4", (labels,))])
-
-
-def write_file(file: Path, data: bytes) -> None:
-    """Write a file that is whole or not there, whatever ends this process or the machine."""
-    part = part_of(file)
-    with open(part, "wb") as written:
-        written.write(data)
-        written.flush()
-        os.fsync(written.fileno())
-    os.replace(part, file)
-
-
-def part_of(file: Path) -> Path:
-    """Name the file that becomes this one when it is whole; two processes that write the same do not meet."""
-    return file.with_name(f"{file.name}.{os.getpid()}.part")
-
-
-def seal(manifest: dict) -> bytes:
-    """Return a manifest as JSON with its own checksum in it."""
-    text = json.dumps(manifest, indent=1)
-    return json.dumps({**manifest, "crc": zlib.crc32(text.encode())}, indent=1).encode() + b"\n"
-
-
-def unseal(data: bytes) -> dict:
-    """Return the manifest.
-
-    Raises:
-        ValueError: it is not what was sealed.
-    """
-    manifest = json.loads(data)
-    if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != "crc"}) != data:
-        raise ValueError("its checksum does not fit")
-    return manifest
+    return numpy.dtype([("row", "<i8"), ("group", "<i4"), ("labels", "<f4", (labels,))])
 
 
 def load_array_record():
