@@ -21,7 +21,7 @@ pytest.importorskip("array_record")
 from tpukit.machine.resources import available_memory  # noqa: E402
 from tpukit.storage.build_pixel_cache import build_cache, cache_or_decode  # noqa: E402
 from tpukit.storage.packing import pack  # noqa: E402
-from tpukit.storage.pixel_cache import BLOCK, CACHE, Cache  # noqa: E402
+from tpukit.storage.pixel_cache import BLOCK, Cache, CacheFolder  # noqa: E402
 from tpukit.storage.records import Records  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
@@ -300,7 +300,7 @@ def test_a_block_that_a_power_cut_has_lost_is_decoded_again_and_the_others_kept(
     folder = tmp_path / "cache"
     work = folder / "unfinished"
     work.mkdir(parents=True)
-    (work / "plan.json").write_text(json.dumps({"format": CACHE.format, "plan": built.plan}))
+    (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
     data = bytearray((built.folder / "images.npy").read_bytes())
     data[5000:9096] = bytes(4096)
     (folder / where / "images.npy").write_bytes(data)
@@ -574,7 +574,7 @@ def test_an_interrupted_build_has_its_disk_already(records, built, tmp_path, cap
     work = tmp_path / "cache" / "unfinished"
     work.mkdir(parents=True)
     shutil.copy(built.folder / "images.npy", work)
-    (work / "plan.json").write_text(json.dumps({"format": CACHE.format, "plan": built.plan}))
+    (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
     chosen = cache_or_decode(records, size=SIZE, folder=tmp_path / "cache", free=4 * GIB + 4096, progress="off")
     assert chosen.encoding == "uint8"
     assert "made in" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Decode all images once, where disk and memory have room for it; an interrupted call goes on where it stopped."""
 
 import errno
-import io
 import os
 import re
 import shutil
@@ -11,12 +10,10 @@ from pathlib import Path
 
 from tpukit.display.tables import human_size
 from tpukit.machine.resources import available_memory, cpus
-from tpukit.storage.array_records import row_type
-from tpukit.storage.files import size_and_checksum, write_file
-from tpukit.storage.pixel_cache import CACHE, Cache, layout_of, map_file
+from tpukit.storage.files import npy, size_and_checksum, write_file
+from tpukit.storage.pixel_cache import Cache, CacheFolder, layout_of, map_file
 from tpukit.storage.processes import run_in_processes
 from tpukit.storage.records import Records
-from tpukit.storage.resumable import UNFINISHED, ResumableFolder
 
 _PIECE = 128  # images that a process holds while it decodes: 6 MB at 128 pixels, 100 MB at 512
 _SPARE_DISK = 4 * 2**30  # for checkpoints, logs and outputs: with a full disk a notebook cannot even be saved
@@ -67,8 +64,8 @@ def build_cache(
     plan = _plan(records, size, exact)
     if folder is None:
         places = _places(records, size)
-        folder = next((place for place in places if CACHE.is_finished(place) or _is_writable(place)), places[0])
-    target = ResumableFolder(CACHE, Path(folder), plan)
+        folder = next((place for place in places if CacheFolder(place).is_finished or _is_writable(place)), places[0])
+    target = CacheFolder(Path(folder), plan)
     if not target.is_finished:
         if not _is_writable(target.folder):
             raise NoRoom(f"nothing can be written to {folder}\n  fix:   name a folder on another disk")
@@ -127,10 +124,11 @@ def cache_or_decode(
     elif needed > memory * (1 - _SPARE_MEMORY):
         reasons.append(f"{human_size(memory)} of memory is available, and a quarter of it stays free")
     else:
-        for place in filter(CACHE.is_finished, places):
-            cache = _open(ResumableFolder(CACHE, place, plan))
-            print(f"cache: {what}, found in {place}")
-            return cache
+        for target in (CacheFolder(place, plan) for place in places):
+            if target.is_finished:
+                cache = _open(target)
+                print(f"cache: {what}, found in {target.folder}")
+                return cache
         for place in places:
             disk = shutil.disk_usage(_existing(place)).free if free is None else free
             if not _is_writable(place):
@@ -158,7 +156,7 @@ def _plan(records: Records, size: int, exact: bool) -> dict:
     return {"records": records.digest, "count": len(records), "size": size, "exact": exact}
 
 
-def _open(target: ResumableFolder) -> Cache:
+def _open(target: CacheFolder) -> Cache:
     """Open a finished cache, if it is the one that was asked for."""
     cache = Cache(target.folder)
     if another := target.differences(cache.plan):
@@ -187,11 +185,11 @@ def _is_writable(folder: Path) -> bool:
 
 def _taken(folder: Path) -> int:
     """Return the bytes of disk that an interrupted call has taken already."""
-    file = folder / UNFINISHED / "images.npy"
+    file = CacheFolder(folder).work / "images.npy"
     return getattr(file.stat(), "st_blocks", 0) * 512 if file.exists() else 0
 
 
-def _full(target: ResumableFolder) -> NoRoom:
+def _full(target: CacheFolder) -> NoRoom:
     plan, free = target.plan, shutil.disk_usage(target.folder).free
     return NoRoom(
         f"the disk of {target.folder} is full: a cache of {plan['count']:,} images at {plan['size']} pixels takes "
@@ -204,7 +202,7 @@ def _full(target: ResumableFolder) -> NoRoom:
 # ---- building ------------------------------------------------------------------------------------------------------
 
 
-def _build(target: ResumableFolder, records: Records, workers: int, progress: str | None) -> None:
+def _build(target: CacheFolder, records: Records, workers: int, progress: str | None) -> None:
     """Decode what no earlier call has decoded, and give the folder its manifest."""
     work, layout = target.work, layout_of(target.plan)
     target.begin()
@@ -227,7 +225,7 @@ def _build(target: ResumableFolder, records: Records, workers: int, progress: st
     _publish(target, records)
 
 
-def _allocate(target: ResumableFolder) -> None:
+def _allocate(target: CacheFolder) -> None:
     """Take the disk that all images need: now, not after half an hour of decoding, or when others have taken it."""
     images, published = target.work / "images.npy", target.folder / "images.npy"
     layout = layout_of(target.plan)
@@ -273,15 +271,9 @@ def _noted(work: Path) -> dict[int, int]:
     return {int(block): int(checksum) for block, checksum in re.findall(r"^(\d+) (\d+);$", text, re.MULTILINE)}
 
 
-def _publish(target: ResumableFolder, records: Records) -> None:
+def _publish(target: CacheFolder, records: Records) -> None:
     """Bring all of the cache to the disk, the manifest last."""
-    import numpy
-
-    rows = numpy.empty(len(records), row_type(len(records.names)))
-    rows["row"], rows["group"], rows["labels"] = records.rows, records.groups, records.labels
-    written = io.BytesIO()
-    numpy.save(written, rows)
-    index = written.getvalue()
+    index = npy(records.index)
     write_file(target.folder / "index.npy", index)
     with open(target.work / "images.npy", "r+b") as images:
         os.fsync(images.fileno())

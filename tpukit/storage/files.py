@@ -1,6 +1,7 @@
 """Write files that are whole or not there, check them later, and let one process at a time into a folder."""
 
 import contextlib
+import io
 import json
 import os
 import zlib
@@ -16,9 +17,8 @@ def part_of(file: Path) -> Path:
 
 def remove_parts(folder: Path) -> None:
     """Remove what `write_whole` of killed processes left in a folder; no process may be writing there."""
-    for part in folder.glob("*.part"):
-        if part.suffixes[-2:-1] and part.suffixes[-2][1:].isdigit():  # others may name their files so, too
-            part.unlink(missing_ok=True)
+    for part in folder.glob("*.[0-9]*.part"):  # not all that end so: others have such files, too
+        part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -73,6 +73,15 @@ def unseal(data: bytes) -> dict:
     if seal(checked) != data:
         raise ValueError("its checksum does not fit")
     return checked
+
+
+def npy(array) -> bytes:
+    """Return an array as the bytes of an .npy file."""
+    import numpy
+
+    written = io.BytesIO()
+    numpy.save(written, array, allow_pickle=False)
+    return written.getvalue()
 
 
 def size_and_checksum(data: bytes) -> dict:

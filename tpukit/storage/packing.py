@@ -2,7 +2,6 @@
 
 import errno
 import functools
-import io
 import json
 import os
 import shutil
@@ -13,11 +12,10 @@ from tpukit.data.prefetch import in_threads
 from tpukit.machine.resources import cpus
 from tpukit.storage.array_records import load_array_record, write_shard
 from tpukit.storage.decoding import decode
-from tpukit.storage.files import part_of, size_and_checksum, write_file
+from tpukit.storage.files import npy, part_of, size_and_checksum, write_file
 from tpukit.storage.pack_sources import Files, Names, PackSource, StoredItems, describe_source, store_items
 from tpukit.storage.processes import run_in_processes
-from tpukit.storage.records import PACK, Records
-from tpukit.storage.resumable import UNFINISHED, ResumableFolder
+from tpukit.storage.records import PackFolder, Records
 
 _READ_AHEAD = 4  # threads a process: on a network drive opening a file takes longer than decoding it
 
@@ -76,10 +74,10 @@ def pack(
             raise ValueError(f"{name} is 1 or more, got {number}")
     described = describe_source(source, labels, groups)
     plan = {"source": described.fingerprint, "size": size, "seed": seed, "shard": shard}
-    target = ResumableFolder(PACK, Path(folder), plan)
+    target = PackFolder(Path(folder), plan)
     with target.locked():
         if target.is_finished:
-            if another := target.differences(PACK.read_manifest(target.folder)["plan"]):
+            if another := target.differences(target.read_manifest()["plan"]):
                 raise FileExistsError(another)
             target.remove_work()  # which an earlier call had no time for
         else:
@@ -93,12 +91,12 @@ def pack(
     return records
 
 
-def _fill(target: ResumableFolder, described: PackSource, damaged: str, workers: int | None, progress) -> None:
+def _fill(target: PackFolder, described: PackSource, damaged: str, workers: int | None, progress) -> None:
     """Pack what no earlier call has packed."""
     begun = target.begun()
-    if begun and target.outputs and (another := target.differences(begun)):
+    if begun and target.find_outputs() and (another := target.differences(begun)):
         raise FileExistsError(another)  # not cleared: it may be hours of work
-    target.begin(anew=not target.outputs)  # items that were stored may have changed since
+    target.begin(anew=not target.find_outputs())  # items that were stored may have changed since
     try:
         _lay_out(described, target, progress)
         _write_shards(described, target, damaged, workers, progress)
@@ -111,7 +109,7 @@ def _fill(target: ResumableFolder, described: PackSource, damaged: str, workers:
         target.remove_parts()
 
 
-def _lay_out(described: PackSource, target: ResumableFolder, progress: str | None) -> None:
+def _lay_out(described: PackSource, target: PackFolder, progress: str | None) -> None:
     """Write the rows of all images in their random order, and where the images are."""
     import numpy
 
@@ -124,15 +122,15 @@ def _lay_out(described: PackSource, target: ResumableFolder, progress: str | Non
     else:
         rows = store_items(described, work / "items", plan["size"], progress)
     order = numpy.random.default_rng(plan["seed"]).permutation(len(rows))
-    write_file(work / "rows.npy", _npy(rows[order]))
+    write_file(work / "rows.npy", npy(rows[order]))
 
 
-def _write_shards(described: PackSource, target: ResumableFolder, damaged: str, workers, progress) -> None:
+def _write_shards(described: PackSource, target: PackFolder, damaged: str, workers, progress) -> None:
     """Write the shards that are not there yet, in several processes."""
     import numpy
 
     count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
-    workers = min(len(_shards(target.folder, count, target.plan)), workers or cpus())
+    workers = min(len(_shards(target, count)), workers or cpus())
     counts = target.work / "counts"  # 8 bytes a process: how many images it has packed
     counts.write_bytes(bytes(8 * workers))
     job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "damaged": damaged}
@@ -147,87 +145,21 @@ def _write_shards(described: PackSource, target: ResumableFolder, damaged: str, 
     )
 
 
-def _work(job: dict) -> None:
-    """Write every `workers`th shard, in a process of its own."""
+def _finish(described: PackSource, target: PackFolder) -> None:
+    """Join what was noted beside the shards to the index, and write the manifest last."""
     import numpy
 
-    folder, plan = Path(job["folder"]), job["plan"]
-    work = folder / UNFINISHED
-    rows = numpy.load(work / "rows.npy", mmap_mode="r")
-    source = StoredItems(work / "items") if (work / "items").exists() else Files(work / "names", job["root"])
-    done = 0
-    with open(work / "counts", "r+b", buffering=0) as counts:
-
-        def count(images: int) -> None:
-            nonlocal done
-            done += images
-            os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
-
-        for number, file in enumerate(_shards(folder, len(rows), plan)):
-            if number % job["workers"] == job["rank"]:
-                mine = rows[number * plan["shard"] : (number + 1) * plan["shard"]]
-                if file.exists():
-                    count(len(mine))
-                else:
-                    _write(file, mine, source, plan["size"], job["damaged"], count)
-
-
-def _write(file: Path, rows, source: Files | StoredItems, size: int | None, damaged: str, count) -> None:
-    """Write a shard and, beside the plan, which rows are in it: whatever has its own name is whole."""
-    kept, skipped, shapes = [], [], set()
-
-    def records() -> Iterator[bytes]:
-        reads = (functools.partial(_prepared, source, int(row["row"]), size) for row in rows)
-        for row, (payload, shape) in zip(rows, in_threads(reads, _READ_AHEAD), strict=True):
-            if shape is not None:
-                kept.append(row.tobytes())
-                shapes.add(shape)
-                yield kept[-1] + payload
-            elif damaged == "skip":
-                skipped.append({"row": int(row["row"]), "name": source.name(row["row"]), "why": payload})
-            else:
-                raise OSError(
-                    f"image {row['row']} cannot be packed: {source.name(row['row'])}\n  found: {payload}\n"
-                    '  fix:   copy it again; or pack(..., damaged="skip") leaves such images out and lists them'
-                )
-            count(1)
-
-    part = part_of(file.parent / UNFINISHED / file.name)
-    write_shard(part, records())
-    pixels = size is not None or source.shape is not None
-    notes = {"records": len(kept), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
-    write_file(_notes(file, ".rows"), b"".join(kept))
-    write_file(_notes(file, ".json"), json.dumps(notes).encode())
-    os.replace(part, file)
-
-
-def _prepared(source: Files | StoredItems, number: int, size: int | None) -> tuple:
-    """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
-    try:
-        data = source[number]
-        if source.shape is not None:  # pixels, resized when they came
-            return data, source.shape
-        image = decode(data, size)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error), None
-    return (data if size is None else image.tobytes()), image.shape
-
-
-def _finish(described: PackSource, target: ResumableFolder) -> None:
-    """Join what lies beside the shards to the index, and write the manifest last."""
-    import numpy
-
-    planned = numpy.load(target.work / "rows.npy", mmap_mode="r")
-    files = _shards(target.folder, len(planned), target.plan)
-    notes = [json.loads(_notes(file, ".json").read_text()) for file in files]
+    planned = numpy.load(target.work / "rows.npy")
+    files = _shards(target, len(planned))
+    notes = [json.loads(_note(target, file).read_bytes()) for file in files]
     skipped = sorted((image for note in notes for image in note["skipped"]), key=lambda image: image["row"])
     if len(skipped) == len(planned):
         raise ValueError(
             f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}\n"
             "  fix:   check that these are images, and that the paths are right"
         )
-    rows = numpy.frombuffer(b"".join(_notes(file, ".rows").read_bytes() for file in files), planned.dtype)
-    index = {"index.npy": _npy(rows)}
+    packed = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
+    index = {"index.npy": npy(planned[packed])}
     if (target.work / "names").exists():
         index["names"] = (target.work / "names").read_bytes()
     for name, data in index.items():
@@ -248,21 +180,14 @@ def _finish(described: PackSource, target: ResumableFolder) -> None:
     )
 
 
-def _shards(folder: Path, count: int, plan: dict) -> list[Path]:
-    number = -(-count // plan["shard"])
-    return [folder / f"{k:05d}-of-{number:05d}.array_record" for k in range(number)]
+def _shards(target: PackFolder, count: int) -> list[Path]:
+    number = -(-count // target.plan["shard"])
+    return [target.folder / f"{k:05d}-of-{number:05d}.array_record" for k in range(number)]
 
 
-def _notes(file: Path, suffix: str) -> Path:
-    return file.parent / UNFINISHED / (file.stem + suffix)
-
-
-def _npy(array) -> bytes:
-    import numpy
-
-    held = io.BytesIO()
-    numpy.save(held, array)
-    return held.getvalue()
+def _note(target: PackFolder, shard: Path) -> Path:
+    """Name the file that says which images a shard has not, and what shapes the others have."""
+    return target.work / f"{shard.stem}.json"
 
 
 def _full(folder: Path) -> OSError:
@@ -274,3 +199,71 @@ def _full(folder: Path) -> OSError:
         f"  found: {len(done)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free\n"
         "  fix:   make room and call pack again, it goes on from here; or pack onto a larger disk",
     )
+
+
+# ---- in a process of its own -----------------------------------------------------------------------------------------
+
+
+def _work(job: dict) -> None:
+    """Write every `workers`th shard."""
+    import numpy
+
+    target = PackFolder(Path(job["folder"]), job["plan"])
+    rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
+    items = target.work / "items"
+    source = StoredItems(items) if items.exists() else Files(target.work / "names", job["root"])
+    done = 0
+    with open(target.work / "counts", "r+b", buffering=0) as counts:
+
+        def count(images: int) -> None:
+            nonlocal done
+            done += images
+            os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
+
+        for number, file in enumerate(_shards(target, len(rows))):
+            if number % job["workers"] == job["rank"]:
+                mine = rows[number * target.plan["shard"] : (number + 1) * target.plan["shard"]]
+                if file.exists():
+                    count(len(mine))
+                else:
+                    _write(target, file, mine, source, job["damaged"], count)
+
+
+def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, damaged: str, count) -> None:
+    """Write a shard and, before it has its name, the note beside it: whatever has its own name is whole."""
+    size, skipped, shapes = target.plan["size"], [], set()
+
+    def records() -> Iterator[bytes]:
+        reads = (functools.partial(_prepared, source, int(row["row"]), size) for row in rows)
+        for row, (payload, shape) in zip(rows, in_threads(reads, _READ_AHEAD), strict=True):
+            number = int(row["row"])
+            if shape is not None:
+                shapes.add(shape)
+                yield row.tobytes() + payload
+            elif damaged == "skip":
+                skipped.append({"row": number, "name": source.name(number), "why": payload})
+            else:
+                raise OSError(
+                    f"image {number} cannot be packed: {source.name(number)}\n  found: {payload}\n"
+                    '  fix:   copy it again; or pack(..., damaged="skip") leaves such images out and lists them'
+                )
+            count(1)
+
+    part = part_of(target.work / file.name)
+    write_shard(part, records())
+    pixels = size is not None or source.shape is not None
+    note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
+    write_file(_note(target, file), json.dumps(note).encode())
+    os.replace(part, file)
+
+
+def _prepared(source: Files | StoredItems, number: int, size: int | None) -> tuple:
+    """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
+    try:
+        data = source[number]
+        if source.shape is not None:  # pixels, resized when they were stored
+            return data, source.shape
+        image = decode(data, size)
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or str(error), None
+    return (data if size is None else image.tobytes()), image.shape

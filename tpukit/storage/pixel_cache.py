@@ -12,17 +12,19 @@ from pathlib import Path
 from tpukit.display.tables import human_size
 from tpukit.machine.resources import available_memory, cpus
 from tpukit.storage.files import find_fault
-from tpukit.storage.resumable import Kind
+from tpukit.storage.resumable import ResumableFolder
 from tpukit.storage.stored_images import StoredImages
 
 BLOCK = 1024  # images that share a checksum, and are decoded again together after an interruption
-CACHE = Kind(
-    "cache",
-    version=2,
-    outputs=("images.npy", "index.npy"),
-    make="build_cache(records, folder, size=...)",
-    repair="delete it, shutil.rmtree('{folder}'), and build it again",
-)
+
+
+class CacheFolder(ResumableFolder):
+    """A folder that `build_cache` writes: all pixels in one file, and the index of the records."""
+
+    kind, version = "cache", 2
+    outputs = ("images.npy", "index.npy")
+    make = "build_cache(records, folder, size=...)"
+    repair = "delete it, shutil.rmtree('{folder}'), and build it again"
 
 
 class Cache(StoredImages):
@@ -54,18 +56,18 @@ class Cache(StoredImages):
     def __init__(self, folder, *, verify: bool = True):
         import numpy
 
-        folder = Path(folder).absolute()
-        manifest = CACHE.read_manifest(folder)
+        cache = CacheFolder(Path(folder).absolute())
+        folder, manifest = cache.folder, cache.read_manifest()
         for name, expected in manifest["files"].items():
             if fault := find_fault(folder / name, expected):
-                raise CACHE.damaged(folder, fault)
-        super().__init__(folder, numpy.load(folder / "index.npy"), manifest)
+                raise cache.damaged(fault)
+        super().__init__(folder, manifest)
         self.plan = manifest["plan"]
         self._layout = layout = layout_of(self.plan)
         self.shape = layout.shape
         self._mapping = map_file(folder / "images.npy")
         if self._mapping[: len(layout.header)] != layout.header:
-            raise CACHE.damaged(folder, "the header of images.npy is not what was written")
+            raise cache.damaged("the header of images.npy is not what was written")
         pixels = numpy.frombuffer(self._mapping, numpy.uint8, offset=len(layout.header))
         self.images = pixels.reshape(layout.count, *layout.shape)
         if verify:
@@ -73,10 +75,9 @@ class Cache(StoredImages):
             wrong = checksums.keys() - layout.intact(self._mapping, checksums)
             if wrong:
                 first = layout.images(min(wrong))
-                raise CACHE.damaged(
-                    folder,
+                raise cache.damaged(
                     f"images.npy is not what was written in {len(wrong)} of {layout.blocks} blocks, "
-                    f"first among images {first[0]:,} to {first[-1]:,}",
+                    f"first among images {first[0]:,} to {first[-1]:,}"
                 )
         # What was verified was read: memory holds it now, unless there was no room for all of it.
         self._in_memory = verify and self.images.nbytes < (available_memory() or 0)

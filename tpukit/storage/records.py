@@ -8,16 +8,17 @@ from tpukit.storage.array_records import Shards
 from tpukit.storage.decoding import decode, jpeg_decoder
 from tpukit.storage.files import find_fault, seal
 from tpukit.storage.pack_sources import Names
-from tpukit.storage.resumable import Kind
+from tpukit.storage.resumable import ResumableFolder
 from tpukit.storage.stored_images import StoredImages
 
-PACK = Kind(
-    "pack",
-    version=2,
-    outputs=("*.array_record", "index.npy", "names"),
-    make="pack(source, folder)",
-    repair="copy it again from where it is whole, or pack the images again into a new folder",
-)
+
+class PackFolder(ResumableFolder):
+    """A folder that `pack` writes: shards, their index, and the names of the files that were packed."""
+
+    kind, version = "pack", 2
+    outputs = ("*.array_record", "index.npy", "names")
+    make = "pack(source, folder)"
+    repair = "copy it again from where it is whole, or pack the images again into a new folder"
 
 
 class Records(StoredImages):
@@ -46,26 +47,23 @@ class Records(StoredImages):
     """
 
     def __init__(self, folder, size: int | None = None, *, exact: bool = False):
-        import numpy
-
-        folder = Path(folder).absolute()
-        manifest = PACK.read_manifest(folder)
+        self._pack = PackFolder(Path(folder).absolute())
+        folder, manifest = self._pack.folder, self._pack.read_manifest()
         self._files, shards = manifest["files"], manifest["shards"]
         for name, expected in [("index.npy", self._files["index.npy"]), *((shard["file"], shard) for shard in shards)]:
             if fault := find_fault(folder / name, expected):
-                raise PACK.damaged(folder, fault)
-        index = numpy.load(folder / "index.npy")
-        super().__init__(folder, index, manifest)
+                raise self._pack.damaged(fault)
+        super().__init__(folder, manifest)
         self.size, self.exact = size, exact
         self.encoding, self.skipped = manifest["encoding"], manifest["skipped"]
         self.digest = hashlib.sha256(seal(manifest)).hexdigest()
         self._shards = Shards(
             [folder / shard["file"] for shard in shards],
             [shard["records"] for shard in shards],
-            index,
+            self.index,
             at_once=self.encoding == "uint8",  # encoded images are decoded one by one in any case
         )
-        self._head = index.dtype.itemsize  # bytes of a record before its image
+        self._head = self.index.dtype.itemsize  # bytes of a record before its image
         self._names = None
         self._shape = manifest["shape"] and tuple(manifest["shape"])
         if self.encoding == "jpeg":
@@ -121,7 +119,7 @@ class Records(StoredImages):
             return f"item {row}"
         if self._names is None:
             if fault := find_fault(self.folder / "names", self._files["names"]):
-                raise PACK.damaged(self.folder, fault)
+                raise self._pack.damaged(fault)
             self._names = Names(self.folder / "names")
         return self._names[row]
 

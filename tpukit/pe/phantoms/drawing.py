@@ -6,17 +6,18 @@ from pathlib import Path
 
 from tpukit.machine.resources import cpus
 from tpukit.storage.processes import run_in_processes
-from tpukit.storage.resumable import Kind, ResumableFolder
+from tpukit.storage.resumable import ResumableFolder
 
 RECIPE = 1  # raise it whenever the same arguments would draw another picture
-PHANTOM = Kind(
-    "phantom",
-    version=1,
-    outputs=("train-jpegs", "train.csv"),
-    make="phantom(folder)",
-    repair="call it again with the same arguments, which draws everything anew",
-    manifest="phantom.json",
-)
+
+
+class PhantomFolder(ResumableFolder):
+    """A folder that `phantom` writes."""
+
+    kind, version, manifest_name = "phantom", 1, "phantom.json"
+    outputs = ("train-jpegs", "train.csv")
+    make = "phantom(folder)"
+    repair = "call it again with the same arguments: it draws everything anew"
 
 
 def phantom(
@@ -64,7 +65,7 @@ def phantom(
             f"got studies={studies}, slices={slices}, size={size}, positive={positive}\n"
             "  fix: phantom(folder, studies=300, slices=12) is enough to train on"
         )
-    target = ResumableFolder(PHANTOM, Path(folder), recipe)
+    target = PhantomFolder(Path(folder), recipe)
     if not _is_complete(target):
         with target.locked():
             if not _is_complete(target):  # else another process has made them meanwhile
@@ -182,10 +183,10 @@ def _join_tables(work: Path, file: Path) -> None:
     file.write_text(",".join(COLUMNS) + "\n" + "".join(tables))
 
 
-def _is_complete(target: ResumableFolder) -> bool:
+def _is_complete(target: PhantomFolder) -> bool:
     """Tell whether the folder holds just these phantoms, all of them."""
     try:
-        made = PHANTOM.read_manifest(target.folder)["plan"]
+        made = target.read_manifest()["plan"]
         drawn = len(os.listdir(target.folder / "train-jpegs"))
     except (OSError, ValueError):
         return False
