@@ -57,7 +57,7 @@ def write_shard(file: Path, records: Iterable[bytes]) -> None:
 
 
 class Shards:
-    """The records of several files as one sequence; pickles, and goes through a fork: files are opened by who reads.
+    """The records of several files as one sequence; to be pickled and forked, as each process opens files of its own.
 
     Args:
         files: in the order of their records.
@@ -112,7 +112,7 @@ class Shards:
         except (RuntimeError, IndexError) as error:
             if len(numbers) == 1:
                 raise self._damaged(numbers[0], str(error)) from error
-            # One of them: find it, so that the message can name it.
+            # One of them is damaged: find it, so that the message can name it.
             return [self._read_from_one(numbers[k : k + 1])[0] for k in range(len(numbers))]
         begins = b"".join([record[:width] for record in records])
         if begins != self.rows[numbers].tobytes():
@@ -151,7 +151,7 @@ def _home() -> int:
     """Return the process where a reader was first opened; its forks inherit the answer.
 
     There array_record started the threads with which it reads several records at once. A child forked meanwhile
-    inherits their locks, perhaps closed, and hangs when it does the same: 10 of 400 (array_record 0.8.6). One record at
-    a time needs no thread: 0 of 1,300.
+    inherits their locks, perhaps held, and hangs when it does the same: 10 of 400 children did (array_record 0.8.6).
+    Reading one record at a time needs no thread: 0 of 1,300 hung.
     """
     return os.getpid()

@@ -37,16 +37,16 @@ def build_cache(
 ) -> Cache:
     """Decode all records once, into a file that is read thirty times as fast as they are decoded.
 
-    It takes size * size * 3 bytes of disk an image, and is fast only where memory can hold them all: `cache_or_decode`
-    looks at both first. The same records give the same bytes. Interrupted at any moment, even by the machine, the same
-    call goes on where it stopped; when all is there it opens it.
+    It takes size * size * 3 bytes of disk per image, and is fast only where memory can hold them all:
+    `cache_or_decode` checks both first. The same records give the same bytes. Interrupted at any moment, even by the
+    machine, the same call goes on where it stopped; when all is there it opens the cache.
 
     Args:
         records: what `pack` returned.
         folder: a new or empty folder, or one where the same cache was begun; None for `<records>-cache-<size>` beside
             the records or, where nothing can be written (Kaggle's /kaggle/input), in the system's temporary folder.
         size: height and width in pixels.
-        workers: processes that decode; None for one a CPU.
+        workers: processes that decode; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
@@ -54,7 +54,7 @@ def build_cache(
         The `Cache`.
 
     Raises:
-        NoRoom: the disk is too small, which is known before the first image is decoded: the room is taken at once.
+        NoRoom: the disk is too small; that is known before the first image is decoded, as all of it is allocated first.
         FileExistsError: the folder holds somebody's files.
         ValueError: a number is out of range, or the folder holds a cache of other records or of another size.
         OSError: a record, or the cache that is there, is damaged; the message names it.
@@ -94,7 +94,7 @@ def cache_or_decode(
 ) -> Cache | Records:
     """Open or build a cache where memory and disk have room for it, else decode in every epoch; print which and why.
 
-    A cache pays from the second epoch on.
+    A cache saves time from the second epoch on.
 
     Args:
         records: what `pack` returned.
@@ -149,7 +149,11 @@ def cache_or_decode(
 
 
 def _plan(records: Records, size: int, exact: bool) -> dict:
-    """Say all that decides the bytes of a cache, and refuse what cannot be one."""
+    """Return all that decides the bytes of a cache.
+
+    Raises:
+        ValueError: no cache can be made so.
+    """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"size is the height and width in pixels, got {size!r}\n  fix:   size=128")
     Records(records.folder, size)  # raises for pixels of another size
@@ -167,9 +171,9 @@ def _open(target: CacheFolder) -> Cache:
 def _places(records: Records, size: int) -> list[Path]:
     """Return where a cache lies by default, best first.
 
-    Beside the records, not in them: those are copied and attached without it. The temporary folder is for records where
-    nothing can be written; /kaggle/working has 20 GB, which are kept with the notebook. There are records of one name
-    from several places, so a part of the digest is in the name.
+    Beside the records, not inside: they are copied and attached without their cache. The temporary folder is for
+    records in a folder that cannot be written to; /kaggle/working has 20 GB, which are saved with the notebook. Records
+    in different places may have the same name, so its name there has a part of their digest.
     """
     name = f"{records.folder.name}-cache-{size}"
     return [records.folder.with_name(name), Path(tempfile.gettempdir(), f"{name}-{records.digest[:8]}")]
@@ -207,7 +211,7 @@ def _build(target: CacheFolder, records: Records, workers: int, progress: str | 
     work, layout = target.work, layout_of(target.plan)
     target.begin()
     _allocate(target)
-    # What an earlier call has noted counts as far as it can be read back: a power cut may have lost the rest.
+    # Of the blocks that an earlier call has noted, those that can be read back: a power cut may have lost the others.
     kept = layout.intact(map_file(work / "images.npy"), _noted(work))
     left = sorted(set(range(layout.blocks)) - kept)
     job = {"records": str(records.folder), "work": str(work), "plan": target.plan}
@@ -244,7 +248,7 @@ def _allocate(target: CacheFolder) -> None:
 
 
 def _work(job: dict) -> None:
-    """Decode some blocks, in a process of its own; note the checksum of each when it is written."""
+    """Decode some blocks, in one of the processes; note the checksum of each when it is written."""
     import numpy
 
     work, layout = Path(job["work"]), layout_of(job["plan"])

@@ -65,7 +65,9 @@ def _describe_folder(folder, labels, groups) -> PackSource:
             "  fix:   pass a DataFrame with a path column, with labels= and groups= the names of its columns"
         )
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"there is no folder {folder}\n  fix:   pass the folder that holds one folder a class")
+        raise FileNotFoundError(
+            f"there is no folder {folder}\n  fix:   pass the folder that holds one folder per class"
+        )
     classes = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
     names, numbers = [], []
     for number, name in enumerate(classes):
@@ -78,7 +80,7 @@ def _describe_folder(folder, labels, groups) -> PackSource:
         raise ValueError(
             f"{folder} holds no image in a sub-folder\n"
             f"  found: {sorted(os.listdir(folder))[:4] or 'an empty folder'}\n"
-            "  fix:   pass the folder that holds one folder a class, or a DataFrame with a path column"
+            "  fix:   pass the folder that holds one folder per class, or a DataFrame with a path column"
         )
     return _of_files(os.fspath(folder), names, numbers, None, ["class"], classes, [])
 

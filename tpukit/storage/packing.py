@@ -17,7 +17,7 @@ from tpukit.storage.pack_sources import Files, Names, PackSource, StoredItems, d
 from tpukit.storage.processes import run_in_processes
 from tpukit.storage.records import PackFolder, Records
 
-_READ_AHEAD = 4  # threads a process: on a network drive opening a file takes longer than decoding it
+_READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than decoding it
 
 
 def pack(
@@ -41,20 +41,21 @@ def pack(
     which row of the table each image was.
 
     Args:
-        source: a folder of images, one sub-folder a class as for torchvision's ImageFolder (the label is the number
-            of the class); or a DataFrame with a `path` column; or a map-style dataset or other iterable of
+        source: a folder of images, one sub-folder per class as for torchvision's ImageFolder (the label is the
+            number of the class); or a DataFrame with a `path` column; or a map-style dataset or other iterable of
             `(image, labels)`, the image as the bytes of its file or (H, W, 3) uint8, the labels one number or several.
-            Items are written twice, in their order and then in the random one, which takes the room twice meanwhile.
+            Items are written twice, in their order and then in the random one, so until the end they take twice the
+            disk.
         folder: a new or empty folder, or one where the same pack was begun.
         labels: the columns that are labels, of a DataFrame; names of the labels, of items.
         groups: the column that says what belongs together, such as a patient, of a DataFrame; one value for each
             item, of items. `Records.split` has no group on both sides.
         size: None keeps the files as they are; a number stores pixels of that height and width, resized as `decode`
-            does when exact: larger (49,152 bytes at 128), and many times as fast to read.
+            does when exact: larger (49,152 bytes at 128 pixels), and many times as fast to read.
         seed: decides the order.
-        shard: images a file.
+        shard: images per file.
         damaged: "raise", or "skip" to leave out what is no whole image; `Records.skipped` lists it.
-        workers: processes that decode; None for one a CPU.
+        workers: processes that decode; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
@@ -131,7 +132,7 @@ def _write_shards(described: PackSource, target: PackFolder, damaged: str, worke
 
     count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
     workers = min(len(_shards(target, count)), workers or cpus())
-    counts = target.work / "counts"  # 8 bytes a process: how many images it has packed
+    counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
     counts.write_bytes(bytes(8 * workers))
     job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "damaged": damaged}
     run_in_processes(
@@ -186,7 +187,7 @@ def _shards(target: PackFolder, count: int) -> list[Path]:
 
 
 def _note(target: PackFolder, shard: Path) -> Path:
-    """Name the file that says which images a shard has not, and what shapes the others have."""
+    """Name the file that lists the images left out of a shard, and the shapes of the others."""
     return target.work / f"{shard.stem}.json"
 
 
@@ -201,7 +202,7 @@ def _full(folder: Path) -> OSError:
     )
 
 
-# ---- in a process of its own -----------------------------------------------------------------------------------------
+# ---- in the processes ----------------------------------------------------------------------------------------------
 
 
 def _work(job: dict) -> None:
@@ -230,7 +231,7 @@ def _work(job: dict) -> None:
 
 
 def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, damaged: str, count) -> None:
-    """Write a shard and, before it has its name, the note beside it: whatever has its own name is whole."""
+    """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
     size, skipped, shapes = target.plan["size"], [], set()
 
     def records() -> Iterator[bytes]:

@@ -37,8 +37,9 @@ class Cache(StoredImages):
 
     Args:
         folder: where `build_cache` wrote.
-        verify: compare every block of images with its checksum, on all CPUs: at 4.5 GB/s a CPU, 20 s of one CPU for
-            88 GB in memory; from a disk as fast as it reads, after which memory holds the images. False: all the rest.
+        verify: compare every block of images with its checksum, on all CPUs: 4.5 GB/s per CPU, so 20 s of one CPU
+            for 88 GB in memory; from a disk as fast as it reads, after which memory holds the images. False: check
+            everything else only.
 
     Attributes:
         images: (N, size, size, 3) uint8, read-only, the mapped file.
@@ -106,8 +107,8 @@ class Cache(StoredImages):
     def read_ahead(self, indices) -> None:
         """Ask the system for images that will be taken soon, without waiting for them.
 
-        From a cold disk `take` is then four to five times as fast. Where memory holds them it would be a seventh of
-        the time lost, so a cache that was verified, and has room in memory, is not asked for again.
+        From a cold disk `take` is then four to five times as fast. Where memory holds them already, asking would cost
+        a seventh of the time, so nothing is asked for a cache that was verified and fits into memory.
         """
         if self._in_memory:
             return

@@ -34,8 +34,8 @@ class Records(StoredImages):
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Attributes:
-        names, labels, groups, group_names, classes, rows: as of `StoredImages`. `rows` is the row of the table, or the
-            number of the item, that each image was; also where damaged images were left out.
+        names, labels, groups, group_names, classes, rows: as of `StoredImages`. `rows` is right also where damaged
+            images were left out.
         encoding: "jpeg" for encoded images, "uint8" for pixels.
         skipped: a dict with "row", "name" and "why" for each image that was left out.
         digest: of the manifest: another pack, another digest.

@@ -44,11 +44,11 @@ def phantom(
     Args:
         folder: an empty or new folder, or one that an earlier call made.
         studies: exams; at least 2.
-        slices: images a study, evenly spaced from the lung apices to below the diaphragm; at least 2.
+        slices: images per study, evenly spaced from the lung apices to below the diaphragm; at least 2.
         seed: decides everything that is drawn.
         size: height and width in pixels; at least 32.
         positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
-        workers: processes that draw; None for one a CPU.
+        workers: processes that draw; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
@@ -168,7 +168,7 @@ def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | N
 
 
 def _work(job: list) -> None:
-    """Draw every `workers`th study, in a process of its own."""
+    """Draw every `workers`th study, in one of the processes."""
     recipe, work, rank, workers = job
     for number, findings in enumerate(decide_findings(recipe)):
         if number % workers == rank:
