@@ -111,10 +111,12 @@ def test_every_pixel_is_pillows(records, built, sources):
         assert np.array_equal(built.images[i], np.asarray(right)), sources.path[int(built.labels[i, 0])]
 
 
-def test_labels_names_groups_and_split_are_those_of_the_records(records, built):
+def test_labels_names_groups_rows_and_split_are_those_of_the_records(records, built):
     assert np.array_equal(built.labels, records.labels)
     assert sorted(built.labels[:, 0]) == list(range(COUNT))
     assert np.array_equal(built.groups, records.groups)
+    assert np.array_equal(built.rows, records.rows)
+    assert np.array_equal(built.rows, built.labels[:, 0])  # which is the row's number
     assert (built.names, built.classes, built.group_names) == (records.names, records.classes, records.group_names)
     assert built.shape == (SIZE, SIZE, 3)
     for of_cache, of_records in zip(built.split(0.3, seed=4), records.split(0.3, seed=4), strict=True):

@@ -113,6 +113,19 @@ def test_every_image_is_there_once_with_its_own_labels_and_group(packed, table):
     assert np.array_equal(records.labels, table[["sick", "age"]].to_numpy("float32")[numbers])
     assert records.labels.dtype == np.float32
     assert [records.group_names[group] for group in records.groups] == table["patient"][numbers].tolist()
+    assert (records.rows.tolist(), records.rows.dtype) == (numbers, np.int64)
+
+
+def test_one_pack_serves_all_folds(packed, table):
+    torch = pytest.importorskip("torch")
+    records, folds = Records(packed, 16), (np.arange(COUNT) // 20)
+    seen = []
+    for fold in range(3):
+        subset = torch.utils.data.Subset(records, np.flatnonzero(folds[records.rows] == fold))
+        ages = sorted(subset[i][1][1].item() for i in range(len(subset)))
+        assert ages == table["age"][folds == fold].tolist()
+        seen += ages
+    assert sorted(seen) == table["age"].tolist()
 
 
 def test_the_order_is_one_permutation_over_all_files_that_the_seed_decides(packed, table, tmp_path):
@@ -164,6 +177,7 @@ def test_items_of_any_kind_are_packed(kind, tmp_path):
     assert sorted(numbers) == list(range(COUNT))
     assert records.names == ["label_0", "label_1"]
     assert [records.name(i) for i in range(COUNT)] == [f"item {number}" for number in numbers]
+    assert records.rows.tolist() == numbers.tolist()
     assert [int(records.group_names[group]) for group in records.groups] == (numbers // 5).tolist()
     assert (records.encoding, records.shape) == ("uint8" if "arrays" in kind else "jpeg", (40, 48, 3))
     expected = of_arrays()
@@ -180,6 +194,7 @@ def test_a_folder_is_read_as_torchvision_reads_it(images, tmp_path):
     assert (records.classes, records.names) == (expected.classes, ["class"])
     found = {str(images / records.name(i)): records.labels[i, 0] for i in range(len(records))}
     assert found == dict(expected.samples)
+    assert [expected.samples[row][0] for row in records.rows] == list(found)
     assert records.group_names == []
     assert len(set(records.groups)) == COUNT
 
@@ -342,7 +357,10 @@ def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
     assert names == set(spoilt["path"].drop([7, 30, 41]))
     for i, data in enumerate(records.read(range(len(records)))):
         assert data == Path(records.name(i)).read_bytes()
-        assert records.labels[i, 1] == spoilt.index[spoilt["path"] == records.name(i)][0] / 4
+        assert records.rows[i] == spoilt.index[spoilt["path"] == records.name(i)][0]
+        assert records.labels[i, 1] == records.rows[i] / 4
+    patients = [records.group_names[group] for group in records.groups]
+    assert patients == spoilt["patient"][records.rows].tolist()
     with pytest.raises(ValueError, match="3 damaged images were left out of this pack"):
         pack(spoilt, tmp_path / "new", **HOW)
 
