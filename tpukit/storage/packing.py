@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpukit.data.prefetch import in_threads
+from tpukit.data.prefetch import run_ahead
 from tpukit.machine.resources import cpus
 from tpukit.storage.array_records import load_array_record, write_shard
 from tpukit.storage.decoding import decode
@@ -236,7 +236,7 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, da
 
     def records() -> Iterator[bytes]:
         reads = (functools.partial(_prepared, source, int(row["row"]), size) for row in rows)
-        for row, (payload, shape) in zip(rows, in_threads(reads, _READ_AHEAD), strict=True):
+        for row, (payload, shape) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
             number = int(row["row"])
             if shape is not None:
                 shapes.add(shape)

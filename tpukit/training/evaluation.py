@@ -68,10 +68,10 @@ def judge(core, model, loss, batches, *, metrics=None, prepare=None, bf16=False,
     """Do what `evaluate` does with buffers that are the same on every core already."""
     import torch
 
-    if batches.share.shuffle or batches.share.drop_last:
+    if batches.sampler.shuffle or batches.sampler.drop_last:
         raise ValueError(
-            f"evaluate wants every sample once, in order; got batches with shuffle={batches.share.shuffle}, "
-            f"drop_last={batches.share.drop_last}\n  fix:   core.batches(dataset, batch_size=...) without them"
+            f"evaluate wants every sample once, in order; got batches with shuffle={batches.sampler.shuffle}, "
+            f"drop_last={batches.sampler.drop_last}\n  fix:   core.batches(dataset, batch_size=...) without them"
         )
     was_training, waiting, done = model.training, [], []
     model.eval()
@@ -88,7 +88,7 @@ def judge(core, model, loss, batches, *, metrics=None, prepare=None, bf16=False,
                 waiting = []
     done += core.to_host(waiting)
     model.train(was_training)
-    outputs, targets = (_in_order(core, parts, batches.share.count) for parts in zip(*done, strict=True))
+    outputs, targets = (_in_order(core, parts, batches.sampler.count) for parts in zip(*done, strict=True))
     value = one_number("the loss", on_host(loss)(outputs, targets))
     numbers = {name: one_number(name, _measure(metric, outputs, targets)) for name, metric in (metrics or {}).items()}
     return Evaluation(value, numbers, outputs, targets)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from tpukit.data.batches import Batches
 from tpukit.diagnostics.recompiles import RecompileMonitor
 from tpukit.distributed.core import Core
-from tpukit.distributed.worker import Terminated
+from tpukit.distributed.signals import STEP_SECONDS, Terminated
 from tpukit.machine.resources import peak_memory
 from tpukit.training.checkpoints import Checkpoints, check_architecture
 from tpukit.training.evaluation import forward, judge
@@ -17,7 +17,6 @@ from tpukit.training.finite import explain
 from tpukit.training.history import History
 
 _PROGRESS = ("step", "epoch", "in_epoch", "since_log", "since_epoch")  # of `Trainer`, kept in a checkpoint
-_SECONDS_FOR_CORE_0 = 5  # of the eight that the kernel gives
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class Trainer:
         self.reserve = {"interval": 0.0, "save": 0.0, "valid": 0.0}  # seconds the longest of each took
         (self.up,), self.sent_up = self.core.to_device([torch.zeros(())]), False  # 1: this core's time is up
         self.given: list[_Given] = []  # the steps whose losses are on the device still
-        self.watch = RecompileMonitor(self.core._backend)
+        self.watch = RecompileMonitor(self.core.backend)
         self.buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
         if self.checkpoints:
             self._load()
@@ -126,7 +125,7 @@ class Trainer:
     def _train_step(self, group: tuple, samples: tuple) -> None:
         import torch
 
-        self.watch.before(group)
+        self.watch.start_step(group)
         with self.core.step():
             local = None
             for inputs, targets, *_ in group:
@@ -145,7 +144,7 @@ class Trainer:
                 value = value.detach().float()
                 local = value if local is None else local + value
             shared = torch.stack([local, self.up])
-            self.watch.recorded(self.model, shared)
+            self.watch.check_graph(self.model, shared)
             self.core.optimizer_step(self.optimizer, clip=self.clip, also=[shared, *self.buffers])
             if self.average:
                 self.average.update_parameters(self.model)
@@ -153,7 +152,7 @@ class Trainer:
         if self.schedule:
             self.schedule.step()
         self.step, self.in_epoch = self.step + 1, self.in_epoch + 1
-        if told := self.watch.after(self.step):
+        if told := self.watch.end_step(self.step):
             self.core.print(told)
         if self._is_time_up() and not self.sent_up:
             (self.up,) = self.core.to_device([torch.ones(())])  # sent, not filled: the graph stays the same
@@ -188,7 +187,7 @@ class Trainer:
             "epoch": self.epoch,
             "train_loss": loss,
             "lr": self._lr(),
-            "samples_per_second": steps * self.accumulate * self.train.share.batch_size / took,
+            "samples_per_second": steps * self.accumulate * self.train.sampler.batch_size / took,
             "data_wait": (self.train.waited - self.waited) / took,
             "compiles": self.watch.compiles,
             "memory": peak_memory(),
@@ -276,7 +275,7 @@ class Trainer:
         if self.checkpoints and not self.core.is_main:
             # Core 0 may have a step to finish before it saves, and that takes all cores.
             self.told = self.told or time.monotonic()
-            if time.monotonic() < self.told + _SECONDS_FOR_CORE_0:
+            if time.monotonic() < self.told + STEP_SECONDS:
                 return
         if self.checkpoints and self.core.is_main:
             self._drain()
