@@ -62,7 +62,7 @@ class Cache(StoredImages):
         for name, expected in manifest["files"].items():
             if fault := find_fault(folder / name, expected):
                 raise cache.damaged(fault)
-        super().__init__(folder, manifest)
+        super().__init__(folder, numpy.load(folder / "index.npy"), manifest)
         self.plan = manifest["plan"]
         self._layout = layout = layout_of(self.plan)
         self.shape = layout.shape

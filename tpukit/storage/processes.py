@@ -48,7 +48,7 @@ def run_in_processes(
         done: how far the processes have come together; asked ten times a second.
         folder: where `process-<n>.log` holds what they print, until all have ended without an error.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
-        environ: their environment; each is told to use one thread.
+        environ: their environment; each uses one thread.
 
     Raises:
         ValueError, OSError: a task raised it, and all processes were ended; the text and errno are the task's own.

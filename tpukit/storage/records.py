@@ -37,6 +37,7 @@ class Records(StoredImages):
         names, labels, groups, group_names, classes, rows: as of `StoredImages`. `rows` is right also where damaged
             images were left out.
         encoding: "jpeg" for encoded images, "uint8" for pixels.
+        index: (N,) of `row_type`, the same as on the disk.
         skipped: a dict with "row", "name" and "why" for each image that was left out.
         digest: of the manifest: another pack, another digest.
 
@@ -47,13 +48,16 @@ class Records(StoredImages):
     """
 
     def __init__(self, folder, size: int | None = None, *, exact: bool = False):
+        import numpy
+
         self._pack = PackFolder(Path(folder).absolute())
         folder, manifest = self._pack.folder, self._pack.read_manifest()
         self._files, shards = manifest["files"], manifest["shards"]
         for name, expected in [("index.npy", self._files["index.npy"]), *((shard["file"], shard) for shard in shards)]:
             if fault := find_fault(folder / name, expected):
                 raise self._pack.damaged(fault)
-        super().__init__(folder, manifest)
+        self.index = numpy.load(folder / "index.npy")
+        super().__init__(folder, self.index, manifest)
         self.size, self.exact = size, exact
         self.encoding, self.skipped = manifest["encoding"], manifest["skipped"]
         self.digest = hashlib.sha256(seal(manifest)).hexdigest()

@@ -17,16 +17,15 @@ class StoredImages:
         classes: of a folder, the names of its sub-folders: what the numbers in its one label stand for.
         rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
             `table.fold.to_numpy()[images.rows]` is each image's fold.
-        index: (N,) of `row_type`, the same as on the disk.
     """
 
-    def __init__(self, folder: Path, manifest: dict):
+    def __init__(self, folder: Path, index, manifest: dict):
         import numpy
 
-        self.folder, self.index = folder, numpy.load(folder / "index.npy")
+        self.folder = folder
         self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
         self.labels, self.groups, self.rows = (
-            numpy.ascontiguousarray(self.index[field]) for field in ("labels", "group", "row")
+            numpy.ascontiguousarray(index[field]) for field in ("labels", "group", "row")
         )
 
     def __len__(self) -> int:

@@ -2,7 +2,7 @@
 
 # Our own reader, because the packages that need no TensorFlow miss damage that the tests hold. Of 136 files with one
 # flipped bit, tfrecord 1.14.6 and tfrecord-dataset 0.2.0 read 120 without an error. tfrecords 0.3.1 reads none of them,
-# but reads a file that is cut in a length, or empty, as a whole one, names no record, and has to be told of gzip.
+# but reads a file that is cut in a length, or empty, as a whole one, does not name the record, and does not notice gzip.
 
 import functools
 import gzip
@@ -19,7 +19,7 @@ def read_tfrecords(
     """Read `(image bytes, labels)` of each tf.train.Example in TFRecord files, for `pack`.
 
     Nothing in a TFRecord file says how many records it holds: one that was cut short between two records cannot be
-    told from a whole one. Every other damage raises. Files compressed with gzip are read, too.
+    distinguished from a whole one. Every other damage raises. Files compressed with gzip are read, too.
 
     Args:
         files: one file, or several in the order in which to read them.

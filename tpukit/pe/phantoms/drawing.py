@@ -68,7 +68,7 @@ def phantom(
     if not _is_complete(target):
         with target.locked():
             if not _is_complete(target):  # else another process has made them meanwhile
-                target.begin(anew=True)  # to begin again takes two minutes at most, and files half written are gone
+                target.begin(anew=True)  # what is there may be half written, and 300 studies take two minutes
                 _draw_in_processes(recipe, target.work, min(studies, workers or cpus()), progress)
                 _join_tables(target.work, target.folder / "train.csv")
                 (target.work / "train-jpegs").rename(target.folder / "train-jpegs")
