@@ -23,7 +23,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 # Not joblib's loky (1.6.0): after a kernel's SIGKILL its 2 workers and 2 trackers still ran at 15 s; with a thread in
-# each that watches the parent, KernelManager.restart_kernel(now=True) left 8 semaphores in /dev/shm, every time.
+# each that watches the parent, KernelManager.restart_kernel(now=True) left its 8 semaphores in /dev/shm.
 def run_in_processes(
     task: str,
     jobs: list,

@@ -2,7 +2,7 @@
 
 # Our own reader, because the packages that need no TensorFlow miss damage that the tests hold. Of 136 files with one
 # flipped bit, tfrecord 1.14.6 and tfrecord-dataset 0.2.0 read 120 without an error. tfrecords 0.3.1 reads none of them,
-# but reads a file that is cut in a length, or empty, as a whole one, does not name the record, and does not notice gzip.
+# but takes a file that is empty or cut in a length for a whole one, names no record, and does not notice gzip.
 
 import functools
 import gzip
