@@ -178,10 +178,11 @@ class CpuRuntime(Runtime):
             )
         return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
 
-    def start(
-        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
-    ) -> None:
-        body(self.backend(process, topology.cores, listener))
+    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
+        return socket.create_server(("127.0.0.1", 0))  # where rank 0 will listen
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        body(self.backend(process, topology.cores, meeting_point))
 
 
 def rehearsal_cores(machine) -> int:

@@ -1,7 +1,6 @@
 """What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
 
 import contextlib
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,11 +142,13 @@ class Runtime:
             and the machine has no device of that kind.
         backend: the class of its cores.
         package: what has to be installed beside torch, None for nothing.
+        note: what a rehearsal on it says about itself, beside the number of processes.
     """
 
     name: str
     backend: type[Backend]
     package: str | None = None
+    note: str = ""
 
     def is_present(self, machine) -> bool:
         """Say whether the machine has devices of this kind; nothing is started to find out."""
@@ -169,11 +170,13 @@ class Runtime:
         """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
         import torch.distributed  # noqa: F401
 
-    def start(
-        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
-    ) -> None:
+    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
+        """Open what the processes of a run find each other through; the kernel closes it once all are forked."""
+        return contextlib.nullcontext()
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         """Start the devices of worker process number `process`, and call the body once for each of its cores.
 
-        `listener` is a socket on the loopback interface, opened by the kernel: where processes find each other.
+        `meeting_point` is what the method of that name opened, inherited by the fork.
         """
         raise NotImplementedError

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -170,9 +169,7 @@ class XlaRuntime(Runtime):
     def load(self, topology: Topology) -> None:
         import_torch_xla("TPU")
 
-    def start(
-        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
-    ) -> None:
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
 
 

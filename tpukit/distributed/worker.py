@@ -123,8 +123,11 @@ class _Worker:
 
     def obey(self, signal_pipe: int) -> None:
         """Send stacks when asked, tell of SIGTERM; at the end of the control pipe go, quietly if the work is done."""
+        pipes = select.poll()  # not select, which refuses descriptors from 1,024 on
+        for fd in (self.pipes.control, signal_pipe):
+            pipes.register(fd, select.POLLIN | select.POLLHUP)
         while True:
-            ready, _, _ = select.select([self.pipes.control, signal_pipe], [], [])
+            ready = [fd for fd, _ in pipes.poll()]
             if signal_pipe in ready and signal.SIGTERM in os.read(signal_pipe, 1024) and not self.finished.is_set():
                 self._tell_of_the_end()
             if self.pipes.control in ready:

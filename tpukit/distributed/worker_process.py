@@ -5,7 +5,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ class WorkerProcess:
         task: what it runs.
         heartbeat: seconds between two signs of life.
         folder: where its own processes meet it.
-        listener: where processes find each other.
+        meeting_point: what the runtime opened for the processes to find each other through.
         inherited: the kernel's ends of the pipes of the workers forked before, which this one closes.
 
     Attributes:
@@ -50,7 +49,7 @@ class WorkerProcess:
         *,
         heartbeat: float,
         folder: Path,
-        listener: socket.socket,
+        meeting_point: object,
         inherited: Iterable[int],
     ):
         self._expected = topology.ranks(number)
@@ -71,18 +70,24 @@ class WorkerProcess:
             inherited=(messages, output, self._control, *inherited),
         )
         start = functools.partial(
-            RUNTIMES[topology.backend].start, topology=topology, process=number, listener=listener
+            RUNTIMES[topology.backend].start, topology=topology, process=number, meeting_point=meeting_point
         )
         self.process = multiprocessing.get_context("fork").Process(
             target=worker.main, args=(task, start, pipes), name=f"tpukit core {self.rank}"
         )
-        with warnings.catch_warnings():
-            # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
-            # a worker may not inherit (OpenMP, pipes, signals, streams) it replaces first thing.
-            warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
-            self.process.start()
-        for fd in (messages_end, output_end, control_end):
-            os.close(fd)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
+                # a worker may not inherit (OpenMP, pipes, signals, streams) it replaces first thing.
+                warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
+                self.process.start()
+        except BaseException:  # the machine allows no more processes
+            for fd in (messages, output, self._control):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (messages_end, output_end, control_end):
+                os.close(fd)
         with contextlib.suppress(OSError):
             os.setpgid(self.process.pid, self.process.pid)  # the child does it too: whoever comes first
         self.messages, self.output = Receiver(messages), _Output(output)
