@@ -84,8 +84,8 @@ class Data:
 def prepare(folder: Path) -> Data:
     """Make in a folder all that is measured, or take what an earlier call left there."""
     from tpukit.pe import LABELS, index_images, read_labels
-    from tpukit.storage.pixel_cache import build_cache
-    from tpukit.storage.records import pack
+    from tpukit.storage.build_pixel_cache import build_cache
+    from tpukit.storage.packing import pack
 
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "train.csv").is_file():
@@ -486,7 +486,7 @@ def is_installed(package: str | None) -> bool:
 
 def describe(data: Data) -> None:
     """Print what is measured on what."""
-    from tpukit.storage.processes import cpus
+    from tpukit.machine.resources import cpus
 
     packages = ("torch", "array_record", "simplejpeg", "pillow", "pandas", "webdataset", "grain")
     there = {package.name: package.version for package in importlib.metadata.distributions()}
@@ -506,9 +506,8 @@ def difference(data: Data, count: int = 64) -> str:
     import pandas
 
     table = pandas.read_csv(data.folder / "train.csv")
-    rows = {path: row for row, path in enumerate(data.table["path"])}
     samples = numpy.random.default_rng(0).permutation(len(data.records))[:count]
-    items = [tutorial_item(table, data.folder / "train-jpegs", rows[data.records.name(k)]) for k in samples]
+    items = [tutorial_item(table, data.folder / "train-jpegs", row) for row in data.records.rows[samples]]
     images, labels = (numpy.stack(part) for part in zip(*items, strict=True))
     if (labels != data.cache.labels[samples]).any():
         raise ValueError(f"the cache's labels are not the tutorial's\n  fix: delete {data.folder}, it is made again")

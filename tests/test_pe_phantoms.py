@@ -17,7 +17,7 @@ pytest.importorskip("scipy")
 
 from tpukit.pe import COLUMNS, LABELS, PEImages, assign_folds, index_images, phantom, read_labels  # noqa: E402
 from tpukit.pe.phantoms.anatomy import HEIGHT, Findings, make_patient  # noqa: E402
-from tpukit.pe.phantoms.drawing import plan  # noqa: E402
+from tpukit.pe.phantoms.drawing import decide_findings  # noqa: E402
 from tpukit.pe.phantoms.scanner import scan  # noqa: E402
 
 SMALL = {"studies": 3, "slices": 4, "size": 64}
@@ -96,7 +96,7 @@ def test_two_processes_that_draw_into_one_folder_take_turns(made, tmp_path):
     kit = Path(__file__).parents[1]
     started = [subprocess.Popen([sys.executable, "-c", call], cwd=kit) for call in calls]
     assert [process.wait(60) for process in started] == [0, 0, 0]
-    slices = json.loads((tmp_path / "phantom.json").read_text())["slices"]
+    slices = json.loads((tmp_path / "phantom.json").read_text())["plan"]["slices"]
     assert len(index_images(read_labels(tmp_path), tmp_path / "train-jpegs")) == 3 * slices
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["phantom.json", "train-jpegs", "train.csv"]
 
@@ -104,13 +104,13 @@ def test_two_processes_that_draw_into_one_folder_take_turns(made, tmp_path):
 def test_what_a_killed_run_left_is_cleared(made, tmp_path):
     call = f"from tpukit.pe import phantom; phantom({str(tmp_path)!r}, 50, 12, size=64, workers=2)"
     process = subprocess.Popen([sys.executable, "-c", call], cwd=Path(__file__).parents[1])
-    while not list(tmp_path.glob("unfinished-*/train-jpegs/*")):
+    while not list(tmp_path.glob("unfinished/train-jpegs/*")):
         assert process.poll() is None
         time.sleep(0.02)
     process.kill()
     process.wait()
     phantom(tmp_path, **SMALL, workers=1)
-    assert {name: data for name, data in contents(tmp_path).items() if "unfinished-" not in name} == contents(made)
+    assert contents(tmp_path) == contents(made)
 
 
 def test_a_folder_with_somebodys_files_is_left_alone(tmp_path):
@@ -130,7 +130,7 @@ def test_numbers_out_of_range_are_refused_before_anything_is_written(tmp_path, w
 def test_a_process_that_fails_is_told_with_its_traceback_and_leaves_nothing_complete(tmp_path):
     with pytest.raises(RuntimeError, match="(?s)ended with status 1.*Error"):
         phantom(tmp_path / "new", studies=2, slices=2, size=64.5)
-    assert json.loads((tmp_path / "new" / "phantom.json").read_text()) == {"complete": False}
+    assert not (tmp_path / "new" / "phantom.json").exists()
 
 
 def test_drawing_says_how_far_it_is_once_at_the_end_in_a_log_and_nothing_when_off(tmp_path, capsys):
@@ -154,7 +154,7 @@ def recipe(**changes):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_the_shares_of_exams_are_met_and_every_kind_of_embolus_occurs(seed):
-    exams = plan(recipe(seed=seed))
+    exams = decide_findings(recipe(seed=seed))
     assert sum(exam.positive for exam in exams) == 23
     assert sum(exam.indeterminate for exam in exams) == 4
     seen = pd.DataFrame([exam.labels for exam in exams]).sum()
@@ -163,7 +163,7 @@ def test_the_shares_of_exams_are_met_and_every_kind_of_embolus_occurs(seed):
 
 @pytest.mark.parametrize(("share", "expected"), [(0.0, 0), (1.0, 64), (0.5, 32)])
 def test_any_share_of_positive_exams_can_be_had(share, expected):
-    exams = plan(recipe(positive=share))
+    exams = decide_findings(recipe(positive=share))
     assert (len(exams), sum(exam.positive for exam in exams)) == (64, expected)
 
 

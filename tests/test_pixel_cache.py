@@ -18,10 +18,10 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
-from tpukit.storage.blocks import BLOCK  # noqa: E402
-from tpukit.storage.build_pixel_cache import FORMAT  # noqa: E402
-from tpukit.storage.pixel_cache import Cache, build_cache, cache_or_decode  # noqa: E402
-from tpukit.storage.records import Records, pack  # noqa: E402
+from tpukit.storage.build_pixel_cache import build_cache, cache_or_decode  # noqa: E402
+from tpukit.storage.packing import pack  # noqa: E402
+from tpukit.storage.pixel_cache import BLOCK, Cache, CacheFolder  # noqa: E402
+from tpukit.storage.records import Records  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 COUNT = 2 * BLOCK + 300  # three blocks, the last of them short
@@ -110,10 +110,12 @@ def test_every_pixel_is_pillows(records, built, sources):
         assert np.array_equal(built.images[i], np.asarray(right)), sources.path[int(built.labels[i, 0])]
 
 
-def test_labels_names_groups_and_split_are_those_of_the_records(records, built):
+def test_labels_names_groups_rows_and_split_are_those_of_the_records(records, built):
     assert np.array_equal(built.labels, records.labels)
     assert sorted(built.labels[:, 0]) == list(range(COUNT))
     assert np.array_equal(built.groups, records.groups)
+    assert np.array_equal(built.rows, records.rows)
+    assert np.array_equal(built.rows, built.labels[:, 0])  # which is the row's number
     assert (built.names, built.classes, built.group_names) == (records.names, records.classes, records.group_names)
     assert built.shape == (SIZE, SIZE, 3)
     for of_cache, of_records in zip(built.split(0.3, seed=4), records.split(0.3, seed=4), strict=True):
@@ -250,7 +252,7 @@ def start_to_build(records, folder):
     script = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from tpukit.storage.pixel_cache import build_cache
+from tpukit.storage.build_pixel_cache import build_cache
 from tpukit.storage.records import Records
 build_cache(Records({str(records.folder)!r}), {str(folder)!r}, size={SIZE}, workers=2, progress="off")
 """
@@ -267,7 +269,7 @@ MOMENTS = [
     (lambda folder: (folder / "unfinished" / "plan.json").exists(), 0.8),
     (noted, 0),
     (noted, 0.3),
-    (lambda folder: (folder / "labels.npy").exists(), 0),
+    (lambda folder: (folder / "index.npy").exists(), 0),
     (lambda folder: (folder / "images.npy").exists(), 0),
 ]
 
@@ -299,7 +301,7 @@ def test_a_block_that_a_power_cut_has_lost_is_decoded_again_and_the_others_kept(
     folder = tmp_path / "cache"
     work = folder / "unfinished"
     work.mkdir(parents=True)
-    (work / "plan.json").write_text(json.dumps({"format": FORMAT, **built.plan}))
+    (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
     data = bytearray((built.folder / "images.npy").read_bytes())
     data[5000:9096] = bytes(4096)
     (folder / where / "images.npy").write_bytes(data)
@@ -316,7 +318,7 @@ def test_a_block_that_a_power_cut_has_lost_is_decoded_again_and_the_others_kept(
 def test_what_an_interrupted_build_of_something_else_left_is_cleared(records, built, tmp_path):
     work = tmp_path / "cache" / "unfinished"
     work.mkdir(parents=True)
-    (work / "plan.json").write_text(json.dumps({"format": "tpukit cache 0"}))
+    (work / "plan.json").write_text(json.dumps({"format": "tpukit cache 0", "plan": built.plan}))
     (work / "done-0.txt").write_text("\n0 1;")
     assert contents(build(records, tmp_path / "cache").folder) == contents(built.folder)
 
@@ -342,7 +344,8 @@ def mounted(folder, options, then=""):
 def test_a_full_disk_is_told_before_the_first_image_and_leaves_an_old_cache_as_it_was(records, tmp_path):
     script = """
 import os, shutil
-from tpukit.storage.pixel_cache import Cache, NoRoom, build_cache
+from tpukit.storage.build_pixel_cache import NoRoom, build_cache
+from tpukit.storage.pixel_cache import Cache
 from tpukit.storage.records import Records
 records, disk = Records(sys.argv[1]), sys.argv[2]
 old = build_cache(records, f"{disk}/old", size=16, progress="off")
@@ -366,7 +369,7 @@ print(len(build_cache(records, f"{disk}/new", size=20, progress="off")))
 def test_a_disk_that_fills_while_images_are_decoded_is_told_and_the_build_goes_on_later(records, built, tmp_path):
     script = """
 import os
-from tpukit.storage.pixel_cache import NoRoom, build_cache
+from tpukit.storage.build_pixel_cache import NoRoom, build_cache
 from tpukit.storage.records import Records
 records, disk = Records(sys.argv[1]), sys.argv[2]
 with open(f"{disk}/ballast", "wb") as ballast:
@@ -390,7 +393,7 @@ print(build_cache(records, f"{disk}/cache", size=32, workers=2, progress="off").
 def test_beside_records_that_cannot_be_written_to_the_cache_goes_to_the_temporary_folder(few, tmp_path):
     script = """
 import tempfile
-from tpukit.storage.pixel_cache import NoRoom, build_cache, cache_or_decode
+from tpukit.storage.build_pixel_cache import NoRoom, build_cache, cache_or_decode
 from tpukit.storage.records import Records
 records = Records(sys.argv[1])
 try:
@@ -438,11 +441,10 @@ DAMAGE = {
     "images empty": (lambda c, o: os.truncate(c / "images.npy", 0), "images.npy has 0 bytes"),
     "images gone": (lambda c, o: (c / "images.npy").unlink(), "images.npy is missing"),
     "header changed": (lambda c, o: flip(c / "images.npy", 30), "header of images.npy"),
-    "labels changed": (lambda c, o: flip(c / "labels.npy", 999), "labels.npy is not what was written"),
-    "labels cut": (lambda c, o: cut(c / "labels.npy"), "labels.npy has"),
-    "groups changed": (lambda c, o: flip(c / "groups.npy", -1), "groups.npy is not what was written"),
-    "groups gone": (lambda c, o: (c / "groups.npy").unlink(), "groups.npy is missing"),
-    "another cache's labels": (lambda c, o: shutil.copy(o / "labels.npy", c), "labels.npy is not what was written"),
+    "index changed": (lambda c, o: flip(c / "index.npy", 999), "index.npy is not what was written"),
+    "index cut": (lambda c, o: cut(c / "index.npy"), "index.npy has"),
+    "index gone": (lambda c, o: (c / "index.npy").unlink(), "index.npy is missing"),
+    "another cache's index": (lambda c, o: shutil.copy(o / "index.npy", c), "index.npy is not what was written"),
     "manifest cut": (lambda c, o: cut(c / "manifest.json", 5), "manifest.json is not what was written"),
     "manifest changed": (
         lambda c, o: (c / "manifest.json").write_text(
@@ -458,7 +460,7 @@ DAMAGED_IMAGES = {
     ),
     "a bit in the last image": (lambda c, o: flip(c / "images.npy", -1), "first among images 2,048 to 2,347"),
     "another cache's images": (lambda c, o: shutil.copy(o / "images.npy", c), "3 of 3 blocks"),
-    "another cache's manifest": (lambda c, o: shutil.copy(o / "manifest.json", c), "labels.npy is not what"),
+    "another cache's manifest": (lambda c, o: shutil.copy(o / "manifest.json", c), "index.npy is not what"),
 }
 
 
@@ -513,7 +515,9 @@ def test_a_folder_that_is_no_cache_is_told(records, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no finished cache(.|\n)*found: \[\](.|\n)*fix:"):
         Cache(tmp_path)
     for call in (Cache, lambda folder: build(records, folder)):
-        with pytest.raises(ValueError, match=r"is not the folder of a cache(.|\n)*fix:"):
+        with pytest.raises(
+            ValueError, match=r"holds no cache that this tpukit can read\n  found: .* tpukit pack(.|\n)*fix:"
+        ):
             call(records.folder)
 
 
@@ -571,9 +575,9 @@ def test_an_interrupted_build_has_its_disk_already(records, built, tmp_path, cap
     work = tmp_path / "cache" / "unfinished"
     work.mkdir(parents=True)
     shutil.copy(built.folder / "images.npy", work)
-    (work / "plan.json").write_text(json.dumps({"format": FORMAT, **built.plan}))
+    (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
     chosen = cache_or_decode(records, size=SIZE, folder=tmp_path / "cache", free=4 * GIB + 4096, progress="off")
-    assert chosen.form == "uint8"
+    assert chosen.encoding == "uint8"
     assert "made in" in capsys.readouterr().out
 
 

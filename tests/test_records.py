@@ -20,7 +20,10 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
-from tpukit.storage.records import Records, pack, split_by_group  # noqa: E402
+from tpukit.storage.files import seal, unseal  # noqa: E402
+from tpukit.storage.packing import pack  # noqa: E402
+from tpukit.storage.records import PackFolder, Records  # noqa: E402
+from tpukit.storage.stored_images import split_by_group  # noqa: E402
 
 KIT = Path(__file__).parents[1]
 COUNT, SHARD = 60, 16
@@ -102,7 +105,7 @@ def test_every_image_is_there_once_with_its_own_labels_and_group(packed, table):
     records = Records(packed)
     assert len(records) == COUNT
     assert records.names == ["sick", "age"]
-    assert (records.form, records.shape, len(records.skipped)) == ("jpeg", (40, 48, 3), 0)
+    assert (records.encoding, records.shape, len(records.skipped)) == ("jpeg", (40, 48, 3), 0)
     numbers = [table["path"].tolist().index(records.name(i)) for i in range(COUNT)]
     assert sorted(numbers) == list(range(COUNT))
     for data, number in zip(records.read(range(COUNT)), numbers, strict=True):
@@ -110,6 +113,19 @@ def test_every_image_is_there_once_with_its_own_labels_and_group(packed, table):
     assert np.array_equal(records.labels, table[["sick", "age"]].to_numpy("float32")[numbers])
     assert records.labels.dtype == np.float32
     assert [records.group_names[group] for group in records.groups] == table["patient"][numbers].tolist()
+    assert (records.rows.tolist(), records.rows.dtype) == (numbers, np.int64)
+
+
+def test_one_pack_serves_all_folds(packed, table):
+    torch = pytest.importorskip("torch")
+    records, folds = Records(packed, 16), (np.arange(COUNT) // 20)
+    seen = []
+    for fold in range(3):
+        subset = torch.utils.data.Subset(records, np.flatnonzero(folds[records.rows] == fold))
+        ages = sorted(subset[i][1][1].item() for i in range(len(subset)))
+        assert ages == table["age"][folds == fold].tolist()
+        seen += ages
+    assert sorted(seen) == table["age"].tolist()
 
 
 def test_the_order_is_one_permutation_over_all_files_that_the_seed_decides(packed, table, tmp_path):
@@ -161,8 +177,9 @@ def test_items_of_any_kind_are_packed(kind, tmp_path):
     assert sorted(numbers) == list(range(COUNT))
     assert records.names == ["label_0", "label_1"]
     assert [records.name(i) for i in range(COUNT)] == [f"item {number}" for number in numbers]
+    assert records.rows.tolist() == numbers.tolist()
     assert [int(records.group_names[group]) for group in records.groups] == (numbers // 5).tolist()
-    assert (records.form, records.shape) == ("uint8" if "arrays" in kind else "jpeg", (40, 48, 3))
+    assert (records.encoding, records.shape) == ("uint8" if "arrays" in kind else "jpeg", (40, 48, 3))
     expected = of_arrays()
     assert all(
         np.array_equal(image, expected[n][0]) for image, n in zip(records.take(range(COUNT)), numbers, strict=True)
@@ -177,6 +194,7 @@ def test_a_folder_is_read_as_torchvision_reads_it(images, tmp_path):
     assert (records.classes, records.names) == (expected.classes, ["class"])
     found = {str(images / records.name(i)): records.labels[i, 0] for i in range(len(records))}
     assert found == dict(expected.samples)
+    assert [expected.samples[row][0] for row in records.rows] == list(found)
     assert records.group_names == []
     assert len(set(records.groups)) == COUNT
 
@@ -189,7 +207,7 @@ def test_a_table_needs_no_labels(table, tmp_path):
 
 def test_pixels_are_pillows_to_the_last_bit(pixels, packed, table):
     records, decoded = Records(pixels), Records(packed, 32, exact=True)
-    assert (records.form, records.shape, decoded.shape) == ("uint8", (32, 32, 3), (32, 32, 3))
+    assert (records.encoding, records.shape, decoded.shape) == ("uint8", (32, 32, 3), (32, 32, 3))
     expected = [by_pillow(Path(records.name(i)).read_bytes(), 32) for i in range(COUNT)]
     assert np.array_equal(records.take(range(COUNT)), expected)
     assert np.array_equal(decoded.take(range(COUNT)), expected)
@@ -213,11 +231,11 @@ def test_a_finished_pack_is_not_made_again(copy, table):
 
 
 OTHER = {
-    "another seed": ({"seed": 5}, "seed 0, not 5"),
-    "another size": ({"size": 32}, "size None, not 32"),
-    "other labels": ({"labels": "age"}, "source .*, not "),
-    "other groups": ({"groups": None}, "source .*, not "),
-    "other shards": ({"shard": 7}, "shard 16, not 7"),
+    "another seed": ({"seed": 5}, "seed 0, asked for 5"),
+    "another size": ({"size": 32}, "size None, asked for 32"),
+    "other labels": ({"labels": "age"}, "source .*, asked for "),
+    "other groups": ({"groups": None}, "source .*, asked for "),
+    "other shards": ({"shard": 7}, "shard 16, asked for 7"),
 }
 
 
@@ -228,10 +246,12 @@ def test_another_pack_is_left_alone(copy, table, what, finished):
         plan = json.loads((copy / "manifest.json").read_text())["plan"]
         (copy / "manifest.json").unlink()
         (copy / "unfinished").mkdir()
-        (copy / "unfinished" / "plan.json").write_text(json.dumps(plan))
+        (copy / "unfinished" / "plan.json").write_text(json.dumps({"format": PackFolder(copy).format, "plan": plan}))
     before = contents(copy)
     changed, found = OTHER[what]
-    with pytest.raises(FileExistsError, match=rf"holds .* pack\n  found: {found}.*\n  fix:   name a new folder"):
+    with pytest.raises(
+        FileExistsError, match=rf"holds another pack.*\n  found: {found}.*\n  fix:   name another folder"
+    ):
         pack(table, copy, **{**HOW, **changed})
     assert contents(copy) == before
 
@@ -315,7 +335,7 @@ def test_a_damaged_image_is_named_and_what_the_fix_says_works(spoilt, table, pac
         OSError, match=r"image (7|30|41) cannot be packed: .*spoilt-.*\n  found: .*\n  fix:   copy it ag"
     ):
         pack(spoilt, tmp_path / "new", size=size, **HOW)
-    with pytest.raises(FileNotFoundError, match=r"no finished pack\n(.|\n)*fix:   call pack as before"):
+    with pytest.raises(FileNotFoundError, match=r"no finished pack\n(.|\n)*fix:   call pack.* as before"):
         Records(tmp_path / "new")
     for row in (7, 30, 41):  # the one half of the fix
         shutil.copy(table["path"][row], spoilt["path"][row])
@@ -329,7 +349,7 @@ def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
         pack(spoilt, tmp_path / "new", **HOW)
     records = pack(spoilt, tmp_path / "new", damaged="skip", **HOW)  # what the fix says; goes on from there
     assert len(records) == COUNT - 3
-    assert [image["source"] for image in records.skipped] == [7, 30, 41]
+    assert [image["row"] for image in records.skipped] == [7, 30, 41]
     assert [Path(image["name"]).name for image in records.skipped] == [f"spoilt-{n}.jpg" for n in (7, 30, 41)]
     for image, why in zip(records.skipped, ("truncated", "cannot identify", "No such file"), strict=True):
         assert why.lower() in image["why"].lower()
@@ -337,7 +357,10 @@ def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
     assert names == set(spoilt["path"].drop([7, 30, 41]))
     for i, data in enumerate(records.read(range(len(records)))):
         assert data == Path(records.name(i)).read_bytes()
-        assert records.labels[i, 1] == spoilt.index[spoilt["path"] == records.name(i)][0] / 4
+        assert records.rows[i] == spoilt.index[spoilt["path"] == records.name(i)][0]
+        assert records.labels[i, 1] == records.rows[i] / 4
+    patients = [records.group_names[group] for group in records.groups]
+    assert patients == spoilt["patient"][records.rows].tolist()
     with pytest.raises(ValueError, match="3 damaged images were left out of this pack"):
         pack(spoilt, tmp_path / "new", **HOW)
 
@@ -349,14 +372,14 @@ def test_a_pack_of_nothing_but_damaged_images_is_no_pack(tmp_path):
 
 # ---- ended while it packed -------------------------------------------------------------------------------------------
 
-PACK = (
-    "import sys; from tpukit.storage.records import pack; pack(sys.argv[1], sys.argv[2], size=64, shard=10, workers=2)"
+SCRIPT = (
+    "import sys; from tpukit.storage.packing import pack; pack(sys.argv[1], sys.argv[2], size=64, shard=10, workers=2)"
 )
 
 
 def started(images, folder):
     """Start a pack in a process group of its own; return once it has begun to write."""
-    call = [sys.executable, "-c", PACK, str(images), str(folder)]
+    call = [sys.executable, "-c", SCRIPT, str(images), str(folder)]
     process = subprocess.Popen(call, cwd=KIT, start_new_session=True, stdout=subprocess.DEVNULL)
     while process.poll() is None and not (folder / "unfinished").exists():
         time.sleep(0.005)
@@ -411,7 +434,8 @@ def test_a_killed_parent_takes_its_processes_along(many, tmp_path):
 
 FULL = """
 import os, pathlib, subprocess, sys
-from tpukit.storage.records import Records, pack
+from tpukit.storage.packing import pack
+from tpukit.storage.records import Records
 images, disk = sys.argv[1], pathlib.Path(sys.argv[2])
 old = pack(images, disk / "old", progress="off", workers=1)
 before = old.read(range(len(old)))
@@ -472,27 +496,26 @@ def append(file):
 
 
 FAULTS = {  # what was done to which file; what is said, if it opens at all when the last image is read
-    "a shard cut off": (cut, "00002", "00002-of-00004.array_record is damaged\n  found: .* bytes where"),
-    "a shard one byte short": (lambda file: cut(file, 0.99999), "00002", "00002-of-.* is damaged\n  found: .* bytes"),
-    "an empty shard": (lambda file: cut(file, 0), "00002", "00002-of-.* is damaged\n  found: 0 bytes where"),
-    "junk behind a shard": (append, "00002", "00002-of-00004.array_record is damaged\n  found: .* bytes where"),
-    "a shard that is gone": (Path.unlink, "00002", "00002-of-00004.array_record is damaged\n  found: no such file"),
+    "a shard cut off": (cut, "00002", "found: 00002-of-00004.array_record has .* bytes where"),
+    "a shard one byte short": (lambda file: cut(file, 0.99999), "00002", "found: 00002-of-.* bytes where"),
+    "an empty shard": (lambda file: cut(file, 0), "00002", "found: 00002-of-.* has 0 bytes where"),
+    "junk behind a shard": (append, "00002", "found: 00002-of-00004.array_record has .* bytes where"),
+    "a shard that is gone": (Path.unlink, "00002", "found: 00002-of-00004.array_record is missing"),
     "a foreign file as long": (foreign, "00002", "record 0 of .*00002-of-00004.array_record cannot be read"),
     "a shard of zeros": (lambda f: f.write_bytes(bytes(f.stat().st_size)), "00002", "record 0 of .*00002-of-00004"),
     "a flipped bit in a shard": (flip, "00002", "record [0-9]* of .*00002-of-00004.array_record cannot be read"),
-    "a flipped bit in the index": (flip, "index", "index.npy is damaged\n  found: its checksum"),
-    "an index cut off": (cut, "index", "index.npy is damaged\n  found: .* bytes where"),
-    "an index that is gone": (Path.unlink, "index", "index.npy is damaged\n  found: no such file"),
+    "a flipped bit in the index": (flip, "index", "index.npy is not what was written: its checksum"),
+    "an index cut off": (cut, "index", "index.npy has .* bytes where"),
+    "an index that is gone": (Path.unlink, "index", "index.npy is missing"),
     "a flipped bit in the manifest": (
         flip,
         "manifest",
-        "manifest.json is damaged\n  found: not the manifest that pack",
+        "manifest.json is not what was written",
     ),
-    "a manifest cut off": (cut, "manifest", "manifest.json is damaged\n  found: not the manifest that pack"),
-    "an empty manifest": (lambda file: cut(file, 0), "manifest", "manifest.json is damaged"),
-    "a manifest of something else": (lambda file: file.write_text('{"count": 3}'), "manifest", "manifest.json is dam"),
+    "a manifest cut off": (cut, "manifest", "manifest.json is not what was written"),
+    "an empty manifest": (lambda file: cut(file, 0), "manifest", "manifest.json is not what was written"),
     "a manifest that is gone": (Path.unlink, "manifest", "holds no finished pack"),
-    "a flipped bit in the names": (flip, "names", "names is damaged\n  found: its checksum"),
+    "a flipped bit in the names": (flip, "names", "names is not what was written: its checksum"),
     "two shards of one size exchanged": (
         lambda f: swap(f, shards(f.parent)[0]),
         "00002",
@@ -538,17 +561,21 @@ def test_a_file_cut_off_while_it_is_open_gives_no_empty_image(copy):
 
 
 def test_a_pack_of_a_later_format_says_so(copy):
-    from tpukit.storage.array_records import seal, unseal
-
     manifest = unseal((copy / "manifest.json").read_bytes())
-    manifest["plan"]["format"] = 99
-    del manifest["crc"]
-    (copy / "manifest.json").write_bytes(seal(manifest))
-    with pytest.raises(ValueError, match="packed in format 99, and this tpukit reads"):
+    (copy / "manifest.json").write_bytes(seal({**manifest, "format": "tpukit pack 99"}))
+    with pytest.raises(ValueError, match="found: a manifest.json of tpukit pack 99, not of tpukit pack 2\n  fix:"):
         Records(copy)
 
 
-@pytest.mark.parametrize(("inside", "fix"), [((), "pass the folder"), (("unfinished",), "call pack as before")])
+def test_the_folder_of_another_program_is_no_pack_and_is_left_alone(table, tmp_path):
+    (tmp_path / "manifest.json").write_text('{"count": 3}')
+    for call in (Records, lambda folder: pack(table, folder, **HOW)):
+        with pytest.raises(ValueError, match=r"holds no pack that this tpukit can read\n  found: .* something else"):
+            call(tmp_path)
+    assert contents(tmp_path) == {"manifest.json": b'{"count": 3}'}
+
+
+@pytest.mark.parametrize(("inside", "fix"), [((), "pass the folder"), (("unfinished",), "call pack.* as before")])
 def test_a_folder_without_a_manifest_is_no_pack(tmp_path, inside, fix):
     for name in inside:
         (tmp_path / name).mkdir()
@@ -639,9 +666,9 @@ def in_a_fork(call):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.parametrize("form", ["packed", "pixels"])
-def test_a_fork_reads_what_its_parent_has_read_before(form, request):
-    records = Records(request.getfixturevalue(form))
+@pytest.mark.parametrize("kind", ["packed", "pixels"])
+def test_a_fork_reads_what_its_parent_has_read_before(kind, request):
+    records = Records(request.getfixturevalue(kind))
     expected = records.read(range(COUNT))
     assert [in_a_fork(lambda: records.read(range(COUNT)) == expected) for _ in range(3)] == [0, 0, 0]
     assert records.read(range(COUNT)) == expected
@@ -726,7 +753,6 @@ def test_one_group_cannot_be_split():
 
 
 def test_importing_it_is_free():
-    code = (
-        "import sys, tpukit.records; print({'numpy', 'PIL', 'torch', 'array_record', 'simplejpeg'} & set(sys.modules))"
-    )
+    heavy = {"numpy", "PIL", "torch", "array_record", "simplejpeg"}
+    code = f"import sys, tpukit.storage.packing; print({heavy} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=KIT, capture_output=True, text=True).stdout == "set()\n"

@@ -173,7 +173,7 @@ DAMAGE = {
     "cut in a record": (lambda whole: whole[: START + 300], "is cut short in record 1\n.*288 of"),
     "cut in the last checksum": (lambda whole: whole[:-1], "is cut short in record 2"),
     "cut in a length": (lambda whole: whole[: START + 5], "is cut short in record 1\n.*5 bytes at byte"),
-    "empty": (lambda whole: b"", "is empty, 0 bytes"),
+    "empty": (lambda whole: b"", "is empty\n.*0 bytes"),
     "zeros": (lambda whole: bytes(len(whole)), "is no TFRecord file"),
     "a stretch of zeros": (lambda whole: whole[:START] + bytes(64) + whole[START + 64 :], "damaged where record 1"),
     "something behind the end": (lambda whole: whole + b"\n", "is cut short in record 3"),

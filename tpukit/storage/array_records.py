@@ -1,10 +1,8 @@
-"""Shards: array_record files in which every record begins with its own row of the index, so it proves which it is."""
+"""Shards: array_record files in which every record begins with its own row of the index, and so proves which it is."""
 
 import errno
 import functools
-import json
 import os
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,47 +10,12 @@ from pathlib import Path
 _WRITER = "group_size:1,uncompressed"
 _READER = "readahead_buffer_size:0,max_parallelism:0"  # random access: read nothing that was not asked for
 
-FORMAT = 1  # raise it whenever what is written could not be read by what was written before
-
 
 def row_type(labels: int):
-    """Return the dtype of a row of the index: number in the source, number of the group, labels."""
+    """Return the dtype of a row of the index: row in the source, number of the group, labels."""
     import numpy
 
-    return numpy.dtype([("source", "<i8"), ("group", "<i4"), ("labels", "<f4", (labels,))])
-
-
-def write_file(file: Path, data: bytes) -> None:
-    """Write a file that is whole or not there, whatever ends this process or the machine."""
-    part = part_of(file)
-    with open(part, "wb") as written:
-        written.write(data)
-        written.flush()
-        os.fsync(written.fileno())
-    os.replace(part, file)
-
-
-def part_of(file: Path) -> Path:
-    """Name the file that becomes this one when it is whole; two processes that write the same do not meet."""
-    return file.with_name(f"{file.name}.{os.getpid()}.part")
-
-
-def seal(manifest: dict) -> bytes:
-    """Return a manifest as JSON with its own checksum in it."""
-    text = json.dumps(manifest, indent=1)
-    return json.dumps({**manifest, "crc": zlib.crc32(text.encode())}, indent=1).encode() + b"\n"
-
-
-def unseal(data: bytes) -> dict:
-    """Return the manifest.
-
-    Raises:
-        ValueError: it is not what was sealed.
-    """
-    manifest = json.loads(data)
-    if not isinstance(manifest, dict) or seal({k: v for k, v in manifest.items() if k != "crc"}) != data:
-        raise ValueError("its checksum does not fit")
-    return manifest
+    return numpy.dtype([("row", "<i8"), ("group", "<i4"), ("labels", "<f4", (labels,))])
 
 
 def load_array_record():
@@ -94,7 +57,7 @@ def write_shard(file: Path, records: Iterable[bytes]) -> None:
 
 
 class Shards:
-    """The records of several files as one sequence; pickles, and goes through a fork: files are opened by who reads.
+    """The records of several files as one sequence; to be pickled and forked, as each process opens files of its own.
 
     Args:
         files: in the order of their records.
@@ -149,7 +112,7 @@ class Shards:
         except (RuntimeError, IndexError) as error:
             if len(numbers) == 1:
                 raise self._damaged(numbers[0], str(error)) from error
-            # One of them: find it, so that the message can name it.
+            # One of them is damaged: find it, so that the message can name it.
             return [self._read_from_one(numbers[k : k + 1])[0] for k in range(len(numbers))]
         begins = b"".join([record[:width] for record in records])
         if begins != self.rows[numbers].tobytes():
@@ -188,7 +151,7 @@ def _home() -> int:
     """Return the process where a reader was first opened; its forks inherit the answer.
 
     There array_record started the threads with which it reads several records at once. A child forked meanwhile
-    inherits their locks, perhaps closed, and hangs when it does the same: 10 of 400 (array_record 0.8.6). One record at
-    a time needs no thread: 0 of 1,300.
+    inherits their locks, perhaps held, and hangs when it does the same: 10 of 400 children did (array_record 0.8.6).
+    Reading one record at a time needs no thread: 0 of 1,300 hung.
     """
     return os.getpid()

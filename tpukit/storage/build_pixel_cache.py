@@ -1,8 +1,6 @@
-"""Decode all images once, where disk and memory have room for them; on from where it stopped when it was ended."""
+"""Decode all images once, where disk and memory have room for it; an interrupted call goes on where it stopped."""
 
 import errno
-import io
-import json
 import os
 import re
 import shutil
@@ -12,14 +10,11 @@ from pathlib import Path
 
 from tpukit.display.tables import human_size
 from tpukit.machine.resources import available_memory, cpus
-from tpukit.storage.array_records import seal, write_file
-from tpukit.storage.blocks import Layout, map_file
-from tpukit.storage.processes import lock_folder, run_in_processes
+from tpukit.storage.files import npy, size_and_checksum, write_file
+from tpukit.storage.pixel_cache import Cache, CacheFolder, layout_of, map_file
+from tpukit.storage.processes import run_in_processes
 from tpukit.storage.records import Records
 
-FORMAT = "tpukit cache 1"
-UNFINISHED = "unfinished"  # the folder in the folder, where images are decoded until the manifest is there
-_FILES = ("images.npy", "labels.npy", "groups.npy")
 _PIECE = 128  # images that a process holds while it decodes: 6 MB at 128 pixels, 100 MB at 512
 _SPARE_DISK = 4 * 2**30  # for checkpoints, logs and outputs: with a full disk a notebook cannot even be saved
 # The workers come after the choice, 0.7 GiB each with torch and torch_xla loaded, then XLA's compiler. They take it
@@ -39,19 +34,19 @@ def build_cache(
     workers: int | None = None,
     progress: str | None = None,
     exact: bool = True,
-):
+) -> Cache:
     """Decode all records once, into a file that is read thirty times as fast as they are decoded.
 
-    It takes size * size * 3 bytes of disk an image, and is fast only where memory can hold them all: `cache_or_decode`
-    looks at both first. The same records give the same bytes. Ended at any moment, even by the machine, the same call
-    goes on where it stopped; when all is there it opens it.
+    It takes size * size * 3 bytes of disk per image, and is fast only where memory can hold them all:
+    `cache_or_decode` checks both first. The same records give the same bytes. Interrupted at any moment, even by the
+    machine, the same call goes on where it stopped; when all is there it opens the cache.
 
     Args:
         records: what `pack` returned.
         folder: a new or empty folder, or one where the same cache was begun; None for `<records>-cache-<size>` beside
             the records or, where nothing can be written (Kaggle's /kaggle/input), in the system's temporary folder.
         size: height and width in pixels.
-        workers: processes that decode; None for one a CPU.
+        workers: processes that decode; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
@@ -59,34 +54,31 @@ def build_cache(
         The `Cache`.
 
     Raises:
-        NoRoom: the disk is too small, which is known before the first image is decoded: the room is taken at once.
+        NoRoom: the disk is too small; that is known before the first image is decoded, as all of it is allocated first.
         FileExistsError: the folder holds somebody's files.
         ValueError: a number is out of range, or the folder holds a cache of other records or of another size.
         OSError: a record, or the cache that is there, is damaged; the message names it.
     """
-    from tpukit.storage.pixel_cache import Cache
-
     if workers is not None and workers < 1:
         raise ValueError(f"workers is 1 or more, got {workers}")
     plan = _plan(records, size, exact)
     if folder is None:
         places = _places(records, size)
-        folder = next((place for place in places if _is_finished(place) or _is_writable(place)), places[0])
-    folder = Path(folder)
-    if not _is_finished(folder):
-        if not _is_writable(folder):
+        folder = next((place for place in places if CacheFolder(place).is_finished or _is_writable(place)), places[0])
+    target = CacheFolder(Path(folder), plan)
+    if not target.is_finished:
+        if not _is_writable(target.folder):
             raise NoRoom(f"nothing can be written to {folder}\n  fix:   name a folder on another disk")
-        folder.mkdir(parents=True, exist_ok=True)
-        with lock_folder(folder):
-            if not _is_finished(folder):  # else another process has built it meanwhile
+        with target.locked():
+            if not target.is_finished:  # else another process has built it meanwhile
                 try:
-                    _build(folder, plan, records, workers or cpus(), progress)
+                    _build(target, records, workers or cpus(), progress)
                 except OSError as error:
                     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                        raise _full(folder, plan) from error
+                        raise _full(target) from error
                     raise
                 return Cache(folder, verify=False)  # the checksums are of what was written just now
-    return _the_same(Cache(folder), plan)
+    return _open(target)
 
 
 def cache_or_decode(
@@ -99,10 +91,10 @@ def cache_or_decode(
     exact: bool = True,
     free: int | None = None,
     available: int | None = None,
-):
+) -> Cache | Records:
     """Open or build a cache where memory and disk have room for it, else decode in every epoch; print which and why.
 
-    A cache pays from the second epoch on.
+    A cache saves time from the second epoch on.
 
     Args:
         records: what `pack` returned.
@@ -121,8 +113,6 @@ def cache_or_decode(
         ValueError: a number is out of range, or the folder holds a cache of other records or of another size.
         OSError: a record, or the cache that is there, is damaged; the message names it.
     """
-    from tpukit.storage.pixel_cache import Cache
-
     plan = _plan(records, size, exact)
     needed = layout_of(plan).bytes
     what = f"{len(records):,} images at {size} pixels, {human_size(needed)}"
@@ -134,10 +124,11 @@ def cache_or_decode(
     elif needed > memory * (1 - _SPARE_MEMORY):
         reasons.append(f"{human_size(memory)} of memory is available, and a quarter of it stays free")
     else:
-        for place in filter(_is_finished, places):
-            cache = _the_same(Cache(place), plan)
-            print(f"cache: {what}, found in {place}")
-            return cache
+        for target in (CacheFolder(place, plan) for place in places):
+            if target.is_finished:
+                cache = _open(target)
+                print(f"cache: {what}, found in {target.folder}")
+                return cache
         for place in places:
             disk = shutil.disk_usage(_existing(place)).free if free is None else free
             if not _is_writable(place):
@@ -154,47 +145,38 @@ def cache_or_decode(
     return Records(records.folder, size)
 
 
-def layout_of(plan: dict) -> Layout:
-    """Say how the file of images of such a cache is laid out."""
-    return Layout(plan["count"], (plan["size"], plan["size"], 3))
-
-
 # ---- which and where -----------------------------------------------------------------------------------------------
 
 
 def _plan(records: Records, size: int, exact: bool) -> dict:
-    """Say all that decides the bytes of a cache, and refuse what cannot be one."""
+    """Return all that decides the bytes of a cache.
+
+    Raises:
+        ValueError: no cache can be made so.
+    """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"size is the height and width in pixels, got {size!r}\n  fix:   size=128")
     Records(records.folder, size)  # raises for pixels of another size
     return {"records": records.digest, "count": len(records), "size": size, "exact": exact}
 
 
-def _the_same(cache, plan: dict):
-    """Return the cache, if it is what was asked for."""
-    other = [f"{key} {cache.plan[key]}, asked for {plan[key]}" for key in plan if cache.plan[key] != plan[key]]
-    if other:
-        raise ValueError(
-            f"{cache.folder} holds another cache\n"
-            f"  found: {'; '.join(other)}\n"
-            f"  fix:   name another folder, or delete this one: shutil.rmtree({str(cache.folder)!r})"
-        )
+def _open(target: CacheFolder) -> Cache:
+    """Open a finished cache, if it is the one that was asked for."""
+    cache = Cache(target.folder)
+    if another := target.differences(cache.plan):
+        raise ValueError(another)
     return cache
 
 
 def _places(records: Records, size: int) -> list[Path]:
     """Return where a cache lies by default, best first.
 
-    Beside the records, not in them: those are copied and attached without it. The temporary folder is for records where
-    nothing can be written; /kaggle/working has 20 GB, which are kept with the notebook. There are records of one name
-    from several places, so a part of the digest is in the name.
+    Beside the records, not inside: they are copied and attached without their cache. The temporary folder is for
+    records in a folder that cannot be written to; /kaggle/working has 20 GB, which are saved with the notebook. Records
+    in different places may have the same name, so its name there has a part of their digest.
     """
     name = f"{records.folder.name}-cache-{size}"
     return [records.folder.with_name(name), Path(tempfile.gettempdir(), f"{name}-{records.digest[:8]}")]
-
-
-def _is_finished(folder: Path) -> bool:
-    return (folder / "manifest.json").is_file()
 
 
 def _existing(folder: Path) -> Path:
@@ -207,14 +189,14 @@ def _is_writable(folder: Path) -> bool:
 
 def _taken(folder: Path) -> int:
     """Return the bytes of disk that an interrupted call has taken already."""
-    file = folder / UNFINISHED / "images.npy"
+    file = CacheFolder(folder).work / "images.npy"
     return getattr(file.stat(), "st_blocks", 0) * 512 if file.exists() else 0
 
 
-def _full(folder: Path, plan: dict) -> NoRoom:
-    free = shutil.disk_usage(folder).free
+def _full(target: CacheFolder) -> NoRoom:
+    plan, free = target.plan, shutil.disk_usage(target.folder).free
     return NoRoom(
-        f"the disk of {folder} is full: a cache of {plan['count']:,} images at {plan['size']} pixels takes "
+        f"the disk of {target.folder} is full: a cache of {plan['count']:,} images at {plan['size']} pixels takes "
         f"{human_size(layout_of(plan).bytes)}\n"
         f"  found: {human_size(free)} free\n"
         "  fix:   make room and call it again; or a folder on a larger disk, a smaller size, or cache_or_decode(...)"
@@ -224,52 +206,37 @@ def _full(folder: Path, plan: dict) -> NoRoom:
 # ---- building ------------------------------------------------------------------------------------------------------
 
 
-def _build(folder: Path, plan: dict, records: Records, workers: int, progress: str | None) -> None:
+def _build(target: CacheFolder, records: Records, workers: int, progress: str | None) -> None:
     """Decode what no earlier call has decoded, and give the folder its manifest."""
-    work, layout = folder / UNFINISHED, layout_of(plan)
-    _prepare(folder, plan)
-    # What an earlier call has noted counts as far as it can be read back: a power cut may have lost the rest.
+    work, layout = target.work, layout_of(target.plan)
+    target.begin()
+    _allocate(target)
+    # Of the blocks that an earlier call has noted, those that can be read back: a power cut may have lost the others.
     kept = layout.intact(map_file(work / "images.npy"), _noted(work))
     left = sorted(set(range(layout.blocks)) - kept)
-    job = {"records": str(records.folder), "work": str(work), "plan": plan}
+    job = {"records": str(records.folder), "work": str(work), "plan": target.plan}
     workers = min(workers, len(left))
     if left:
         run_in_processes(
             "tpukit.storage.build_pixel_cache:_work",
             [{**job, "note": f"done-{rank}.txt", "blocks": left[rank::workers]} for rank in range(workers)],
-            label=f"decode images at {plan['size']} pixels",
+            label=f"decode images at {target.plan['size']} pixels",
             total=layout.count,
             done=lambda: sum(len(layout.images(block)) for block in _noted(work)),
             folder=work,
             progress=progress,
         )
-    _publish(folder, plan, records)
+    _publish(target, records)
 
 
-def _prepare(folder: Path, plan: dict) -> None:
-    """Take the room that all images need; what an interrupted call of the same plan has left is kept."""
-    work = folder / UNFINISHED
-    images, begun = work / "images.npy", work / "plan.json"
-    before = json.loads(begun.read_bytes()) if begun.is_file() else None
-    told = {"format": FORMAT, **plan}
-    ours = {UNFINISHED, *_FILES} if before else {UNFINISHED}
-    strange = [name for name in sorted(os.listdir(folder)) if name not in ours and not (before and _is_part(name))]
-    if strange:
-        raise FileExistsError(
-            f"{folder} holds files that are not a cache's\n  found: {strange[:4]}\n  fix:   name a new or empty folder"
-        )
-    if before != told:
-        for old in _FILES if before else ():
-            (folder / old).unlink(missing_ok=True)
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir()
-        write_file(begun, json.dumps(told).encode())
-    if (folder / images.name).exists():  # ended after the last image and before the manifest
-        (folder / images.name).replace(images)
-    layout = layout_of(plan)
+def _allocate(target: CacheFolder) -> None:
+    """Take the disk that all images need: now, not after half an hour of decoding, or when others have taken it."""
+    images, published = target.work / "images.npy", target.folder / "images.npy"
+    layout = layout_of(target.plan)
+    if published.exists():  # ended after the last image and before the manifest
+        published.replace(images)
     with open(images, "ab") as handle:
         try:
-            # Now, not after half an hour of decoding, and so that nobody else takes it meanwhile.
             if hasattr(os, "posix_fallocate"):
                 os.posix_fallocate(handle.fileno(), 0, layout.bytes)
             handle.truncate(layout.bytes)
@@ -281,18 +248,17 @@ def _prepare(folder: Path, plan: dict) -> None:
 
 
 def _work(job: dict) -> None:
-    """Decode some blocks, in a process of its own; note the checksum of each when it is written."""
+    """Decode some blocks, in one of the processes; note the checksum of each when it is written."""
     import numpy
 
     work, layout = Path(job["work"]), layout_of(job["plan"])
     records = Records(job["records"], job["plan"]["size"], exact=job["plan"]["exact"])
     buffer = numpy.empty((_PIECE, *layout.shape), numpy.uint8)
-    begin = len(layout.header)
     # Written, not mapped: where the disk is full that is an error, where a mapped page finds no room it is a SIGBUS.
     with open(work / "images.npy", "r+b") as images, open(work / job["note"], "a") as note:
         for block in job["blocks"]:
             checksum, inside = 0, layout.images(block)
-            images.seek(begin + inside.start * layout.each)
+            images.seek(layout.start(inside.start))
             for first in inside[::_PIECE]:
                 indices = numpy.arange(first, min(inside.stop, first + _PIECE))
                 piece = records.take(indices, out=buffer[: len(indices)])
@@ -309,34 +275,17 @@ def _noted(work: Path) -> dict[int, int]:
     return {int(block): int(checksum) for block, checksum in re.findall(r"^(\d+) (\d+);$", text, re.MULTILINE)}
 
 
-def _publish(folder: Path, plan: dict, records: Records) -> None:
+def _publish(target: CacheFolder, records: Records) -> None:
     """Bring all of the cache to the disk, the manifest last."""
-    import numpy
-
-    work, layout = folder / UNFINISHED, layout_of(plan)
-    files = {"images.npy": {"bytes": layout.bytes}}
-    for name, array in (("labels.npy", records.labels), ("groups.npy", records.groups)):
-        written = io.BytesIO()
-        numpy.save(written, array, allow_pickle=False)
-        write_file(folder / name, written.getvalue())
-        files[name] = {"bytes": len(written.getvalue()), "crc": zlib.crc32(written.getvalue())}
-    with open(work / "images.npy", "r+b") as images:
+    index = npy(records.index)
+    write_file(target.folder / "index.npy", index)
+    with open(target.work / "images.npy", "r+b") as images:
         os.fsync(images.fileno())
-    (work / "images.npy").replace(folder / "images.npy")
-    manifest = {
-        "format": FORMAT,
-        "plan": plan,
-        "names": records.names,
-        "classes": records.classes,
-        "group_names": records.group_names,
-        "files": files,
-        "blocks": [checksum for _, checksum in sorted(_noted(work).items())],
-    }
-    for part in filter(_is_part, os.listdir(folder)):  # of calls that were ended
-        (folder / part).unlink()
-    write_file(folder / "manifest.json", seal(manifest))
-    shutil.rmtree(work, ignore_errors=True)
-
-
-def _is_part(name: str) -> bool:
-    return name.endswith(".part")
+    (target.work / "images.npy").replace(target.folder / "images.npy")
+    target.finish(
+        names=records.names,
+        classes=records.classes,
+        group_names=records.group_names,
+        files={"images.npy": {"bytes": layout_of(target.plan).bytes}, "index.npy": size_and_checksum(index)},
+        blocks=[checksum for _, checksum in sorted(_noted(target.work).items())],
+    )

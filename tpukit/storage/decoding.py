@@ -57,7 +57,7 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
     least = 0 if exact or size is None else size
     try:
         height, width, colors, _ = decoder.decode_jpeg_header(data, min_height=least, min_width=least)
-        if colors == "CMYK":  # rounded otherwise than Pillow does
+        if colors == "CMYK":  # not rounded as Pillow rounds
             return None
         fits = out is not None and out.shape == (height, width, 3)
         pixels = decoder.decode_jpeg(data, "RGB", min_height=least, min_width=least, buffer=out if fits else None)
@@ -80,5 +80,5 @@ def _decode_any(data: bytes):
             return file.convert("RGB")
     # SyntaxError from a broken PNG; a header that lies may ask for more pixels than Pillow grants.
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        why = str(error).partition(" file <")[0]  # Pillow names the buffer, which tells nobody anything
+        why = str(error).partition(" file <")[0]  # Pillow names the buffer, which helps nobody
         raise ValueError(f"not a whole image: {why} ({len(data):,} bytes)") from error

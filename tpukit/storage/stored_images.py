@@ -1,0 +1,107 @@
+"""What a pack and a cache have in common: labels, groups and rows of N images, and the checks of what is asked for."""
+
+from pathlib import Path
+
+
+class StoredImages:
+    """N images on disk as a map-style dataset, and as a source of whole batches.
+
+    A subclass gives `shape`, `take`, and `_image`, which returns (H, W, 3) uint8 of one image, the caller's own.
+
+    Attributes:
+        folder: where they are.
+        names: of the L labels.
+        labels: (N, L) float32.
+        groups: (N,) int32, the number of each image's group; without groups each image is its own.
+        group_names: what those numbers stand for; empty without groups.
+        classes: of a folder, the names of its sub-folders: what the numbers in its one label stand for.
+        rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
+            `table.fold.to_numpy()[images.rows]` is each image's fold.
+    """
+
+    def __init__(self, folder: Path, index, manifest: dict):
+        import numpy
+
+        self.folder = folder
+        self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
+        self.labels, self.groups, self.rows = (
+            numpy.ascontiguousarray(index[field]) for field in ("labels", "group", "row")
+        )
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int):
+        import torch
+
+        if not -len(self) <= index < len(self):
+            raise self._no_such_image(index)
+        index = int(index) % len(self)
+        image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
+        return image, torch.from_numpy(self.labels[index].copy())
+
+    def split(self, valid: float = 0.2, seed: int = 0):
+        """Return the images to train and to validate on, two int64 arrays; no group is on both sides.
+
+        See `split_by_group`. A cache and the records it was made of give the same.
+        """
+        return split_by_group(self.groups, valid, seed)
+
+    def _indices(self, indices):
+        """Return the indices of some images as an array, checked."""
+        import numpy
+
+        indices = numpy.asarray(indices)
+        if not indices.size:
+            return numpy.empty(0, numpy.int64)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would take True for 1
+            raise ValueError(
+                f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}\n"
+                "  fix:   numpy.flatnonzero(mask), where this is a mask"
+            )
+        low, high = indices.min(), indices.max()
+        if low < 0 or high >= len(self):
+            raise self._no_such_image(high if high >= len(self) else low)
+        return indices
+
+    def _no_such_image(self, index) -> IndexError:
+        return IndexError(
+            f"image {index} of {len(self):,} was asked for\n"
+            f"  fix:   indices from 0 to {len(self) - 1:,}, such as split() gives"
+        )
+
+    def _check_out(self, out, count: int) -> None:
+        """Raise unless `out` is an array that takes this many images."""
+        if out.shape != (count, *self.shape) or out.dtype != "uint8":
+            raise ValueError(
+                f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}\n"
+                f"  fix:   out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out"
+            )
+
+
+def split_by_group(groups, valid: float = 0.2, seed: int = 0):
+    """Split images into two parts with no group in both; return the images of each, int64, in order.
+
+    Args:
+        groups: (N,) int, the group of each image.
+        valid: share of the images in the second part, between 0 and 1; met as nearly as whole groups allow.
+        seed: decides which groups.
+
+    Raises:
+        ValueError: valid is out of range, or there is only one group.
+    """
+    import numpy
+
+    if not 0 < valid < 1:
+        raise ValueError(f"valid is the share of the images to validate on, between 0 and 1, got {valid}")
+    names, numbers, counts = numpy.unique(groups, return_inverse=True, return_counts=True)
+    if len(names) < 2:
+        raise ValueError(
+            f"{len(numbers):,} images in one group cannot be split\n"
+            "  fix:   pack(..., groups=...) with the column that says which images belong together"
+        )
+    order = numpy.random.default_rng(seed).permutation(len(names))
+    chosen = counts[order].cumsum()[:-1]  # images in the second part if it got the first group, two, ...
+    enough = int(numpy.abs(chosen - valid * len(numbers)).argmin()) + 1
+    second = numpy.isin(numbers, order[:enough])
+    return numpy.flatnonzero(~second), numpy.flatnonzero(second)
