@@ -468,3 +468,57 @@ def test_a_refused_fork_leaks_no_descriptor(monkeypatch):
         with pytest.raises(OSError, match="Resource temporarily unavailable"):
             quietly(lambda core: core.rank, cores=2)
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+# ---- what a worker prints, and asks -----------------------------------------------------------------------------
+
+
+def test_a_program_that_never_stops_printing_keeps_nobody_from_being_heard(capsys):
+    def work(core):
+        if core.rank == 0:
+            subprocess.run(["yes"])
+        time.sleep(1)
+        raise KeyError("late")
+
+    began = time.monotonic()
+    with pytest.raises(WorkerFailed, match="core 1 of 2 raised KeyError: 'late'"):
+        quietly(work, cores=2, timeout=60)
+    assert time.monotonic() - began < 20
+    assert "lines more, over 500 a second, are not shown" in capsys.readouterr().out
+
+
+def test_fifty_megabytes_without_an_end_of_line_are_read_as_fast_as_they_come(capsys):
+    def work(core):
+        for _ in range(50):
+            sys.stdout.write("x" * 10**6)
+
+    began = time.monotonic()
+    quietly(work, cores=1)
+    assert time.monotonic() - began < 20  # 99 s when every piece was joined to all before it
+    assert capsys.readouterr().out.count("x") >= 10**7
+
+
+def test_the_last_line_is_shown_though_it_has_no_end(capsys):
+    def work(core):
+        print("accuracy", 0.93, end="")
+
+    quietly(work, cores=2)
+    assert "[core 1] accuracy 0.93\n" in capsys.readouterr().out
+
+
+def test_a_bar_that_writes_over_its_line_is_seen_before_it_ends(monkeypatch):
+    monkeypatch.setattr("tpukit.distributed.worker_output._SECONDS_BETWEEN_STATES", 0.5)
+    seen = []
+    monkeypatch.setattr("tpukit.display.progress.Screen.line", lambda self, text: seen.append(text))
+
+    def work(core):
+        for percent in range(0, 100, 5):
+            sys.stderr.write(f"\r {percent}%")
+            sys.stderr.flush()
+            time.sleep(0.1)
+        sys.stderr.write("\r 100%\n")
+
+    quietly(work, cores=1)
+    bars = [text for text in seen if "%" in text]
+    assert bars[-1] == " 100%"
+    assert 2 <= len(bars) <= 6

@@ -73,9 +73,7 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
         start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores))
     except BaseException as error:  # the device did not start: no core is there to say so
         worker.sender.send(("failed", exception_raised(pipes.rank, error)))
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        sys.stderr.flush()
+    _flush_streams()
     worker.finished.set()
     while True:
         signal.pause()  # others may still need this process's side of a collective: the kernel says when to go
@@ -90,15 +88,23 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tu
         core.seed()
         result = task.fn(core, *task.args)
         core.flush()
+        _flush_streams()  # what was printed without an end of line is on its way before the result is
         try:
             send(("result", core.rank, result, peak_memory()))
         except Unsendable:
             serialize(result)  # raises too, and names the part of the result, not of the message
             raise
     except BaseException as error:  # whatever it is, the kernel has to hear of it
+        _flush_streams()
         send(("failed", exception_raised(core.rank, error)))
         with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
             core.flush()
+
+
+def _flush_streams() -> None:
+    with contextlib.suppress(Exception):  # the worker function may have put anything in their place, or closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
 
 
 class _Worker:
@@ -187,5 +193,20 @@ def _cut_loose(pipes: WorkerPipes) -> None:
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     faulthandler.enable(file=sys.stderr)
+    _refuse_questions()
     # A DataLoader's processes hand tensors over through sockets in a folder that nobody removes if they are killed.
     multiprocessing.current_process()._config["tempdir"] = str(pipes.folder)
+
+
+def _refuse_questions() -> None:
+    """Make input(), getpass() and breakpoint() raise: ipykernel's own, which the fork brought along, never return."""
+    import builtins
+    import getpass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise EOFError(
+            "a worker cannot ask: nobody sees its question, and several cores would ask at once; "
+            "ask in the notebook and pass the answer as an argument of launch, or look at values with core.print"
+        )
+
+    builtins.input = getpass.getpass = sys.breakpointhook = refuse

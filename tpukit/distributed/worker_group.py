@@ -104,15 +104,17 @@ class WorkerGroup:
         self.ended = time.monotonic()
         for one in self.workers:
             self._read(one)
-            for text in one.output.hidden():
-                self.display.line(f"[core {one.rank}] {text}")
+            self._show(one, one.output.rest())
         return self.failures.first()
 
     def _read(self, one: WorkerProcess) -> None:
-        for text in one.output.lines():
-            self.display.line(text if self.topology.cores == 1 else f"[core {one.rank}] {text}")
+        self._show(one, one.output.lines())
         for message in one.receive():
             self._take(message, one.rank)
+
+    def _show(self, one: WorkerProcess, lines: Iterable[str]) -> None:
+        for text in lines:
+            self.display.line(text if self.topology.cores == 1 else f"[core {one.rank}] {text}")
 
     def _take(self, message: object, sender: int) -> None:
         match message:

@@ -15,9 +15,8 @@ from tpukit.backends.protocol import Topology
 from tpukit.distributed import worker
 from tpukit.distributed.channel import Receiver
 from tpukit.distributed.worker import Task, WorkerPipes
+from tpukit.distributed.worker_output import WorkerOutput
 
-_LINES_PER_SECOND = 500  # of one process; a browser that has to lay out a hundred thousand lines stops answering
-_LAST_LINES = 200  # kept for the report of a process that died without a word
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -90,7 +89,7 @@ class WorkerProcess:
                 os.close(fd)
         with contextlib.suppress(OSError):
             os.setpgid(self.process.pid, self.process.pid)  # the child does it too: whoever comes first
-        self.messages, self.output = Receiver(messages), _Output(output)
+        self.messages, self.output = Receiver(messages), WorkerOutput(output)
 
     @property
     def rank(self) -> int:
@@ -173,57 +172,3 @@ class WorkerProcess:
 def _fields(status: Path) -> list[str]:
     """Return the fields of a stat file of /proc from the state on; the command before them may hold spaces."""
     return status.read_text(errors="replace").rpartition(")")[2].split()
-
-
-class _Output:
-    """The kernel's end of a worker's standard output and error, read in whole lines, a flood of them cut short."""
-
-    def __init__(self, fd: int):
-        self.fd, self.closed = fd, False
-        self._last: list[str] = []
-        self._rest = b""
-        self._shown = self._hidden = 0
-        self._second = 0
-        os.set_blocking(fd, False)
-
-    def lines(self) -> Iterator[str]:
-        """Yield the lines that are complete by now, and at the end what is left."""
-        while not self.closed:
-            try:
-                data = os.read(self.fd, 1 << 16)
-            except BlockingIOError:
-                return
-            self.closed = not data
-            *complete, self._rest = (self._rest + data).split(b"\n")
-            if self.closed and self._rest:
-                complete, self._rest = [self._rest], b""
-            # Of a line that was written over and over, as progress bars do, the last state.
-            texts = [line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1] for line in complete]
-            self._last = [*self._last, *texts][-_LAST_LINES:]
-            yield from self._within_limit(texts)
-
-    def _within_limit(self, texts: list[str]) -> Iterator[str]:
-        second = int(time.monotonic())
-        if second != self._second or self.closed:
-            yield from self.hidden()
-            self._second, self._shown = second, 0
-        room = max(0, _LINES_PER_SECOND - self._shown)
-        yield from texts[:room]
-        self._shown += len(texts[:room])
-        self._hidden += len(texts[room:])
-
-    def last_lines(self) -> str:
-        """Return what a dying process printed last; of a crash, the lines around Python's own word of it."""
-        crash = next((n for n, line in enumerate(self._last) if line.startswith("Fatal Python error")), None)
-        return "\n".join(self._last[-20:] if crash is None else self._last[max(0, crash - 10) : crash + 10])
-
-    def hidden(self) -> Iterator[str]:
-        """Yield one line that says how many were not shown, if any."""
-        if self._hidden:
-            yield f"... {self._hidden:,} lines more, over {_LINES_PER_SECOND} a second, are not shown"
-            self._hidden = 0
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self.closed = True
-        os.close(self.fd)

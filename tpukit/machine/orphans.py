@@ -16,6 +16,8 @@ from tpukit.machine.chips import chip_holders, command, entries
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
 _PROC = Path("/proc")
+_LONGEST_SOCKET_PATH = 107
+_SOCKET_NAME = len("/xxxxxxxx/listener-xxxxxxxx")  # as tempfile and multiprocessing end the path
 _GRACE_SECONDS = 2.0  # after SIGTERM, and again after SIGKILL
 
 
@@ -60,11 +62,18 @@ def mark(kernel: int) -> None:
 
 
 def make_folder() -> Path:
-    """Make a temporary folder named after this process, and remove the folders of processes that have ended."""
-    for folder in entries(Path(tempfile.gettempdir())):
+    """Make a temporary folder named after this process, and remove the folders of processes that have ended.
+
+    Sockets are made in it, whose whole path may have 107 characters (AF_UNIX). Where TMPDIR is too long for that it is
+    made in /tmp: a DataLoader's processes would wait for ever for one that cannot be made.
+    """
+    name, place = f"tpukit-{os.getpid()}-{_identity(os.getpid())}-", tempfile.gettempdir()
+    if len(place) + len(name) + _SOCKET_NAME > _LONGEST_SOCKET_PATH and os.access("/tmp", os.W_OK):
+        place = "/tmp"
+    for folder in entries(Path(place)):
         if (match := _FOLDER.match(folder.name)) and _identity(int(match[1])) != match[2]:
             shutil.rmtree(folder, ignore_errors=True)  # a folder of another user stays
-    return Path(tempfile.mkdtemp(prefix=f"tpukit-{os.getpid()}-{_identity(os.getpid())}-"))
+    return Path(tempfile.mkdtemp(prefix=name, dir=place))
 
 
 def release(*, proc: Path = _PROC, dev: Path = Path("/dev")) -> Released:
