@@ -21,7 +21,7 @@ from torch import nn
 
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
-from tpukit.training.trainer import seconds
+from tpukit.training.resume import parse_duration
 
 REHEARSALS = ["cpu", pytest.param("xla", marks=pytest.mark.xla)]
 
@@ -321,7 +321,7 @@ def script(folder, pause=0.05, pause_after_step=0.0):
     return textwrap.dedent(f"""
         import sys, time, torch
         sys.path[:0] = [{str(Path(__file__).parent)!r}]
-        from test_training import train
+        from test_trainer import train
         import tpukit
         def work(core):
             def slowly(inputs, labels):
@@ -409,7 +409,7 @@ def other(core, folder):
         (lambda core: train(core, valid=Dots(8), best="auroc"), "best names a column of an epoch, got 'auroc'"),
         (
             lambda core: evaluate(core, core.model(net()), LOSS, core.batches(Dots(), batch_size=4, shuffle=True)),
-            "evaluate wants every sample once, in order",
+            "evaluate needs every sample once, in order",
         ),
         (
             lambda core: train(core, valid=Dots(8), metrics={"each": lambda o, t: o.mean(0)}),
@@ -448,13 +448,13 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
     ("text", "expected"), [("8h30m", 30600), ("90s", 90), ("10m", 600), ("1d", 86400), (2.5, 2.5), (" 1h ", 3600)]
 )
 def test_times_are_read(text, expected):
-    assert seconds(text) == expected
+    assert parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "8 hours", "h", "-3", -1, True, "10m5"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="a time is written"):
-        seconds(text)
+        parse_duration(text)
 
 
 # ---- its history -----------------------------------------------------------------------------------------------
@@ -464,7 +464,7 @@ def test_the_history_prints_draws_and_saves(tmp_path):
     history = quietly(lambda core: train(core, valid=Dots(8))["history"]).results[0]
     text = repr(history)
     assert "valid_loss" in text
-    assert "samples/s a core" in text
+    assert "samples/s per core" in text
     history.save_csv(tmp_path / "history.csv")
     rows = (tmp_path / "history.csv").read_text().splitlines()
     assert len(rows) == 1 + len(history.intervals) + len(history.epochs)
