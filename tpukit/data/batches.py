@@ -38,7 +38,7 @@ class Batches:
         send: Callable[[list], list] | None = None,
     ):
         count = len(dataset)
-        self.share = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
+        self.sampler = self.share = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
             raise ValueError(f"batch_size is the samples a core and step, at least 1, got {batch_size}")
         if count == 0:
