@@ -471,8 +471,8 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
     with pytest.raises(WorkerFailed, match="is of another architecture than the model") as failure:
         quietly(other, tmp_path)
     text = str(failure.value)
-    assert 'Missing key(s) in state_dict: "1.weight"' in text
-    assert "size mismatch" not in text
+    assert 'found: Unexpected key(s) in state_dict: "5.weight", "5.bias", "0.weight"' in text
+    assert "size mismatch for 1.bias: copying a param with shape torch.Size([4])" in text
     assert "make the model as it was when that was saved, or give this run a folder of its own" in text
     with pytest.raises(WorkerFailed, match="resume=False, and .* holds checkpoints of step 24"):
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
