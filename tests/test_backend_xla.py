@@ -29,7 +29,7 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
         f"""
         import torch
         from torch import nn
-        from tpukit.backends.xla import run_tpu
+        from tpukit.backends.xla import Tpu, start_pjrt
         from tpukit.distributed.core import Core
         from tpukit.distributed.worker import Task, run_core
 
@@ -48,8 +48,7 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
             return core.rank, core.world_size, str(core.device), core.mean(2), gathered.tolist(), core.mean(loss).item()
 
         sent = []
-        run_tpu(lambda backend: run_core(Task(work, (), 0), backend, sent.append, []),
-                rank=0, processes={processes}, device_type="CPU")
+        start_pjrt("CPU", lambda: run_core(Task(work, (), 0), Tpu(), sent.append, []), process=0, processes={processes})
         failures = [message[1].trace for message in sent if message[0] == "failed"]
         assert not failures, failures[0]
         print([message for message in sent if message[0] == "result"][0][2])

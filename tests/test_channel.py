@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from tpukit.distributed.channel import Receiver, Sender, Unsendable, pack, unpack
+from tpukit.distributed.channel import Receiver, Sender, Unsendable, deserialize, serialize
 
 
 def there_and_back(*values):
@@ -107,12 +107,12 @@ UNSENDABLE = {
 @pytest.mark.parametrize(("value", "message"), UNSENDABLE.values(), ids=UNSENDABLE)
 def test_what_cannot_be_pickled_is_named(value, message):
     with pytest.raises(Unsendable, match=message):
-        pack(value)
+        serialize(value)
 
 
 def test_an_array_is_not_copied_into_the_pickle():
     array = numpy.zeros(1_000_000, dtype=numpy.uint8)
-    first, second = pack(array)
+    first, second = serialize(array)
     assert first.nbytes < 1000
     assert second.nbytes == array.nbytes
-    assert unpack([bytearray(first), bytearray(second)]).nbytes == array.nbytes
+    assert deserialize([bytearray(first), bytearray(second)]).nbytes == array.nbytes

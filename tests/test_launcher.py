@@ -262,23 +262,23 @@ WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
 
 
 @pytest.mark.parametrize(
-    ("facts", "asked", "planned"),
+    ("facts", "asked", "expected"),
     [
-        (EIGHT, {}, ("tpu", 8, 8)),
-        (EIGHT, {"cores": 8}, ("tpu", 8, 8)),
-        (EIGHT, {"cores": 1}, ("tpu", 1, 1)),
-        (EIGHT, {"backend": "cpu", "cores": 3}, ("cpu", 3, 3)),
-        (V3, {}, ("tpu", 8, 4)),
-        ({"chips": 1, "generation": "v6e"}, {}, ("tpu", 1, 1)),
-        ({"chips": 0, "cpus": 4}, {}, ("cpu", 4, 4)),
-        ({"chips": 0, "cpus": 96}, {}, ("cpu", 8, 8)),
-        ({"chips": 0, "cpus": 1}, {}, ("cpu", 2, 2)),
-        ({"chips": 0, "cpus": 2}, {"backend": "xla"}, ("xla rehearsal", 2, 2)),
+        (EIGHT, {}, ("xla", False, 8, 8)),
+        (EIGHT, {"cores": 8}, ("xla", False, 8, 8)),
+        (EIGHT, {"cores": 1}, ("xla", False, 1, 1)),
+        (EIGHT, {"backend": "cpu", "cores": 3}, ("cpu", True, 3, 3)),
+        (V3, {}, ("xla", False, 8, 4)),
+        ({"chips": 1, "generation": "v6e"}, {}, ("xla", False, 1, 1)),
+        ({"chips": 0, "cpus": 4}, {}, ("cpu", True, 4, 4)),
+        ({"chips": 0, "cpus": 96}, {}, ("cpu", True, 8, 8)),
+        ({"chips": 0, "cpus": 1}, {}, ("cpu", True, 2, 2)),
+        ({"chips": 0, "cpus": 2}, {"backend": "xla"}, ("xla", True, 2, 2)),
     ],
 )
-def test_a_plan_has_a_process_a_chip_and_a_core_a_rank(facts, asked, planned):
-    plan = choose_topology(machine(**facts, versions=WITH_XLA), asked.get("cores"), asked.get("backend"))
-    assert (plan.backend, plan.cores, plan.processes) == planned
+def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected):
+    chosen = choose_topology(machine(**facts, versions=WITH_XLA), asked.get("cores"), asked.get("backend"))
+    assert (chosen.backend, chosen.rehearsal, chosen.cores, chosen.processes) == expected
 
 
 @pytest.mark.parametrize(

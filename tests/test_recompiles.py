@@ -14,7 +14,7 @@ def told(loss, *, batch_of=lambda step: (8, 3), backend="xla", cores=1, steps=6,
     def work(core):
         model = core.model(nn.Linear(3, 2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # no state: one graph
-        watch, lines, kept = RecompileMonitor(core._backend, settled=1), {}, []
+        watch, lines, kept = RecompileMonitor(core.backend, settled=1), {}, []
         for step in range(1, steps + 1):
             (batch,) = core.to_device([torch.zeros(batch_of(step))])
             watch.before(batch)
@@ -44,7 +44,7 @@ def test_the_first_steps_compile_two_graphs_and_nothing_is_said():
     def work(core):
         model = core.model(nn.Linear(3, 2))
         optimizer = torch.optim.Adam(model.parameters())
-        watch, lines = RecompileMonitor(core._backend), []
+        watch, lines = RecompileMonitor(core.backend), []
         start = watch.compiles
         for step in range(6):
             watch.before(None)
@@ -109,7 +109,7 @@ def test_a_ragged_last_batch_is_named_with_both_shapes_and_once():
 @XLA
 def test_the_fix_for_a_ragged_batch_works():
     def work(core):
-        model, watch, lines = core.model(nn.Linear(3, 2)), RecompileMonitor(core._backend, settled=1), []
+        model, watch, lines = core.model(nn.Linear(3, 2)), RecompileMonitor(core.backend, settled=1), []
         for batch in list(core.batches(torch.zeros(43, 3), batch_size=8)) * 2:
             watch.before(batch)
             with core.step():
@@ -124,7 +124,7 @@ def test_the_fix_for_a_ragged_batch_works():
 @XLA
 def test_in_a_nested_batch_the_tensor_is_named_and_its_dtype():
     def work(core):
-        watch, lines = RecompileMonitor(core._backend, settled=1), []
+        watch, lines = RecompileMonitor(core.backend, settled=1), []
         for step in range(3):
             whole = torch.int32 if step == 2 else torch.int64
             images, targets = core.to_device([torch.zeros(2, 3), torch.zeros(2, dtype=whole)])
@@ -205,7 +205,7 @@ def test_looking_at_the_graph_compiles_nothing_and_changes_no_result():
         torch.manual_seed(0)
         model = core.model(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)))  # buffers, too
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        watch = RecompileMonitor(core._backend)
+        watch = RecompileMonitor(core.backend)
         watch._arm(look)
         for step in range(4):
             (batch,) = core.to_device([torch.arange(24.0).reshape(8, 3)])

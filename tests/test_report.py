@@ -21,7 +21,7 @@ def reported(step, *, backend="xla", cores=1, steps=14, rank=0, **options):
                 loss = step(core, model, number)
                 loss.backward()
                 core.optimizer_step(optimizer)
-        return report(core._backend, **options)
+        return report(core.backend, **options)
 
     return launch(work, cores=cores, backend=backend, progress="off").results[rank]
 

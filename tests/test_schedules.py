@@ -153,7 +153,7 @@ def count(steps: int, kind, options: dict, make=lambda optimizer: cosine(optimiz
             if jump and step in jump:
                 for state in optimizer.state.values():
                     state["step"].fill_(jump[step])
-                core._backend.sync()
+                core.backend.sync()
             before = metrics()
             with core.step():
                 model(inputs).square().mean().backward()

@@ -1,5 +1,9 @@
-"""One file a device: the only places that know torch_xla, NCCL or gloo.
+"""The only files that know torch_xla, NCCL or gloo. A new backend is a new file, and its runtime in this registry."""
 
-Each holds a class with the same methods, one object a core, and `run`, which a worker process calls to start its
-device and to run the body once on every core that belongs to the process.
-"""
+from tpukit.backends.cpu import CpuRuntime
+from tpukit.backends.cuda import CudaRuntime
+from tpukit.backends.protocol import Runtime
+from tpukit.backends.xla import XlaRuntime
+
+# By name, the best first: a launch takes the first that the machine has devices for.
+RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in (XlaRuntime(), CudaRuntime(), CpuRuntime())}

@@ -7,15 +7,16 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-Body = Callable[["Cpu"], None]
+from tpukit.backends.protocol import Backend, Runtime, Topology
+
+_MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
 
 
-class Cpu:
+class Cpu(Backend):
     """One CPU process among `world_size`, joined by gloo over the loopback interface."""
 
     collectives = "gloo"
-    after_sync: Callable[[], None] | None = None  # where a running profile marks its steps
 
     def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
         import torch
@@ -47,29 +48,19 @@ class Cpu:
         with _without_stdout():  # gloo greets every peer there
             dist.init_process_group(self.collectives, store=store, rank=self.rank, world_size=self.world_size)
 
-    def seed(self, seed: int) -> None:
-        """Seed the device's random numbers, where they are not the CPU's."""
-
-    def sync(self) -> None:
-        """Hand over the work recorded so far; a CPU has done it already."""
-        if self.after_sync:
-            self.after_sync()
-
     def barrier(self) -> None:
-        """Wait until every core is here."""
         import torch.distributed as dist
 
         dist.barrier()
 
     def all_reduce(self, tensor, op: str):
-        """Return the sum, mean, min or max over the cores, the same bits on each."""
         import torch.distributed as dist
 
         if op == "mean" and not tensor.is_floating_point():
             tensor = tensor.to(self.real)
         if self.world_size == 1:  # nor is a graph cut for it
             return tensor.clone()
-        (host,) = self.to_cpu([tensor])
+        (host,) = self._for_collectives([tensor])
         host = host.clone().contiguous()
         dist.all_reduce(host, {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(op, dist.ReduceOp.SUM))
         return (host / self.world_size if op == "mean" else host).to(tensor.device)
@@ -85,11 +76,11 @@ class Cpu:
 
         if self.world_size == 1:
             return tensor.clone()
-        (host,) = self.to_cpu([tensor])
-        forms: list[object] = [None] * self.world_size
-        dist.all_gather_object(forms, f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
-        if len(set(forms)) > 1:
-            found = ", ".join(f"core {rank} {form}" for rank, form in enumerate(forms))
+        (host,) = self._for_collectives([tensor])
+        shapes: list[object] = [None] * self.world_size
+        dist.all_gather_object(shapes, f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
+        if len(set(shapes)) > 1:
+            found = ", ".join(f"core {rank} {shape}" for rank, shape in enumerate(shapes))
             raise ValueError(
                 "gather needs the same shape and dtype on every core\n"
                 f"  found: {found}\n"
@@ -100,13 +91,11 @@ class Cpu:
         return torch.cat(parts).to(tensor.device)
 
     def broadcast(self, tensors: list) -> None:
-        """Overwrite the tensors with rank 0's."""
         import torch.distributed as dist
 
         self._change(tensors, lambda flat: dist.broadcast(flat, src=0, async_op=True))
 
     def average(self, tensors: list) -> None:
-        """Overwrite the tensors with their mean over the cores: gradients, after backward."""
         import torch.distributed as dist
 
         def divide(flat) -> None:
@@ -120,7 +109,7 @@ class Cpu:
 
         if self.world_size == 1:
             return
-        hosts = self.to_cpu(tensors)
+        hosts = self._for_collectives(tensors)
         messages: dict[object, list[int]] = {}
         for number, host in enumerate(hosts):
             is_large = host.nbytes >= _LARGE and host.is_contiguous()
@@ -138,30 +127,19 @@ class Cpu:
                 if part.data_ptr() != host.data_ptr() or host.device != tensor.device:  # not changed where it lies
                     tensor.copy_(part.view(tensor.shape))
 
+    def _for_collectives(self, tensors: list) -> list:
+        """Return the tensors where the collectives want them: gloo's in host memory."""
+        return self.to_cpu(tensors)
+
     def to_device(self, tensors: list) -> list:
-        """Return the tensors of a batch on the device; a thread other than the core's may ask."""
         return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
 
     def to_cpu(self, tensors: list) -> list:
-        """Return the tensors in host memory; those that live there are returned as they are."""
         return [tensor.detach().cpu() for tensor in tensors]
 
-    # ---- what the device has to tell ---------------------------------------------------------------------------
-
-    def compiles(self) -> tuple[int, float] | None:
-        """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
-        return None
-
-    def metrics(self) -> dict[str, tuple[int, float]]:
-        """Return torch_xla's metrics and counters by name, as (count, total); without it there are none."""
-        return {}
-
-    def memory(self) -> dict[str, int]:
-        """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
-        return {}
+    # ---- a recording, by torch.profiler --------------------------------------------------------------------
 
     def start_trace(self, folder: Path) -> None:
-        """Record what the device and the host do, until `stop_trace`."""
         from torch.profiler import ProfilerActivity, profile
 
         # A torch built for CUDA logs an error line where no driver is, though nothing is wrong.
@@ -171,20 +149,44 @@ class Cpu:
         self._trace.start()
 
     def stop_trace(self) -> None:
-        """End the recording and write it into the folder, as a Chrome trace."""
         self._trace.stop()
         self._trace.export_chrome_trace(str(self._trace_folder / "trace.json.gz"))
 
     def trace_step(self, number: int) -> contextlib.AbstractContextManager:
-        """Name a stretch of the recording as a step."""
         from torch.profiler import record_function
 
         return record_function(f"step {number}")
 
 
-def run(body: Body, *, rank: int, world_size: int, listener: socket.socket, core: type[Cpu] = Cpu) -> None:
-    """Join the other processes and run the body as core `rank`."""
-    body(core(rank, world_size, listener))
+class CpuRuntime(Runtime):
+    """CPU processes: the rehearsal on every machine; one core in the kernel itself where nothing can be forked."""
+
+    name = "cpu"
+    backend: type[Cpu] = Cpu
+
+    def is_present(self, machine) -> bool:
+        return True
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        cores = cores or rehearsal_cores(machine)
+        if hasattr(os, "fork"):
+            return Topology(self.name, "CPU", cores, processes=cores, rehearsal=True)
+        if cores > 1:
+            raise ValueError(
+                f"cores={cores} CPU processes cannot be had: {machine.platform} on {sys.platform} has no fork\n"
+                "  fix:   leave cores out to rehearse with one core in this process, or use Linux (WSL on Windows)"
+            )
+        return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
+
+    def start(
+        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
+    ) -> None:
+        body(self.backend(process, topology.cores, listener))
+
+
+def rehearsal_cores(machine) -> int:
+    """Return how many CPU processes rehearse if nobody says: one per processor, at least 2 and at most 8."""
+    return min(_MOST_REHEARSAL_CORES, max(2, machine.cpus)) if hasattr(os, "fork") else 1
 
 
 @contextlib.contextmanager

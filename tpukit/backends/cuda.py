@@ -1,10 +1,12 @@
-"""CUDA: one process a GPU, joined by NCCL."""
+"""CUDA: one process per GPU, joined by NCCL."""
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpukit.backends.cpu import Cpu
+from tpukit.backends.cpu import Cpu, CpuRuntime
+from tpukit.backends.protocol import Topology
 
 _PROC = Path("/proc/driver/nvidia/gpus")
 
@@ -28,25 +30,46 @@ class Cuda(Cpu):
     collectives = "nccl"
 
     def open_device(self):
-        """Take the GPU whose number is this core's rank."""
         import torch
 
         torch.cuda.set_device(self.rank)
         return torch.device("cuda", self.rank)
 
     def seed(self, seed: int) -> None:
-        """Seed this GPU's random numbers."""
         import torch
 
         torch.cuda.manual_seed(seed)
 
-    def to_cpu(self, tensors: list) -> list:
-        """Return the tensors as they are: NCCL wants them on the GPU."""
+    def _for_collectives(self, tensors: list) -> list:  # NCCL wants them on the GPU
         return [tensor.detach().to(self.device) for tensor in tensors]
 
     def memory(self) -> dict[str, int]:
-        """Return "peak", the most bytes that tensors took on this GPU so far, and "limit", what it has."""
         import torch
 
         _, total = torch.cuda.mem_get_info(self.device)
         return {"peak": torch.cuda.max_memory_allocated(self.device), "limit": total}
+
+
+class CudaRuntime(CpuRuntime):
+    """One process per GPU; started as CPU processes are, on other devices."""
+
+    name = "cuda"
+    backend = Cuda
+
+    def is_present(self, machine) -> bool:
+        return count() > 0
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        gpus = count()
+        if not gpus or (cores or 1) > gpus:
+            wanted = "a GPU" if cores is None else f"cores={cores} GPUs"
+            raise ValueError(
+                f"{wanted} cannot be had: this machine shows {gpus}\n"
+                "  found: NVIDIA's driver and CUDA_VISIBLE_DEVICES\n"
+                "  fix:   leave cores out for all there are, or backend='cpu' to rehearse"
+            )
+        return Topology(self.name, "CUDA GPU", cores or gpus, processes=cores or gpus)
+
+    def is_started(self) -> bool:
+        torch = sys.modules.get("torch")  # without torch nothing has
+        return torch is not None and torch.cuda.is_initialized()

@@ -53,9 +53,9 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         RuntimeError: this core is being recorded already.
     """
     if core.rank not in ranks:
-        yield Profile(core._backend, None)
+        yield Profile(core.backend, None)
         return
-    backend, mine = core._backend, Path(folder) / f"core-{core.rank}"
+    backend, mine = core.backend, Path(folder) / f"core-{core.rank}"
     if backend.after_sync:
         raise RuntimeError(
             "this core is being recorded already: a profile cannot be inside of another\n"

@@ -20,7 +20,7 @@ class RecompileMonitor:
     Costs 10 microseconds a step (measured), until the shapes of a batch do not explain a compile. From then on the
     graph of every step is identified, in 2 ms for a ResNet-34, and where it is new, compared with the one before.
 
-        watch = RecompileMonitor(core._backend)
+        watch = RecompileMonitor(core.backend)
         for step, batch in enumerate(batches):
             watch.before(batch)
             with core.step():

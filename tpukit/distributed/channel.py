@@ -30,7 +30,7 @@ class Sender:
         Raises:
             Unsendable: some part of `value` cannot be pickled; nothing was written.
         """
-        parts = pack(value)
+        parts = serialize(value)
         header = _COUNT.pack(len(parts)) + b"".join(_LENGTH.pack(part.nbytes) for part in parts)
         with self._lock:
             for part in (memoryview(header), *parts):
@@ -68,7 +68,7 @@ class Receiver:
                     self._wanted = parts
                     continue
                 try:
-                    yield unpack(parts)
+                    yield deserialize(parts)
                 except Exception as error:  # anything may come out of a user's __setstate__
                     yield error
                 self._wanted = next(self._messages)
@@ -97,7 +97,7 @@ class Receiver:
             yield parts
 
 
-def pack(value: object) -> list[memoryview]:
+def serialize(value: object) -> list[memoryview]:
     """Pickle a value into one part and one more for each array in it.
 
     Raises:
@@ -112,8 +112,8 @@ def pack(value: object) -> list[memoryview]:
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 
-def unpack(parts: list[bytearray]) -> object:
-    """Make the value again from the parts of `pack`, its arrays in those very parts."""
+def deserialize(parts: list[bytearray]) -> object:
+    """Make the value again from the parts of `serialize`, its arrays in those very parts."""
     return pickle.loads(parts[0], buffers=parts[1:])
 
 

@@ -7,46 +7,38 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from tpukit.backends.protocol import Backend
 from tpukit.data.batches import Batches
 from tpukit.data.seeding import seed_host
 from tpukit.data.sources import BatchSource, MapDataset
+from tpukit.diagnostics.report import Report, report
+from tpukit.distributed.notebook_output import NotebookOutput
 
-_SECONDS_BETWEEN_MESSAGES = 0.25
 
-
-class Core:
+class Core(NotebookOutput):
     """One core's view of a run; `launch` makes it and hands it to the worker function.
 
-    Whatever says "together" has to be reached by every core the same number of times, in the same order.
+    Every core must call what says "together" the same number of times, in the same order.
 
     Attributes:
         rank: this core's number, 0 to world_size - 1.
         world_size: cores in the run.
         device: where this core's tensors live.
+        backend: what runs the device and the collectives; see `tpukit.backends.protocol.Backend`.
         waiting: the collective this core is in, None outside of one.
-        activity: grows with whatever the core does; a core that stands still is known by it.
-        ends_between_steps: on SIGTERM the worker function is not broken off, but finds `told_to_end` True, and
-            returns or raises by itself; it has about eight seconds. See `finishing_steps`.
+        activity: progress counter; unchanged means stalled.
+        ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `told_to_end`.
+        told_to_end: True once SIGTERM has arrived; see `finishing_steps`.
     """
 
-    def __init__(self, backend, send: Callable[[object], None], seed: int = 0):
-        self.rank: int = backend.rank
-        self.world_size: int = backend.world_size
+    def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
+        super().__init__(backend.rank, send)
+        self.world_size = backend.world_size
         self.device = backend.device
+        self.backend = backend
         self.waiting: str | None = None
-        self.activity = 0
         self.ends_between_steps = self.told_to_end = False
-        self._backend = backend
-        self._send = send
         self._seed, self._began = seed, time.monotonic()
-        self._rows: list[dict] = []
-        self._logged = 0
-        self._next_send = 0.0
-
-    @property
-    def is_main(self) -> bool:
-        """True on core 0, which prints, logs and saves for all."""
-        return self.rank == 0
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
@@ -61,7 +53,7 @@ class Core:
         """
         module = copy.deepcopy(module).to(self.device)
         with self._together("model"):
-            self._backend.broadcast([*module.parameters(), *module.buffers()])
+            self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
 
     def batches(
@@ -108,14 +100,14 @@ class Core:
             seed=seed,
             workers=workers,
             threads=threads,
-            send=self._backend.to_device,
+            send=self.backend.to_device,
         )
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
         yield
-        self._backend.sync()
+        self.backend.sync()
         self.activity += 1
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
@@ -133,7 +125,7 @@ class Core:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         with self._together("optimizer_step"):
-            self._backend.average([*gradients, *also])
+            self.backend.average([*gradients, *also])
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
@@ -146,20 +138,20 @@ class Core:
         in their mean; call it before evaluating or saving.
         """
         with self._together("average_buffers"):
-            self._backend.average([buffer for buffer in module.buffers() if buffer.is_floating_point()])
+            self.backend.average([buffer for buffer in module.buffers() if buffer.is_floating_point()])
 
     def seed(self, *words: int) -> None:
         """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.
 
-        Seeded with the number of the step before it, a step draws the same whether or not a run was resumed.
+        `fit` calls it with the number of each step, so that a step draws the same whether or not a run was resumed.
         """
-        self._backend.seed(seed_host((self._seed, *words, self.rank)))
+        self.backend.seed(seed_host((self._seed, *words, self.rank)))
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
         """Put SIGTERM off to the end of a step: within, look at `told_to_end` between steps, save, and raise.
 
-        The kernel waits for it, too, when the run is interrupted: some seconds, not longer.
+        The kernel waits for core 0 to do so, also when the cell is interrupted; for how long, see `signals`.
         """
         self.ends_between_steps = True
         self._send(("finishes steps", self.rank))
@@ -179,7 +171,7 @@ class Core:
         if op not in ("sum", "mean", "min", "max"):
             raise ValueError(f"all_reduce knows sum, mean, min and max, got {op!r}")
         with self._together("all_reduce"):
-            return self._backend.all_reduce(tensor.detach(), op)
+            return self.backend.all_reduce(tensor.detach(), op)
 
     def mean(self, value):
         """Return the mean over the cores of a number, a tensor, or a dict of them, together.
@@ -192,7 +184,7 @@ class Core:
             return {name: self.mean(part) for name, part in value.items()}
         if isinstance(value, torch.Tensor):
             return self.all_reduce(value, "mean")
-        number = torch.tensor(float(value), dtype=self._backend.real, device=self.device)
+        number = torch.tensor(float(value), dtype=self.backend.real, device=self.device)
         return self.all_reduce(number, "mean").item()
 
     def gather(self, tensor):
@@ -201,19 +193,19 @@ class Core:
         A scalar counts as `(1,)`. The shape must be the same on every core.
         """
         with self._together("gather"):
-            return self._backend.gather(tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach())
+            return self.backend.gather(tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach())
 
     def barrier(self) -> None:
         """Wait until every core is here, together."""
         with self._together("barrier"):
-            self._backend.barrier()
+            self.backend.barrier()
 
     def save(self, value: object, path: str | os.PathLike) -> None:
         """Write `torch.save` of a value from core 0, its tensors on the CPU, together.
 
         The file appears under its name only when it is complete: a run cut off leaves the old one.
         """
-        self._backend.sync()
+        self.backend.sync()
         if self.is_main:
             _save(self.to_host(value), Path(path))
         self.barrier()
@@ -226,8 +218,8 @@ class Core:
         from torch.utils import _pytree as tree
 
         leaves, form = tree.tree_flatten(value)
-        moved = iter(self._backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
-        leaves = [next(moved).cpu() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        moved = iter(self.backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        leaves = [next(moved) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return tree.tree_unflatten(leaves, form)
 
     def snapshot(self, value: object) -> object:
@@ -240,82 +232,16 @@ class Core:
 
     def to_device(self, tensors: list) -> list:
         """Return tensors in host memory on the device, in one transfer."""
-        return self._backend.to_device(tensors)
+        return self.backend.to_device(tensors)
 
-    def report(self, batches: Batches | None = None):
+    def report(self, batches: Batches | None = None) -> Report:
         """Say what this core's process has compiled, copied and waited for so far, each with its fix: a table.
 
-        `batches` are those of the loop, whose waits are told as well, as a share of the time since this core started.
+        `batches` are those of the loop; with them the report says for which share of the time since this core started
+        the loop waited for data.
         """
-        from tpukit.diagnostics.report import report
-
         seconds = time.monotonic() - self._began
-        return report(self._backend, waited=batches and batches.waited, seconds=seconds)
-
-    # ---- to the notebook -------------------------------------------------------------------------------------
-
-    def print(self, *values: object, everywhere: bool = False) -> None:
-        """Print one whole line in the notebook, from core 0; from each core, named, with `everywhere`."""
-        if self.is_main or everywhere:
-            self.activity += 1
-            self._send(("line", self.rank, " ".join(map(str, values)), everywhere))
-
-    def log(self, step: int | None = None, **values: object) -> None:
-        """Record numbers of core 0 for the live curve and `Run.log`; the other cores' are ignored.
-
-        A one-element tensor stays on the device and is copied with others at most four times a second, so logging
-        every step does not make the chip wait. Do not change it in place afterwards.
-
-        Args:
-            step: what the curve is drawn over; counted from 1 if left out.
-            **values: numbers or one-element tensors by name.
-        """
-        import torch
-
-        self._logged = self._logged + 1 if step is None else step
-        if not self.is_main:
-            return
-        for name, value in values.items():
-            if isinstance(value, torch.Tensor) and value.numel() == 1:
-                values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
-            elif not isinstance(value, int | float):
-                raise TypeError(
-                    f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}"
-                    f"{tuple(getattr(value, 'shape', ()))}\n  fix:   {name}.mean(), or return it from the worker"
-                )
-        self._rows.append({"step": self._logged, **values})
-        if time.monotonic() >= self._next_send:
-            self.flush()
-
-    def progress(self, iterable: Iterable, label: str = "steps", total: int | None = None) -> Iterator:
-        """Yield the items of an iterable and show in the notebook how far core 0 has come.
-
-        Args:
-            iterable: anything; for `core.batches(...)` the samples a second of all cores are shown as well.
-            label: the name of the bar; the same label starts the same bar again.
-            total: items to expect, where the iterable has no length.
-        """
-        total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
-        samples = getattr(iterable, "samples_per_step", 0)
-        done, next_send = 0, 0.0
-        try:
-            for item in iterable:
-                self.activity += 1
-                if self.is_main and time.monotonic() >= next_send:
-                    self._send(("progress", label, done, total, samples))
-                    next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
-                done += 1
-                yield item
-        finally:  # a loop that was left early is over, too
-            if self.is_main:
-                self._send(("progress", label, done, done, samples))
-
-    def flush(self) -> None:
-        """Send the logged rows now; a run's end does it too."""
-        if self._rows:
-            rows, self._rows = self.to_host(self._rows), []
-            self._send(("log", self.rank, [{name: _number(value) for name, value in row.items()} for row in rows]))
-            self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+        return report(self.backend, waited=batches and batches.waited, seconds=seconds)
 
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:
@@ -324,10 +250,6 @@ class Core:
         yield
         self.waiting = None
         self.activity += 1
-
-
-def _number(value: object) -> int | float:
-    return value.item() if hasattr(value, "item") else value
 
 
 def _save(value: object, path: Path) -> None:

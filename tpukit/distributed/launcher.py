@@ -1,14 +1,15 @@
 """Run a function on every core and bring every core's result back, or the first failure."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tpukit.display.progress import screen
-from tpukit.distributed.topology import Topology, choose_topology, refuse_if_in_use
+from tpukit.distributed.failure import message
+from tpukit.distributed.signals import sigterm_ends_the_run
+from tpukit.distributed.topology import choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
-from tpukit.distributed.worker import Failure, Task
-from tpukit.distributed.worker_group import InProcessGroup, WorkerGroup, sigterm_ends_the_run
+from tpukit.distributed.worker import Task
+from tpukit.distributed.worker_group import InProcessGroup, WorkerGroup
 from tpukit.machine.host import Host, host
 
 
@@ -103,67 +104,38 @@ def launch(
         Interrupted: a KeyboardInterrupt, with what had been brought by then.
     """
     machine = machine or host()
-    plan = choose_topology(machine, cores, backend)
+    limits = Limits(timeout, stall, heartbeat)
+    topology = choose_topology(machine, cores, backend)
     refuse_if_in_use(machine)
-    crew = (WorkerGroup if plan.processes else InProcessGroup)(
-        plan, Task(fn, args, seed), Limits(timeout, stall, heartbeat)
-    )
-    with sigterm_ends_the_run(), screen(progress) as display, crew:
-        if plan.rehearsal:
-            stand = "processes stand" if plan.cores > 1 else "process stands"
-            display.line(f"a rehearsal: {plan.cores} {plan.device} {stand} in for TPU cores")
+    group_type = WorkerGroup if topology.processes else InProcessGroup
+    with (
+        sigterm_ends_the_run(),
+        screen(progress) as display,
+        group_type(topology, Task(fn, args, seed), limits, display) as group,
+    ):
+        if topology.rehearsal:
+            stand = "processes stand" if topology.cores > 1 else "process stands"
+            display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores")
         try:
-            failure = crew.watch(display)
+            failure = group.watch()
         except KeyboardInterrupt:
-            crew.end()
-            raise Interrupted(_run(plan, crew)) from None
+            group.end()
+            raise Interrupted(_run(group)) from None
+    run = _run(group)
     if failure is None:
-        return _run(plan, crew)
-    message = _message(failure, plan)
-    raise WorkerFailed(message, rank=failure.rank, traceback=failure.trace, run=_run(plan, crew)) from failure.error
+        return run
+    text = message(failure, topology)
+    raise WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=run) from failure.error
 
 
-def _run(plan: Topology, crew: WorkerGroup) -> Run:
-    ranks = range(plan.cores)
+def _run(group: WorkerGroup) -> Run:
+    """Return what the group has brought by now."""
+    ranks = range(group.topology.cores)
     return Run(
-        results=[crew.results.get(rank) for rank in ranks],
-        cores=plan.cores,
-        device=plan.device,
-        seconds=crew.ended - crew.began,
-        memory=[crew.memory[rank] for rank in ranks if rank in crew.memory],
-        log=crew.log,
+        results=[group.results.get(rank) for rank in ranks],
+        cores=group.topology.cores,
+        device=group.topology.device,
+        seconds=group.ended - group.began,
+        memory=[group.memory[rank] for rank in ranks if rank in group.memory],
+        log=group.log,
     )
-
-
-def _message(failure: Failure, plan: Topology) -> str:
-    others = ("", " (the other was ended)", f" (the other {plan.cores - 1} were ended)")[min(plan.cores, 3) - 1]
-    lines = [f"core {failure.rank} of {plan.cores} {failure.what}{others}"]
-    if failure.waiting:
-        lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
-    if failure.where:
-        lines.append(f"  where: {_place(*failure.where)}")
-    lines.append(f"  fix:   {failure.fix}")
-    if failure.trace:
-        lines.append(f"\n{failure.title}:\n{failure.trace}")
-    return "\n".join(lines)
-
-
-def _place(file: str, line: int, function: str) -> str:
-    """Say where in the reader's words: `train(), cell 12, line 9`."""
-    cell = _cell(file)
-    return f"{function}(), " + (f"cell {cell}" if cell else file) + f", line {line}"
-
-
-def _cell(file: str) -> int | None:
-    """Return the number of the notebook cell that Python knows as a file."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    if shell is None:
-        return None
-    names = getattr(shell.compile, "_filename_map", None)
-    if names is None:  # IPython 7, Colab's
-        cells = shell.history_manager.input_hist_raw
-        ends = ("", "\n")  # the history has lost it
-        numbered = [(number, source + end) for number, source in enumerate(cells) for end in ends]
-        names = {shell.compile.get_code_name(source, source, number): number for number, source in numbered}
-    return names.get(file)

@@ -1,11 +1,11 @@
-"""When does a run hang? Cores that wait for one that will not come, told from cores that compile."""
+"""When does a run hang? Tells cores that wait for one that will not come from cores that compile."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 _UNEVEN_SECONDS = 5.0  # a core that returned has done its part of every collective: the rest is bytes on their way
-_CPU_SAMPLE_SECONDS = 2.0
+_CPU_SAMPLE_SECONDS = 2.0  # over which processor time is compared
 _IDLE = 0.2  # of one processor: a compiler, a decoder or a loop uses more, a sleep or a lock nothing
 
 
@@ -32,9 +32,15 @@ class Limits:
                 raise ValueError(f"{name} is a number of seconds above 0{none}, got {value!r}")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Heartbeat:
-    """What a core last said of itself: how much it has done, in which collective it waits, and since when."""
+    """What a core last said of itself that was new, and when.
+
+    Attributes:
+        activity: its progress counter; unchanged means stalled.
+        waiting: the collective it waits in, None outside of one.
+        since: `time.monotonic()` when the kernel first heard this.
+    """
 
     activity: int
     waiting: str | None
@@ -51,74 +57,92 @@ class Stall:
 
 
 class Watchdog:
-    """Judges from heartbeats whether a run still moves."""
+    """Decides from heartbeats whether a run still moves.
+
+    A core that waits is never to blame while another works: only that one can be late. A core that works is late only
+    if it uses no processor, since a compile takes minutes and moves no counter.
+
+    Args:
+        cores: of the run.
+        limits: how long it may take and stand still.
+        cpu_seconds: returns the processor time that the process of a rank has used so far.
+    """
 
     def __init__(self, cores: int, limits: Limits, cpu_seconds: Callable[[int], float]):
         self.cores, self.limits = cores, limits
-        self._cpu_seconds = cpu_seconds  # of the process that has a rank
-        self._pulses: dict[int, Heartbeat] = {}
-        self._sample: tuple[float, dict[int, float]] | None = None
+        self._cpu_seconds = cpu_seconds
         self._began = time.monotonic()
-        self._silent = Heartbeat(0, None, self._began)  # a core that has not said a word
+        self._silent = Heartbeat(0, None, self._began)  # of a core that has not said a word
+        self._heartbeats = dict.fromkeys(range(cores), self._silent)
+        self._sample: tuple[float, dict[int, float]] | None = None
 
     def beat(self, rank: int, activity: int, waiting: str | None) -> None:
-        """Note a heartbeat."""
-        last = self._pulses.get(rank)
-        if last is None or (last.activity, last.waiting) != (activity, waiting):
-            self._pulses[rank] = Heartbeat(activity, waiting, time.monotonic())
+        """Note a heartbeat; the clock of a core starts again when it has done something new."""
+        last = self._heartbeats[rank]
+        if last is self._silent or (last.activity, last.waiting) != (activity, waiting):
+            self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
-    def judge(self, returned: set[int]) -> Stall | None:
-        """Say which core the others wait for in vain, given those that have returned; None while all is well."""
+    def find_stall(self, returned: set[int]) -> Stall | None:
+        """Name the core that the others wait for in vain, given those that have returned; None while all is well."""
+        running = {rank: beat for rank, beat in self._heartbeats.items() if rank not in returned}
         now = time.monotonic()
-        if self.limits.timeout is not None and now - self._began > self.limits.timeout:
-            return self._timed_out(returned)
-        pulses = {rank: self._pulses.get(rank, self._silent) for rank in range(self.cores) if rank not in returned}
-        quiet = {rank: now - pulse.since for rank, pulse in pulses.items()}
-        waiting = [rank for rank in quiet if pulses[rank].waiting]
-        waits = {rank: f"{pulses[rank].waiting}()" for rank in waiting}
-        nobody_started = self._silent in pulses.values() and not waiting
-        late = [rank for rank in waiting if quiet[rank] > _UNEVEN_SECONDS]
-        if returned and late and len(waiting) == self.cores - len(returned):
-            return Stall(
-                min(returned),
-                f"returned while core {late[0]} still waits for it in {waits[late[0]]}",
-                "let every core do the same number of steps: core.batches gives each the same number of batches",
-            )
-        limit = self.limits.stall
-        if limit is None or not (waiting or nobody_started) or min(quiet.values()) <= limit:
-            self._sample = None
-            return None
-        busy = [rank for rank in quiet if rank not in waiting]
-        if busy and not self._idle(busy, now):
-            return None
-        if not busy:  # all wait, and not for the same
-            told = ", ".join(f"core {rank} in {waits[rank]}" for rank in waiting)
-            rank = min(waiting, key=lambda rank: list(waits.values()).count(waits[rank]))
-            what = f"waits with all others for {quiet[rank]:.0f} s, each for the other: {told}"
-            return Stall(rank, what, "let every core call the same collectives in the same order")
-        if nobody_started:
-            silent = next(rank for rank in busy if pulses[rank] is self._silent)
-            fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
-            return Stall(silent, f"has not started in {quiet[silent]:.0f} s, and uses no processor", fix)
-        return Stall(
-            busy[0],
-            f"has not moved for {quiet[busy[0]]:.0f} s, while core {waiting[0]} waits for it in {waits[waiting[0]]}",
-            f"see below where core {busy[0]} stands; launch(..., stall=seconds) allows more than {limit:g}",
-        )
+        return self._over_time(running, now) or self._left_early(running, returned, now) or self._stuck(running, now)
 
-    def _timed_out(self, returned: set[int]) -> Stall:
-        left = [rank for rank in range(self.cores) if rank not in returned]
-        pulses = {rank: self._pulses.get(rank) for rank in left}
-        rank = next((rank for rank in left if not (pulses[rank] and pulses[rank].waiting)), left[0])
-        pulse = pulses[rank]
-        doing = f", waiting in {pulse.waiting}()" if pulse and pulse.waiting else ""
+    def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
+        if self.limits.timeout is None or now - self._began <= self.limits.timeout:
+            return None
+        rank = next((rank for rank, beat in running.items() if not beat.waiting), min(running))
+        doing = f", waiting in {running[rank].waiting}()" if running[rank].waiting else ""
         what = f"was not done after timeout={self.limits.timeout:g} seconds{doing}"
         return Stall(rank, what, "a longer timeout, or None for no limit; see below where the cores stand")
 
-    def _idle(self, ranks: list[int], now: float) -> bool:
+    def _left_early(self, running: dict[int, Heartbeat], returned: set[int], now: float) -> Stall | None:
+        """All that still run wait for a core that has returned: no limit has to pass for that to be final."""
+        late = [rank for rank, beat in running.items() if beat.waiting and now - beat.since > _UNEVEN_SECONDS]
+        if not (returned and late and all(beat.waiting for beat in running.values())):
+            return None
+        return Stall(
+            min(returned),
+            f"returned while core {late[0]} still waits for it in {running[late[0]].waiting}()",
+            "let every core do the same number of steps: core.batches gives each the same number of batches",
+        )
+
+    def _stuck(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
+        """Nobody has moved for too long, and whoever does not wait uses no processor."""
+        waiting = [rank for rank, beat in running.items() if beat.waiting]
+        silent = [rank for rank, beat in running.items() if beat is self._silent]
+        working = [rank for rank in running if rank not in waiting]
+        quiet = {rank: now - beat.since for rank, beat in running.items()}
+        may_hang = waiting or silent  # cores that all work may say nothing for as long as they like
+        if self.limits.stall is None or not may_hang or min(quiet.values()) <= self.limits.stall:
+            self._sample = None
+            return None
+        if not working:
+            return self._each_for_the_other(running, quiet)
+        if not self._is_idle(working, now):
+            return None
+        if not waiting:
+            fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
+            return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)
+        late, first = working[0], waiting[0]
+        return Stall(
+            late,
+            f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in {running[first].waiting}()",
+            f"see below where core {late} stands; launch(..., stall=seconds) allows more than {self.limits.stall:g}",
+        )
+
+    def _each_for_the_other(self, running: dict[int, Heartbeat], quiet: dict[int, float]) -> Stall:
+        """All cores wait, so not for the same: blame one that waits where the fewest do."""
+        collectives = [beat.waiting for beat in running.values()]
+        rank = min(running, key=lambda rank: collectives.count(running[rank].waiting))
+        each = ", ".join(f"core {rank} in {beat.waiting}()" for rank, beat in running.items())
+        what = f"waits with all others for {quiet[rank]:.0f} s, each for the other: {each}"
+        return Stall(rank, what, "let every core call the same collectives in the same order")
+
+    def _is_idle(self, ranks: list[int], now: float) -> bool:
         """Say whether one of the ranks used no processor over the last seconds: only then does it not compile."""
         spent = {rank: self._cpu_seconds(rank) for rank in ranks}
-        if self._sample is None or set(self._sample[1]) != set(spent):
+        if self._sample is None or self._sample[1].keys() != spent.keys():
             self._sample = now, spent
         began, before = self._sample
         if now - began < _CPU_SAMPLE_SECONDS:

@@ -8,47 +8,72 @@ import signal
 import socket
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from tpukit.backends import cpu, cuda, xla
+from tpukit.backends import RUNTIMES
+from tpukit.backends.protocol import Topology
 from tpukit.distributed import worker
 from tpukit.distributed.channel import Receiver
-from tpukit.distributed.topology import Topology
+from tpukit.distributed.worker import Task, WorkerPipes
 
-if TYPE_CHECKING:
-    from tpukit.distributed.worker_group import WorkerGroup
-
-_LINES_A_SECOND = 500  # of one process; a browser that has to lay out a hundred thousand lines stops answering
+_LINES_PER_SECOND = 500  # of one process; a browser that has to lay out a hundred thousand lines stops answering
+_LAST_LINES = 200  # kept for the report of a process that died without a word
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
 class WorkerProcess:
-    """One worker process, as the kernel sees it: its pipes, the ranks it runs, and its end."""
+    """One worker process: its pipes, the ranks it runs, and its end.
 
-    def __init__(self, number: int, crew: "WorkerGroup", listener: socket.socket):
-        share = crew.plan.cores // crew.plan.processes
-        self.rank, self.ranks = number * share, range(number * share, (number + 1) * share)
-        self.reported = False
+    Args:
+        number: of the process, from 0.
+        topology: of the run.
+        task: what it runs.
+        heartbeat: seconds between two signs of life.
+        folder: where its own processes meet it.
+        listener: where processes find each other.
+        inherited: the kernel's ends of the pipes of the workers forked before, which this one closes.
+
+    Attributes:
+        started: the ranks of its cores, as each reports when its device is up: the order of a TPU's chips is not
+            promised (pytorch/xla 3824, 3902), so a rank need not be the number of its process.
+        has_failed: True once a core of it has reported a failure, or the kernel has noted its death.
+        messages: what its cores send.
+        output: its standard output and error.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        topology: Topology,
+        task: Task,
+        *,
+        heartbeat: float,
+        folder: Path,
+        listener: socket.socket,
+        inherited: Iterable[int],
+    ):
+        self._expected = topology.ranks(number)
+        self.started: list[int] = []
+        self.has_failed = False
         messages, messages_end = os.pipe()
         output, output_end = os.pipe()
         control_end, self._control = os.pipe()
-        others = [messages, output, self._control, *(fd for member in crew.members for fd in member.fds())]
-        ties = worker.WorkerPipes(
-            self.rank,
-            os.getpid(),
-            crew.folder,
-            crew.limits.heartbeat,
-            messages_end,
-            output_end,
-            control_end,
-            tuple(others),
+        pipes = WorkerPipes(
+            rank=self.rank,
+            kernel=os.getpid(),
+            folder=folder,
+            heartbeat=heartbeat,
+            messages=messages_end,
+            output=output_end,
+            control=control_end,
+            inherited=(messages, output, self._control, *inherited),
+        )
+        start = functools.partial(
+            RUNTIMES[topology.backend].start, topology=topology, process=number, listener=listener
         )
         self.process = multiprocessing.get_context("fork").Process(
-            target=worker.main,
-            args=(crew.task, functools.partial(_start, crew.plan, number, listener), ties),
-            name=f"tpukit core {self.rank}",
+            target=worker.main, args=(task, start, pipes), name=f"tpukit core {self.rank}"
         )
         with warnings.catch_warnings():
             # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
@@ -61,11 +86,31 @@ class WorkerProcess:
             os.setpgid(self.process.pid, self.process.pid)  # the child does it too: whoever comes first
         self.messages, self.output = Receiver(messages), _Output(output)
 
+    @property
+    def rank(self) -> int:
+        """The first core of the process; the one it will probably have, until its device is up."""
+        return min(self.started or self._expected)
+
+    @property
+    def unstarted(self) -> int:
+        """How many of its cores have not reported yet."""
+        return len(self._expected) - len(self.started)
+
     def fds(self) -> list[int]:
         """Return the kernel's ends of the pipes, which no other worker may keep open."""
         return [self.messages.fd, self.output.fd, self._control]
 
-    def closed(self, fd: int) -> bool:
+    def receive(self) -> Iterator[object]:
+        """Yield the messages that have arrived by now; an exception stands for one that does not unpickle."""
+        for message in self.messages.receive():
+            match message:
+                case ("started", rank):
+                    self.started.append(rank)
+                case ("failed", _) | Exception():
+                    self.has_failed = True
+            yield message
+
+    def is_closed(self, fd: int) -> bool:
         """Say whether the pipe has come to its end."""
         return (self.messages if fd == self.messages.fd else self.output).closed
 
@@ -100,7 +145,7 @@ class WorkerProcess:
         return total / _TICKS
 
     def kill(self) -> None:
-        """Make sure nothing is left of it."""
+        """Make sure nothing is left of the process and its children, and close the pipes."""
         self.dismiss()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
@@ -113,11 +158,9 @@ class WorkerProcess:
 class _Output:
     """The kernel's end of a worker's standard output and error, read in whole lines, a flood of them cut short."""
 
-    _KEEP = 200  # lines, for the report of a process that died without a word
-
     def __init__(self, fd: int):
         self.fd, self.closed = fd, False
-        self.tail: list[str] = []
+        self._last: list[str] = []
         self._rest = b""
         self._shown = self._hidden = 0
         self._second = 0
@@ -134,65 +177,33 @@ class _Output:
             *complete, self._rest = (self._rest + data).split(b"\n")
             if self.closed and self._rest:
                 complete, self._rest = [self._rest], b""
+            # Of a line that was written over and over, as progress bars do, the last state.
             texts = [line.decode(errors="replace").rstrip("\r").rsplit("\r", 1)[-1] for line in complete]
-            self.tail = [*self.tail, *texts][-self._KEEP :]
-            yield from self._few(texts)
+            self._last = [*self._last, *texts][-_LAST_LINES:]
+            yield from self._within_limit(texts)
 
-    def _few(self, texts: list[str]) -> Iterator[str]:
+    def _within_limit(self, texts: list[str]) -> Iterator[str]:
         second = int(time.monotonic())
         if second != self._second or self.closed:
             yield from self.hidden()
             self._second, self._shown = second, 0
-        room = max(0, _LINES_A_SECOND - self._shown)
+        room = max(0, _LINES_PER_SECOND - self._shown)
         yield from texts[:room]
         self._shown += len(texts[:room])
         self._hidden += len(texts[room:])
 
-    def last_words(self) -> str:
+    def last_lines(self) -> str:
         """Return what a dying process printed last; of a crash, the lines around Python's own word of it."""
-        crash = next((n for n, line in enumerate(self.tail) if line.startswith("Fatal Python error")), None)
-        return "\n".join(self.tail[-20:] if crash is None else self.tail[max(0, crash - 10) : crash + 10])
+        crash = next((n for n, line in enumerate(self._last) if line.startswith("Fatal Python error")), None)
+        return "\n".join(self._last[-20:] if crash is None else self._last[max(0, crash - 10) : crash + 10])
 
     def hidden(self) -> Iterator[str]:
-        """Yield one line that tells how many were not shown, if any."""
+        """Yield one line that says how many were not shown, if any."""
         if self._hidden:
-            yield f"... {self._hidden:,} lines more, over {_LINES_A_SECOND} a second, are not shown"
+            yield f"... {self._hidden:,} lines more, over {_LINES_PER_SECOND} a second, are not shown"
             self._hidden = 0
 
     def close(self) -> None:
         """Close the pipe."""
         self.closed = True
         os.close(self.fd)
-
-
-def _start(plan: Topology, rank: int, listener: socket.socket, body: Callable) -> None:
-    if plan.backend == "tpu":
-        xla.run_tpu(body, rank=rank, processes=plan.processes)
-    elif plan.backend == "xla rehearsal":
-        xla.run_rehearsal(body, rank=rank, world_size=plan.cores, listener=listener)
-    else:
-        core = cuda.Cuda if plan.backend == "cuda" else cpu.Cpu
-        cpu.run(body, rank=rank, world_size=plan.cores, listener=listener, core=core)
-
-
-def death(exitcode: int, memory: int | None) -> tuple[str, str]:
-    """Say what an exit status means and what to do about it; `memory` is the peak in bytes it last told of."""
-    if exitcode == -signal.SIGKILL:
-        seen = f"; at its last word it had used {memory / 2**20:,.0f} MiB" if memory else ""
-        return (
-            f"was killed by SIGKILL, which is what happens where host memory runs out{seen}",
-            "a smaller batch_size, fewer DataLoader workers, or a dataset that is read from disk, not held in memory",
-        )
-    if exitcode < 0:
-        return f"was killed by {signal.Signals(-exitcode).name}", "a native library ended it; see what it printed last"
-    return (
-        f"ended with exit status {exitcode} before it returned",
-        "leave the worker function with return, not os._exit",
-    )
-
-
-def wait(members: list[WorkerProcess], seconds: float) -> None:
-    """Wait until all processes have ended, at most so many seconds."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and not all(member.is_gone() for member in members):
-        time.sleep(0.01)

@@ -9,11 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.distributed.core import Core
+from tpukit.distributed.signals import STEP_SECONDS
 from tpukit.training.checkpoints import Checkpoints
-
-# On SIGTERM the kernel gives a worker eight seconds. For five of them the other cores go on, in case that core 0 is
-# within a step; what is left is for the save.
-_SECONDS_FOR_CORE_0 = 5
 
 
 @dataclass
@@ -133,14 +130,15 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether SIGTERM has arrived, from the platform or an interrupt, and this core is to leave now.
 
-        With checkpoints the others let core 0 go first: if it is within a step, that step needs all of them.
+        With checkpoints the others go on for `STEP_SECONDS`: core 0 may be within a step, which needs all of them, and
+        has to end it before it can save.
         """
         if not self._core.told_to_end:
             return False
         if self._core.is_main or not self.is_kept:
             return True
         self._sigterm_seen = self._sigterm_seen or time.monotonic()
-        return time.monotonic() >= self._sigterm_seen + _SECONDS_FOR_CORE_0
+        return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
 
 
 def _other_architecture(path: Path, error: RuntimeError) -> str:

@@ -38,7 +38,7 @@ class TrainStep:
     average: object = None
 
     def __post_init__(self):
-        self.monitor = RecompileMonitor(self.core._backend)
+        self.monitor = RecompileMonitor(self.core.backend)
         self._buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
     @property

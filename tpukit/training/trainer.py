@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
-from tpukit.distributed.worker import Terminated
+from tpukit.distributed.signals import Terminated
 from tpukit.machine.resources import peak_memory
 from tpukit.training.evaluation import evaluate_synced
 from tpukit.training.history import History

@@ -1,0 +1,173 @@
+"""What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
+
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How a run is laid out: `cores` over `processes`; 0 processes where the one core runs in the kernel itself.
+
+    Attributes:
+        backend: the name of the runtime, as in `tpukit.backends.RUNTIMES`.
+        device: one core in words, such as "TPU v5e core".
+        cores: cores of the run, its world size.
+        processes: worker processes, each with as many cores as every other.
+        rehearsal: True where CPU processes stand in for the cores of a TPU.
+    """
+
+    backend: str
+    device: str
+    cores: int
+    processes: int
+    rehearsal: bool = False
+
+    def ranks(self, process: int) -> range:
+        """Return the ranks of the cores in worker process number `process`."""
+        each = self.cores // self.processes
+        return range(process * each, (process + 1) * each)
+
+
+class Backend:
+    """One core's device and its collectives. Whatever says "together" must be called by every core.
+
+    Attributes:
+        rank: this core's number, 0 to world_size - 1.
+        world_size: cores in the run.
+        device: the torch.device of this core.
+        real: the dtype that a Python number has on its way through a collective.
+        collectives: "in the graph", "gloo" or "nccl": where cores wait for each other.
+        after_sync: called after every `sync`; a running profile marks its steps there.
+    """
+
+    rank: int
+    world_size: int
+    device: object
+    real: object
+    collectives: str
+    after_sync: Callable[[], None] | None = None
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's own random numbers, where they are not the CPU's."""
+
+    def sync(self) -> None:
+        """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
+        if self.after_sync:
+            self.after_sync()
+
+    # ---- collectives -------------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Wait until every core is here, together."""
+        raise NotImplementedError
+
+    def all_reduce(self, tensor, op: str):
+        """Return the "sum", "mean", "min" or "max" of a tensor over the cores, the same bits on each, together."""
+        raise NotImplementedError
+
+    def gather(self, tensor):
+        """Return the tensors of all cores, one after the other along the first axis, together.
+
+        Shapes and dtypes must be the same on every core.
+        """
+        raise NotImplementedError
+
+    def broadcast(self, tensors: list) -> None:
+        """Overwrite the tensors with rank 0's, together."""
+        raise NotImplementedError
+
+    def average(self, tensors: list) -> None:
+        """Overwrite the tensors with their mean over the cores, together: gradients, after backward."""
+        raise NotImplementedError
+
+    # ---- to and from host memory -------------------------------------------------------------------------------
+
+    def to_device(self, tensors: list) -> list:
+        """Return the tensors of a batch on the device, in one transfer; a thread other than the core's may ask."""
+        raise NotImplementedError
+
+    def to_cpu(self, tensors: list) -> list:
+        """Return the tensors in host memory, in one transfer; those that are there are returned as they are."""
+        raise NotImplementedError
+
+    # ---- what the device has to say; a device that computes as the program runs has nothing --------------------
+
+    def compiles(self) -> tuple[int, float] | None:
+        """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
+        return None
+
+    def metrics(self) -> dict[str, tuple[int, float]]:
+        """Return torch_xla's metrics by name as (samples, their sum), times in ns, and its counters as (value, 0)."""
+        return {}
+
+    def memory(self) -> dict[str, int]:
+        """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
+        return {}
+
+    def graph_key(self, tensors: list) -> bytes:
+        """Return what identifies the graph recorded for these tensors."""
+        raise NotImplementedError
+
+    def graph_text(self, tensors: list) -> str:
+        """Return the graph recorded for these tensors as HLO text, with its constants."""
+        raise NotImplementedError
+
+    def record_lines(self, wanted: bool) -> None:
+        """Have every operation remember the line of Python it came from, for `graph_text`."""
+        raise NotImplementedError
+
+    def start_trace(self, folder: Path) -> None:
+        """Record what the device and the host do, until `stop_trace`."""
+        raise NotImplementedError
+
+    def stop_trace(self) -> None:
+        """End the recording and write it into the folder given to `start_trace`."""
+        raise NotImplementedError
+
+    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
+        """Name a stretch of the recording as a step."""
+        raise NotImplementedError
+
+
+class Runtime:
+    """How runs of one kind of device are laid out, and started in a worker process.
+
+    Attributes:
+        name: what `launch(backend=...)` calls it.
+        package: what has to be installed beside torch, None for nothing.
+    """
+
+    name: str
+    package: str | None = None
+
+    def is_present(self, machine) -> bool:
+        """Say whether the machine has devices of this kind; nothing is started to find out."""
+        raise NotImplementedError
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        """Lay out a run of so many cores on a machine; None for all there are.
+
+        Raises:
+            ValueError: so many cannot be had there.
+        """
+        raise NotImplementedError
+
+    def is_started(self) -> bool:
+        """Say whether this process has started the runtime, so that a fork of it could not; does not start it."""
+        return False
+
+    def load(self, topology: Topology) -> None:
+        """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
+        import torch.distributed  # noqa: F401
+
+    def start(
+        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
+    ) -> None:
+        """Start the devices of worker process number `process`, and call the body once for each of its cores.
+
+        `listener` is a socket on the loopback interface, opened by the kernel: where processes find each other.
+        """
+        raise NotImplementedError

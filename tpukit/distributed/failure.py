@@ -1,0 +1,229 @@
+"""Every word about a core that failed: what happened, where, what it was waiting for, and what to do."""
+
+import os
+import shutil
+import signal
+import sys
+import sysconfig
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.backends.protocol import Topology
+from tpukit.distributed.channel import Unsendable, deserialize, serialize
+from tpukit.distributed.signals import FAILURE_IN_A_COLLECTIVE_SECONDS, FAILURE_SECONDS, Terminated
+
+_KIT = str(Path(__file__).parents[1])  # the whole kit, so that errors blame the line of whoever called it
+_LAST_READ_SECONDS = 0.1  # for the last rows of a log, once every core has returned or failed
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How one core failed: said by the core itself or, if it could not, by the kernel.
+
+    Attributes:
+        rank: of the core.
+        when: `time.monotonic()`, one clock for all processes of a machine.
+        what: "raised KeyError: 'a'", "was killed by SIGKILL".
+        waiting: the collective it was in, so the failure is probably another core's.
+        where: (file, line, function) of the innermost line that is not a library's.
+        trace: the traceback, or whatever else shows what happened, as text.
+        title: what `trace` is.
+        error: the exception itself where it survives pickling.
+        fix: what to do, where that is known.
+    """
+
+    rank: int
+    when: float
+    what: str
+    waiting: str | None = None
+    where: tuple[str, int, str] | None = None
+    trace: str = ""
+    title: str = "its traceback"
+    error: BaseException | None = None
+    fix: str = "correct that line and run the cell again; the kernel need not be restarted"
+
+
+class Failures:
+    """The failures of a run so far, and how long to wait for one that happened first but is still on its way."""
+
+    def __init__(self) -> None:
+        self._failures: list[Failure] = []
+        self._deadline = float("inf")
+
+    def __bool__(self) -> bool:
+        return bool(self._failures)
+
+    @property
+    def ranks(self) -> set[int]:
+        """The cores that failed."""
+        return {failure.rank for failure in self._failures}
+
+    def add(self, failure: Failure) -> None:
+        """Note a failure."""
+        self._failures.append(failure)
+        in_collectives = all(failure.waiting for failure in self._failures)
+        self._wait_at_most(FAILURE_IN_A_COLLECTIVE_SECONDS if in_collectives else FAILURE_SECONDS)
+
+    def are_settled(self, every_core_is_known: bool) -> bool:
+        """Say whether no earlier failure can still be on its way; sooner if every core has returned or failed."""
+        if self and every_core_is_known:
+            self._wait_at_most(_LAST_READ_SECONDS)
+        return time.monotonic() > self._deadline
+
+    def first(self) -> Failure | None:
+        """Return the one that made the others fail: the earliest outside of a collective, if there is one."""
+        return min(self._failures, key=lambda failure: (bool(failure.waiting), failure.when), default=None)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+
+# ---- kinds of failure ------------------------------------------------------------------------------------------------
+
+
+def exception_raised(rank: int, error: BaseException, *, waiting: str | None) -> Failure:
+    """Describe the exception that ended a worker function, or kept a device from starting."""
+    when = time.monotonic()
+    if isinstance(error, Unsendable):
+        fix = "return tensors, arrays, numbers and containers of them"
+        return Failure(rank, when, f"returned something that cannot leave its process: {error}", fix=fix)
+    steps = error.__traceback__
+    while steps and steps.tb_frame.f_code.co_filename.startswith(_KIT) and steps.tb_next:
+        steps = steps.tb_next  # the reader wants their own function first
+    trace = "".join(traceback.format_exception(type(error), error, steps))
+    if isinstance(error, SystemExit):
+        what = f"called sys.exit({error.code!r}) before it returned a result"
+    elif isinstance(error, Terminated):
+        what = _TERMINATED
+    else:
+        what = f"raised {type(error).__name__}: {_in_a_line(error)}".removesuffix(": ")
+    fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
+    return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_sendable(error), fix=fix)
+
+
+_TERMINATED = "was told to end by SIGTERM"
+
+
+def told_to_end(rank: int, frame: object) -> Failure:
+    """Describe a core that gets SIGTERM, with the stack where it stood."""
+    return Failure(rank, time.monotonic(), _TERMINATED, trace=stack_text(frame), title="where it stood")
+
+
+def process_ended(rank: int, exitcode: int, *, memory: int | None, last_output: str) -> Failure:
+    """Describe a process that ended with neither a result nor a word.
+
+    Args:
+        rank: of its first core.
+        exitcode: as `multiprocessing.Process.exitcode`.
+        memory: the peak in bytes that it last reported.
+        last_output: what it printed last.
+    """
+    if exitcode == -signal.SIGKILL:
+        seen = f"; at its last word it had used {memory / 2**20:,.0f} MiB" if memory else ""
+        what = f"was killed by SIGKILL, which is what happens where host memory runs out{seen}"
+        fix = "a smaller batch_size, fewer DataLoader workers, or a dataset that is read from disk, not held in memory"
+    elif exitcode < 0:
+        what = f"was killed by {signal.Signals(-exitcode).name}"
+        fix = "a native library ended it; see what it printed last"
+    else:
+        what = f"ended with exit status {exitcode} before it returned"
+        fix = "leave the worker function with return, not os._exit"
+    return Failure(rank, time.monotonic(), what, fix=fix, trace=last_output, title="the last it printed")
+
+
+def result_unreadable(rank: int, error: Exception) -> Failure:
+    """Describe a result that left its process and cannot be unpickled in the kernel."""
+    what = f"returned something the kernel cannot unpickle: {type(error).__name__}: {error}"
+    return Failure(rank, time.monotonic(), what, error=error)
+
+
+def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) -> Failure:
+    """Describe a run that hangs, blaming core `rank`; `stacks` by rank, None for a core that did not answer."""
+    hung = "does not answer: native code holds its interpreter\n"
+    blamed_first = sorted(stacks, key=lambda one: one != rank)
+    trace = "".join(f"core {one}:\n{hung if stacks[one] is None else stacks[one]}" for one in blamed_first)
+    return Failure(rank, time.monotonic(), what, fix=fix, trace=trace, title="where the cores stand")
+
+
+# ---- the message -----------------------------------------------------------------------------------------------------
+
+
+def message(failure: Failure, topology: Topology) -> str:
+    """Write what the user reads: fact, evidence, fix, then the traceback of the core that failed first."""
+    cores = topology.cores
+    others = ("", " (the other was ended)", f" (the other {cores - 1} were ended)")[min(cores, 3) - 1]
+    lines = [f"core {failure.rank} of {cores} {failure.what}{others}"]
+    if failure.waiting:
+        lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
+    if failure.where:
+        lines.append(f"  where: {_place(*failure.where)}")
+    lines.append(f"  fix:   {failure.fix}")
+    if failure.trace:
+        lines.append(f"\n{failure.title}:\n{failure.trace}")
+    return "\n".join(lines)
+
+
+def stack_text(frame: object) -> str:
+    """Return where a core stands, from the worker function on."""
+    steps = traceback.extract_stack(frame)
+    above = [index for index, step in enumerate(steps) if step.filename == _WORKER]
+    return "".join(traceback.format_list(steps[max(above, default=-1) + 1 :]))
+
+
+_WORKER = str(Path(__file__).with_name("worker.py"))  # which calls the worker function
+
+
+def _place(file: str, line: int, function: str) -> str:
+    """Say where in the reader's words: `train(), cell 12, line 9`."""
+    cell = _notebook_cell(file)
+    return f"{function}(), " + (f"cell {cell}" if cell else file) + f", line {line}"
+
+
+def _notebook_cell(file: str) -> int | None:
+    """Return the number of the notebook cell that Python knows as a file."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    if shell is None:
+        return None
+    names = getattr(shell.compile, "_filename_map", None)
+    if names is None:  # IPython 7, Colab's
+        cells = shell.history_manager.input_hist_raw
+        ends = ("", "\n")  # the history has lost it
+        numbered = [(number, source + end) for number, source in enumerate(cells) for end in ends]
+        names = {shell.compile.get_code_name(source, source, number): number for number, source in numbered}
+    return names.get(file)
+
+
+def _fix_of_a_dead_loader() -> str:
+    free = shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0
+    return (
+        f"a DataLoader process was killed: host memory, or /dev/shm, which has {free / 2**20:,.0f} MiB free;\n"
+        "         workers=0, a smaller batch_size, or a container with more shared memory"
+    )
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return an exception's text and notes in one line; of many lines, as a DataLoader's process sends, three."""
+    lines = [line for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 3:
+        lines = [lines[0], "...", "; ".join(lines[-2:])]
+    return " ".join([*lines, *(f"({note})" for note in getattr(error, "__notes__", []))])
+
+
+def _where(error: BaseException) -> tuple[str, int, str] | None:
+    """Return file, line and function of the innermost line that is neither a library's nor the kit's own."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "site-packages" not in frame.filename and _KIT not in frame.filename]
+    own = [frame for frame in own if not frame.filename.startswith((sysconfig.get_path("stdlib"), "<frozen"))]
+    return (own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
+
+
+def _sendable(error: BaseException) -> BaseException | None:
+    """Return the exception if the kernel will be able to unpickle it: many cannot be built from their `args`."""
+    try:
+        again = deserialize([bytearray(part) for part in serialize(error)])
+    except Exception:  # an exception class may do anything in __reduce__ and __init__
+        return None
+    return error if type(again) is type(error) else None

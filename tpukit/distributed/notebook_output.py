@@ -1,0 +1,105 @@
+"""What a core says to the notebook: lines, logged numbers, progress; sent as messages, drawn by the kernel."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+_SECONDS_BETWEEN_MESSAGES = 0.25
+
+
+class NotebookOutput:
+    """The part of a `Core` that speaks to the notebook.
+
+    A fork's own widgets and displays would show nothing, so all of it travels as messages; no message waits for the
+    device, or copies from it more than four times a second.
+
+    Attributes:
+        rank: this core's number.
+        activity: progress counter; unchanged means stalled.
+    """
+
+    def __init__(self, rank: int, send: Callable[[object], None]):
+        self.rank = rank
+        self.activity = 0
+        self._send = send
+        self._rows: list[dict] = []  # logged, not yet sent
+        self._logged = 0
+        self._next_send = 0.0
+
+    @property
+    def is_main(self) -> bool:
+        """True on core 0, which prints, logs and saves for all."""
+        return self.rank == 0
+
+    def print(self, *values: object, everywhere: bool = False) -> None:
+        """Print one whole line in the notebook, from core 0; from each core, named, with `everywhere`."""
+        if self.is_main or everywhere:
+            self.activity += 1
+            self._send(("line", self.rank, " ".join(map(str, values)), everywhere))
+
+    def log(self, step: int | None = None, **values: object) -> None:
+        """Record numbers of core 0 for the live curve and `Run.log`; the other cores' are ignored.
+
+        A one-element tensor stays on the device and is copied with others at most four times a second, so logging
+        every step does not make the chip wait. Do not change it in place afterwards.
+
+        Args:
+            step: what the curve is drawn over; counted from 1 if left out.
+            **values: numbers or one-element tensors by name.
+
+        Raises:
+            TypeError: a value is neither.
+        """
+        import torch
+
+        self._logged = self._logged + 1 if step is None else step
+        if not self.is_main:
+            return
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.numel() == 1:
+                values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
+            elif not isinstance(value, int | float):
+                raise TypeError(
+                    f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}"
+                    f"{tuple(getattr(value, 'shape', ()))}\n  fix:   {name}.mean(), or return it from the worker"
+                )
+        self._rows.append({"step": self._logged, **values})
+        if time.monotonic() >= self._next_send:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send the logged rows now; a run's end does it too."""
+        if self._rows:
+            rows, self._rows = self.to_host(self._rows), []
+            self._send(("log", self.rank, [{name: _number(value) for name, value in row.items()} for row in rows]))
+            self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+
+    def progress(self, iterable: Iterable, label: str = "steps", total: int | None = None) -> Iterator:
+        """Yield the items of an iterable and show in the notebook how far core 0 has come.
+
+        Args:
+            iterable: anything; for `core.batches(...)` the samples a second of all cores are shown as well.
+            label: the name of the bar; the same label starts the same bar again.
+            total: items to expect, where the iterable has no length.
+        """
+        total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
+        samples = getattr(iterable, "samples_per_step", 0)
+        done, next_send = 0, 0.0
+        try:
+            for item in iterable:
+                self.activity += 1
+                if self.is_main and time.monotonic() >= next_send:
+                    self._send(("progress", label, done, total, samples))
+                    next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+                done += 1
+                yield item
+        finally:  # a loop that was left early is over, too
+            if self.is_main:
+                self._send(("progress", label, done, done, samples))
+
+    def to_host(self, value: object) -> object:
+        """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
+        raise NotImplementedError
+
+
+def _number(value: object) -> int | float:
+    return value.item() if hasattr(value, "item") else value
