@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.display.tables import human_size
+from tpukit.storage.files import write_whole
 
 _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
 
@@ -149,12 +150,16 @@ class Checkpoints:
 
         unfinished = self.folder / f".step-{step:08}.{os.getpid()}.unfinished"
         file = None
+
+        def path() -> Path:
+            return self.folder / f"step-{step:08}{'-best' * best}-{file.crc32:08x}.pt"
+
         try:
-            with _atomic_file(unfinished) as file:
+            with _locked(unfinished), write_whole(path, part=unfinished, sync_folder=True) as binary:
+                file = _ChecksummedFile(binary)
                 torch.save(state, file)
-                file.final = self.folder / f"step-{step:08}{'-best' * best}-{file.crc32:08x}.pt"
             # A resumed run that reaches this step again writes the same bytes, so the file is whole again.
-            self._damaged.discard(file.final)
+            self._damaged.discard(path())
             self._prune()
         except Exception as error:  # of any kind: `save`, `check` and `close` raise it where the caller sees it
             # The disk's own error: torch raises another one in its place, about positions in the file.
@@ -265,17 +270,6 @@ def _check_state(value: object, where: str) -> None:
         )
 
 
-def _crc32(path: Path) -> int:
-    checksum = 0
-    with path.open("rb") as file:
-        while piece := file.read(2**20):
-            checksum = zlib.crc32(piece, checksum)
-    return checksum
-
-
-# ---- files that appear whole or not at all -----------------------------------------------------------------------
-
-
 class _ChecksummedFile:
     """A file for `torch.save` that keeps the CRC-32 of what is written to it, which is all of it and in order.
 
@@ -283,14 +277,12 @@ class _ChecksummedFile:
         crc32: of everything so far.
         bytes: written so far.
         error: the first error of the disk; torch raises another one in its place.
-        final: the path that the file gets when it is complete; whoever writes sets it.
     """
 
     def __init__(self, file):
         self._file = file
         self.crc32, self.bytes = 0, 0
         self.error: OSError | None = None
-        self.final: Path | None = None
 
     def write(self, data) -> int:
         try:
@@ -306,79 +298,54 @@ class _ChecksummedFile:
         self._file.flush()
 
 
-@contextlib.contextmanager
-def _atomic_file(unfinished: Path) -> Iterator[_ChecksummedFile]:
-    """Give a new file to write to, which gets the name in its `final` when it is complete and on the disk.
+def _crc32(path: Path) -> int:
+    checksum = 0
+    with path.open("rb") as file:
+        while piece := file.read(2**20):
+            checksum = zlib.crc32(piece, checksum)
+    return checksum
 
-    The name is set by the block, since it holds the checksum. If the block raises, no file is left.
-    """
+
+# ---- unfinished files: locked by the process that writes them, removed when it is dead ---------------------------
+# A lock, and not the number of the process in the name of the file: another process may have that number by now.
+
+
+@contextlib.contextmanager
+def _locked(unfinished: Path) -> Iterator[None]:
+    """Create a file and keep it locked, so that `_remove_leftovers` in other processes leaves it alone."""
     try:
-        with _open_locked(unfinished) as file:
-            checksummed = _ChecksummedFile(file)
-            yield checksummed
-            file.flush()
-            # Before the rename: after a power cut, some file systems have the new name and none of the bytes.
-            os.fsync(file.fileno())
-            if os.name == "nt":  # Windows renames no open file; elsewhere it stays locked until it has its name
-                file.close()
-            os.replace(unfinished, checksummed.final)
-        _sync_folder(unfinished.parent)
-    finally:
-        with contextlib.suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+        import fcntl
+    except ImportError:  # Windows, where no file is removed that a process has open
+        yield
+        return
+    while True:
+        with unfinished.open("wb") as file:
+            with contextlib.suppress(OSError):  # some network drives have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _has_path(file, unfinished):
+                yield
+                return
+        # Another process took it for a leftover between `open` and the lock, and removed it: once more.
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of processes that were killed; a living process has its own locked."""
+    """Remove the unfinished files of processes that were killed."""
     for path in folder.glob(".step-*.unfinished"):
-        with contextlib.suppress(OSError):  # locked, or gone already
+        with contextlib.suppress(OSError):  # locked by a living process, or gone already, or a drive without locks
             if os.name == "nt":
                 path.unlink()
                 continue
+            import fcntl
+
             with path.open("rb") as file:
-                _lock(file, wait=False)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _has_path(file, path):
                     path.unlink()
 
 
-def _open_locked(path: Path):
-    """Open a file to write to, which `_remove_leftovers` of other processes leaves alone while this one lives."""
-    while True:
-        file = path.open("wb")
-        with contextlib.suppress(OSError):  # a drive without locks
-            _lock(file, wait=True)
-        if _has_path(file, path):
-            return file
-        file.close()  # another process removed it as a leftover between `open` and the lock
-
-
-def _lock(file, *, wait: bool) -> None:
-    """Lock an open file until it is closed, at the latest by the death of its process.
-
-    A lock and not the process's number in the name of the file: another process may have that number by now.
-
-    Raises:
-        OSError: another process has it locked, or the drive has no locks.
-    """
-    with contextlib.suppress(ImportError):  # Windows has no fcntl; there, no file is removed while it is open
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-
-
 def _has_path(file, path: Path) -> bool:
-    """Return whether an open file is still the one at the path it was opened by."""
+    """Return whether an open file is still the one at the path that it was opened by."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _sync_folder(folder: Path) -> None:
-    """Write a rename to the disk; where a folder cannot be synced, the system does it later."""
-    with contextlib.suppress(OSError):  # Windows opens no folder, some network drives sync none
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
