@@ -122,3 +122,42 @@ def test_the_private_calls_exist():
 
     for name in ("_xla_runtime_is_initialized", "_xla_sync_multi", "_xla_get_cpu_tensors"):
         assert callable(getattr(torch_xla._XLAC, name))
+
+
+STRANGERS = {
+    "xm.all_reduce": lambda xm, one: xm.all_reduce(xm.REDUCE_SUM, one),
+    "xm.all_gather": lambda xm, one: xm.all_gather(one),
+    "xm.reduce_scatter": lambda xm, one: xm.reduce_scatter(xm.REDUCE_SUM, one, 1.0, 0, 2),
+    "xm.optimizer_step": lambda xm, one: xm.optimizer_step(None),
+    "xm.mesh_reduce": lambda xm, one: xm.mesh_reduce("loss", 1.0, sum),
+    "xm.rendezvous": lambda xm, one: xm.rendezvous("here"),
+    'dist.init_process_group("xla")': lambda xm, one: __import__("torch").distributed.init_process_group("xla"),
+}
+
+
+def test_torch_xlas_own_calls_are_true_or_refused_in_the_rehearsal_joined_by_gloo():
+    """Each process is alone there: a stranger's code would train one model per process, silently."""
+    import torch
+
+    from tpukit import launch
+
+    def work(core):
+        import torch_xla.core.xla_model as xm
+        import torch_xla.runtime as xr
+
+        refused = {}
+        for name, call in STRANGERS.items():
+            try:
+                call(xm, torch.ones(2, device=core.device))
+            except RuntimeError as error:
+                refused[name] = str(error)
+        return xr.world_size(), xr.global_ordinal(), xm.is_master_ordinal(), refused
+
+    for rank, (world_size, ordinal, is_master, refused) in enumerate(
+        launch(work, cores=2, backend="xla:cpu", progress="off").results
+    ):
+        assert (world_size, ordinal, is_master) == (2, rank, rank == 0)
+        assert refused.keys() == STRANGERS.keys()
+        for name, message in refused.items():
+            assert message.startswith(f"{name} joins nothing in this rehearsal\n  found: 2 XLA:CPU processes")
+            assert "fix:   core.all_reduce" in message

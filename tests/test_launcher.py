@@ -273,7 +273,7 @@ WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
         ({"chips": 0, "cpus": 4}, {}, ("cpu", True, 4, 4)),
         ({"chips": 0, "cpus": 96}, {}, ("cpu", True, 8, 8)),
         ({"chips": 0, "cpus": 1}, {}, ("cpu", True, 2, 2)),
-        ({"chips": 0, "cpus": 2}, {"backend": "xla"}, ("xla", True, 2, 2)),
+        ({"chips": 0, "cpus": 2}, {"backend": "xla"}, ("xla:cpu", True, 2, 2)),
     ],
 )
 def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected):
@@ -290,7 +290,7 @@ def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected
         ({"chips": 0}, {"cores": -2}, "got -2"),
         ({"chips": 0}, {"cores": True}, "got True"),
         ({"chips": 0}, {"cores": "8"}, "got '8'"),
-        ({"chips": 0}, {"backend": "tpu"}, "backend is one of None, 'cpu', 'cuda' and 'xla', got 'tpu'"),
+        ({"chips": 0}, {"backend": "tpu"}, "backend is one of None, 'cpu', 'cuda', 'xla', 'xla:cpu'; got 'tpu'"),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
         ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
@@ -397,3 +397,74 @@ def test_sigterm_is_heard_whichever_thread_the_system_hands_it_to(backend):
     with pytest.raises(WorkerFailed, match="core 1 of 2 was told to end by SIGTERM"):
         quietly(work, cores=2, backend=backend)
     assert time.monotonic() - began < 30
+
+
+# ---- processes and files of the worker function's own ---------------------------------------------------------------
+
+
+def test_pools_of_processes_in_a_worker_end_quietly(capfd):
+    """A pool ends its processes by SIGTERM, which must not mean to them what it means to a worker."""
+
+    def work(core):
+        from multiprocessing import Pool
+
+        total = 0
+        for _ in range(25):
+            with Pool(2) as pool:
+                total += sum(pool.map(abs, [-1, 1]))
+        return total
+
+    assert quietly(work, cores=2, timeout=100).results == [50, 50]
+    assert "Terminated" not in "".join(capfd.readouterr())
+
+
+def test_a_launch_works_beside_more_than_a_thousand_open_files():
+    import resource
+
+    def work(core):
+        time.sleep(0.5)
+        return any("obey" in thread.name for thread in threading.enumerate())  # the thread that hears the kernel
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        assert quietly(work, cores=2).results == [True, True]
+    finally:
+        for fd in opened:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_data_processes_work_where_the_temporary_folder_has_a_long_name(tmp_path, monkeypatch):
+    """A socket's name in the file system has 108 bytes at most."""
+    import tempfile
+
+    folder = tmp_path / ("a" * 60)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    data = [(torch.ones(3) * index, index) for index in range(8)]
+
+    def work(core):
+        return sum(len(numbers) for _, numbers in core.batches(data, batch_size=2, workers=2))
+
+    assert quietly(work, cores=2, timeout=60).results == [4, 4]
+
+
+def test_a_refused_fork_leaks_no_descriptor(monkeypatch):
+    import multiprocessing.context
+
+    forks = []
+
+    def refuse(process):
+        forks.append(process)
+        if len(forks) % 2 == 0:
+            raise OSError(11, "Resource temporarily unavailable")
+        return multiprocessing.popen_fork.Popen(process)
+
+    monkeypatch.setattr(multiprocessing.context.ForkProcess, "_Popen", staticmethod(refuse))
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        with pytest.raises(OSError, match="Resource temporarily unavailable"):
+            quietly(lambda core: core.rank, cores=2)
+    assert len(os.listdir("/proc/self/fd")) == before

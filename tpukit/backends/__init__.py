@@ -4,6 +4,8 @@ from tpukit.backends.cpu import CpuRuntime
 from tpukit.backends.cuda import CudaRuntime
 from tpukit.backends.protocol import Runtime
 from tpukit.backends.xla import XlaRuntime
+from tpukit.backends.xla_cpu import XlaCpuRuntime
 
 # By name, the best first: a launch takes the first that the machine has devices for.
-RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in (XlaRuntime(), CudaRuntime(), CpuRuntime())}
+_ALL = (XlaRuntime(), CudaRuntime(), CpuRuntime(), XlaCpuRuntime())
+RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in _ALL}

@@ -16,7 +16,7 @@ _LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves
 class Cpu(Backend):
     """One CPU process among `world_size`, joined by gloo over the loopback interface."""
 
-    collectives = "gloo"
+    transport = "gloo"  # of torch.distributed
 
     def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
         import torch
@@ -37,7 +37,7 @@ class Cpu(Backend):
         import torch.distributed as dist
 
         if listener is None:  # one core, in the kernel's own process
-            dist.init_process_group(self.collectives, store=dist.HashStore(), rank=0, world_size=1)
+            dist.init_process_group(self.transport, store=dist.HashStore(), rank=0, world_size=1)
             return
         # Rank 0 serves on a socket the kernel opened: no port to agree on, none to collide, no file to leave behind.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
@@ -46,7 +46,7 @@ class Cpu(Backend):
         listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
         store = dist.TCPStore("127.0.0.1", port, self.world_size, wait_for_workers=False, **master)
         with _without_stdout():  # gloo greets every peer there
-            dist.init_process_group(self.collectives, store=store, rank=self.rank, world_size=self.world_size)
+            dist.init_process_group(self.transport, store=store, rank=self.rank, world_size=self.world_size)
 
     def barrier(self) -> None:
         import torch.distributed as dist
@@ -162,7 +162,7 @@ class CpuRuntime(Runtime):
     """CPU processes: the rehearsal on every machine; one core in the kernel itself where nothing can be forked."""
 
     name = "cpu"
-    backend: type[Cpu] = Cpu
+    backend = Cpu
 
     def is_present(self, machine) -> bool:
         return True
@@ -178,10 +178,11 @@ class CpuRuntime(Runtime):
             )
         return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
 
-    def start(
-        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
-    ) -> None:
-        body(self.backend(process, topology.cores, listener))
+    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
+        return socket.create_server(("127.0.0.1", 0))  # where rank 0 will listen
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        body(self.backend(process, topology.cores, meeting_point))
 
 
 def rehearsal_cores(machine) -> int:

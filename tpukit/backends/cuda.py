@@ -27,7 +27,8 @@ def count(environ: Mapping[str, str] = os.environ, gpus: Path = _PROC) -> int:
 class Cuda(Cpu):
     """One GPU of this machine; collectives stay on the GPUs."""
 
-    collectives = "nccl"
+    transport = "nccl"
+    waits_idle = False  # CUDA spins while it waits for the GPU
 
     def open_device(self):
         import torch

@@ -1,7 +1,6 @@
 """What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
 
 import contextlib
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,7 +38,9 @@ class Backend:
         world_size: cores in the run.
         device: the torch.device of this core.
         real: the dtype that a Python number has on its way through a collective.
-        collectives: "in the graph", "gloo" or "nccl": where cores wait for each other.
+        in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
+            `sync` and when they read a tensor, not in the call of the collective.
+        waits_idle: True where a core that waits for others uses no processor.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -47,7 +48,8 @@ class Backend:
     world_size: int
     device: object
     real: object
-    collectives: str
+    in_graph = False
+    waits_idle = True
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
@@ -136,12 +138,17 @@ class Runtime:
     """How runs of one kind of device are laid out, and started in a worker process.
 
     Attributes:
-        name: what `launch(backend=...)` calls it.
+        name: what `launch(backend=...)` calls it. "xla:cpu" rehearses for "xla": it is taken where "xla" was asked for
+            and the machine has no device of that kind.
+        backend: the class of its cores.
         package: what has to be installed beside torch, None for nothing.
+        note: what a rehearsal on it says about itself, beside the number of processes.
     """
 
     name: str
+    backend: type[Backend]
     package: str | None = None
+    note: str = ""
 
     def is_present(self, machine) -> bool:
         """Say whether the machine has devices of this kind; nothing is started to find out."""
@@ -163,11 +170,13 @@ class Runtime:
         """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
         import torch.distributed  # noqa: F401
 
-    def start(
-        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
-    ) -> None:
+    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
+        """Open what the processes of a run find each other through; the kernel closes it once all are forked."""
+        return contextlib.nullcontext()
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         """Start the devices of worker process number `process`, and call the body once for each of its cores.
 
-        `listener` is a socket on the loopback interface, opened by the kernel: where processes find each other.
+        `meeting_point` is what the method of that name opened, inherited by the fork.
         """
         raise NotImplementedError

@@ -1,17 +1,15 @@
-"""torch_xla: TPU cores, and XLA:CPU processes that rehearse for them. The only file that imports torch_xla."""
+"""torch_xla: TPU cores, and what all that torch_xla runs on has in common. The only file that imports torch_xla."""
 
 import contextlib
 import os
-import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.backends.cpu import Cpu, rehearsal_cores
 from tpukit.backends.protocol import Backend, Runtime, Topology
 
 
-class _TorchXla(Backend):
+class TorchXla(Backend):
     """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters, traces."""
 
     def seed(self, seed: int) -> None:
@@ -89,10 +87,10 @@ class _TorchXla(Backend):
         return torch_xla._XLAC.profiler.TraceMe("step", step_num=number, _r=1)  # TensorBoard groups by it
 
 
-class Tpu(_TorchXla):
+class Tpu(TorchXla):
     """One TPU core. Everything here is recorded into the graph of the step; `sync` compiles and runs it."""
 
-    collectives = "in the graph"
+    in_graph = True
 
     def __init__(self) -> None:
         import torch
@@ -145,31 +143,17 @@ class Tpu(_TorchXla):
         return {"peak": info["peak_bytes_used"], "limit": info["bytes_limit"]}
 
 
-class Rehearsal(_TorchXla, Cpu):
-    """One XLA:CPU client among `world_size` processes, joined by gloo through host memory.
-
-    Collectives end the graph, which they do not on a TPU; everything else about graphs is as it is there.
-    """
-
-    def open_device(self):
-        import torch_xla
-
-        return torch_xla.device()
-
-
 class XlaRuntime(Runtime):
-    """One process per TPU chip; without a chip, one XLA:CPU client per process."""
+    """One process per TPU chip."""
 
     name = "xla"
+    backend = Tpu
     package = "torch_xla"
 
     def is_present(self, machine) -> bool:
         return bool(machine.chips)
 
     def topology(self, machine, cores: int | None) -> Topology:
-        if not machine.chips:
-            cores = cores or rehearsal_cores(machine)
-            return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
         if cores not in (None, 1, machine.cores):
             raise ValueError(
                 f"cores={cores} cannot be had: torch_xla runs on one core or on all {machine.cores}\n"
@@ -183,25 +167,10 @@ class XlaRuntime(Runtime):
         return runtime_started()
 
     def load(self, topology: Topology) -> None:
-        # With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
-        with _variable("PJRT_DEVICE", "CPU" if topology.rehearsal else "TPU"):
-            import torch_xla  # noqa: F401
-            import torch_xla._internal.pjrt  # noqa: F401
+        import_torch_xla("TPU")
 
-    def start(
-        self, body: Callable[[Backend], None], topology: Topology, *, process: int, listener: socket.socket
-    ) -> None:
-        if not topology.rehearsal:
-            start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
-            return
-        # Through the start-up that a TPU takes. Every process believes itself alone there, so rank and world size
-        # come from the launcher.
-        start_pjrt(
-            "CPU",
-            lambda: body(Rehearsal(process, topology.cores, listener)),
-            process=process,
-            processes=topology.processes,
-        )
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
 
 
 def runtime_started() -> bool:
@@ -209,6 +178,16 @@ def runtime_started() -> bool:
     if "torch_xla" not in sys.modules:  # importing it costs ten seconds, and proves nothing
         return False
     return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
+
+
+def import_torch_xla(device_type: str) -> None:
+    """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
+
+    With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
+    """
+    with _variable("PJRT_DEVICE", device_type):
+        import torch_xla  # noqa: F401
+        import torch_xla._internal.pjrt  # noqa: F401
 
 
 def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, processes: int) -> None:

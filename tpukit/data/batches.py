@@ -4,9 +4,9 @@ import time
 from collections.abc import Callable, Iterator
 
 from tpukit.data.prefetch import Buffers, in_processes, in_threads
+from tpukit.data.sampler import ShardedSampler
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
 from tpukit.machine.resources import cpus
-from tpukit.data.sampler import ShardedSampler
 
 
 class Batches:

@@ -80,7 +80,7 @@ def _copies_to_host(metrics: dict, steps: int, backend) -> Finding:
     if asked:
         fact += f"; {asked:,} for .item(), float() or an `if`"
     # Gradients are averaged through host memory in a rehearsal on several cores; a TPU does not.
-    own = asked if backend.collectives == "gloo" and backend.world_size > 1 else count
+    own = count if backend.in_graph or backend.world_size == 1 else asked
     if own != count:
         fact += "; the rehearsal's own averaging is among them"
     if own / steps <= _MANY_COPIES:

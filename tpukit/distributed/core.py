@@ -107,7 +107,8 @@ class Core(NotebookOutput):
     def step(self) -> Iterator[None]:
         """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
         yield
-        self.backend.sync()
+        with self._in_graph("step"):
+            self.backend.sync()
         self.activity += 1
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
@@ -205,7 +206,8 @@ class Core(NotebookOutput):
 
         The file appears under its name only when it is complete: a run cut off leaves the old one.
         """
-        self.backend.sync()
+        with self._in_graph("save"):
+            self.backend.sync()
         if self.is_main:
             _save(self.to_host(value), Path(path))
         self.barrier()
@@ -217,10 +219,11 @@ class Core(NotebookOutput):
         import torch
         from torch.utils import _pytree as tree
 
-        leaves, form = tree.tree_flatten(value)
-        moved = iter(self.backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
+        leaves, structure = tree.tree_flatten(value)
+        with self._in_graph("to_host"):
+            moved = iter(self.backend.to_cpu([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
         leaves = [next(moved) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        return tree.tree_unflatten(leaves, form)
+        return tree.tree_unflatten(leaves, structure)
 
     def snapshot(self, value: object) -> object:
         """Return `to_host` of a value as it is now: what is in host memory already is copied."""
@@ -247,9 +250,18 @@ class Core(NotebookOutput):
     def _together(self, name: str) -> Iterator[None]:
         """Mark that this core waits for the others: an error in here is most likely another core's doing."""
         self.waiting = name
-        yield
-        self.waiting = None
+        try:
+            yield
+        except BaseException as error:
+            error.waiting = name  # which the report of the failure looks for: it may be caught, or raised from another
+            raise
+        finally:
+            self.waiting = None
         self.activity += 1
+
+    def _in_graph(self, name: str) -> contextlib.AbstractContextManager:
+        """Mark the same where collectives are part of the graph, and this is where the graph is waited for."""
+        return self._together(name) if self.backend.in_graph and self.waiting is None else contextlib.nullcontext()
 
 
 def _save(value: object, path: Path) -> None:

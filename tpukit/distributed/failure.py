@@ -7,6 +7,7 @@ import sys
 import sysconfig
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ class Failures:
 # ---- kinds of failure ------------------------------------------------------------------------------------------------
 
 
-def exception_raised(rank: int, error: BaseException, *, waiting: str | None) -> Failure:
+def exception_raised(rank: int, error: BaseException) -> Failure:
     """Describe the exception that ended a worker function, or kept a device from starting."""
     when = time.monotonic()
     if isinstance(error, Unsendable):
@@ -99,6 +100,7 @@ def exception_raised(rank: int, error: BaseException, *, waiting: str | None) ->
         what = _TERMINATED
     else:
         what = f"raised {type(error).__name__}: {_in_a_line(error)}".removesuffix(": ")
+    waiting = next((one.waiting for one in _chain(error) if hasattr(one, "waiting")), None)  # as Core marks it
     fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
     return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_sendable(error), fix=fix)
 
@@ -194,6 +196,13 @@ def _notebook_cell(file: str) -> int | None:
         numbered = [(number, source + end) for number, source in enumerate(cells) for end in ends]
         names = {shell.compile.get_code_name(source, source, number): number for number, source in numbered}
     return names.get(file)
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an exception, and those that it was raised from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def _fix_of_a_dead_loader() -> str:

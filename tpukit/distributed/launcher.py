@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tpukit.backends import RUNTIMES
 from tpukit.display.progress import screen
 from tpukit.distributed.failure import message
 from tpukit.distributed.signals import sigterm_ends_the_run
@@ -115,7 +116,8 @@ def launch(
     ):
         if topology.rehearsal:
             stand = "processes stand" if topology.cores > 1 else "process stands"
-            display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores")
+            note = RUNTIMES[topology.backend].note
+            display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
         try:
             failure = group.watch()
         except KeyboardInterrupt:

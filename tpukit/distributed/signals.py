@@ -96,14 +96,27 @@ def die_with_parent(parent: int) -> None:
 
 
 def tie_children() -> None:
-    """Have processes that this one forks, a DataLoader's, die with it, and hear none of its signals."""
-    parent = [0]
+    """Have processes that this one forks, a DataLoader's or a pool's, die with it, and hear none of its signals.
 
-    def begin() -> None:
-        die_with_parent(parent[0])
+    SIGTERM is blocked across the fork. A pool ends its processes by it, some within their first moment, when they
+    still have this worker's handler and write into its signal pipe: the worker would believe that it was meant.
+    """
+    fork = threading.local()  # threads may fork at the same time
+
+    def before() -> None:
+        fork.parent = os.getpid()
+        fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def in_parent() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)
+
+    def in_child() -> None:
+        die_with_parent(fork.parent)
         signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)
 
-    os.register_at_fork(before=lambda: parent.__setitem__(0, os.getpid()), after_in_child=begin)
+    os.register_at_fork(before=before, after_in_parent=in_parent, after_in_child=in_child)
 
 
 def signal_pipe() -> int:

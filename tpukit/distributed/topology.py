@@ -1,7 +1,7 @@
 """Which backend a run takes on a machine, and how its cores are laid out over processes."""
 
 from tpukit.backends import RUNTIMES
-from tpukit.backends.protocol import Topology
+from tpukit.backends.protocol import Runtime, Topology
 from tpukit.machine.environment import install_line
 from tpukit.machine.host import Host
 from tpukit.machine.instructions import how_to_restart
@@ -18,24 +18,31 @@ def choose_topology(machine: Host, cores: int | None, backend: str | None) -> To
         ValueError: what was asked for cannot be had there.
     """
     if backend not in (None, *RUNTIMES):
-        names = ", ".join(repr(name) for name in sorted(RUNTIMES)[:-1])
-        raise ValueError(f"backend is one of None, {names} and {max(RUNTIMES)!r}, got {backend!r}")
+        raise ValueError(f"backend is one of None, {', '.join(map(repr, sorted(RUNTIMES)))}; got {backend!r}")
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or cores < 1):
         raise ValueError(f"cores is a whole number, at least 1, or None for all there are, got {cores!r}")
-    backend = backend or next(name for name, runtime in RUNTIMES.items() if runtime.is_present(machine))
-    runtime = RUNTIMES[backend]
+    runtime = _choose_runtime(machine, backend)
     if runtime.package and machine.versions.get(runtime.package) is None:
         raise ValueError(
-            f"the {backend} backend needs {runtime.package}, which is not installed\n"
+            f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed\n"
             f"  found: {machine.summary}\n"
             f"  fix:   {install_line(machine) or 'Linux on x86-64, the only one it has wheels for'}; or backend='cpu'"
         )
     return runtime.topology(machine, cores)
 
 
+def _choose_runtime(machine: Host, backend: str | None) -> Runtime:
+    """Return the runtime that was asked for, or what rehearses for it where the machine has no such device."""
+    if backend is None:  # nothing slower than plain CPU processes unless it is asked for
+        return next(one for name, one in RUNTIMES.items() if ":" not in name and one.is_present(machine))
+    asked = RUNTIMES[backend]
+    rehearsals = [one for name, one in RUNTIMES.items() if name.startswith(f"{backend}:") and one.is_present(machine)]
+    return asked if asked.is_present(machine) or not rehearsals else rehearsals[0]
+
+
 def refuse_if_in_use(machine: Host) -> None:
     """Raise `RuntimeInUse` if this process has started a device's runtime, which a fork of it cannot share."""
-    started = [runtime.name.upper() for runtime in RUNTIMES.values() if runtime.is_started()]
+    started = [name.upper() for name, runtime in RUNTIMES.items() if runtime.is_started()]
     if started:
         raise RuntimeInUse(
             f"this kernel has started the {' and the '.join(started)} runtime, and a fork of it cannot start its own\n"

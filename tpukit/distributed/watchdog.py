@@ -59,18 +59,30 @@ class Stall:
 class Watchdog:
     """Decides from heartbeats whether a run still moves.
 
-    A core that waits is never to blame while another works: only that one can be late. A core that works is late only
-    if it uses no processor, since a compile takes minutes and moves no counter.
+    A core that waits is never to blame while another works: only that one can be late. And nobody is late who uses a
+    processor: a compile takes minutes and moves no counter, and what a heartbeat said of waiting may be old, where a
+    core pickles a large result and lets no other thread run.
 
     Args:
         cores: of the run.
         limits: how long it may take and stand still.
-        cpu_seconds: returns the processor time that the process of a rank has used so far.
+        busy_seconds: returns for how long the process of a rank has been busy so far.
+        in_graph: cores may wait for each other in any read of a tensor, which no heartbeat mentions.
+        waits_idle: a core that waits uses no processor.
     """
 
-    def __init__(self, cores: int, limits: Limits, cpu_seconds: Callable[[int], float]):
+    def __init__(
+        self,
+        cores: int,
+        limits: Limits,
+        busy_seconds: Callable[[int], float],
+        *,
+        in_graph: bool = False,
+        waits_idle: bool = True,
+    ):
         self.cores, self.limits = cores, limits
-        self._cpu_seconds = cpu_seconds
+        self._in_graph, self._waits_idle = in_graph, waits_idle
+        self._busy_seconds = busy_seconds
         self._began = time.monotonic()
         self._silent = Heartbeat(0, None, self._began)  # of a core that has not said a word
         self._heartbeats = dict.fromkeys(range(cores), self._silent)
@@ -86,7 +98,14 @@ class Watchdog:
         """Name the core that the others wait for in vain, given those that have returned; None while all is well."""
         running = {rank: beat for rank, beat in self._heartbeats.items() if rank not in returned}
         now = time.monotonic()
-        return self._over_time(running, now) or self._left_early(running, returned, now) or self._stuck(running, now)
+        if not running:
+            return None
+        if over_time := self._over_time(running, now):
+            return over_time
+        stall = self._left_early(running, returned, now) or self._stuck(running, now)
+        if stall is None:
+            self._sample = None
+        return stall if stall and self._all_idle(running, now) else None
 
     def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
         if self.limits.timeout is None or now - self._began <= self.limits.timeout:
@@ -108,19 +127,24 @@ class Watchdog:
         )
 
     def _stuck(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
-        """Nobody has moved for too long, and whoever does not wait uses no processor."""
+        """Nobody has moved for too long."""
         waiting = [rank for rank, beat in running.items() if beat.waiting]
         silent = [rank for rank, beat in running.items() if beat is self._silent]
         working = [rank for rank in running if rank not in waiting]
         quiet = {rank: now - beat.since for rank, beat in running.items()}
-        may_hang = waiting or silent  # cores that all work may say nothing for as long as they like
+        # Cores that all work may say nothing for as long as they like, unless their work may be a wait.
+        may_hang = waiting or silent or self._in_graph
         if self.limits.stall is None or not may_hang or min(quiet.values()) <= self.limits.stall:
-            self._sample = None
             return None
         if not working:
             return self._each_for_the_other(running, quiet)
-        if not self._is_idle(working, now):
-            return None
+        if not waiting and not silent:
+            what = f"and no core has moved for {min(quiet.values()):.0f} s, nor used a processor"
+            fix = (
+                "if they wait for each other: the same collectives in the same order on every core, also in what is "
+                "read with .item() or print; if for something else: launch(..., stall=seconds), or None"
+            )
+            return Stall(working[0], what, fix)
         if not waiting:
             fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
             return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)
@@ -139,13 +163,14 @@ class Watchdog:
         what = f"waits with all others for {quiet[rank]:.0f} s, each for the other: {each}"
         return Stall(rank, what, "let every core call the same collectives in the same order")
 
-    def _is_idle(self, ranks: list[int], now: float) -> bool:
-        """Say whether one of the ranks used no processor over the last seconds: only then does it not compile."""
-        spent = {rank: self._cpu_seconds(rank) for rank in ranks}
+    def _all_idle(self, running: dict[int, Heartbeat], now: float) -> bool:
+        """Say whether no core was busy over the last seconds; one that waits is looked at only if its wait is idle."""
+        ranks = [rank for rank, beat in running.items() if self._waits_idle or not beat.waiting]
+        spent = {rank: self._busy_seconds(rank) for rank in ranks}
         if self._sample is None or self._sample[1].keys() != spent.keys():
             self._sample = now, spent
         began, before = self._sample
         if now - began < _CPU_SAMPLE_SECONDS:
             return False
         self._sample = None
-        return any(spent[rank] - before[rank] < _IDLE * (now - began) for rank in ranks)
+        return all(spent[rank] - before[rank] < _IDLE * (now - began) for rank in ranks)

@@ -72,7 +72,7 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
     try:
         start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores))
     except BaseException as error:  # the device did not start: no core is there to say so
-        worker.sender.send(("failed", exception_raised(pipes.rank, error, waiting=None)))
+        worker.sender.send(("failed", exception_raised(pipes.rank, error)))
     with contextlib.suppress(Exception):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -96,7 +96,7 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tu
             serialize(result)  # raises too, and names the part of the result, not of the message
             raise
     except BaseException as error:  # whatever it is, the kernel has to hear of it
-        send(("failed", exception_raised(core.rank, error, waiting=core.waiting)))
+        send(("failed", exception_raised(core.rank, error)))
         with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
             core.flush()
 
@@ -123,8 +123,11 @@ class _Worker:
 
     def obey(self, signal_pipe: int) -> None:
         """Send stacks when asked, tell of SIGTERM; at the end of the control pipe go, quietly if the work is done."""
+        pipes = select.poll()  # not select, which refuses descriptors from 1,024 on
+        for fd in (self.pipes.control, signal_pipe):
+            pipes.register(fd, select.POLLIN | select.POLLHUP)
         while True:
-            ready, _, _ = select.select([self.pipes.control, signal_pipe], [], [])
+            ready = [fd for fd, _ in pipes.poll()]
             if signal_pipe in ready and signal.SIGTERM in os.read(signal_pipe, 1024) and not self.finished.is_set():
                 self._tell_of_the_end()
             if self.pipes.control in ready:

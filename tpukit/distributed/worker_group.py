@@ -2,7 +2,6 @@
 
 import selectors
 import shutil
-import socket
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,6 +31,7 @@ class WorkerGroup:
 
     def __init__(self, topology: Topology, task: Task, limits: Limits, display: Screen):
         self.topology, self.task, self.limits, self.display = topology, task, limits, display
+        self._runtime = RUNTIMES[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
         self.memory: dict[int, int] = {}
@@ -43,31 +43,38 @@ class WorkerGroup:
         self._core_0_saves = False
 
     def __enter__(self) -> "WorkerGroup":
-        RUNTIMES[self.topology.backend].load(self.topology)
+        self._runtime.load(self.topology)
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
-        with socket.create_server(("127.0.0.1", 0)) as listener:
+        with self._runtime.meeting_point(self.topology) as meeting_point:
             try:
                 with signals.without_interrupts():  # an interrupt between a fork and the note of it loses the child
                     for number in range(self.topology.processes):
-                        self.workers.append(self._fork(number, listener))
+                        self.workers.append(self._fork(number, meeting_point))
             except BaseException:  # OSError: the machine allows no more processes; or the interrupt, now
                 self.end()
                 raise
-        self._watchdog = Watchdog(self.topology.cores, self.limits, lambda rank: self._worker_of(rank).cpu_seconds())
+        backend = self._runtime.backend
+        self._watchdog = Watchdog(
+            self.topology.cores,
+            self.limits,
+            lambda rank: self._worker_of(rank).busy_seconds(),
+            in_graph=backend.in_graph,
+            waits_idle=backend.waits_idle,
+        )
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
-    def _fork(self, number: int, listener: socket.socket) -> WorkerProcess:
+    def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
         return WorkerProcess(
             number,
             self.topology,
             self.task,
             heartbeat=self.limits.heartbeat,
             folder=self._folder,
-            listener=listener,
+            meeting_point=meeting_point,
             inherited=[fd for one in self.workers for fd in one.fds()],
         )
 
@@ -204,7 +211,7 @@ class InProcessGroup(WorkerGroup):
     """The group where there is no fork (Windows): one core, in this very process."""
 
     def __enter__(self) -> "InProcessGroup":
-        RUNTIMES[self.topology.backend].load(self.topology)
+        self._runtime.load(self.topology)
         self.began = time.monotonic()
         return self
 

@@ -5,7 +5,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import socket
 import time
 import warnings
 from collections.abc import Iterable, Iterator
@@ -31,7 +30,7 @@ class WorkerProcess:
         task: what it runs.
         heartbeat: seconds between two signs of life.
         folder: where its own processes meet it.
-        listener: where processes find each other.
+        meeting_point: what the runtime opened for the processes to find each other through.
         inherited: the kernel's ends of the pipes of the workers forked before, which this one closes.
 
     Attributes:
@@ -50,12 +49,13 @@ class WorkerProcess:
         *,
         heartbeat: float,
         folder: Path,
-        listener: socket.socket,
+        meeting_point: object,
         inherited: Iterable[int],
     ):
         self._expected = topology.ranks(number)
         self.started: list[int] = []
         self.has_failed = False
+        self._ready_seconds, self._looked = 0.0, time.monotonic()
         messages, messages_end = os.pipe()
         output, output_end = os.pipe()
         control_end, self._control = os.pipe()
@@ -70,18 +70,24 @@ class WorkerProcess:
             inherited=(messages, output, self._control, *inherited),
         )
         start = functools.partial(
-            RUNTIMES[topology.backend].start, topology=topology, process=number, listener=listener
+            RUNTIMES[topology.backend].start, topology=topology, process=number, meeting_point=meeting_point
         )
         self.process = multiprocessing.get_context("fork").Process(
             target=worker.main, args=(task, start, pipes), name=f"tpukit core {self.rank}"
         )
-        with warnings.catch_warnings():
-            # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
-            # a worker may not inherit (OpenMP, pipes, signals, streams) it replaces first thing.
-            warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
-            self.process.start()
-        for fd in (messages_end, output_end, control_end):
-            os.close(fd)
+        try:
+            with warnings.catch_warnings():
+                # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
+                # a worker may not inherit (OpenMP, pipes, signals, streams) it replaces first thing.
+                warnings.filterwarnings("ignore", message=r".*(use of fork|os\.fork\(\)).*")
+                self.process.start()
+        except BaseException:  # the machine allows no more processes
+            for fd in (messages, output, self._control):
+                os.close(fd)
+            raise
+        finally:
+            for fd in (messages_end, output_end, control_end):
+                os.close(fd)
         with contextlib.suppress(OSError):
             os.setpgid(self.process.pid, self.process.pid)  # the child does it too: whoever comes first
         self.messages, self.output = Receiver(messages), _Output(output)
@@ -134,15 +140,24 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             os.write(self._control, worker.SEND_STACKS)
 
-    def cpu_seconds(self, proc: Path = Path("/proc")) -> float:
-        """Return the processor time of the process and its own children so far; 0 where there is no /proc."""
-        total = 0
+    def busy_seconds(self, proc: Path = Path("/proc")) -> float:
+        """Return for how long the process and its own children have been busy so far; 0 where there is no /proc.
+
+        Busy is the processor time they used, and the time in which a thread of theirs was seen ready to run or waiting
+        for a disk: on a crowded machine a core that computes may get little of a processor. Between two calls at most
+        half a second is counted as seen.
+        """
+        used, is_ready = 0, False
         for status in proc.glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):  # it ended a moment ago
-                fields = status.read_text(errors="replace").rpartition(")")[2].split()
+                fields = _fields(status)
                 if int(fields[2]) == self.process.pid:  # its process group
-                    total += int(fields[11]) + int(fields[12])
-        return total / _TICKS
+                    used += int(fields[11]) + int(fields[12])
+                    is_ready = is_ready or any(_fields(task)[0] in "RD" for task in status.parent.glob("task/*/stat"))
+        now = time.monotonic()
+        self._ready_seconds += min(0.5, now - self._looked) * is_ready
+        self._looked = now
+        return used / _TICKS + self._ready_seconds
 
     def kill(self) -> None:
         """Make sure nothing is left of the process and its children, and close the pipes."""
@@ -153,6 +168,11 @@ class WorkerProcess:
         self.process.close()
         self.messages.close()
         self.output.close()
+
+
+def _fields(status: Path) -> list[str]:
+    """Return the fields of a stat file of /proc from the state on; the command before them may hold spaces."""
+    return status.read_text(errors="replace").rpartition(")")[2].split()
 
 
 class _Output:
