@@ -245,7 +245,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_loaded(tmp_pa
     assert (found.state["model"]["weight"] == 2).all()
     assert capsys.readouterr().out.startswith(f"checkpoint {damaged.name} is skipped: damaged, its checksum is ")
     assert damaged.exists()
-    save(checkpoints, 3, 4)  # goes on from step 2, and the damaged one does not count as one of three
+    save(checkpoints, 3, 4)  # continues from step 2, and the damaged one does not count as one of three
     assert {1, 2, 3, 4} - {path_step(path) for path in checkpoints.paths} == {1}
     assert checkpoints.newest().step == 4
 
@@ -321,7 +321,7 @@ def test_a_run_that_starts_over_does_not_mix_with_the_checkpoints_of_a_longer_on
     save(Checkpoints(tmp_path), 800, 1000)
     again = Checkpoints(tmp_path)
     with pytest.raises(
-        ValueError, match=r"step 100 cannot be saved beside a later one of step 1,000\n  found: .*\n  fix:"
+        ValueError, match=r"step 100 cannot be saved after a later one, of step 1,000\n  found: .*\n  fix:"
     ):
         again.save(a_state(100), step=100)
     assert steps(tmp_path) == ["800", "1000"]
@@ -346,7 +346,7 @@ def test_a_wrong_number_is_refused_with_what_came(tmp_path, call, message):
 
 @pytest.fixture
 def saving(tmp_path):
-    """Return checkpoints whose save of step 5 cannot go on: what it writes to is a pipe that nobody reads yet."""
+    """Return checkpoints whose save of step 5 is stuck: what it writes to is a pipe that nobody reads yet."""
     if not hasattr(os, "mkfifo"):
         pytest.skip("this system has no named pipes")
     pipe = tmp_path / f".step-00000005.{os.getpid()}.unfinished"

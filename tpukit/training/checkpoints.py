@@ -96,7 +96,7 @@ class Checkpoints:
     def save(self, state: dict, *, step: int, best: bool = False) -> None:
         """Save a state in the background; waits only for a save that is still under way.
 
-        The state is written while training goes on, so pass tensors that nothing will change: copies, not the model's
+        The state is written while training continues, so pass tensors that nothing will change: copies, not the model's
         own. A second save of a step replaces the first.
 
         Args:
@@ -114,9 +114,9 @@ class Checkpoints:
             raise ValueError(f"step is the number of training steps done, 0 or more, got {step}")
         self.close()
         later = [file for file in self._files() if file.step > step and file.path not in self._damaged]
-        if later:  # beside it this one would neither be found by `newest` nor survive the next pruning
+        if later:  # then this one would neither be found by `newest` nor survive the next pruning
             raise ValueError(
-                f"step {step:,} cannot be saved beside a later one of step {later[-1].step:,}\n"
+                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}\n"
                 f"  found: {later[-1].path}\n"
                 "  fix:   resume from that one, or give this run a folder of its own"
             )

@@ -17,7 +17,7 @@ class History:
         epochs: a row per epoch: epoch, step, train_loss, valid_loss, the metrics, lr, seconds.
         best: the row of the best epoch, None before there is one.
         stopped: why the training ended before its last epoch; None if it did not.
-        resumed: the checkpoint it went on from; None if it began anew.
+        resumed: the checkpoint that it continued from; None if it began anew.
     """
 
     intervals: list[dict] = field(default_factory=list)
@@ -38,7 +38,7 @@ class History:
         return {"intervals": self.intervals, "epochs": self.epochs, "best": self.best}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on where a state was saved."""
+        """Continue where a state was saved."""
         self.intervals, self.epochs, self.best = state["intervals"], state["epochs"], state["best"]
 
     def __repr__(self) -> str:

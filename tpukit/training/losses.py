@@ -82,7 +82,7 @@ class StepLosses:
         return {"since_log": self._since_log, "intervals": self._intervals}
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on where a state was saved."""
+        """Continue where a state was saved."""
         self._since_log, self._intervals = state["since_log"], state["intervals"]
 
 

@@ -36,7 +36,7 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on where a state was saved; with other cores or another batch size, an epoch has other steps."""
+        """Continue where a state was saved, by samples: other cores or batch sizes make other steps of an epoch."""
         samples = state["in_epoch"] * state["samples_per_step"]
         self.step, self.epoch = state["step"], state["epoch"]
         self.in_epoch = min(self.steps_per_epoch, samples // self.samples_per_step)
@@ -51,7 +51,7 @@ class RunState:
         core: this core.
         parts: by name, whatever has `state_dict` and `load_state_dict`; None for a part that this run does not have.
         folder: of the checkpoints; None to keep nothing.
-        keep: checkpoints kept beside the best.
+        keep: how many of the newest checkpoints to keep, in addition to the best.
         save_every: seconds between two saves.
 
     Raises:
@@ -81,7 +81,7 @@ class RunState:
         return self.is_kept and time.monotonic() - self._saved >= self._save_every
 
     def save(self, step: int, *, best: bool = False) -> None:
-        """Save a copy of every part, from core 0; the file is written while training goes on.
+        """Save a copy of every part, from core 0; the file is written while training continues.
 
         Raises:
             CannotSave: the save before this one failed.
@@ -116,7 +116,7 @@ class RunState:
         if not resume:
             raise ValueError(
                 f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}\n"
-                "  fix:   another folder, or remove that one; resume=True goes on from there"
+                "  fix:   another folder, or remove that one; resume=True continues from there"
             )
         for name, part in self._parts.items():
             if part is None or checkpoint.state[name] is None:
@@ -130,8 +130,8 @@ class RunState:
     def must_end(self) -> bool:
         """Return whether SIGTERM has arrived, from the platform or an interrupt, and this core is to leave now.
 
-        With checkpoints the others go on for `STEP_SECONDS`: core 0 may be within a step, which needs all of them, and
-        has to end it before it can save.
+        With checkpoints the other cores continue for `STEP_SECONDS`: core 0 may be within a step, which needs all of
+        them, and has to end it before it can save.
         """
         if not self._core.told_to_end:
             return False
@@ -156,8 +156,8 @@ def _other_architecture(path: Path, error: RuntimeError) -> str:
 class TimeBudget:
     """When a run has to stop, so that one more log interval, an evaluation and a save still fit into its time.
 
-    Clocks of cores differ, and a core that stopped alone would leave the others waiting. So a core only raises its
-    `flag`; the flags are averaged with the loss, and all cores read the same mean at the same log point.
+    The cores do not see the same time, and a core that stopped alone would leave the others waiting for it. So a core
+    only raises its `flag`; the flags are averaged with the loss, and all cores read the same mean at the same log point.
 
     Args:
         core: this core.

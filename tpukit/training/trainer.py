@@ -74,9 +74,9 @@ def fit(
         best: the column that says which epoch is best: lower is better for a loss or an error, else higher.
         log_every: optimiser steps between two copies of the losses to the host.
         folder: of checkpoints and `best.pt`, the best epoch's weights; None to keep nothing.
-        keep: checkpoints kept beside the best.
+        keep: how many of the newest checkpoints to keep, in addition to the best.
         save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway.
-        resume: go on from the newest whole checkpoint in the folder, if there is one.
+        resume: continue from the newest whole checkpoint in the folder, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
 
     Raises:
@@ -179,7 +179,7 @@ class Trainer:
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             self.core.seed(at.step)  # before the batch is made, since a dataset may draw random numbers, too
             group = [(batch, self.train.current) for batch in itertools.islice(batches, self.accumulate)]
-            if len(group) < self.accumulate:  # resumed on more cores, the rest of an epoch may not fill a step
+            if len(group) < self.accumulate:  # after resuming on more cores, the rest of an epoch may not fill a step
                 at.in_epoch = at.steps_per_epoch
                 break
             inputs, samples = zip(*group, strict=True)
@@ -209,13 +209,13 @@ class Trainer:
         self.losses.start_epoch()
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
         self.core.print(f"epoch {row['epoch']}: {numbers}")
-        if is_best:  # before the checkpoint, so that a run that goes on from that checkpoint has these weights
+        if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
             self.state.save_best(self.step.evaluated_model)
         self._save(best=is_best)
 
     def _evaluate(self) -> dict[str, float]:
         began = time.monotonic()
-        # Not `evaluate`, which averages the buffers first: here every step has, and it would be one more graph.
+        # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
         found = evaluate_synced(
             self.core,
             self.step.evaluated_model,
@@ -245,7 +245,7 @@ class Trainer:
     def _log(self) -> None:
         at, steps = self.progress, len(self.losses)
         self._fetch_losses()
-        seconds = time.monotonic() - self._interval_began  # after the losses: only now has the device done the steps
+        seconds = time.monotonic() - self._interval_began  # with the losses here, the device has done the steps
         self.budget.record("interval", seconds)
         row = {
             "step": at.step,
@@ -272,7 +272,7 @@ class Trainer:
         if step is None:
             return
         if math.isfinite(step.local):
-            # Another core's loss spoiled the mean. That core raises, knowing its samples; this one waits to be ended.
+            # The loss of another core is not finite. That core raises, since it knows the samples; this one waits.
             self.core.barrier()
         raise not_finite(
             step,
@@ -289,7 +289,7 @@ class Trainer:
         part = (at.epoch - 1 + at.in_epoch / at.steps_per_epoch) / self.epochs
         self.history.stopped = f"the time is up after {at.step} steps, {part:.0%} of {self.epochs} epochs"
         self._save()
-        advice = "run this again to go on" if self.state.is_kept else "with folder= it could go on from here"
+        advice = "run this again to continue" if self.state.is_kept else "with folder= it could be continued"
         self.core.print(f"{self.history.stopped}; {advice}")
 
     def _end_on_sigterm(self) -> None:
@@ -300,7 +300,7 @@ class Trainer:
             self._fetch_losses()
             self._save()
             self.state.close()
-            self.core.print(f"saved at step {self.progress.step}; run this again to go on from there")
+            self.core.print(f"saved at step {self.progress.step}; run this again to continue from there")
         raise Terminated
 
     def _save(self, *, best: bool = False) -> None:
