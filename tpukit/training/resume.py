@@ -157,7 +157,7 @@ class TimeBudget:
     """When a run has to stop, so that one more log interval, an evaluation and a save still fit into its time.
 
     The cores do not see the same time, and a core that stopped alone would leave the others waiting for it. So a core
-    only raises its `flag`; the flags are averaged with the loss, and all cores read the same mean at the same log point.
+    only raises its `flag`; the flags are averaged with the loss, and all cores read that mean at the same log point.
 
     Args:
         core: this core.
