@@ -6,7 +6,7 @@ PYTHON ?= python3
 python := .venv/bin/python
 installed := .venv/installed
 # The tests that need no torch, so that `make check` takes seconds.
-quick := tests/test_repository.py tests/test_host.py tests/test_environment.py tests/test_check.py tests/test_table.py
+quick := $(addprefix tests/test_,$(addsuffix .py,repository tables findings host resources instructions chips environment runtime_check))
 notebook := 04_pulmonary_embolism
 
 help:  ## list the commands

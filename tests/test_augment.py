@@ -320,11 +320,11 @@ def test_an_empty_batch_stays_empty():
     [
         ({"shift": 8}, "shift is 0 (off) to 0.5, got 8\n  fix: it is a share of the image"),  # pixels
         ({"shift": -0.1}, "shift is 0 (off) to 0.5, got -0.1"),
-        ({"scale": 1.1}, "scale is 0 (off) to 0.5, got 1.1\n  fix: it is a share, 0.1 is 0.9 to 1.1"),  # a factor
+        ({"scale": 1.1}, "scale is 0 (off) to 0.5, got 1.1\n  fix: it is a share; 0.1 is 0.9 to 1.1"),  # a factor
         ({"scale": (0.9, 1.1)}, "scale is 0 (off) to 0.5, got (0.9, 1.1)"),
         ({"rotate": 90}, "rotate is 0 (off) to 45, got 90"),
         ({"intensity": 20}, "intensity is 0 (off) to 1, got 20"),  # grey levels
-        ({"flip": True}, "flip is 0 (off) to 1, got True\n  fix: it is a chance"),
+        ({"flip": True}, "flip is 0 (off) to 1, got True\n  fix: it is a probability"),
         ({"flip": float("nan")}, "flip is 0 (off) to 1, got nan"),
         ({"flip": None}, "flip is 0 (off) to 1, got None"),
         ({"swap": (6, 8)}, "swap is pairs of labels, got (6, 8)\n  fix: swap=((one, other),)"),

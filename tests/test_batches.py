@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from tpukit.data.batches import Batches
-from tpukit.data.prefetch import Buffers
 from tpukit.distributed.launcher import launch
 
 
@@ -24,56 +23,6 @@ class Numbers:
 
     def __getitem__(self, index):
         return torch.tensor(index)
-
-
-def seen(count, world_size, batch_size, **options):
-    """Return the batches of every rank, as lists of sample numbers."""
-    return [
-        [
-            batch.tolist()
-            for batch in Batches(Numbers(count), batch_size=batch_size, rank=rank, world_size=world_size, **options)
-        ]
-        for rank in range(world_size)
-    ]
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-@pytest.mark.parametrize("count", [1, 7, 24, 97])
-def test_in_order_every_sample_comes_once_and_the_padding_is_at_the_end(count, world_size):
-    ranks = seen(count, world_size, batch_size=4)
-    gathered = [sample for batches in ranks for batch in batches for sample in batch]
-    assert gathered[:count] == list(range(count))
-    assert set(gathered[count:]) <= {count - 1}
-
-
-@pytest.mark.parametrize("options", [{}, {"shuffle": True}, {"shuffle": True, "drop_last": True}])
-@pytest.mark.parametrize("world_size", [1, 2, 3])
-def test_every_core_gets_the_same_number_of_batches_of_one_size(world_size, options):
-    ranks = seen(50, world_size, batch_size=4, **options)
-    assert len({len(batches) for batches in ranks}) == 1
-    assert {len(batch) for batches in ranks for batch in batches} == {4}
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_shuffled_every_sample_comes_at_least_once_and_with_drop_last_at_most_once(world_size):
-    flat = [sample for batches in seen(97, world_size, 4, shuffle=True) for batch in batches for sample in batch]
-    assert set(flat) == set(range(97))
-    flat = [s for batches in seen(97, world_size, 4, shuffle=True, drop_last=True) for b in batches for s in b]
-    assert len(flat) == len(set(flat)) == 97 // (4 * world_size) * 4 * world_size
-
-
-def test_two_cores_see_in_a_step_what_one_sees_with_twice_the_batch():
-    (one,) = seen(40, 1, 8, shuffle=True)
-    first, second = seen(40, 2, 4, shuffle=True)
-    assert [set(batch) for batch in one] == [set(a) | set(b) for a, b in zip(first, second, strict=True)]
-
-
-def test_each_epoch_has_its_own_order_and_the_seed_decides_it():
-    batches = Batches(Numbers(40), batch_size=8, shuffle=True)
-    first, second = ([batch.tolist() for batch in batches] for _ in range(2))
-    assert first != second
-    assert first == [batch.tolist() for batch in Batches(Numbers(40), batch_size=8, shuffle=True)]
-    assert first != [batch.tolist() for batch in Batches(Numbers(40), batch_size=8, shuffle=True, seed=1)]
 
 
 @pytest.mark.parametrize(
@@ -181,28 +130,11 @@ def test_a_source_that_writes_nowhere_but_returns_its_images_is_one_too(workers)
         assert torch.equal(images[:, 0, 0, 0].float(), labels[:, 0])
 
 
-def test_a_source_is_told_what_comes_next():
+def test_a_source_learns_which_samples_come_next():
     source = Pixels(12)
     batches = Batches(source, batch_size=4)
     seen = [labels[:, 0].tolist() for _, labels in batches]
     assert source.asked == seen[1:]
-
-
-def test_a_subset_of_a_source_is_a_source():
-    part = torch.utils.data.Subset(Pixels(50), [40, 41, 42, 7])
-    ((images, labels),) = Batches(torch.utils.data.Subset(part, [3, 0, 1]), batch_size=3)
-    assert labels[:, 0].tolist() == [7, 40, 41] == images[:, 0, 0, 0].tolist()
-
-
-def test_a_buffer_is_used_again_only_when_nobody_holds_it():
-    buffers = Buffers((2, 2))
-    first = buffers.get()
-    view = torch.from_numpy(first)[1:]
-    place = first.ctypes.data
-    del first
-    assert buffers.get().ctypes.data != place
-    del view
-    assert buffers.get().ctypes.data == place
 
 
 def test_a_loop_left_early_is_followed_by_the_next_epoch():
@@ -262,7 +194,7 @@ def test_an_epoch_begun_on_some_cores_is_finished_on_others(before, after):
     ("options", "state", "message"),
     [
         ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, this one has 40"),
-        ({}, {"samples": 6}, "6 samples into an epoch in order, which is no multiple of the 4"),
+        ({}, {"samples": 6}, "6 samples into an epoch in order, which is not a multiple of the 4"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(options, state, message):

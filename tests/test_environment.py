@@ -87,7 +87,7 @@ def test_a_second_time_there_is_nothing_to_do(capsys):
     assert capsys.readouterr().out.endswith("this session is ready: nothing had to be changed\n")
 
 
-def test_what_was_set_and_what_was_removed_are_told_apart():
+def test_what_was_set_and_what_was_removed_is_shown():
     made = Changes(needed_changes({"TPU_PROCESS_ADDRESSES": "local"}, EIGHT))
     assert "removed  TPU_PROCESS_ADDRESSES=local" in str(made)
     assert "set      PJRT_DEVICE=TPU" in str(made)

@@ -344,9 +344,9 @@ def test_a_loss_that_became_nan_is_said():
     [
         ({}, ValueError, "found: nothing in it"),
         ([], TypeError, "got list"),
-        ({"train_loss": []}, ValueError, "train_loss is no series"),
+        ({"train_loss": []}, ValueError, "train_loss is not a series"),
         ({"train_loss": [np.nan, np.nan]}, ValueError, "train_loss has no finite value"),
-        ({"train_loss": ["a", "b"]}, ValueError, "train_loss is no series"),
+        ({"train_loss": ["a", "b"]}, ValueError, "train_loss is not a series"),
         ({"train_loss": 0.4}, ValueError, "train_loss is one number"),
         ({"step": [1, 2, 3]}, ValueError, "no series of numbers"),
         ({"history": LOSSES, "rank": 0}, ValueError, r"pass history\['history'\]"),
@@ -420,7 +420,7 @@ def test_class_numbers_mark_one_label():
     [
         (MULTI_HOT, CHANCES * 8 - 4, NAMES, r"got \[-4, 4\]\n  fix:   .*torch\.sigmoid\(logits\)"),
         (MULTI_HOT, CHANCES * np.nan, NAMES, "nan"),
-        (MULTI_HOT, CHANCES[:2], NAMES, r"a row for each of 3 images, got \(2, 3\)"),
+        (MULTI_HOT, CHANCES[:2], NAMES, r"one row for each of 3 images, got \(2, 3\)"),
         (MULTI_HOT, CHANCES[:, 0], NAMES, r"got \(3,\)\n  fix:   .*probabilities\[:, None\]"),
         (MULTI_HOT[:, :2], CHANCES, NAMES, "of 3 labels, labels have 2 columns"),
         ([0, 1, 5], CHANCES, NAMES, "of 3 labels, labels have class 5"),

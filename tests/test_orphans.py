@@ -18,11 +18,11 @@ ESCAPES = """
 import ctypes, os, time, tpukit
 
 def work(core):
-    # A process that cuts every tie a worker has: its own session, no signal when its parent dies.
+    # A process that breaks every link to its worker: its own session, no signal when its parent dies.
     if os.fork() == 0:
         os.setsid()
         ctypes.CDLL(None).prctl(1, 0)
-        open({told!r}, "w").write(str(os.getpid()))
+        open({noted!r}, "w").write(str(os.getpid()))
         time.sleep(600)
         os._exit(0)
     time.sleep(600)
@@ -34,12 +34,12 @@ tpukit.launch(work, cores=1, progress="off")
 @pytest.fixture
 def escaped(tmp_path):
     """Yield a worker's process that has outlived its killed kernel."""
-    told = tmp_path / "pid"
-    kernel = subprocess.Popen([sys.executable, "-c", ESCAPES.format(told=str(told))])
+    noted = tmp_path / "pid"
+    kernel = subprocess.Popen([sys.executable, "-c", ESCAPES.format(noted=str(noted))])
     deadline = time.monotonic() + 60
-    while not (told.exists() and told.read_text()) and time.monotonic() < deadline:
+    while not (noted.exists() and noted.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    process = psutil.Process(int(told.read_text()))
+    process = psutil.Process(int(noted.read_text()))
     yield kernel, process
     kernel.kill()
     kernel.wait()
@@ -49,17 +49,17 @@ def escaped(tmp_path):
 
 def test_a_worker_of_a_living_kernel_is_left_alone_and_one_of_a_dead_kernel_is_ended(escaped):
     kernel, process = escaped
-    assert process.pid not in [one.pid for one in tpukit.release().leftovers]
+    assert process.pid not in [one.pid for one in tpukit.release().orphans]
     assert is_alive(process)
     kernel.kill()
     kernel.wait()
     time.sleep(0.5)
     assert is_alive(process)
     released = tpukit.release()
-    assert (process.pid, kernel.pid) in [(one.pid, one.kernel) for one in released.leftovers]
+    assert (process.pid, kernel.pid) in [(one.pid, one.kernel) for one in released.orphans]
     assert f"process {process.pid}" in str(released)
     assert not is_alive(process)
-    assert str(tpukit.release()) == "no leftover worker of an earlier run"
+    assert str(tpukit.release()) == "no orphaned worker of an earlier run"
 
 
 def test_a_process_that_is_no_worker_is_never_ended():
@@ -99,3 +99,23 @@ def test_no_worker_survives_that_ignores_every_signal_it_can():
     with pytest.raises(tpukit.WorkerFailed, match="core 1 of 2 raised KeyError"):
         tpukit.launch(work, cores=2, progress="off")
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
+
+
+def test_a_process_that_has_got_the_id_of_an_orphan_is_not_signalled(tmp_path, monkeypatch):
+    orphan = tmp_path / "proc" / "4321"
+    (orphan / "fd").mkdir(parents=True)
+    (orphan / "fd" / "3").symlink_to("/memfd:tpukit-99-7 (deleted)")  # of kernel 99, which is not there
+    sent = []
+
+    def started(at):
+        (orphan / "stat").write_text("4321 (python) S " + "0 " * 18 + str(at))
+
+    def kill(pid, number):
+        sent.append((pid, number))
+        started(at=200)  # the orphan ends, and another process gets its id
+
+    started(at=100)
+    monkeypatch.setattr(orphans.os, "kill", kill)
+    released = orphans.release(proc=tmp_path / "proc", dev=tmp_path)
+    assert [(one.pid, one.kernel) for one in released.orphans] == [(4321, 99)]
+    assert sent == [(4321, signal.SIGTERM)]

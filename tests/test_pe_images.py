@@ -129,7 +129,7 @@ def test_a_corrupt_jpeg_is_named_with_its_index_and_a_fix(folder, labels, broken
 def test_a_file_that_went_away_is_named_with_its_index_and_a_fix(folder, labels):
     images = PEImages(index_images(labels, folder))
     (folder / "b" / "bs" / "010_b1.jpg").unlink()
-    with pytest.raises(FileNotFoundError, match=r"image 0 of 6 is gone: .*010_b1.jpg\n.*fix:"):
+    with pytest.raises(FileNotFoundError, match=r"image 0 of 6 no longer exists: .*010_b1.jpg\n.*fix:"):
         images[0]
 
 

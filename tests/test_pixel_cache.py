@@ -18,7 +18,6 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
-from tpukit.machine.host import available_memory  # noqa: E402
 from tpukit.storage.blocks import BLOCK  # noqa: E402
 from tpukit.storage.build_pixel_cache import FORMAT  # noqa: E402
 from tpukit.storage.pixel_cache import Cache, build_cache, cache_or_decode  # noqa: E402
@@ -581,41 +580,3 @@ def test_an_interrupted_build_has_its_disk_already(records, built, tmp_path, cap
 def test_by_default_a_cache_lies_beside_its_records(few):
     for _ in range(2):
         assert build(few, None, size=16).folder == few.folder.with_name("few-cache-16")
-
-
-STAT_2 = "anon 100\nfile 60\ninactive_file 20\nactive_file 30\n"
-STAT_1 = "cache 1\nactive_file 1\ninactive_file 1\ntotal_inactive_file 20\ntotal_active_file 30\n"
-MACHINES = {  # in KiB, as /proc/meminfo has it
-    "no limit": ({}, "", 800),
-    "version 2": ({"box/memory.max": 500, "box/memory.current": 200, "box/memory.stat": STAT_2}, "0::/box", 350),
-    "version 2, no limit": ({"box/memory.max": "max", "box/memory.current": 200}, "0::/box", 800),
-    "the limit of a group above": ({"memory.max": 300, "memory.current": 200}, "0::/box", 100),
-    "a limit above what is free": ({"box/memory.max": 5000, "box/memory.current": 1}, "0::/box", 800),
-    "version 1": (
-        {
-            "memory/memory.limit_in_bytes": 500,
-            "memory/memory.usage_in_bytes": 400,
-            "memory/memory.stat": STAT_1,
-        },
-        "4:memory:/",
-        150,
-    ),
-    "all used": ({"box/memory.max": 500, "box/memory.current": 510}, "0::/box", 0),
-}
-
-
-@pytest.mark.parametrize("name", MACHINES)
-def test_available_memory_is_what_the_kernel_and_every_limit_leave(tmp_path, name):
-    files, groups, right = MACHINES[name]
-    proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
-    for file, text in files.items():
-        (cgroup / file).parent.mkdir(parents=True, exist_ok=True)
-        (cgroup / file).write_text(re.sub(r"\d+", lambda kib: str(int(kib[0]) * 1024), f"{text}\n"))
-    (proc / "self").mkdir(parents=True)
-    (proc / "self" / "cgroup").write_text(f"{groups}\n" if groups else "")
-    (proc / "meminfo").write_text("MemTotal:  1 kB\nMemFree:   10 kB\nMemAvailable:     800 kB\n")
-    assert available_memory(proc, cgroup) == right * 1024
-
-
-def test_where_the_kernel_does_not_say_half_of_the_memory_is_assumed(tmp_path):
-    assert available_memory(tmp_path, tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2

@@ -88,7 +88,7 @@ def test_it_says_where_the_files_are_and_how_to_open_them(backend, tmp_path, cap
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
-def test_an_error_in_the_block_is_told_and_the_trace_is_written(backend, tmp_path):
+def test_an_error_in_the_block_is_reported_and_the_trace_is_written(backend, tmp_path):
     def fail(step):
         if step == 1:
             raise KeyError("in the block")
@@ -117,7 +117,7 @@ def test_a_second_recording_is_beside_the_first_or_in_its_place(backend, tmp_pat
 def test_one_inside_of_another_is_refused_and_the_outer_goes_on(tmp_path):
     def work(core):
         with profile(core, tmp_path) as outer:
-            with pytest.raises(RuntimeError, match=r"recorded already.*\n  fix: "), profile(core, tmp_path):
+            with pytest.raises(RuntimeError, match=r"already being recorded.*\n  fix: "), profile(core, tmp_path):
                 pass
             with core.step():
                 torch.ones(3).sum()
@@ -127,31 +127,31 @@ def test_one_inside_of_another_is_refused_and_the_outer_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["/proc/trace", "/dev/null/trace"])
-def test_a_folder_that_cannot_be_written_is_told_before_the_block_runs(folder):
+def test_a_folder_that_cannot_be_written_is_reported_before_the_block_runs(folder):
     def work(core):
         ran = []
-        with pytest.raises(OSError, match="cannot be written into") as told, profile(core, folder):
+        with pytest.raises(OSError, match="cannot be written into") as raised, profile(core, folder):
             ran.append(True)
-        return str(told.value), ran
+        return str(raised.value), ran
 
     message, ran = launch(work, cores=1, backend="cpu", progress="off").results[0]
     assert f"cannot be written into {folder}/core-0\n  found: " in message
-    assert "\n  fix:   a folder of your own" in message
+    assert "\n  fix:   choose a folder of your own" in message
     assert not ran
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
-def test_a_folder_lost_meanwhile_is_told_and_the_next_recording_works(backend, tmp_path):
+def test_a_folder_lost_meanwhile_is_reported_and_the_next_recording_works(backend, tmp_path):
     def lose(folder):
         shutil.rmtree(folder)
         folder.write_text("in its place")
 
     def work(core):
-        with pytest.raises(OSError, match="cannot be written into") as told, profile(core, tmp_path / "a") as lost:
+        with pytest.raises(OSError, match="cannot be written into") as raised, profile(core, tmp_path / "a") as lost:
             lose(lost.folder)
         with profile(core, tmp_path / "b") as recording:
             pass
-        return str(told.value), recording.files
+        return str(raised.value), recording.files
 
     message, files = launch(work, cores=1, backend=backend, progress="off").results[0]
     assert "directory" in message
@@ -177,7 +177,7 @@ print(launch(work, cores=1, backend="cpu", progress="off").results[0])
 
 
 @pytest.mark.skipif(not shutil.which("unshare"), reason="needs Linux's unshare")
-def test_a_disk_that_fills_up_is_told(tmp_path):
+def test_a_disk_that_fills_up_is_reported(tmp_path):
     script = f'mount -t tmpfs -o size=16k tmpfs {tmp_path} && exec "$@"'
     inside = ["unshare", "--mount", "sh", "-c", script, "sh"]
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
@@ -187,4 +187,4 @@ def test_a_disk_that_fills_up_is_told(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "cannot be written into" in done.stdout
     assert "No space left on device" in done.stdout
-    assert "fix:   a folder of your own, on a disk with room" in done.stdout
+    assert "fix:   choose a folder of your own, on a disk with free space" in done.stdout

@@ -36,19 +36,19 @@ def fine(core, model, number):
 
 
 @XLA
-def test_of_a_loop_as_it_should_be_all_is_well_and_the_numbers_are_told():
-    told = reported(fine)
-    assert told.title == "core 0 of 1 on xla:0: all is well"
-    assert [finding.name for finding in told.findings] == [
+def test_of_a_loop_as_it_should_be_all_is_well_and_the_numbers_are_given():
+    outcome = reported(fine)
+    assert outcome.title == "core 0 of 1 on xla:0: all is well"
+    assert [finding.name for finding in outcome.findings] == [
         "compiles",
         "copies to the host",
         "copies to the device",
         "fallbacks",
         "host memory",
     ]
-    assert found(told, "copies to the host").fact.startswith("0, 0.00 a step, ")
-    assert " in 14 steps" in found(told, "compiles").fact
-    assert not any(finding.fix for finding in told.findings)
+    assert found(outcome, "copies to the host").fact.startswith("0, 0.00 per step, ")
+    assert " in 14 steps" in found(outcome, "compiles").fact
+    assert not any(finding.fix for finding in outcome.findings)
 
 
 WRONG = {
@@ -56,13 +56,13 @@ WRONG = {
     "the loss is read every step": (
         lambda core, model, number: torch.tensor(fine(core, model, number).item()) * 0 + fine(core, model, number),
         "copies to the host",
-        "14, 1.00 a step, 0 MiB",
+        "14, 1.00 per step, 0 MiB",
         lambda core, model, number: core.log(loss=(loss := fine(core, model, number))) or loss,
     ),
     "a tensor decides": (
         lambda core, model, number: fine(core, model, number) * (2 if model.weight.sum() > 9 else 1),
         "copies to the host",
-        "; 14 for .item(), float() or an `if`: each waits until the device is done",
+        "; 14 for .item(), float() or an `if`: each waits until the device has finished",
         lambda core, model, number: fine(core, model, number) * torch.where(model.weight.sum() > 9, 2, 1),
     ),
     "every batch has another shape": (
@@ -98,8 +98,8 @@ def test_what_costs_time_is_found_and_the_fix_removes_it(wrong, name, fact, fixe
 
 @XLA
 def test_a_shape_that_depends_on_values_has_a_fix_of_its_own():
-    told = reported(WRONG["a shape that depends on values"][0])
-    assert "nonzero: the result's shape depends on values" in found(told, "fallbacks").fix
+    outcome = reported(WRONG["a shape that depends on values"][0])
+    assert "nonzero: the shape of the result depends on values" in found(outcome, "fallbacks").fix
 
 
 @XLA
@@ -107,28 +107,28 @@ def test_the_rehearsals_own_copies_are_not_held_against_the_loop():
     assert not reported(fine, cores=2, rank=1).warnings
     finding = found(reported(WRONG["a tensor decides"][0], cores=2), "copies to the host")
     assert finding.state == "warning"
-    assert "the rehearsal's own averaging is among them" in finding.fact
+    assert "this includes the rehearsal's own averaging" in finding.fact
 
 
 @pytest.mark.parametrize(("waited", "state"), [(0.5, "ok"), (4.0, "warning")])
-def test_waiting_for_data_is_told_as_a_share(waited, state):
+def test_waiting_for_data_is_given_as_a_share(waited, state):
     finding = found(reported(fine, backend="cpu", waited=waited, seconds=10.0), "data")
     assert (finding.state, bool(finding.fix)) == (state, state == "warning")
     assert f"{waited / 10:.0%} of the time" in finding.fact
 
 
 def test_on_a_cpu_it_says_why_there_is_little_to_say():
-    told = reported(fine, backend="cpu", steps=2)
-    assert told.title == "core 0 of 1 on cpu: all is well"
-    assert [finding.name for finding in told.findings] == ["graphs", "host memory"]
-    assert 'launch(..., backend="xla", cores=1)' in found(told, "graphs").fact
-    assert " MiB at most" in found(told, "host memory").fact or " GiB at most" in found(told, "host memory").fact
+    outcome = reported(fine, backend="cpu", steps=2)
+    assert outcome.title == "core 0 of 1 on cpu: all is well"
+    assert [finding.name for finding in outcome.findings] == ["graphs", "host memory"]
+    assert 'launch(..., backend="xla", cores=1)' in found(outcome, "graphs").fact
+    assert " MiB at most" in found(outcome, "host memory").fact or " GiB at most" in found(outcome, "host memory").fact
 
 
 class Device:
     """A TPU core as it tells of itself; only a TPU counts its memory, and reads the graphs it has kept."""
 
-    rank, world_size, device, collectives = 0, 8, torch.device("xla:0"), "in the graph"
+    rank, world_size, device, in_graph = 0, 8, torch.device("xla:0"), True
 
     def __init__(self, peak=0, **metrics):
         self.peak, self.counted = peak, {name: (count, 0.0) for name, count in metrics.items()}
@@ -147,9 +147,9 @@ def test_a_device_that_is_nearly_full_is_warned_of(peak, state):
 
 @XLA
 def test_it_prints_as_a_table_draws_itself_and_travels():
-    told = reported(WRONG["the loss is read every step"][0])
-    assert pickle.loads(pickle.dumps(told)) == told
-    assert "\nwarning  copies to the host " in str(told)
-    assert "fix: " in str(told)
-    assert "<table" in told._repr_html_()
-    assert "loss.item()" in told._repr_html_()
+    outcome = reported(WRONG["the loss is read every step"][0])
+    assert pickle.loads(pickle.dumps(outcome)) == outcome
+    assert "\nwarning  copies to the host " in str(outcome)
+    assert "fix: " in str(outcome)
+    assert "<table" in outcome._repr_html_()
+    assert "loss.item()" in outcome._repr_html_()

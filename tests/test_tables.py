@@ -5,6 +5,33 @@ import pytest
 from tpukit.display import tables
 
 
+class Planets(tables.Table):
+    title = "two planets"
+
+    def rows(self):
+        return [("Mars", "2 moons"), ("Venus", "<none>")]
+
+
+def test_a_table_is_text_when_printed_and_html_in_a_notebook():
+    assert str(Planets()) == repr(Planets()) == "two planets\n\nMars   2 moons\nVenus  <none>"
+    html = Planets()._repr_html_()
+    assert html.count("<tr") == 2
+    assert "two planets" in html
+    assert "&lt;none&gt;" in html
+
+
+def test_a_table_without_a_title_or_without_rows_leaves_no_empty_lines():
+    class Bare(Planets):
+        title = ""
+
+    class Empty(Planets):
+        def rows(self):
+            return []
+
+    assert str(Bare()).startswith("Mars")
+    assert str(Empty()) == "two planets"
+
+
 def test_columns_are_aligned_and_lines_carry_no_trailing_space():
     assert tables.as_text([("ok", "fork", "possible"), ("warning", "/dev/shm", "")]) == (
         "ok       fork      possible\nwarning  /dev/shm"
@@ -22,7 +49,7 @@ def test_columns_are_aligned_and_lines_carry_no_trailing_space():
     ],
 )
 @pytest.mark.parametrize("position", [0, 1, 2])
-def test_no_cell_wrecks_the_table(cell, reason, position):
+def test_no_cell_breaks_the_table(cell, reason, position):
     row = ["ok", "name", "a fact"]
     row[position] = cell
     lines = tables.as_text([row, ("warning", "second", "row")], width=100).splitlines()
@@ -60,7 +87,7 @@ def test_html_sets_no_background_and_no_text_colour():
 
 @pytest.mark.parametrize("state", ["ok", "warning", "failure"])
 @pytest.mark.parametrize("page", ["#ffffff", "#111111"])
-def test_a_dot_can_be_told_from_the_page(state, page):
+def test_a_dot_stands_out_from_the_page(state, page):
     (dot,) = re.findall(r'color:(#\w{6})">', tables.as_html([(state,)]))
     light, dark = sorted((luminance(dot), luminance(page)), reverse=True)
     assert (light + 0.05) / (dark + 0.05) >= 3  # what WCAG 2.1 (1.4.11) asks of graphics

@@ -1,1 +1,1 @@
-"""What a training loop iterates: sources, who sees which sample, batches prepared ahead, augmentation."""
+"""What a training loop iterates: sources, the samples of each core, batches prepared ahead, augmentation."""

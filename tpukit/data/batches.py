@@ -1,25 +1,26 @@
-"""Batches of one fixed shape, each core its own share, prepared ahead of the step that takes them."""
+"""Batches of one fixed shape for each core, prepared ahead of the step that takes them."""
 
 import time
 from collections.abc import Callable, Iterator
 
-from tpukit.data.prefetch import Buffers, in_processes, in_threads
+from tpukit.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.data.sampler import ShardedSampler
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
 from tpukit.machine.resources import cpus
 
 
 class Batches:
-    """An iterable over one epoch's batches for one core; iterate again for the next epoch.
+    """An iterable over one core's batches of one epoch; each new loop over it is the next epoch.
 
-    Every core gets the same number of batches and every batch has `batch_size` samples, so nothing compiles twice
-    and no core waits for another that has finished.
+    All cores have the same number of batches, and every batch has `batch_size` samples: nothing is compiled twice, and
+    no core waits for one that has finished.
 
     Attributes:
-        dataset: what was given.
-        epoch: the epoch that is read, or comes next.
-        waited: seconds the loop has waited for batches, since this was made.
-        current: (batch_size,) int64, which samples the last batch held.
+        dataset: the dataset, as it was passed.
+        sampler: which samples this core sees.
+        epoch: the current epoch, or the next one between two loops.
+        waited: seconds that loops have waited for batches, in total.
+        current: (batch_size,) int64, the samples of the last batch.
     """
 
     def __init__(
@@ -38,131 +39,134 @@ class Batches:
         send: Callable[[list], list] | None = None,
     ):
         count = len(dataset)
-        self.sampler = self.share = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
+        self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
-            raise ValueError(f"batch_size is the samples a core and step, at least 1, got {batch_size}")
+            raise ValueError(f"batch_size is the number of samples per core and step, at least 1, got {batch_size}")
         if count == 0:
             raise ValueError(
-                "the dataset is empty: its length is 0\n  fix:   check the path, and the fold it was made from"
+                "the dataset is empty: its length is 0\n  fix:   check the path and the fold that it was made from"
             )
-        if not self.share.steps():
+        if not self.sampler.steps():
             raise ValueError(
                 f"{count} samples do not fill one batch of {batch_size} on each of {world_size} cores\n"
                 f"  fix:   batch_size={max(1, count // world_size)}, or drop_last=False"
             )
         if threads < 1 or (workers or 0) < 0:
-            raise ValueError(f"batches take 1 thread or more and 0 workers or more, got {threads} and {workers}")
+            raise ValueError(f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}")
         self.dataset, self._source = dataset, as_batch_source(dataset)
-        if workers is None:
-            workers = _spare_processors(world_size) if getattr(self._source, "form", None) == "jpeg" else 0
+        if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
+            workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
         self.epoch, self.waited, self.current = 0, 0.0, None
-        self._done = 0  # samples of the epoch that the loop has been given, on all cores
+        self._done = 0  # samples of this epoch that the loops of all cores have received
         self._resumed = False
 
     def __len__(self) -> int:
-        return self.share.steps()
+        return self.sampler.steps()
 
     @property
     def samples_per_step(self) -> int:
-        """Samples that all cores together take in one step."""
-        return self.share.samples_per_step
+        """The samples that all cores together see in one step."""
+        return self.sampler.samples_per_step
 
     def __iter__(self) -> Iterator[object]:
-        if not self._resumed:  # the last loop may have been left early
+        if not self._resumed:  # the last loop may have ended early
             self.end_epoch()
         self._resumed = False
-        positions = self.share.positions(self._done)
-        samples = self.share.samples(positions, epoch=self.epoch, seed=self._seed)
+        positions = self.sampler.positions(self._done)
+        samples = self.sampler.samples(positions, epoch=self.epoch, seed=self._seed)
         prepared = self._prepare(positions, samples)
         for mine in samples:
             began = time.perf_counter()
             batch = next(prepared)
             self.waited += time.perf_counter() - began
             self.current = mine
-            self._done += self.samples_per_step
-            yield self._shaped(batch)
+            self._done += self.samples_per_step  # before the loop's body: a state saved there includes this batch
+            yield self._channels_first(batch)
         prepared.close()
         self.epoch, self._done = self.epoch + 1, 0
 
     def indices(self, epoch: int) -> list[list[int]]:
-        """Say which samples this core sees in an epoch, batch by batch."""
-        return self.share.samples(self.share.positions(), epoch=epoch, seed=self._seed).tolist()
+        """Return the samples that this core sees in an epoch, batch by batch."""
+        return self.sampler.samples(self.sampler.positions(), epoch=epoch, seed=self._seed).tolist()
 
-    # ---- where in the data a run is ----------------------------------------------------------------------------
+    # ---- saving and restoring the position in the data ---------------------------------------------------------
 
     def state_dict(self) -> dict:
-        """Return how far the loop has come: batches it was given count, batches prepared ahead do not."""
-        return {"epoch": self.epoch, "samples": self._done, "seed": self._seed, "count": self.share.count}
+        """Return the position in the data; batches that are prepared but not yet received do not count."""
+        return {"epoch": self.epoch, "samples": self._done, "seed": self._seed, "count": self.sampler.count}
 
     def end_epoch(self) -> None:
-        """Count an epoch that was left early as over."""
+        """End an epoch that was left early: the next loop begins the next one."""
         if self._done:
             self.epoch, self._done = self.epoch + 1, 0
 
     def load_state_dict(self, state: dict) -> None:
-        """Go on where a state was saved: the next loop gives the rest of that epoch, in the same order.
+        """Continue where the state was saved: the next loop yields the rest of that epoch, in the same order.
 
-        Shuffled, the number of cores and the batch size may be others than they were.
+        If the samples are shuffled, the number of cores and the batch size may differ from those of the saved run.
 
         Raises:
-            ValueError: the state is of a dataset of another length, or, in order, of another number of samples a step.
+            ValueError: the state belongs to a dataset of another length; or the samples are in order, and their number
+                per step has changed.
         """
-        if state["count"] != self.share.count:
+        if state["count"] != self.sampler.count:
             raise ValueError(
-                f"the state is of a dataset of {state['count']:,} samples, this one has {self.share.count:,}\n"
-                "  fix:   make the same dataset again, or start without the state"
+                f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}\n"
+                "  fix:   pass the dataset that the state was saved with, or start without the state"
             )
-        if not self.share.shuffle and state["samples"] % self.samples_per_step:
+        if not self.sampler.shuffle and state["samples"] % self.samples_per_step:
             raise ValueError(
-                f"the state is {state['samples']} samples into an epoch in order, which is no multiple of the "
-                f"{self.samples_per_step} a step of all cores now takes\n"
-                "  fix:   as many cores and as large a batch as when it was saved, or shuffle=True"
+                f"the state is {state['samples']} samples into an epoch in order, which is not a multiple of the "
+                f"{self.samples_per_step} samples per step of all cores\n"
+                "  fix:   use the same number of cores and batch size as when it was saved, or shuffle=True"
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
-        if not self.share.steps(self._done):
+        if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch
             self.epoch, self._done = self.epoch + 1, 0
         self._resumed = True
 
-    # ---- making them -------------------------------------------------------------------------------------------
+    # ---- preparing batches -------------------------------------------------------------------------------------
 
     def _prepare(self, positions, samples) -> Iterator[object]:
-        """Yield the batches, on the device, with their masks if asked for."""
-        real = positions < self.share.count
+        """Yield the batches, on the device, with their masks if wanted."""
+        real = positions < self.sampler.count
         steps = range(len(samples))
         if self._source is not None and not self._workers:
             calls = ((lambda step=step: self._finish(self._gather(samples, step), real[step])) for step in steps)
-            return in_threads(calls, self._threads)
+            return run_ahead(calls, self._threads)
         dataset = self.dataset if self._source is None else self._source
         jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
-        made = in_processes(dataset, jobs, self._workers, (self._seed, self.epoch))
-        finished = ((lambda step=step: self._finish(next(made), real[step])) for step in steps)
-        # A dataset that is called in this process draws this thread's random numbers: no thread, the same numbers.
-        return in_threads(finished, 1) if self._workers else (call() for call in finished)
+        loaded = load_batches(dataset, jobs, self._workers, (self._seed, self.epoch))
+        finished = ((lambda step=step: self._finish(next(loaded), real[step])) for step in steps)
+        # Without workers the dataset is called in this process and may draw its random numbers. A thread would draw
+        # them at any moment of the step; so each batch is made when the loop asks for it.
+        return run_ahead(finished, 1) if self._workers else (call() for call in finished)
 
     def _gather(self, samples, step: int) -> tuple:
         import torch
 
         if step + 1 < len(samples) and hasattr(self._source, "read_ahead"):
-            self._source.read_ahead(samples[step + 1])
+            self._source.read_ahead(samples[step + 1])  # the disk works while this batch is decoded
         images = self._source.take(samples[step], out=self._buffers.get())
         return torch.from_numpy(images), torch.from_numpy(self._source.labels[samples[step]])
 
     def _finish(self, batch: object, real) -> object:
-        """Add the mask and send all tensors to the device, in one transfer."""
+        """Add the mask, and send all tensors to the device in one transfer."""
         import torch
         from torch.utils import _pytree as tree
 
         if self._mask:
             batch = _with_mask(batch, torch.from_numpy(real))
-        leaves, form = tree.tree_flatten(batch)
+        leaves, structure = tree.tree_flatten(batch)
         sent = iter(self._send([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
-        return tree.tree_unflatten([next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], form)
+        leaves = [next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        return tree.tree_unflatten(leaves, structure)
 
-    def _shaped(self, batch: object) -> object:
-        """Turn a source's images into (B, 3, H, W), a view: on the device, where it is free."""
+    def _channels_first(self, batch: object) -> object:
+        """Return a source's images as (B, 3, H, W): a view, made on the device, where it costs nothing."""
         if self._source is None:
             return batch
         images, *others = batch
@@ -176,5 +180,5 @@ def _with_mask(batch: object, real) -> object:
 
 
 def _spare_processors(world_size: int) -> int:
-    """Return how many processes each core may have for its batches: what the machine has left, 16 at most."""
+    """Return how many processes each core may use for its batches: the free processors, shared evenly, 16 at most."""
     return max(0, min(16, cpus() // world_size - 1))

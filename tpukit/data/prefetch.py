@@ -1,4 +1,4 @@
-"""Batches prepared ahead of the loop: in threads where one native call does it, in processes where Python must."""
+"""Batches prepared ahead of the loop: in threads where one native call makes them, in processes where Python does."""
 
 import contextlib
 import math
@@ -14,8 +14,8 @@ from tpukit.data.seeding import seed_host
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
 
 
-def in_threads(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
-    """Run the calls in background threads, two batches ahead of each, and yield what they return, in order."""
+def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
+    """Run the calls in background threads, two ahead per thread, and yield their results in order."""
     running: deque[Future] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="batches") as pool:
         try:
@@ -25,48 +25,49 @@ def in_threads(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[
                     yield running.popleft().result()
             while running:
                 yield running.popleft().result()
-        finally:  # a loop that was left early
-            for future in running:
+        finally:  # also when the loop ends early
+            for future in running:  # leaving the pool would otherwise wait for all of them
                 future.cancel()
 
 
-def in_processes(dataset: MapDataset, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
-    """Yield the batches of a dataset through torch's DataLoader; with 0 workers they are made in the caller's thread.
+def load_batches(dataset: MapDataset, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
+    """Yield the batches of a dataset, made by the processes of a DataLoader; with 0 workers, in the caller's thread.
 
-    A job is the samples of one batch, behind a number that is no other batch's of this epoch, on any core.
+    A job is (number, samples) of one batch. Its number is unique in the epoch over all cores: together with `seed` it
+    seeds the batch, so the batch is the same whichever process makes it.
     """
     source = as_batch_source(dataset)
     if source is not None:
-        return _images_in_processes(source, jobs, workers, seed)
-    batches = _loaded(_Whole(dataset, seed), jobs, workers)
-    return _told_of_deaths(batches) if workers else batches
+        return _load_images(source, jobs, workers, seed)
+    batches = _iterate_loader(_BatchDataset(dataset, seed), jobs, workers)
+    return _explain_broken_pipes(batches) if workers else batches
 
 
-def _images_in_processes(source: BatchSource, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
-    """Yield a source's batches from processes that write into memory we share: copied by nobody, /dev/shm unused."""
-    # What the loader has asked for, what waits in front of the loop, and what the loop holds.
+def _load_images(source: BatchSource, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
+    """Yield a source's batches from processes that write into shared memory: without a copy, and without /dev/shm."""
+    # 2 batches per worker are requested by the loader; 5 more are on their way to the loop or in its hands.
     buffers = Buffers((len(jobs[0][1]), *source.shape), shared=2 * workers + 5) if _forks(workers) else None
-    asked: deque[tuple] = deque()
+    requested: deque[tuple] = deque()
 
-    def ask() -> Iterator[tuple]:
+    def requests() -> Iterator[tuple]:
         for number, samples in jobs:
             buffer = buffers and buffers.get()
-            asked.append((samples, buffer))
+            requested.append((samples, buffer))
             yield number, samples, None if buffer is None else buffers.number(buffer)
 
-    made = _told_of_deaths(_loaded(_Images(source, seed, buffers), ask(), workers))
+    loaded = _explain_broken_pipes(_iterate_loader(_SharedImages(source, seed, buffers), requests(), workers))
 
     def received() -> Iterator[tuple]:
         import torch
 
-        for images in made:
-            samples, buffer = asked.popleft()
+        for images in loaded:
+            samples, buffer = requested.popleft()
             yield (torch.from_numpy(buffer) if images is None else images), torch.from_numpy(source.labels[samples])
 
     return received()
 
 
-def _loaded(dataset: MapDataset, jobs: Iterable[tuple], workers: int) -> Iterator[object]:
+def _iterate_loader(dataset: MapDataset, jobs: Iterable[tuple], workers: int) -> Iterator[object]:
     import torch
     from torch.utils.data import DataLoader
 
@@ -76,23 +77,23 @@ def _loaded(dataset: MapDataset, jobs: Iterable[tuple], workers: int) -> Iterato
         sampler=jobs,
         num_workers=workers,
         multiprocessing_context="fork" if _forks(workers) else None,
-        generator=torch.Generator(),  # without one, each epoch would draw a number of the caller's
+        generator=torch.Generator(),  # without it, each epoch would draw one of the caller's random numbers
     )
-    return iter(loader)  # here and now: processes end with the thread that forked them
+    return iter(loader)  # not in a generator: the processes must be forked by a thread that outlives them
 
 
 def _forks(workers: int) -> bool:
     return workers > 0 and hasattr(os, "fork")
 
 
-def _told_of_deaths(batches: Iterator[object]) -> Iterator[object]:
-    """Say it was a process that ended where torch, which looks a moment too early, only sees a broken connection."""
+def _explain_broken_pipes(batches: Iterator[object]) -> Iterator[object]:
+    """Raise the error of an ended worker process where torch checks it too early and only sees a broken connection."""
     with contextlib.suppress(StopIteration):
         while True:
             try:
                 batch = next(batches)
             except (ConnectionError, EOFError) as error:
-                if str(error).startswith("Caught "):  # the dataset's own, from one of the processes
+                if str(error).startswith("Caught "):  # an error that the dataset itself raised in a worker process
                     raise
                 raise RuntimeError(
                     f"DataLoader worker (pid unknown) ended while its batch was on its way: {error}"
@@ -101,44 +102,47 @@ def _told_of_deaths(batches: Iterator[object]) -> Iterator[object]:
 
 
 class Buffers:
-    """Arrays of one shape, each used again once nobody holds it.
+    """uint8 arrays of one shape, each of which is reused as soon as nothing refers to it.
 
-    A fresh array would be as good for one thread; two would wait for each other while the system hands out its pages.
+    With a single thread, new arrays would be as fast; two threads would wait for each other while the system allocates
+    the pages.
 
     Args:
-        shape: of each.
-        shared: make so many at once, and no more, in memory that processes forked later write into; 0: as needed.
+        shape: the shape of each array.
+        shared: how many arrays to make, at once, in memory that processes forked later can write into; 0 makes
+            ordinary arrays, as many as are needed.
     """
 
     def __init__(self, shape: tuple[int, ...], shared: int = 0):
         self._shape, self._shared, self._lock = shape, shared, threading.Lock()
-        self._arrays = _in_shared_memory(shape, shared) if shared else [_fresh(shape)]
+        self._arrays = _in_shared_memory(shape, shared) if shared else [_new_array(shape)]
         self._idle = 0
-        self._idle = self._references(0)
+        self._idle = self._references(0)  # the reference count of an array that only this object holds
 
     def __getitem__(self, number: int):
         return self._arrays[number]
 
     def number(self, array) -> int:
-        """Return which of the arrays this is."""
+        """Return the position of this array among the buffers."""
         return next(number for number, one in enumerate(self._arrays) if one is array)
 
     def get(self):
-        """Return a uint8 array that no tensor, no view and no other thread holds; None if all shared ones are held."""
-        with self._lock:
+        """Return an array that no tensor, view or other thread refers to; None if all shared arrays are in use."""
+        with self._lock:  # two threads must not find the same array
             for number in range(len(self._arrays)):
                 if self._references(number) <= self._idle:
                     return self._arrays[number]
             if self._shared:
                 return None
-            self._arrays.append(_fresh(self._shape))
+            self._arrays.append(_new_array(self._shape))
             return self._arrays[-1]
 
     def _references(self, number: int) -> int:
+        # A tensor made by torch.from_numpy and a numpy view both refer to the array, so no one has to give it back.
         return sys.getrefcount(self._arrays[number])
 
 
-def _fresh(shape: tuple[int, ...]):
+def _new_array(shape: tuple[int, ...]):
     import numpy
 
     return numpy.empty(shape, numpy.uint8)
@@ -147,12 +151,12 @@ def _fresh(shape: tuple[int, ...]):
 def _in_shared_memory(shape: tuple[int, ...], count: int) -> list:
     import numpy
 
-    memory = mmap.mmap(-1, count * math.prod(shape))  # of no file: what a container gives /dev/shm is no limit
+    memory = mmap.mmap(-1, count * math.prod(shape))  # anonymous: the size of a container's /dev/shm does not limit it
     return list(numpy.frombuffer(memory, numpy.uint8).reshape(count, *shape))
 
 
-class _Images:
-    """A source asked for whole batches in a process: written into the job's shared buffer, or returned."""
+class _SharedImages:
+    """A source as a dataset of batches, for worker processes: written into a shared buffer, or returned without one."""
 
     def __init__(self, source: BatchSource, seed: tuple[int, ...], buffers: Buffers | None):
         self.source, self.seed, self.buffers = source, seed, buffers
@@ -170,8 +174,8 @@ class _Images:
         return None if images is out else torch.from_numpy(images)
 
 
-class _Whole:
-    """A dataset asked for whole batches, whose errors say which sample it was, also from a DataLoader's process."""
+class _BatchDataset:
+    """A dataset as a dataset of batches; an error names its sample, also if a worker process raised it."""
 
     def __init__(self, dataset: MapDataset, seed: tuple[int, ...]):
         self.dataset, self.seed = dataset, seed
@@ -188,15 +192,16 @@ class _Whole:
         samples = samples.tolist()
         if hasattr(self.dataset, "__getitems__"):
             return default_collate(self.dataset.__getitems__(samples))
-        return default_collate([self._one(sample) for sample in samples])
+        return default_collate([self._read(sample) for sample in samples])
 
-    def _one(self, sample: int) -> object:
-        with _naming(sample):
+    def _read(self, sample: int) -> object:
+        with _note_sample(sample):
             return self.dataset[sample]
 
 
 @contextlib.contextmanager
-def _naming(sample: int) -> Iterator[None]:
+def _note_sample(sample: int) -> Iterator[None]:
+    """Add the number of the sample to any error."""
     try:
         yield
     except Exception as error:

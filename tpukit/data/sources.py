@@ -1,17 +1,21 @@
-"""What a loop can iterate: a dataset read sample by sample, or a source that gives whole batches in one call."""
+"""What batches are made from: a dataset that is read sample by sample, or a source of whole batches."""
 
 from typing import Protocol
 
 
 class MapDataset(Protocol):
-    """What any dataset is: `len(dataset)` samples, `dataset[i]` a tensor, number, tuple or dict of them."""
+    """Any map-style dataset: `len(dataset)` samples; `dataset[i]` is a tensor, a number, or a tuple or dict of them."""
 
     def __len__(self) -> int: ...  # noqa: D105
     def __getitem__(self, index: int) -> object: ...  # noqa: D105
 
 
 class BatchSource(Protocol):
-    """What gives whole batches in one call: `Records` and `Cache`.
+    """A dataset that returns whole batches in one call, as `Records` and `Cache` do.
+
+    `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is given. Two attributes
+    are optional: `read_ahead(indices)`, called with the samples of the next batch, and `encoding`, "jpeg" where `take`
+    decodes images, so that processors that are free can help.
 
     Attributes:
         shape: (height, width, 3) of every image.
@@ -26,23 +30,23 @@ class BatchSource(Protocol):
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:
-    """Return what gives whole batches, also a `torch.utils.data.Subset` of it; None for any other dataset."""
+    """Return the dataset as a source of whole batches, or None if it is not one; Subsets of sources are sources."""
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
         inner = as_batch_source(dataset.dataset)
-        return inner and _Part(inner, dataset.indices)
-    is_one = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
-    return dataset if is_one else None
+        return inner and _SourceSubset(inner, dataset.indices)
+    is_source = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
+    return dataset if is_source else None
 
 
-class _Part:
-    """Some samples of a source, as `torch.utils.data.Subset` names them."""
+class _SourceSubset:
+    """Some samples of a source: those that a `torch.utils.data.Subset` names."""
 
     def __init__(self, source: BatchSource, indices):
         import numpy
 
         self._source, self._indices = source, numpy.asarray(indices)
         self.shape, self.labels = source.shape, source.labels[self._indices]
-        self.form = getattr(source, "form", None)
+        self.encoding = getattr(source, "encoding", None)
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -52,6 +56,6 @@ class _Part:
         return self._source.take(self._indices[indices], out)
 
     def read_ahead(self, indices) -> None:
-        """Ask the system for the images that come next."""
+        """Let the source prepare to read these samples next, if it can."""
         if hasattr(self._source, "read_ahead"):
             self._source.read_ahead(self._indices[indices])

@@ -1,4 +1,4 @@
-"""Record what a core does during some steps, as a trace for Perfetto or TensorBoard."""
+"""Record what a core does in some steps, as a trace for Perfetto or TensorBoard."""
 
 import contextlib
 import os
@@ -11,8 +11,8 @@ class Profile:
     """A recording of one core.
 
     Attributes:
-        folder: where it goes, of this core alone; None on a core that is not recorded.
-        files: what was written, once the recording is over.
+        folder: the folder of this core's files; None on a core that is not recorded.
+        files: the files that were written, once the recording has ended.
     """
 
     def __init__(self, backend, folder: Path | None):
@@ -23,7 +23,7 @@ class Profile:
         self._span = contextlib.ExitStack()
 
     def mark(self) -> None:
-        """End a step of the recording and begin the next; `core.step` does it."""
+        """End a step of the recording and begin the next; `core.step` calls it."""
         self._span.close()
         self._span.enter_context(self._backend.trace_step(self._steps))
         self._steps += 1
@@ -33,24 +33,24 @@ class Profile:
 def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -> Iterator[Profile]:
     """Record the steps in this block: what the host did, what the device did, and when each waited.
 
-    Ten to fifty steps are enough, after the first few, which compile; a recording is held in memory until its end, and
-    a thousand steps are hundreds of MB. It is written whatever happens in the block, and core.print says where.
+    Ten to fifty steps are enough. Begin after the first few steps, which compile. A recording stays in memory until it
+    ends; a thousand steps take hundreds of MB. It is written even if the block raises, and core.print says where.
 
         with tpukit.profile(core, "runs/trace"):
             for images, labels in itertools.islice(batches, 20):
                 with core.step():
                     ...
 
-    On CPU and CUDA it is a Chrome trace, from torch.profiler; on a TPU one of torch_xla's, for TensorBoard as well.
+    On CPU and CUDA it is a Chrome trace, made by torch.profiler; on a TPU torch_xla makes it, for TensorBoard as well.
 
     Args:
         core: this core.
-        folder: where `core-<rank>/` is made, with this recording's files.
-        ranks: the cores that are recorded; the others only run the block.
+        folder: the files of this recording go into `core-<rank>/` in it.
+        ranks: which cores are recorded; the others only run the block.
 
     Raises:
-        OSError: nothing can be written into the folder, which is seen before the block runs, or the disk is full.
-        RuntimeError: this core is being recorded already.
+        OSError: the folder cannot be written to, which is checked before the block runs, or the disk is full.
+        RuntimeError: this core is already being recorded.
     """
     if core.rank not in ranks:
         yield Profile(core.backend, None)
@@ -58,14 +58,14 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
     backend, mine = core.backend, Path(folder) / f"core-{core.rank}"
     if backend.after_sync:
         raise RuntimeError(
-            "this core is being recorded already: a profile cannot be inside of another\n"
+            "this core is already being recorded: a profile cannot be inside another\n"
             "  fix:   one `with tpukit.profile(...)` around all the steps"
         )
-    _must_be_writable(mine)
-    there = set(mine.rglob("*"))
+    _must_be_writable(mine)  # the profilers themselves only fail at the end, when the recording would be lost
+    earlier = set(mine.rglob("*"))
     recording = Profile(backend, mine)
     backend.start_trace(mine)
-    backend.after_sync = recording.mark
+    backend.after_sync = recording.mark  # core.step calls it at its end
     recording.mark()
     unwritten = None
     try:
@@ -75,12 +75,12 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         recording._span.close()
         try:
             backend.stop_trace()
-        except (OSError, RuntimeError) as error:  # torch_xla's is a RuntimeError
+        except (OSError, RuntimeError) as error:  # torch_xla raises RuntimeError
             unwritten = error
         else:
-            recording.files = sorted(file for file in mine.rglob("*") if file.is_file() and file not in there)
+            recording.files = sorted(file for file in mine.rglob("*") if file.is_file() and file not in earlier)
             core.print(_how_to_open(recording, folder), everywhere=True)
-    if unwritten:  # an error of the block goes before this one
+    if unwritten:  # not reached if the block raised: its error is more important
         raise _not_written(mine, unwritten) from unwritten
 
 
@@ -97,13 +97,13 @@ def _not_written(folder: Path, error: Exception) -> OSError:
     return OSError(
         f"the profile cannot be written into {folder}\n"
         f"  found: {error}\n"
-        "  fix:   a folder of your own, on a disk with room"
+        "  fix:   choose a folder of your own, on a disk with free space"
     )
 
 
 def _how_to_open(recording: Profile, folder: str | os.PathLike) -> str:
     chrome = [str(file) for file in recording.files if file.name.endswith(".json.gz")]
-    count = recording._steps - 1  # the last one was begun and nothing followed
+    count = recording._steps - 1  # the last one was begun, but no step followed
     lines = [f"recorded {count} step{'s' * (count != 1)}: open {', '.join(chrome)} at https://ui.perfetto.dev"]
     if any(file.name.endswith(".xplane.pb") for file in recording.files):
         lines.append(f"  or `pip install tensorboard xprof`, then `tensorboard --logdir {folder}`, tab Profile")

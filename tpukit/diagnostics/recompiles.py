@@ -1,4 +1,4 @@
-"""Why a step compiled again: the shape of a batch, a constant in the graph, or a tensor that was kept."""
+"""Why a step was compiled again: another batch shape, a changed constant in the graph, or a tensor that was kept."""
 
 import itertools
 import linecache
@@ -6,152 +6,160 @@ import re
 from collections import Counter
 from pathlib import Path
 
-_SETTLED = 3  # steps: the first creates the optimiser's state, so the second is another graph; from the third on, one
-_LINES = 5  # told; a loop whose every step compiles would fill the notebook
+# The first step creates the optimiser's state, so the second has another graph; from the third on it is the same.
+_SETTLED = 3
+_MOST_MESSAGES = 5  # a loop that compiles in every step would fill the notebook
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\([^)]*\)|\S+) ([\w-]+)\((.*)$")
-_NUMBERS = re.compile(r"(%[A-Za-z_-]+)[\d.]*|(?<=parameter\()\d+")  # they shift as soon as one operation is added
+_NUMBERS = re.compile(r"(%[A-Za-z_-]+)[\d.]*|(?<=parameter\()\d+")  # numbering, which shifts with every added operation
 _SOURCE = re.compile(r'source_file="([^"]+)" source_line=(\d+)')
-_HOME = str(Path(__file__).parents[1])  # the kit: errors blame the line of whoever called it
+_HOME = str(Path(__file__).parents[1])  # the root of the kit: a message names the line of user code that called it
 
 
 class RecompileMonitor:
-    """Say which step compiled again, and what was different in it; on a CPU and on CUDA it does nothing.
+    """Find the steps that were compiled again, and what was different in them; does nothing on a CPU and on CUDA.
 
-    Costs 10 microseconds a step (measured), until the shapes of a batch do not explain a compile. From then on the
-    graph of every step is identified, in 2 ms for a ResNet-34, and where it is new, compared with the one before.
+    Costs 10 microseconds per step (measured) until a compile is not explained by the shapes of the batch. From then on,
+    the graph of every step is identified, which takes 2 ms for a ResNet-34, and a new graph is compared with the one
+    before.
 
-        watch = RecompileMonitor(core.backend)
+        monitor = RecompileMonitor(core.backend)
         for step, batch in enumerate(batches):
-            watch.before(batch)
+            monitor.start_step(batch)
             with core.step():
                 loss = ...
-                watch.recorded(model, loss)
-            if told := watch.after(step):
-                core.print(told)
+                monitor.check_graph(model, loss)
+            if message := monitor.end_step(step):
+                core.print(message)
 
     Attributes:
-        recompiles: graphs compiled in steps after the loop had settled.
+        recompiles: how many graphs were compiled after the first `settled` steps.
     """
 
     def __init__(self, backend, settled: int = _SETTLED):
         self._backend = backend
         self._settled = settled
-        self._steps = self._told = 0
+        self._steps = self._messages = 0
         self.recompiles = 0
         self._shapes: tuple | None = None  # of the last batch
-        self._seen: set[tuple] = set()
-        self._armed = False
-        self._keys: set[tuple[int, bytes]] = set()
-        self._texts: dict[int, str] = {}  # of the newest graph, by its place among those of one step
+        self._seen_shapes: set[tuple] = set()
+        self._checks_graphs = False
+        # A step may be cut into several graphs: the number in a key is the position of the graph in its step.
+        self._seen_graphs: set[tuple[int, bytes]] = set()
+        self._texts: dict[int, str] = {}
 
     @property
     def compiles(self) -> int:
-        """Graphs that this process has compiled so far, for whatever; 0 where nothing is compiled."""
+        """All graphs that this process has compiled so far; 0 where nothing is compiled."""
         return (self._backend.compiles() or (0, 0.0))[0]
 
-    def before(self, batch: object) -> None:
-        """Begin a step on this batch, any nest of tensors."""
-        self._then = self._backend.compiles()
-        if self._then is None:
+    def start_step(self, batch: object) -> None:
+        """Begin a step on this batch: tensors, nested in any way."""
+        self._compiles_before = self._backend.compiles()
+        if self._compiles_before is None:
             return
-        self._batch, self._before, self._shapes = batch, self._shapes, _shapes(batch)
-        self._looks, self._changes = 0, []
+        self._batch, self._previous_shapes, self._shapes = batch, self._shapes, _shapes(batch)
+        self._checks, self._changes = 0, []
 
-    def recorded(self, model, *tensors) -> None:
-        """Look at what the step has recorded, for this model and for tensors such as the loss, before it is run.
+    def check_graph(self, model, *tensors) -> None:
+        """Compare the graph that the step has recorded for this model, and for tensors such as the loss.
 
-        Call it last thing in the step. Where something cuts the graph, as gradients do that are averaged in a rehearsal
-        on several cores, call it before that as well.
+        Call it at the end of the step, before the graph is run. Where something cuts the graph, as the averaging of
+        gradients does in a rehearsal on several cores, call it before that as well.
         """
-        if not self._armed:
+        if not self._checks_graphs:
             return
         parameters = list(model.parameters())
+        # A graph is what these tensors depend on; the gradients are named because the optimiser has not used them yet.
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         tensors = [*tensors, *gradients, *parameters, *model.buffers()]
-        place, self._looks = self._looks, self._looks + 1
-        key = (place, self._backend.graph_key(tensors))
-        if key in self._keys:
+        position, self._checks = self._checks, self._checks + 1
+        key = (position, self._backend.graph_key(tensors))
+        if key in self._seen_graphs:  # the text of a graph is made only if it is new
             return
-        self._keys.add(key)
-        text, earlier = self._backend.graph_text(tensors), self._texts.get(place)
-        self._texts[place] = text
+        self._seen_graphs.add(key)
+        text, earlier = self._backend.graph_text(tensors), self._texts.get(position)
+        self._texts[position] = text
         self._changes.append(difference(earlier, text) if earlier else "")
 
-    def after(self, step: int) -> str | None:
-        """End the step; say what was different if it compiled, after the first steps and the first few times."""
-        if self._then is None:
+    def end_step(self, step: int) -> str | None:
+        """End the step; if it was compiled again, return what was different, the first five times."""
+        if self._compiles_before is None:
             return None
         graphs, seconds = self._backend.compiles()
-        known = self._shapes in self._seen
-        self._seen.add(self._shapes)
-        batch, self._batch = self._batch, None  # not kept from being freed
+        graphs_before, seconds_before = self._compiles_before
+        known = self._shapes in self._seen_shapes
+        self._seen_shapes.add(self._shapes)
+        batch, self._batch = self._batch, None  # so that its memory can be freed
         self._steps += 1
-        if graphs == self._then[0] or self._steps <= self._settled:
+        if graphs == graphs_before or self._steps <= self._settled:
             return None
-        self.recompiles += graphs - self._then[0]
-        reason = self._reason(batch, known) if self._told < _LINES else None
+        self.recompiles += graphs - graphs_before
+        reason = self._reason(batch, known) if self._messages < _MOST_MESSAGES else None
         if reason is None:
             return None
-        self._told += 1
-        if self._told == _LINES:
-            self._arm(False)
-            reason += "\n  note:  no more of these will be told; core.report() counts them"
-        return f"step {step} compiled again, {seconds - self._then[1]:.1f} s: {reason}"
+        self._messages += 1
+        if self._messages == _MOST_MESSAGES:
+            self._enable_graph_checks(False)
+            reason += "\n  note:  this is the last of these messages; core.report() counts further compiles"
+        return f"step {step} compiled again, {seconds - seconds_before:.1f} s: {reason}"
 
-    def _arm(self, wanted: bool) -> None:
-        self._armed = wanted
+    def _enable_graph_checks(self, wanted: bool) -> None:
+        self._checks_graphs = wanted
         self._backend.record_lines(wanted)
 
     def _reason(self, batch: object, known: bool) -> str | None:
         if not known:
-            what = _changed_shapes(batch, self._before)
-            return f"{what}\n  fix:   batches of one shape: core.batches makes them; in a loader, drop_last=True"
-        if not self._armed:
-            self._arm(True)
-            return "the batch has a shape seen before; should it happen again, the graph will say what changed"
-        if not self._looks:
-            return "the batch has a shape seen before\n  fix:   watch.recorded(model, loss) in the step finds out more"
+            what = _changed_shapes(batch, self._previous_shapes)
+            return f"{what}\n  fix:   batches of one shape: core.batches makes them; in a DataLoader, drop_last=True"
+        if not self._checks_graphs:  # checks start now: the graph of this step has already run
+            self._enable_graph_checks(True)
+            return "the shape of the batch was seen before; if it happens again, the graph will show what changed"
+        if not self._checks:
+            return (
+                "the shape of the batch was seen before\n"
+                "  fix:   call monitor.check_graph(model, loss) at the end of the step, which finds the cause"
+            )
         if not self._changes:
             return (
                 "the model and the loss are computed as before, so another tensor was computed or kept in this step\n"
-                "  fix:   do so in every step, or after it, from what the step returns"
+                "  fix:   compute or keep it in every step, or after the step, from what the step returns"
             )
-        return next((change for change in self._changes if change), None)  # none: the first that was looked at
+        return next((change for change in self._changes if change), None)  # the first graph has none before it
 
 
 def difference(before: str, after: str) -> str:
-    """Say in a line what is different in a graph, and where it was written; both are HLO text."""
+    """Describe in one line what differs between two graphs, given as HLO text, and which line of Python wrote it."""
     old, new = (_operations(text) for text in (before, after))
     gone, come = Counter(old), Counter(new)
     gone, come = gone - come, come - gone
-    if any(_kind(line) != "constant" for line in come):  # a mean's divisor changes with the shape: not the cause
+    if any(_kind(line) != "constant" for line in come):  # a mean's divisor changes with the shape and is not the cause
         gone, come = (Counter(line for line in lines if _kind(line) != "constant") for lines in (gone, come))
     now = next((line for line in new if line in come), None)
     was = next((line for line in old if line in gone and now and _kind(line) == _kind(now)), None)
     if was and len(old) == len(new) and _kind(now) == "constant":
         what, fix = (
             f"the constant {_arguments(was)} became {_arguments(now)}",
-            "torch.tensor([value], device=core.device) is sent to the graph and is no part of it",
+            "torch.tensor([value], device=core.device): its value is passed to the graph and is not part of it",
         )
     elif was and len(old) == len(new):
         what, fix = (
             f"{_described(was)} became {_described(now)}",
-            "the same shapes and positions in every step: a mask in place of a slice, padding in place of a cut",
+            "the same shapes and positions in every step: a mask instead of a slice, padding instead of a cut",
         )
     elif gone or come:
         first = now or next(line for line in old if line in gone)
-        what = f"the graph has {len(new):,} operations, it had {len(old):,}; the first that differs: "
+        what = f"the graph has {len(new):,} operations, before {len(old):,}; the first that differs: "
         what, fix = (
             what + _described(first),
-            "the same operations in every step: torch.where in place of if, a tensor [x] where a number may be 0 or 1",
+            "the same operations in every step: torch.where instead of if, a tensor [x] for a number that is 0 or 1",
         )
     else:
-        return "the graph is the same but for the order of its operations\n  fix:   one order of the model's parts"
+        return "the graphs differ only in the order of operations\n  fix:   call the parts of the model in one order"
     return f"{what}{_place(after, now) if now else _place(before, first)}\n  fix:   {fix}"
 
 
 def _operations(text: str) -> list[str]:
-    """Return the lines of a graph, in order, without what says nothing about the computation."""
+    """Return the operations of a graph, in order, without metadata and numbering."""
     lines = [line.split(", metadata={")[0] for line in text.splitlines()]
     return [_NUMBERS.sub(r"\1", line) for line in lines if _OPERATION.match(line)]
 
@@ -165,14 +173,14 @@ def _arguments(line: str) -> str:
 
 
 def _described(line: str) -> str:
-    """Write an operation as `slice f32[4,5]`, with the attributes that make it what it is."""
+    """Write an operation as `slice f32[4,5]`, with its attributes."""
     shape, kind, rest = _OPERATION.match(line).groups()
     attributes = rest.rpartition("), ")[2] if "), " in rest else ""
     return f"{kind} {re.sub(r'{[0-9,]*}', '', shape)}" + (f" ({attributes[:60]})" if attributes else "")
 
 
 def _place(text: str, line: str) -> str:
-    """Say which line of Python an operation came from: torch's own functions are passed over for what comes after."""
+    """Return the line of Python an operation came from; lines inside torch and this kit are skipped."""
     import torch
 
     inside = (str(Path(torch.__file__).parent), _HOME)
@@ -199,20 +207,20 @@ def _shapes(batch: object) -> tuple:
 
 
 def _changed_shapes(batch: object, before: tuple | None) -> str:
-    """Say which tensors of a batch are not as they were the step before."""
+    """Describe which tensors of a batch differ in shape or dtype from those of the previous step."""
     from torch.utils import _pytree as tree
 
     leaves = tree.tree_flatten_with_path(batch)[0]
     named = [(tree.keystr(path), leaf) for path, leaf in leaves if hasattr(leaf, "dtype")]
     if before is None or len(named) != len(before):
-        return f"the batch has {len(named)} tensors, it had {len(before or ())}"
+        return f"the batch has {len(named)} tensors, before {len(before or ())}"
     changed = [
-        f"batch{name} is {_form(leaf.shape, leaf.dtype)}, it was {_form(*was)}"
+        f"batch{name} is {_described_tensor(leaf.shape, leaf.dtype)}, before {_described_tensor(*was)}"
         for (name, leaf), was in zip(named, before, strict=True)
         if (leaf.shape, leaf.dtype) != was
     ]
     return "; ".join(changed[:2]) or "the batch is nested in another way"
 
 
-def _form(shape, dtype) -> str:
+def _described_tensor(shape, dtype) -> str:
     return f"{tuple(shape)} {dtype}".replace("torch.", "")

@@ -1,4 +1,4 @@
-"""What kept the device from computing: compiles, copies, waits, and operations it does not have, each with its fix."""
+"""What slows the device down: compiles, copies, waiting, and operations it does not have, each with its fix."""
 
 from dataclasses import dataclass
 
@@ -6,31 +6,31 @@ from tpukit.display.findings import Finding, Findings
 from tpukit.display.tables import human_size
 from tpukit.machine.resources import peak_memory
 
-# A training needs 2 graphs of a step and an evaluation 1; copying, averaging and gathering have small ones.
+# A training needs 2 graphs for its step, an evaluation 1; copies, averages and gathers have small graphs of their own.
 _MANY_GRAPHS = 12
-_MANY_COPIES = 0.5  # to the host, a step: each one waits until the device has caught up
-_LONG_WAIT = 0.1  # of the time, for data
-_FULL = 0.9  # of the device's memory
+_MANY_COPIES = 0.5  # copies to the host per step; each waits until the device has finished its work
+_LONG_WAIT = 0.1  # the share of its time that a loop may wait for data
+_FULL = 0.9  # of the memory of the device
 _BY_VALUE = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 
 
 @dataclass(frozen=True, repr=False)
 class Report(Findings):
-    """What a core has to tell about its process so far. Prints as a table, and draws itself in a notebook."""
+    """What the process of a core has spent its time on so far: a table, as text or in a notebook."""
 
     subject: str
     findings: tuple[Finding, ...]
 
 
 def report(backend, *, waited: float | None = None, seconds: float | None = None) -> Report:
-    """Say what the process of a core has spent its time on since it started, and what to do about it.
+    """Report what the process of a core has spent its time on since it started, and what to do about it.
 
-    Copies no tensor and waits for nothing. On plain CPU and CUDA little is counted: nothing is compiled there.
+    Copies no tensor and waits for nothing. On plain CPU and CUDA there is little to count: nothing is compiled there.
 
     Args:
-        backend: of the core.
-        waited: seconds the loop has waited for batches, if known.
-        seconds: that the loop has taken.
+        backend: the core's backend.
+        waited: seconds that the loop has waited for batches, if known.
+        seconds: seconds that the loop has taken in all, if known.
     """
     metrics = backend.metrics()
     findings = _of_graphs(backend, metrics) if metrics else [_without_graphs(backend)]
@@ -42,8 +42,8 @@ def report(backend, *, waited: float | None = None, seconds: float | None = None
 
 def _without_graphs(backend) -> Finding:
     kind = backend.device.type.upper()
-    fact = f"none: {kind} tensors are computed as the program runs, so nothing compiles, recompiles or falls back here"
-    rehearse = '; `launch(..., backend="xla", cores=1)` shows for a few steps what a TPU would do'
+    fact = f"none: {kind} operations run one by one, so nothing is compiled, recompiled or moved to the host"
+    rehearse = '; a few steps with `launch(..., backend="xla", cores=1)` show what a TPU would do'
     return Finding("graphs", "ok", fact + (rehearse if kind == "CPU" else ""))
 
 
@@ -65,8 +65,8 @@ def _compiles(metrics: dict, steps: int) -> Finding:
     if count <= _MANY_GRAPHS:
         return Finding("compiles", "ok", fact)
     fix = (
-        "one shape for every batch (`core.batches`, or `drop_last=True`), no Python number that changes, no `if` on a "
-        "tensor; `tpukit.fit` says which step compiled again, and why"
+        "the same shape for every batch (`core.batches`, or `drop_last=True`), no Python number that changes, no `if` "
+        "on a tensor; `tpukit.fit` says which step compiled again, and why"
     )
     return Finding("compiles", "warning", f"{fact}: a training and its evaluation need about four", fix)
 
@@ -74,47 +74,48 @@ def _compiles(metrics: dict, steps: int) -> Finding:
 def _copies_to_host(metrics: dict, steps: int, backend) -> Finding:
     name = "copies to the host"
     count, nanoseconds = metrics.get("TransferFromDeviceTime", (0, 0.0))
-    asked = metrics.get("aten::_local_scalar_dense", (0, 0))[0]
+    asked = metrics.get("aten::_local_scalar_dense", (0, 0))[0]  # .item(), which float() and `if` call
     size = human_size(int(metrics.get("InboundData", (0, 0.0))[1]))
-    fact = f"{count:,}, {count / steps:.2f} a step, {size}, {nanoseconds / 1e9:.1f} s"
+    fact = f"{count:,}, {count / steps:.2f} per step, {size}, {nanoseconds / 1e9:.1f} s"
     if asked:
         fact += f"; {asked:,} for .item(), float() or an `if`"
-    # Gradients are averaged through host memory in a rehearsal on several cores; a TPU does not.
+    # A rehearsal on several cores averages gradients in the memory of the host; a TPU does not.
     own = count if backend.in_graph or backend.world_size == 1 else asked
     if own != count:
-        fact += "; the rehearsal's own averaging is among them"
+        fact += "; this includes the rehearsal's own averaging"
     if own / steps <= _MANY_COPIES:
         return Finding(name, "ok", fact)
     fix = (
-        "`core.log(loss=loss)` and a sum kept on the device, read every 50 steps, in place of `loss.item()` or `print`"
+        "`core.log(loss=loss)`, or a sum on the device that is read every 50 steps, instead of `loss.item()` or `print`"
     )
-    return Finding(name, "warning", f"{fact}: each waits until the device is done", fix)
+    return Finding(name, "warning", f"{fact}: each waits until the device has finished", fix)
 
 
 def _copies_to_device(metrics: dict, steps: int) -> Finding:
     count = metrics.get("TransferToDeviceTime", (0, 0.0))[0]
     sent = metrics.get("OutboundData", (0, 0.0))[1]
-    fact = f"{count:,}, {count / steps:.1f} a step, {human_size(int(sent))}; the weights at the start included"
+    fact = f"{count:,}, {count / steps:.1f} per step, {human_size(int(sent))}, including the weights at the start"
     return Finding("copies to the device", "ok", fact)
 
 
 def _fallbacks(metrics: dict) -> Finding:
     name, found = "fallbacks", {}
     for counter, (count, _) in metrics.items():
+        # torch_xla counts each operation that it has no lowering for under its aten:: name.
         if counter.startswith("aten::") and counter != "aten::_local_scalar_dense":
             found[counter.removeprefix("aten::")] = count
     if not found:
         return Finding(name, "ok", "none: every operation runs on the device")
-    told = ", ".join(f"{operation} {_times(count, 'time')}" for operation, count in found.items())
+    operations = ", ".join(f"{operation} {_times(count, 'time')}" for operation, count in found.items())
     fixes = []
     if by_value := sorted(_BY_VALUE & found.keys()):
         fixes.append(
-            f"{', '.join(by_value)}: the result's shape depends on values; keep the shape and multiply by the mask, "
+            f"{', '.join(by_value)}: the shape of the result depends on values; keep the shape and multiply by a mask, "
             "or use `torch.where`"
         )
     if others := sorted(found.keys() - _BY_VALUE):
         fixes.append(f"{', '.join(others)}: write it with other operations, or do it in the dataset, before the step")
-    return Finding(name, "warning", f"{told}: on the host's CPU, with a copy there and back", "; ".join(fixes))
+    return Finding(name, "warning", f"{operations}: on the host's CPU, with a copy there and back", "; ".join(fixes))
 
 
 def _waiting(share: float) -> Finding:
@@ -133,7 +134,7 @@ def _memory(device: dict) -> list[Finding]:
     fact = f"{human_size(peak)} at most, of {human_size(limit)}"
     if peak <= _FULL * limit:
         return [Finding("device memory", "ok", fact), host]
-    fix = "a smaller batch_size with `accumulate=` as much larger, or bf16"
+    fix = "a smaller batch_size with a correspondingly larger `accumulate=`, or bf16"
     return [Finding("device memory", "warning", f"{fact}: nearly full", fix), host]
 
 

@@ -1,1 +1,1 @@
-"""What a notebook shows: tables, findings, bars and curves, figures. Imports nothing of ours."""
+"""What a notebook shows: tables, findings, bars and curves, figures. Imports no other room."""

@@ -1,6 +1,6 @@
-"""What may be drawn: images, labels, probabilities and histories, checked where they enter `tpukit.show`.
+"""The inputs of figures: images, labels, probabilities and histories, checked before anything is drawn.
 
-Tensors are known by what they can do (`detach`), so nothing here imports torch: who passes a tensor has it already.
+Tensors are recognised by their `detach` method, so nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -11,22 +11,23 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
 
-# torchvision's weights expect images less this mean, divided by this deviation (its models' documentation).
+# torchvision's weights expect (image - mean) / std with these numbers (documentation of its models).
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-_AXES = ("step", "epoch")  # what a history may be drawn along, the first that it has
+_AXES = ("step", "epoch")  # candidates for the horizontal axis of a history; the first that it has is taken
 
 
 def at_least_one(**counts: int) -> None:
-    """Refuse a count that would leave nothing to draw."""
+    """Raise ValueError for a count below 1, with which nothing would be drawn."""
     for name, count in counts.items():
         if count < 1:
-            raise _error(ValueError, f"{name} must be 1 or more, got {count}", f"leave {name} out for the default")
+            raise _error(ValueError, f"{name} must be 1 or more, got {count}", f"leave {name} out for its default")
 
 
 def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
     """Return up to `limit` images as matplotlib draws them, and a caption that says how their values were read.
 
-    They are `(n, H, W)` or `(n, H, W, 3)`, uint8 or floats in [0, 1]. `who` is the function that the errors speak of.
+    The result is `(n, H, W)` or `(n, H, W, 3)`, uint8 or floats in [0, 1]. `who` is the public function that error
+    messages name.
     """
     import numpy as np
 
@@ -50,19 +51,19 @@ def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
     low, high = float(array.min()), float(array.max())
     if not np.isfinite([low, high]).all():
         bad = ~np.isfinite(array).reshape(len(array), -1)
-        fix = "look at what made it: often a division by a deviation of zero, or a logarithm of zero"
+        fix = "look at the code that computed them: often it divides by a deviation of zero or takes the log of zero"
         found = f"{bad.sum()} of {bad.size} values, the first in image {bad.any(axis=1).argmax()}"
         raise _error(ValueError, f"{who} draws finite values, got nan or infinity", fix, found)
 
     if array.dtype.kind in "iu":
         if low < 0 or high > 255:
             fact = f"{who} draws integers in [0, 255], got {kind} in [{low:.0f}, {high:.0f}]"
-            raise _error(ValueError, fact, "pass images / 1.0 to have that range stretched from black to white")
+            raise _error(ValueError, fact, "pass images / 1.0, and the range is stretched from black to white")
         return array.astype(np.uint8, copy=False), caption
     array = array.astype(np.float32, copy=False)
     if low >= 0 and high <= 1:
         return array, caption
-    if shape[1] == 3 and low < -1:  # within [-1, 1] it is as likely (x - 0.5) / 0.5, which stretching undoes
+    if shape[1] == 3 and low < -1:  # values in [-1, 1] may as well be (x - 0.5) / 0.5, which stretching undoes
         natural = array * np.float32(_IMAGENET_STD) + np.float32(_IMAGENET_MEAN)
         if natural.min() >= -0.01 and natural.max() <= 1.01:  # 0.01: bfloat16 rounds 2.64 by up to 0.008
             return natural.clip(0, 1), f"{caption}, ImageNet's normalisation undone"
@@ -70,14 +71,14 @@ def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
 
 
 def titles(labels: Any, names: Sequence[str] | None, images: int) -> list[list[str]]:
-    """Return, for each image, the names of the labels it has: `(N, L)` of zeros and ones, or `(N,)` class numbers."""
+    """Return, for each image, the names of its labels, given as `(N, L)` zeros and ones or `(N,)` class numbers."""
     array = _labels(labels, images)
     if array.ndim == 2:
         words = label_names(names, array.shape[1])
         return [[words[label] for label in row.nonzero()[0]] for row in array]
     last = int(array.max())
     if names is not None and last >= len(names):
-        fix = f"pass {last + 1} names or more; for one yes-or-no label an image, labels[:, None]"
+        fix = f"pass {last + 1} names or more; for one yes-or-no label per image, labels[:, None]"
         raise _error(ValueError, f"class {last} has no name: there are {len(names)}", fix)
     words = label_names(names, last + 1 if names is None else len(names))
     return [[words[label]] for label in array]
@@ -89,7 +90,7 @@ def predictions(labels: Any, probabilities: Any, images: int) -> tuple[np.ndarra
 
     chances = _array(probabilities)
     if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
-        fact = f"probabilities are (N, L), a row for each of {images} images, got {chances.shape}"
+        fact = f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}"
         raise _error(ValueError, fact, "pass them for the same images; for one label, probabilities[:, None]")
     if not ((chances >= 0) & (chances <= 1)).all():
         fact = f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]"
@@ -105,7 +106,7 @@ def predictions(labels: Any, probabilities: Any, images: int) -> tuple[np.ndarra
 
 
 def label_names(names: Sequence[str] | None, count: int) -> list[str]:
-    """Return `count` names with spaces for underscores, numbers where `names` is None."""
+    """Return `count` names, with spaces for underscores; where `names` is None, numbers."""
     words = [str(name).replace("_", " ") for name in (range(count) if names is None else names)]
     if len(words) != count:
         fact = f"there are {count} labels and {len(words)} names"
@@ -114,7 +115,7 @@ def label_names(names: Sequence[str] | None, count: int) -> list[str]:
 
 
 def series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]], dict[str, float], list[str]]:
-    """Return what a history holds: the axis's name, `{name: (x, y)}`, `{name: single number}`, notes on the rest."""
+    """Return the name of the axis, the series as `{name: (x, y)}`, single numbers, and notes on the rest."""
     import numpy as np
 
     columns = _columns(history)
@@ -122,7 +123,7 @@ def series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]],
     notes = [f"{name} has no finite value" for name, y in numbers.items() if y is not None and not np.isfinite(y).any()]
     curves = {name: y for name, y in numbers.items() if y is not None and np.isfinite(y).any()}
     levels = {name: float(value) for name, value in columns.items() if isinstance(value, (int, float))}
-    notes += [f"{name} is no series" for name, y in numbers.items() if y is None and name not in levels]
+    notes += [f"{name} is not a series" for name, y in numbers.items() if y is None and name not in levels]
     axis = next((name for name in _AXES if name in curves), None)
     places = curves.get(axis)
     curves = {name: y for name, y in curves.items() if name not in _AXES}
@@ -137,7 +138,7 @@ def series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]],
     drawn = {}
     for name, y in curves.items():
         x, known = places if len(y) == len(places) else _spread(places, len(y)), np.isfinite(y)
-        if isinstance(columns[name], _Column):  # a row without this measure is no gap in it
+        if isinstance(columns[name], _Column):  # a row that lacks this measure is not a gap in the curve
             x, y = x[known], y[known]
         elif not known.all():
             notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
@@ -146,7 +147,7 @@ def series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]],
 
 
 class _Column(list):
-    """One measure read across rows; None where a row does not have it."""
+    """One measure collected from all rows; None where a row does not have it."""
 
 
 def _columns(history: Any) -> Mapping[str, Any]:
@@ -175,7 +176,7 @@ def _is_history(value: Any) -> bool:
 
 
 def _numbers(values: Any) -> np.ndarray | None:
-    """Return a series as floats, nan for None; None where `values` is no series of one dimension."""
+    """Return a series as floats, with nan for None; return None where `values` is not a one-dimensional series."""
     import numpy as np
 
     if hasattr(values, "dtype"):
@@ -190,7 +191,7 @@ def _numbers(values: Any) -> np.ndarray | None:
 
 
 def _spread(places: np.ndarray, count: int) -> np.ndarray:
-    """Return `count` places evenly over the axis, the last at its end: an epoch's measure stands where it ended."""
+    """Spread `count` places evenly over the axis, the last one at its end: a measure of an epoch belongs to its end."""
     import numpy as np
 
     before = places[0] - (places[1] - places[0] if len(places) > 1 else 1)
@@ -204,19 +205,19 @@ def _labels(labels: Any, images: int) -> np.ndarray:
     if array.ndim not in (1, 2) or len(array) != images or array.dtype.kind not in "biuf":
         fact = f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; got {array.shape}"
         found = "" if array.dtype.kind in "biuf" else f"dtype {array.dtype}"
-        raise _error(ValueError, fact, "pass the labels of these images, one row an image", found)
+        raise _error(ValueError, fact, "pass the labels of these images, one row per image", found)
     wrong = ~np.isin(array, (0, 1)) if array.ndim == 2 else ~np.isin(array, np.arange(max(array.max(), 0) + 1))
     if wrong.any():
         what, fix = "0 or 1", "if they are probabilities, pass labels > 0.5"
         if array.ndim == 1:
-            what, fix = "class numbers from 0", "if it is one yes-or-no label an image, pass labels[:, None] > 0.5"
+            what, fix = "class numbers from 0", "if it is one yes-or-no label per image, pass labels[:, None] > 0.5"
         found = f"row {np.argwhere(wrong)[0][0]}"
         raise _error(ValueError, f"labels must be {what}, got {array[wrong][0]:.4g}", fix, found)
     return array.astype(int)
 
 
 def _array(values: Any) -> np.ndarray:
-    """Return `values` as an array on the host, in a dtype that numpy can reckon with."""
+    """Return `values` as an array on the host, in a dtype that numpy can compute with."""
     import numpy as np
 
     if hasattr(values, "detach"):
@@ -230,7 +231,7 @@ def _array(values: Any) -> np.ndarray:
 
 def _shape_fix(shape: tuple[int, ...], permute: str) -> str:
     if 0 in shape:
-        return "the batch is empty: look at what the dataset or the loader gave"
+        return "the batch is empty: look at what the dataset or the loader returned"
     if len(shape) == 4 and shape[3] in (1, 3):
         return f"if the batch is (N, H, W, C), pass images.{permute}(0, 3, 1, 2)"
     if len(shape) == 4:

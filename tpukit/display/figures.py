@@ -1,7 +1,7 @@
-"""Draw what a notebook looks at: a batch, the curves of a run, predictions. Each function returns one Figure.
+"""Figures for a notebook: a batch, the curves of a run, predictions. Each function returns one Figure.
 
-A figure is returned, not shown: as the last line of a cell it appears once, and pyplot never hears of it. The one look
-of all figures is `_style`, which ends with the call: the reader's own matplotlib settings stay as they are.
+A figure is returned, not shown: as the last line of a cell it appears once, and pyplot does not know of it. `_style`
+gives all figures the same look and ends with the call: the reader's own matplotlib settings stay as they are.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Opaque paper, a little off white so as not to glare in a dark notebook. Not transparent: the grey that reads on white
-# (4.5:1) falls to 2.6:1 on Colab's dark page.
+# An opaque background, slightly darker than white so that it does not glare in a dark notebook. Not transparent: the
+# grey that has a contrast of 4.5:1 on white has only 2.6:1 on Colab's dark page.
 _PAPER, _INK, _MUTED, _RULE, _GRID = "#fbfaf8", "#2b2b2b", "#716f6b", "#d9d7d2", "#eeece7"
-# Blue, vermilion, green, ... of seaborn's "colorblind" palette: told apart with any colour vision, and in grey.
+# Blue, vermilion, green, ... of seaborn's "colorblind" palette: they differ with any colour vision, and in grey.
 _COLORS = ("#0173b2", "#d55e00", "#029e73", "#cc78bc", "#ca9161", "#949494")
 _WIDTH, _MARGIN = 10.0, 0.18  # inches
 _SMALL, _BODY = 8.0, 10.0  # points
@@ -32,7 +32,7 @@ _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _LOW_IS_GOOD = {"loss", "error", "nll", "mse", "mae", "rmse", "perplexity"}
 _HIGH_IS_GOOD = {"auroc", "auc", "accuracy", "acc", "f1", "precision", "recall", "dice", "iou", "ap", "map"}
-_NOISY = 50  # points; from here on a series is drawn light, with its moving mean on top
+_NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
 
 
 def show_batch(
@@ -46,19 +46,20 @@ def show_batch(
     """Draw the first images of a batch, each with its labels by name.
 
     `images` is `(N, C, H, W)` with 1 or 3 channels, a torch tensor of any dtype on any device, or a numpy array. Only
-    the `limit` drawn are copied to the host; for an XLA tensor that is `.detach().cpu()`, so a kernel that calls this
-    with one has started the XLA runtime. The line under the figure says how values became grey levels:
+    the first `limit` images are copied to the host. Do not pass an XLA tensor in the notebook's kernel: its copy starts
+    the XLA runtime there. The line under the figure says how values became grey levels:
 
-    - integers in [0, 255], floats in [0, 1]: drawn as they are;
-    - floats of three channels that ImageNet's normalisation makes of [0, 1], some under -1: undone;
-    - any other floats: stretched, so that the range of the drawn images is black to white.
+    - integers in [0, 255] and floats in [0, 1] are drawn as they are;
+    - floats of three channels that look like ImageNet's normalisation of [0, 1] (some below -1): it is undone;
+    - any other floats are stretched, so that the smallest value drawn is black and the largest white.
 
-    `labels` is `(N, L)` of zeros and ones (the names of the ones are written, or "none") or `(N,)` class numbers;
-    without `names`, numbers are written. `columns=None` chooses up to four.
+    `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
+    class numbers; without `names`, numbers are written. `columns=None` chooses up to four.
 
     Raises:
-        TypeError: `images` is no array, or of a dtype that cannot be drawn.
-        ValueError: the shape is another, the batch is empty, a value is nan or infinite; labels or names do not fit.
+        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
+            not match the images.
     """
     figure_inputs.at_least_one(limit=limit, columns=4 if columns is None else columns)
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
@@ -85,29 +86,29 @@ def show_batch(
 
 
 def show_history(history: Any) -> Figure:
-    """Draw the curves of a run: losses large, every other kind of measure in a small panel of its own.
+    """Draw the curves of a run: the loss in a large panel, every other measure in a small one.
 
     `history` is a dict of series (`{"train_loss": [...], "valid_loss": [...]}`), a list of rows (`[{"epoch": 1,
-    "train_loss": 0.4}, ...]`), a DataFrame, or anything with `.rows`. "step", else "epoch", is the horizontal axis. A
-    series shorter than the axis is spread over it evenly, its last point at the end: five validation losses of a run of
-    1000 steps stand at 200, 400, ... 1000.
+    "train_loss": 0.4}, ...]`), a DataFrame, or anything with `.rows`. The horizontal axis is "step", or "epoch" where
+    there is no "step". A series shorter than the axis is spread over it evenly, with its last point at the end: five
+    validation losses of a run of 1000 steps are drawn at 200, 400, ... 1000.
 
     Series share a panel when their names differ only in train / valid / val / test / eval: `train_loss` and
-    `valid_loss` do, `lr` has its own. A single number whose name ends in a panel's (`base_rate_loss`) is a dotted line
-    across it. From 50 points on, a series is drawn light under a moving mean over a twentieth of its length. A ring
-    marks the best validation point of measures known to be better low (loss, error, ...) or high (auroc, accuracy,
-    f1, ...). What cannot be drawn is named under the figure.
+    `valid_loss` do, `lr` has its own. A single number is a dotted line across the panel whose name its own name ends
+    with (`base_rate_loss` in `loss`). A series of 50 points or more is drawn pale, under a moving mean over a twentieth
+    of its length. A ring marks the best validation point, for measures known to be better when low (loss, error, ...)
+    or high (auroc, accuracy, f1, ...). What cannot be drawn is named under the figure.
 
     Raises:
         TypeError: `history` is none of these.
-        ValueError: nothing in it is a series of numbers.
+        ValueError: `history` contains no series of numbers.
     """
     axis, series, levels, notes = figure_inputs.series(history)
     panels: dict[str, dict] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
     kinds = sorted(panels, key=lambda kind: kind.split()[-1] != "loss")  # stable: losses first, the others as they came
-    stack = min(2, len(kinds) - 1)  # small panels, two above one another
+    stack = min(2, len(kinds) - 1)  # small panels, at most two in a column
     beside = -(-(len(kinds) - 1) // 2)
     ends = [end for x, _ in series.values() for end in (x[0], x[-1])]
     span = max(ends) - min(ends)
@@ -119,7 +120,7 @@ def show_history(history: Any) -> Figure:
         for index, kind in enumerate(kinds):
             column, row = (0, slice(None)) if index == 0 else ((index + 1) // 2, (index - 1) % 2)
             if index == len(kinds) - 1 and index % 2 == 1:
-                row = slice(None)  # the odd one out has the column to itself
+                row = slice(None)  # the last of an odd number has its column to itself
             axes = figure.add_subplot(grid[row, column])
             axes.set_xlim(limits)
             known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
@@ -141,14 +142,15 @@ def show_predictions(
     limit: int = 8,
     top: int = 10,
 ) -> Figure:
-    """Draw images, and beside each the predicted probabilities as bars: filled where the label is true.
+    """Draw images, and beside each its predicted probabilities as bars, filled where the label is true.
 
     `images` as for `show_batch`; `labels` `(N, L)` of zeros and ones, or `(N,)` class numbers; `probabilities` `(N, L)`
-    in [0, 1], not logits. Of more than `top` labels an image shows the true ones and the most probable, `top` in all.
+    in [0, 1], not logits. Where there are more than `top` labels, each image shows `top` of them: its true labels
+    first, then the most probable.
 
     Raises:
-        TypeError: `images` is no array, or of a dtype that cannot be drawn.
-        ValueError: shapes do not fit one another, or a probability is outside [0, 1].
+        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        ValueError: the shapes do not match one another, or a probability is outside [0, 1].
     """
     import numpy as np
 
@@ -159,7 +161,7 @@ def show_predictions(
 
     shown, columns = min(top, len(words)), min(2, len(pixels))
     rows = -(-len(pixels) // columns)
-    block = (_WIDTH - _MARGIN) / 2 - _MARGIN  # an image, the names beside it, their bars
+    block = (_WIDTH - _MARGIN) / 2 - _MARGIN  # an image, the names beside it and their bars
     side = 2.0
     letters = min(max(map(len, words)), _letters(block - side - 1.4))
     words = [textwrap.shorten(name, letters, placeholder="…") for name in words]
@@ -174,7 +176,7 @@ def show_predictions(
             left, bottom = _MARGIN + column * (block + _MARGIN), up - _MARGIN - (row + 1) * height - row * 1.6 * _MARGIN
             _image(figure, image, left, bottom, side, height)
             chosen = np.lexsort((-chances[index], ~truth[index]))[:shown]  # the true ones, then the most probable
-            chosen.sort()  # in the labels' own order, so that images can be compared
+            chosen.sort()  # in the order of the labels, so that images can be compared
             high = min(height, 0.21 * shown)
             axes = _axes(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
             _bars(axes, [words[label] for label in chosen], chances[index, chosen], truth[index, chosen])
@@ -184,7 +186,7 @@ def show_predictions(
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Hold the one look of every figure while a figure is made; the reader's settings come back after."""
+    """Give a figure the look of all figures while it is made; the reader's settings are restored afterwards."""
     import matplotlib
     import seaborn
 
@@ -200,7 +202,7 @@ def _style() -> Iterator[None]:
         "axes.grid.axis": "y",
         "grid.color": _GRID,
         "text.color": _INK,
-        "text.parse_math": False,  # a name may hold a dollar sign
+        "text.parse_math": False,  # a name may contain a dollar sign
         "xtick.color": _MUTED,
         "ytick.color": _MUTED,
         "xtick.labelsize": _SMALL,
@@ -209,21 +211,21 @@ def _style() -> Iterator[None]:
         "legend.fontsize": _SMALL,
         "font.family": "DejaVu Sans",  # comes with matplotlib, so widths are the same on every machine
     }
-    with matplotlib.rc_context():  # seaborn's own set_theme would change "b", "r", ... for good
+    with matplotlib.rc_context():  # seaborn's set_theme would change the colours "b", "r", ... for the whole session
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**seaborn.axes_style("whitegrid"), **seaborn.plotting_context("paper"), **look})
         yield
 
 
 def _figure(width: float, height: float, layout: str | None = None) -> Figure:
-    """Return an empty figure, in inches, that a notebook can draw though pyplot does not know it."""
+    """Return an empty figure that a notebook can draw although pyplot does not know it; sizes in inches."""
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
     figure = Figure((width, height), dpi=100, layout=layout)
-    # IPython learns to draw figures when pyplot loads its backend; where it has not, it asks the object itself.
+    # IPython can draw figures once pyplot has loaded its backend; before that, it asks the object for a PNG.
     figure._repr_png_ = functools.partial(_png, figure)
-    # Notebooks crop a figure to its ink; this sheet is ink up to the edge, so the margins stay.
+    # Notebooks crop a figure to what is drawn; this rectangle reaches the edge, so the margins stay.
     figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor=_PAPER, linewidth=0, zorder=-1))
     return figure
 
@@ -235,7 +237,7 @@ def _png(figure: Figure) -> bytes:
 
 
 def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Add axes at a place in inches."""
+    """Add axes at a position given in inches."""
     across, up = figure.get_size_inches()
     return figure.add_axes((left / across, bottom / up, width / across, height / up))
 
@@ -288,7 +290,7 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
         axes.axhline(value, color=_MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
     axes.set_title(next(iter(series)).replace("_", " ") if alone else kind, loc="left", fontweight="bold")
     axes.set_xlabel(below)
-    axes.margins(y=0.12)  # room for a ring at the top
+    axes.margins(y=0.12)  # room for the ring at the top
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter("{x:.4g}")
     if axes.get_legend_handles_labels()[1]:
@@ -296,7 +298,7 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray:
-    """Return the mean over a centred twentieth of the series, over what there is of it at the ends and around nan."""
+    """Return the mean over a centred window, a twentieth of the series long; nan and what lies outside do not count."""
     import numpy as np
 
     window = np.ones(2 * (len(values) // 40) + 1)
@@ -310,7 +312,7 @@ def _split(name: str) -> str:
 
 
 def _kind(name: str) -> str:
-    """Return the name without its split, which is the kind of measure: train_loss and loss_valid are both loss."""
+    """Return the kind of measure, a name without its split: train_loss and loss_valid are both loss."""
     return " ".join(word for word in name.lower().split("_") if word not in _SPLITS) or name
 
 
@@ -320,25 +322,25 @@ def _good(kind: str) -> str | None:
 
 
 def _wrap(words: list[str], inches: float) -> str:
-    """Return the words in lines of that width, broken between them; within one only where it is longer than a line."""
+    """Break the words into lines of this width; a word is broken only where it is longer than a line."""
     width = _letters(inches)
     whole = [word.replace(" ", "\N{NO-BREAK SPACE}") if len(word) <= width else word for word in words]
     return textwrap.fill("\N{NO-BREAK SPACE}· ".join(whole), width, break_on_hyphens=False)
 
 
 def _letters(inches: float) -> int:
-    """Return how many small letters fit: in DejaVu Sans label names are 0.59 em wide a letter."""
+    """Return how many small letters fit into a width: in DejaVu Sans, a letter of a label name is 0.59 em wide."""
     return max(8, int(inches * 72 / (_SMALL * 0.59)))
 
 
 def _lines(texts: Sequence[str]) -> float:
-    """Return the inches that the longest of these texts needs below an image."""
+    """Return the height in inches that the longest of these texts needs below an image."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
     return count * _SMALL * 1.25 / 72 + 0.08 if count else 0.0
 
 
 def _aspect(pixels: np.ndarray) -> float:
-    """Return height by width, within what leaves an image and its neighbours legible."""
+    """Return height divided by width, limited so that an image and its neighbours stay legible."""
     return min(max(pixels.shape[1] / pixels.shape[2], 0.2), 2.0)
 
 

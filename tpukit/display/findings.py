@@ -1,13 +1,13 @@
-"""Findings: what was looked at, how it is, and what to do; the runtime check and the report are made of them."""
+"""Findings: what was examined, its state, and what to do about it. The runtime check and the report consist of them."""
 
 from dataclasses import dataclass
 
-from tpukit.display import tables
+from tpukit.display.tables import Table, as_html
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `fix` is what to do, in the words of the platform; empty where all is well."""
+    """One thing that was examined. `fix` says what to do, in the words of the platform; empty where all is well."""
 
     name: str
     state: str  # ok, warning or failure
@@ -15,10 +15,11 @@ class Finding:
     fix: str = ""
 
 
-class Findings:
-    """Several findings in order, as a table: text when printed, HTML in a notebook.
+class Findings(Table):
+    """Findings in order, with one row for each: the base of `Check` and `Report`.
 
-    What derives from it has `findings`, and a `subject` that begins the title: what was looked at.
+    A subclass is a dataclass with two fields: `findings`, and `subject`, which says what was examined and begins the
+    title.
     """
 
     findings: tuple[Finding, ...]
@@ -38,22 +39,18 @@ class Findings:
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
-        """The findings that cost time, or may mislead; each with what to do."""
+        """The findings that cost time or may mislead, each with its fix."""
         return self._in_state("warning")
 
     def _in_state(self, state: str) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.state == state)
 
-    def _rows(self, arrow: str) -> list[tuple[str, str, str]]:
+    def rows(self, before_fix: str = "fix: ") -> list[tuple[str, str, str]]:
+        """Return (state, name, fact and fix) of every finding; `before_fix` introduces the fix."""
         return [
-            (finding.state, finding.name, finding.fact + (f"\n{arrow}{finding.fix}" if finding.fix else ""))
+            (finding.state, finding.name, finding.fact + (f"\n{before_fix}{finding.fix}" if finding.fix else ""))
             for finding in self.findings
         ]
 
-    def __str__(self) -> str:
-        return f"{self.title}\n\n{tables.as_text(self._rows('fix: '))}"
-
-    __repr__ = __str__
-
     def _repr_html_(self) -> str:
-        return tables.as_html(self._rows("→ "), title=self.title)
+        return as_html(self.rows("→ "), title=self.title)

@@ -1,4 +1,4 @@
-"""Bars and a live curve, drawn by the kernel from what workers send; a fork's own widgets would show nothing."""
+"""Progress bars and a live curve, drawn by the kernel: widgets in a forked worker would show nothing."""
 
 import contextlib
 import html
@@ -10,17 +10,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpukit.display.notebook import running_shell
+
 _SECONDS_BETWEEN_DRAWINGS = 0.3
 _SECONDS_BETWEEN_TEXT_LINES = 10.0
-_MOST_POINTS = 400  # of a curve: more than the pixels it is drawn on help nobody
+_MOST_POINTS = 400  # of a curve, which is drawn about 450 pixels wide
 _COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#a05bb5")  # legible on white and on dark grey
-# Programs that execute a notebook with nobody there to see a widget move.
+# Programs that execute a notebook while nobody watches: lines of text say more there than a widget.
 _UNATTENDED = ("nbconvert", "papermill", "nbclient", "jupyter-execute", "jupyter execute", "pytest")
 
 
 @dataclass
 class Bar:
-    """How far core 0 has come with one loop."""
+    """The progress of core 0 in one loop."""
 
     label: str
     done: int
@@ -30,11 +32,11 @@ class Bar:
 
     @property
     def finished(self) -> bool:
-        """True when every item was seen."""
+        """True once the last item is done."""
         return self.done == self.total
 
     def text(self) -> str:
-        """Say it in one line: `train 120/640 19% 1,034 samples/s`."""
+        """Describe the progress in one line: `train  120/640  19%  1,034 samples/s  2 s left`."""
         seconds = max(time.monotonic() - self.began, 1e-9)
         parts = [self.label, f"{self.done}/{self.total}" if self.total else f"{self.done}"]
         if self.total and not self.finished:
@@ -51,7 +53,10 @@ class Bar:
 
 
 class Screen:
-    """What a run shows; this one shows nothing but whole lines. `draw` may be called as often as one likes."""
+    """What a run shows. This base class shows printed lines only; subclasses add bars and curves.
+
+    `draw` may be called in every step: it redraws at most every 0.3 seconds.
+    """
 
     def __init__(self) -> None:
         self.bars: dict[str, Bar] = {}
@@ -64,39 +69,39 @@ class Screen:
         sys.stdout.write(text + "\n")
 
     def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
-        """Note how far a loop has come."""
+        """Record the progress of a loop; fewer items done than before mean that it has started again."""
         bar = self.bars.get(label)
-        if bar is None or done < bar.done:  # the next epoch
+        if bar is None or done < bar.done:  # the next epoch: the clock starts again
             bar = self.bars[label] = Bar(label, done, total, samples_per_step)
         bar.done, bar.total, self._changed = done, total, True
 
     def curve(self, rows: list[dict]) -> None:
-        """Note logged numbers; they are drawn over their "step"."""
+        """Record logged numbers, to be drawn over their "step"."""
         for row in rows:
             for name, value in row.items():
-                if name != "step" and value == value:  # NaN has no place on a curve
+                if name != "step" and value == value:  # NaN cannot be drawn
                     points = self.curves.setdefault(name, [])
                     points.append((row["step"], value))
                     if len(points) > _MOST_POINTS:
-                        del points[1:-1:2]
+                        del points[1:-1:2]  # every second one: the curve keeps its shape and both ends
         self._changed = True
 
     def draw(self, last: bool = False) -> None:
-        """Bring the drawing up to date, a few times a second at most."""
+        """Update what is shown, at most every 0.3 seconds, and always if this is the `last` time."""
         now = time.monotonic()
         if self._changed and (last or now >= self._next_drawing):
             self._draw(last)
             self._changed, self._next_drawing = False, now + _SECONDS_BETWEEN_DRAWINGS
 
     def close(self) -> None:
-        """Draw the end."""
+        """Draw the final state."""
         self.draw(last=True)
 
     def _draw(self, last: bool) -> None:
         pass
 
     def _status(self) -> str:
-        """Return the running bars, or the one that ended last, and the newest values in one line."""
+        """Return in one line the running bars, or the one that ended last, and the newest values."""
         bars = list(self.bars.values())
         shown = [bar for bar in bars if not bar.finished] or bars[-1:]
         return "  ".join([*(bar.text() for bar in shown), *self._values()])
@@ -106,7 +111,7 @@ class Screen:
 
 
 class Line(Screen):
-    """A terminal: one line that is written over and over."""
+    """A terminal: one status line, overwritten with every update."""
 
     def line(self, text: str) -> None:
         """Print one whole line above the status."""
@@ -115,7 +120,7 @@ class Line(Screen):
         self._changed = bool(self.bars)
 
     def _draw(self, last: bool) -> None:
-        width = shutil.get_terminal_size().columns - 1
+        width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
         self._erase()
         sys.stdout.write(self._status()[:width] + ("\n" if last else ""))
         sys.stdout.flush()
@@ -125,32 +130,33 @@ class Line(Screen):
 
 
 class Text(Screen):
-    """A log, or a notebook nobody watches: a whole line when a loop ends, and now and then in between."""
+    """A log, or a notebook that nobody watches: a line when a loop ends, and every 10 seconds while it runs."""
 
     def __init__(self) -> None:
         super().__init__()
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
 
     def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
-        """Note how far a loop has come; its end is said at once."""
+        """Record the progress of a loop; its end is printed at once."""
         before = self.bars.get(label)
-        told = before is not None and before.finished and done == before.done
+        # The last position of a loop may be reported more than once; its line is printed once.
+        printed = before is not None and before.finished and done == before.done
         super().bar(label, done, total, samples_per_step)
-        if self.bars[label].finished and not told:
-            self._say(self.bars[label].text())
+        if self.bars[label].finished and not printed:
+            self._print(self.bars[label].text())
 
     def _draw(self, last: bool) -> None:
         running = [bar.text() for bar in self.bars.values() if not bar.finished]
         if running and time.monotonic() >= self._next_line:
-            self._say(*running)
+            self._print(*running)
 
-    def _say(self, *parts: str) -> None:
+    def _print(self, *parts: str) -> None:
         self.line("  ".join([*parts, *self._values()]))
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
 
 
 class Widgets(Screen):
-    """A notebook: one bar a loop and a curve, in one ipywidgets box."""
+    """A notebook: one bar for each loop, and a curve, in one ipywidgets box."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,10 +191,10 @@ class Widgets(Screen):
 
 
 def kind_of_screen() -> str:
-    """Say what this process can draw on: "widgets", "line" or "text"."""
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    """Return the kind of screen this process has: "widgets", "line" or "text"."""
+    shell = running_shell()
     if shell is not None and hasattr(shell, "kernel"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # no /proc: on macOS and Windows it counts as watched
             parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if any(name in parent for name in _UNATTENDED):
                 return "text"
@@ -198,7 +204,7 @@ def kind_of_screen() -> str:
 
 @contextlib.contextmanager
 def screen(kind: str | None = None) -> Iterator[Screen]:
-    """Open the screen of a run: "widgets", "line", "text", "off" or None for what fits.
+    """Open the screen of a run: "widgets", "line", "text", "off", or None to choose by where this process runs.
 
     Raises:
         ValueError: for any other kind.
@@ -214,7 +220,7 @@ def screen(kind: str | None = None) -> Iterator[Screen]:
 
 
 def curve_svg(curves: dict[str, list[tuple[float, float]]], width: int = 520, height: int = 130) -> str:
-    """Draw `{name: [(step, value), ...]}` as SVG, on no background and in the notebook's own text colour."""
+    """Draw `{name: [(step, value), ...]}` as SVG, without a background and in the notebook's own text colour."""
     points = [point for curve in curves.values() for point in curve]
     (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
 

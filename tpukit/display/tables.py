@@ -1,4 +1,4 @@
-"""Small tables, drawn once for everything tpukit shows: aligned text in a terminal, restrained HTML in a notebook."""
+"""Small tables for everything that tpukit shows: aligned text in a terminal, plain HTML in a notebook."""
 
 import html as _html
 import re
@@ -6,18 +6,36 @@ import shutil
 import textwrap
 from collections.abc import Sequence
 
-_NARROWEST = 8  # characters; a column is not squeezed further
+_NARROWEST = 8  # characters; no column is made narrower than this
 
-# Mid-tones: each keeps a contrast of 3:1 or more on white and on #111. Only the dot is coloured; words inherit the
-# notebook's own colour, so they are legible in any theme.
+# Mid-tones: each has a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11). Only the dot is coloured; the
+# words inherit the notebook's own colour, so they are legible in any theme.
 _DOTS = {"ok": "#2f9e5f", "warning": "#c77d0a", "failure": "#dc4c4c"}
 
 
-def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
-    """Draw rows as aligned columns, two spaces apart, wrapping what is too long.
+class Table:
+    """What shows itself as a table: text when it is printed, HTML in a notebook.
 
-    A line break in a cell starts a new line of that cell. `width` is in characters; None takes the terminal's, at
-    most 120, and 100 where there is no terminal.
+    A subclass has `rows()`, which returns the cells of each row, and may have a `title`.
+    """
+
+    title = ""
+
+    def __str__(self) -> str:
+        return "\n\n".join(part for part in (self.title, as_text(self.rows())) if part)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+    def _repr_html_(self) -> str:
+        return as_html(self.rows(), title=self.title)
+
+
+def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
+    """Draw rows as aligned columns, two spaces apart; long cells are wrapped.
+
+    A line break in a cell starts a new line in that cell. `width` is in characters; None takes the terminal's width,
+    at most 120, and 100 where there is no terminal.
     """
     if not rows:
         return ""
@@ -38,10 +56,10 @@ def as_text(rows: Sequence[Sequence[str]], *, width: int | None = None) -> str:
 def as_html(rows: Sequence[Sequence[str]], *, title: str = "") -> str:
     """Draw rows as an HTML table without a background, in the notebook's own text colour.
 
-    Cells are escaped; a line break stays one, `code` between backticks is set as code, and a cell that is exactly
-    ok, warning or failure gets a dot of that colour.
+    Cells are escaped. A line break is kept, text between backticks is shown as code, and a cell that is exactly ok,
+    warning or failure gets a dot in the colour of that state.
     """
-    # JupyterLab stripes rows and aligns cells right, Colab draws borders: every style is said here, inline.
+    # JupyterLab stripes the rows and aligns cells to the right, Colab draws borders: inline styles override both.
     cell_style = "padding:4px 18px 4px 0;text-align:left;vertical-align:top;white-space:normal;overflow-wrap:anywhere;"
     first, rest = cell_style + "border:none;white-space:nowrap;", cell_style + "border:none;max-width:48em;"
     body = "".join(
@@ -56,7 +74,7 @@ def as_html(rows: Sequence[Sequence[str]], *, title: str = "") -> str:
 
 
 def human_size(size: int | None) -> str:
-    """Write bytes as MiB or GiB; None is unknown."""
+    """Write a number of bytes as MiB or GiB; "unknown" for None."""
     if size is None:
         return "unknown"
     return f"{size / 2**20:.0f} MiB" if size < 2**30 else f"{size / 2**30:.1f} GiB"
@@ -76,5 +94,5 @@ def _wrap(cell: list[str], width: int) -> list[str]:
 
 
 def _printable(line: str) -> str:
-    """Replace control characters: a process may carry a terminal escape in its command line."""
+    """Replace control characters: the command line of a process may contain a terminal escape sequence."""
     return "".join(character if character.isprintable() else "?" for character in line.expandtabs(4))

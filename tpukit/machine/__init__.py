@@ -1,1 +1,1 @@
-"""What this machine is, made ready, and checked, without starting the device."""
+"""What this machine is, made ready and checked, without starting the device."""

@@ -1,4 +1,4 @@
-"""Who holds the chips: processes with a chip's device node open, read from /proc."""
+"""Which processes hold a chip, that is, have its device node open; read from /proc."""
 
 import os
 import re
@@ -7,12 +7,12 @@ from pathlib import Path
 
 
 def is_chip(node: str) -> bool:
-    """Say whether a name in /dev or /dev/vfio is a chip's: accel0 to v4, a number (the IOMMU group) from v5e."""
+    """Return whether a name in /dev or /dev/vfio is a chip: `accel0` up to v4, an IOMMU group's number from v5e on."""
     return re.fullmatch(r"(accel)?\d+", node) is not None
 
 
 def chip_holders(proc: Path, dev: Path) -> Iterator[tuple[int, str]]:
-    """Yield (process, device node) for every chip that is open somewhere, as far as this user may look."""
+    """Yield (process id, device node) for every open chip; processes of other users are not visible to all users."""
     folders = (str(dev.resolve()), str((dev / "vfio").resolve()))
     for process in entries(proc):
         if not process.name.isdigit():
@@ -20,7 +20,7 @@ def chip_holders(proc: Path, dev: Path) -> Iterator[tuple[int, str]]:
         for fd in entries(process / "fd"):
             try:
                 target = os.readlink(fd)
-            except OSError:  # closed a moment ago
+            except OSError:  # closed since it was listed
                 continue
             folder, _, node = target.rpartition("/")
             if folder in folders and is_chip(node):
@@ -28,7 +28,7 @@ def chip_holders(proc: Path, dev: Path) -> Iterator[tuple[int, str]]:
 
 
 def entries(folder: Path) -> list[Path]:
-    """List a folder; empty where it is missing, another user's, or that of a process that has just ended."""
+    """List a folder; empty where it is missing, not readable, or belongs to a process that has just ended."""
     try:
         return list(folder.iterdir())
     except OSError:
@@ -36,9 +36,9 @@ def entries(folder: Path) -> list[Path]:
 
 
 def ancestors(proc: Path, pid: int) -> list[int]:
-    """Return the processes above a process, its parent first."""
+    """Return the ids of the parent of a process, of its parent's parent, and so on."""
     above = []
-    while pid > 1:
+    while pid > 1:  # the first process of a machine or container has no parent
         try:
             status = (proc / str(pid) / "status").read_text(errors="replace")
         except OSError:
@@ -49,7 +49,7 @@ def ancestors(proc: Path, pid: int) -> list[int]:
 
 
 def command(proc: Path, pid: int) -> str:
-    """Return the command line of a process, shortened."""
+    """Return the command line of a process, cut to 90 characters."""
     try:
         words = (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
     except OSError:

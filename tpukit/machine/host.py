@@ -1,6 +1,5 @@
-"""What is this machine? Platform, TPU chips, versions and memory, each fact with the evidence for it."""
+"""What this machine is: platform, TPU chips, versions and memory, each fact with its evidence."""
 
-import importlib.metadata
 import os
 import platform as _platform
 from collections import Counter
@@ -8,22 +7,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.display import tables
+from tpukit.display.tables import Table, human_size
 from tpukit.machine.resources import find_cpus, find_memory, read_text
 
 _GOOGLE = "0x1ae0"
-# PCI device ids, on which torch_xla, tpu_info and torch_tpu agree; v2 and v3 share one and differ in subsystem.
+# PCI device ids; torch_xla, tpu_info and torch_tpu agree on them. v2 and v3 share one and differ in their subsystem.
 _GENERATIONS = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "7x"}
 _V2_OR_V3, _SUBSYSTEMS = "0x0027", {"0x004e": "v2", "0x004f": "v3"}
-_TWO_CORES = {"v2", "v3", "v2/v3", "7x"}  # a v4 or v5p chip has two as well, joined into one device
-# Chips call themselves 0xff00, "unassigned class" (seen for v2 and v5e); 0x12 is the standard's own class for
-# accelerators. Google's other devices do not: gVNIC is 0x02 (network), its disks 0x01, its board controllers 0x08.
+_TWO_CORES = {"v2", "v3", "v2/v3", "7x"}  # a v4 or v5p chip has two as well, but shows them as one device
+# TPU chips have the PCI class 0xff00, "unassigned" (seen for v2 and v5e); 0x12 is the standard class for accelerators.
+# Google's other devices have other classes: gVNIC 0x02 (network), disks 0x01, board controllers 0x08.
 _ACCELERATOR_CLASSES = ("0xff00", "0x12")
 
 _PACKAGES = ("torch", "torch_xla", "libtpu", "torchvision", "tensorflow", "tensorflow-cpu", "tensorflow-tpu")
 
-# First match wins. KAGGLE_USERNAME is a credential that Colab users set too, and COLAB_* may be baked into any image
-# derived from Colab's (Kaggle's is), so Kaggle and Vertex AI come before Colab. Some are present but empty.
+# The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image derived from Colab's
+# (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before Colab. Some variables exist but are empty.
 _PLATFORMS = {
     "Kaggle": ("KAGGLE_KERNEL_RUN_TYPE",),
     "Vertex AI": ("CLOUD_ML_JOB_ID", "VERTEX_PRODUCT"),
@@ -32,27 +31,27 @@ _PLATFORMS = {
 
 
 @dataclass(frozen=True, repr=False)
-class Host:
-    """What this machine is. `evidence` says for each field why we think so."""
+class Host(Table):
+    """What this machine is. `evidence` says for each field where the fact comes from."""
 
     platform: str  # Colab, Kaggle, Vertex AI, TPU VM or laptop
     system: str  # operating system and processor, as in "Linux x86_64"
     chips: int
-    generation: str | None  # "v5e"; "unknown (0x1ae0:0x00ab)" for a chip newer than this page; None without a chip
+    generation: str | None  # "v5e"; "unknown (0x1ae0:0x00ab)" for a chip newer than this list; None without a chip
     versions: Mapping[str, str | None]  # "python" and packages; None where not installed
-    memory: int | None  # bytes this process may use; None where the system does not say
-    cpus: int  # that this process may use
+    memory: int | None  # bytes that this process may use; None where the system does not tell
+    cpus: int  # processors that this process may use
     shm: int | None  # bytes of /dev/shm; None where there is none
     evidence: Mapping[str, str]
 
     @property
     def cores_per_chip(self) -> int:
-        """The cores of a chip that torch_xla sees as devices of their own: 2 on v2, v3 and 7x, otherwise 1."""
+        """The cores of a chip that torch_xla sees as separate devices: 2 on v2, v3 and 7x, otherwise 1."""
         return 2 if self.generation in _TWO_CORES else 1
 
     @property
     def cores(self) -> int:
-        """All TPU cores of this machine; 0 without a chip."""
+        """The number of TPU cores of this machine; 0 without a chip."""
         return self.chips * self.cores_per_chip
 
     @property
@@ -64,13 +63,13 @@ class Host:
 
     @property
     def summary(self) -> str:
-        """The machine in one line, as error messages quote it."""
+        """The machine in one line, for error messages."""
         torch_xla = self.versions.get("torch_xla")
         software = f"torch_xla {torch_xla}" if torch_xla else "torch_xla not installed"
         return f"{self.platform} ({self.evidence['platform']}), {self.chips} chips on the PCI bus, {software}"
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """The facts as (name, value, evidence)."""
+        """Return (name, value, evidence) of every fact."""
         always = ("python", "torch", "torch_xla", "libtpu")
         versions = [
             (name, version or "not installed", self.evidence["versions"])
@@ -82,25 +81,19 @@ class Host:
             ("system", self.system, self.evidence["system"]),
             ("chips", self.hardware, self.evidence["chips"]),
             *versions,
-            ("memory", tables.human_size(self.memory), self.evidence["memory"]),
-            ("/dev/shm", tables.human_size(self.shm), self.evidence["shm"]),
+            ("memory", human_size(self.memory), self.evidence["memory"]),
+            ("/dev/shm", human_size(self.shm), self.evidence["shm"]),
             ("cpus", str(self.cpus), self.evidence["cpus"]),
         ]
-
-    def __str__(self) -> str:
-        return tables.as_text(self.rows())
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        return tables.as_html(self.rows())
 
 
 def installed_version(package: str) -> str | None:
     """Read a package's version from its metadata, without importing it; None where it is not installed."""
+    from importlib import metadata  # 13 ms of `import tpukit` otherwise, a tenth of it
+
     try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
         return None
 
 
@@ -114,9 +107,9 @@ def host(
     installed: Callable[[str], str | None] = installed_version,
     system: str | None = None,
 ) -> Host:
-    """Look at this machine: no torch import, no network, no device opened.
+    """Describe this machine, without importing torch, using the network or opening a device.
 
-    The arguments are where to look, so that another machine can be described in a test.
+    The arguments say where to look, so that a test can describe another machine.
     """
     generations, chips_evidence = _find_chips(pci)
     place, place_evidence = _find_platform(environ, bool(generations))
@@ -148,7 +141,7 @@ def host(
 
 
 def _find_chips(pci: Path) -> tuple[list[str], str]:
-    """Name the generation of every TPU chip on the bus, and say what was seen there."""
+    """Return the generation of every TPU chip on the PCI bus, and what was found there."""
     try:
         devices = sorted(pci.iterdir())
     except OSError:
@@ -167,10 +160,10 @@ def _find_chips(pci: Path) -> tuple[list[str], str]:
             unknown.append((f"unknown ({name})", name))
         else:
             cards.append(name)
-    # A host has chips of one kind, so beside known chips an unknown accelerator is something else.
+    # All chips of a host are of one kind, so beside known chips an unknown accelerator is not a TPU.
     chips = known or unknown
     if not chips:
-        seen = f"; {', '.join(cards)} is no TPU" if cards else ""
+        seen = f"; {', '.join(cards)} is not a TPU" if cards else ""
         return [], f"none of {_count(len(devices), 'device')} in {pci} is a TPU{seen}"
     names = Counter(name for _, name in chips)
     return [generation for generation, _ in chips], ", ".join(
@@ -184,8 +177,8 @@ def _find_platform(environ: Mapping[str, str], has_chips: bool) -> tuple[str, st
             if environ.get(variable):
                 return place, f"{variable} is set"
     if has_chips:
-        return "TPU VM", "chips on the PCI bus, no notebook platform's variables"
-    return "laptop", "no chips, no notebook platform's variables"
+        return "TPU VM", "chips on the PCI bus, no variables of a notebook platform"
+    return "laptop", "no chips, no variables of a notebook platform"
 
 
 def _filesystem_size(path: Path) -> int | None:

@@ -1,10 +1,10 @@
-"""What to click or type, in the words of the platform: how errors and findings end."""
+"""What to click or type on each platform: the fixes of errors and findings."""
 
 from tpukit.machine.host import Host
 
 
 def how_to_get_a_tpu(machine: Host) -> str:
-    """Say how to get a TPU on this platform."""
+    """Return how to get a TPU on this platform."""
     return {
         "Colab": "Runtime > Change runtime type > v5e-1 TPU, then run the first cell again",
         "Kaggle": "Settings > Accelerator > TPU v5e-8, then run the first cell again",
@@ -17,7 +17,7 @@ def how_to_get_a_tpu(machine: Host) -> str:
 
 
 def how_to_restart(machine: Host) -> str:
-    """Say how to restart the kernel on this platform."""
+    """Return how to restart the kernel on this platform."""
     return {
         "Colab": "Runtime > Restart session",
         "Kaggle": "Run > Restart & clear cell outputs",
@@ -25,7 +25,7 @@ def how_to_restart(machine: Host) -> str:
 
 
 def how_to_start_afresh(machine: Host) -> str:
-    """Say how to get the platform's image back as it was."""
+    """Return how to get the platform's original image back."""
     return {
         "Colab": "Runtime > Disconnect and delete runtime, then run the first cell again",
         "Kaggle": "Run > Factory reset, then run the first cell again",

@@ -1,4 +1,4 @@
-"""What outlives a kernel that was killed: workers, known by a mark, and temporary folders, known by their name."""
+"""Workers and temporary folders that have outlived a killed kernel: found by their mark or their name, and removed."""
 
 import contextlib
 import os
@@ -10,18 +10,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.display import tables
+from tpukit.display.tables import Table
 from tpukit.machine.chips import chip_holders, command, entries
 
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
 _PROC = Path("/proc")
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 2.0  # after SIGTERM, and again after SIGKILL
 
 
 @dataclass(frozen=True)
-class Leftover:
-    """A worker of a kernel that is gone. `chips` are the device nodes it holds."""
+class Orphan:
+    """A worker whose kernel has ended. `chips` are the device nodes it holds."""
 
     pid: int
     kernel: int
@@ -30,63 +30,68 @@ class Leftover:
 
 
 @dataclass(frozen=True, repr=False)
-class Released:
-    """The leftover workers that `release` has ended."""
+class Released(Table):
+    """The orphaned workers that `release` has ended, with one row for each."""
 
-    leftovers: tuple[Leftover, ...]
+    orphans: tuple[Orphan, ...]
 
     @property
     def title(self) -> str:
         """What was done, in one line."""
-        count = len(self.leftovers)
-        return f"ended {count} leftover worker{'s' * (count > 1)}" if count else "no leftover worker of an earlier run"
+        count = len(self.orphans)
+        return f"ended {count} orphaned worker{'s' * (count > 1)}" if count else "no orphaned worker of an earlier run"
 
-    def _rows(self) -> list[tuple[str, str, str]]:
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return (process, kernel, chips and command) of every worker."""
         return [
             (f"process {one.pid}", f"of kernel {one.kernel}", f"{', '.join(one.chips) or 'no chip'}: {one.command}")
-            for one in self.leftovers
+            for one in self.orphans
         ]
-
-    def __repr__(self) -> str:
-        return f"{self.title}\n{tables.as_text(self._rows())}" if self.leftovers else self.title
-
-    def _repr_html_(self) -> str:
-        return tables.as_html(self._rows(), title=self.title)
 
 
 def mark(kernel: int) -> None:
-    """Mark this process, and every fork of it, as a worker of a kernel: an empty file in memory with a name."""
+    """Mark this process, and every process it forks, as a worker of a kernel.
+
+    The mark is an empty file in memory whose name contains the kernel's process id and start time. /proc shows it among
+    the open files of the worker, even if the worker has left its session and has no living parent.
+    """
     if hasattr(os, "memfd_create"):  # Linux
         os.memfd_create(f"tpukit-{kernel}-{_started(_PROC, kernel)}")
 
 
 def make_folder() -> Path:
-    """Make a temporary folder that bears this process's name, and remove those of processes that are gone."""
+    """Make a temporary folder named after this process, and remove the folders of processes that have ended."""
     for folder in entries(Path(tempfile.gettempdir())):
-        if (match := _FOLDER.match(folder.name)) and _life(int(match[1])) != match[2]:
-            shutil.rmtree(folder, ignore_errors=True)  # another user's stays
-    return Path(tempfile.mkdtemp(prefix=f"tpukit-{os.getpid()}-{_life(os.getpid())}-"))
+        if (match := _FOLDER.match(folder.name)) and _identity(int(match[1])) != match[2]:
+            shutil.rmtree(folder, ignore_errors=True)  # a folder of another user stays
+    return Path(tempfile.mkdtemp(prefix=f"tpukit-{os.getpid()}-{_identity(os.getpid())}-"))
 
 
 def release(*, proc: Path = _PROC, dev: Path = Path("/dev")) -> Released:
-    """End the workers of this user that have outlived their kernel, and say which they were.
+    """End the workers of this user that have outlived their kernel, and return which they were.
 
-    Workers end with their kernel, so there should be none; where one is, it may hold a chip that then reads "in use".
-    Workers of kernels that are alive, and processes that are no workers, are left alone.
+    Workers end with their kernel, so there should be none. If there is one, it may still hold a chip, which `check`
+    then reports as "in use". Workers of living kernels and all other processes are left alone.
     """
-    leftovers = _leftovers(proc, dev)
+    orphans = _find(proc, dev)
+    started = {one.pid: _started(proc, one.pid) for one in orphans}
+
+    def alive() -> list[int]:
+        # The start times are compared because another process may get the id of an orphan that has ended.
+        return [pid for pid, when in started.items() if when and _started(proc, pid) == when]
+
     for number in (signal.SIGTERM, getattr(signal, "SIGKILL", signal.SIGTERM)):
-        for one in leftovers:
+        for pid in alive():
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(one.pid, number)
+                os.kill(pid, number)
         deadline = time.monotonic() + _GRACE_SECONDS
-        while time.monotonic() < deadline and any(_started(proc, one.pid) for one in leftovers):
+        while time.monotonic() < deadline and alive():
             time.sleep(0.05)
-    return Released(tuple(leftovers))
+    return Released(tuple(orphans))
 
 
-def _life(pid: int) -> str:
-    """Tell a process from another that has its number later, or in another container with the same /tmp."""
+def _identity(pid: int) -> str:
+    """Return the start time and PID namespace of a process: its id is used again, and by containers that share /tmp."""
     try:
         namespace = os.stat(_PROC / "self" / "ns" / "pid").st_ino
     except OSError:  # no /proc
@@ -94,7 +99,7 @@ def _life(pid: int) -> str:
     return f"{_started(_PROC, pid)}-{namespace}"
 
 
-def _leftovers(proc: Path, dev: Path) -> list[Leftover]:
+def _find(proc: Path, dev: Path) -> list[Orphan]:
     found = []
     chips = list(chip_holders(proc, dev))
     for process in entries(proc):
@@ -103,10 +108,10 @@ def _leftovers(proc: Path, dev: Path) -> list[Leftover]:
         marks = [match for fd in entries(process / "fd") if (match := _MARK.match(_target(fd)))]
         for match in marks[:1]:
             kernel, started = int(match[1]), int(match[2])
-            if _started(proc, kernel) != started:  # gone; another process may have its number by now
+            if _started(proc, kernel) != started:  # it has ended, even if another process has its id now
                 pid = int(process.name)
                 held = tuple(node for holder, node in chips if holder == pid)
-                found.append(Leftover(pid, kernel, command(proc, pid), held))
+                found.append(Orphan(pid, kernel, command(proc, pid), held))
     return found
 
 
@@ -120,12 +125,12 @@ def _is_mine(process: Path) -> bool:
 def _target(fd: Path) -> str:
     try:
         return os.readlink(fd)
-    except OSError:  # closed a moment ago
+    except OSError:  # closed since it was listed
         return ""
 
 
 def _started(proc: Path, pid: int) -> int:
-    """Return when a process started, in the system's own ticks; 0 if it is gone, or a zombie."""
+    """Return the start time of a process in clock ticks; 0 if it has ended or is a zombie."""
     try:
         fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,4 @@
-"""What this process may use: processors and memory, the limits of its container included; and what it has used."""
+"""The processors and memory that this process may use, with the limits of its container, and the memory it has used."""
 
 import math
 import os
@@ -11,20 +11,20 @@ _PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 
 
 def cpus(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
-    """Return how many processors this process may use, which in a container is often fewer than the machine has."""
+    """Return the number of processors that this process may use; in a container often fewer than the machine has."""
     return find_cpus(proc, cgroup)[0]
 
 
-def find_cpus(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, str]:
-    """Return the processors that this process may use, and where that number comes from.
+def find_cpus(proc: Path = _PROC, cgroup: Path = _CGROUP, *, affinity: int | None = None) -> tuple[int, str]:
+    """Return the number of processors that this process may use, and where that number comes from.
 
-    The affinity alone is not enough: a container with a quota of two processors on a machine of 96 shows all 96, and
-    96 processes would then share two.
+    The CPU affinity alone is not enough: in a container with a quota of two processors on a machine of 96, it lists all
+    96, and 96 processes would then share two. `affinity` is the number of processors in it; None asks the system.
     """
-    if hasattr(os, "sched_getaffinity"):
-        found, source = len(os.sched_getaffinity(0)), "CPU affinity of this process"
-    else:  # macOS, Windows
+    if affinity is None and not hasattr(os, "sched_getaffinity"):  # macOS, Windows
         found, source = os.cpu_count() or 1, "CPU count of the system"
+    else:
+        found, source = affinity or len(os.sched_getaffinity(0)), "CPU affinity of this process"
     for group in _control_groups(proc, cgroup, "cpu"):
         quota = (
             read_text(group / "cpu.max")
@@ -39,8 +39,8 @@ def find_cpus(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int, str]:
 
 
 def find_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int | None, str]:
-    """Return the bytes of memory that this process may use, and where that number comes from; None if not known."""
-    total, source = None, "this system does not say"
+    """Return the bytes of memory that this process may use, and where that number comes from; None if unknown."""
+    total, source = None, "this system does not tell"
     for line in read_text(proc / "meminfo").splitlines():
         if line.startswith("MemTotal:"):
             total, source = int(line.split()[1]) * 1024, f"{proc}/meminfo"
@@ -55,10 +55,10 @@ def find_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int | None,
 
 
 def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
-    """Return the bytes of memory that files may fill, pushing out nothing but other files; None if not known.
+    """Return the bytes of memory that can still be filled without swapping; None if unknown.
 
-    What the kernel calls available or what a control group's limit leaves, whichever is less; half of all memory where
-    there is no /proc/meminfo (macOS).
+    The smaller of the system's own estimate (MemAvailable) and what the limit of the control group leaves. Where there
+    is no /proc/meminfo (macOS), half of all memory.
     """
     found = re.search(r"^MemAvailable: +(\d+) kB", read_text(proc / "meminfo"), re.MULTILINE)
     if not found:
@@ -67,7 +67,8 @@ def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
     least = int(found[1]) * 1024
     for group in _control_groups(proc, cgroup, "memory"):
         statistics = dict(line.split() for line in read_text(group / "memory.stat").splitlines())
-        # Files in the page cache count as used, but make room for others. Version 1 has sums under names of their own.
+        # Cached files count as used, but the system drops them when memory is needed. In version 1 of control groups,
+        # the names that begin with total_ include the groups below.
         kinds = ("active_file", "inactive_file")
         files = sum(int(statistics.get(f"total_{kind}", statistics.get(kind, 0))) for kind in kinds)
         for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
@@ -78,20 +79,20 @@ def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
 
 
 def peak_memory() -> int:
-    """Return this process's largest resident set so far, in bytes, pages shared with its parent included.
+    """Return the largest resident set of this process so far, in bytes, including pages shared with its parent.
 
-    0 where the system does not say (Windows).
+    0 where the system does not tell (Windows).
     """
     try:
         import resource
     except ImportError:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
 def read_text(file: Path) -> str:
-    """Read a small file of the system's; empty where it is missing or unreadable."""
+    """Read a small system file, such as one in /proc or /sys; return "" where it is missing or unreadable."""
     try:
         return file.read_text(errors="replace").strip()
     except OSError:
@@ -99,12 +100,12 @@ def read_text(file: Path) -> str:
 
 
 def _control_groups(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
-    """Yield the folders whose limits bind this process: its own control group and those above it."""
+    """Yield the folders of the control groups that limit this process: its own and those above it."""
     for line in read_text(proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        root = cgroup / controller if controllers else cgroup  # version 1 has a tree for each controller
+        root = cgroup / controller if controllers else cgroup  # version 1 has one tree per controller
         folder = root / path.strip("/")
         yield from (folder, *(parent for parent in folder.parents if parent.is_relative_to(root)))
 

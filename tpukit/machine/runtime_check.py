@@ -1,4 +1,4 @@
-"""The runtime check: what is here, what is wrong, and what to do about it, without starting the runtime."""
+"""The runtime check: what this machine has, what is wrong, and what to do about it, without starting the runtime."""
 
 import os
 import sys
@@ -15,26 +15,28 @@ from tpukit.machine.host import Host, host
 from tpukit.machine.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
 
 _GIB = 2**30
-_WORKER_MEMORY = 1 * _GIB  # torch and torch_xla take 0.7 GiB (measured, 2.9.0); model, optimizer and batches on top
-_LEAST_SHM = 1 * _GIB  # a container gets 64 MiB by default, one DataLoader worker's batch of 128 images at 224 px is 77
+# torch and torch_xla 2.9.0 take 0.7 GiB per process (measured); model, optimizer and batches come on top.
+_WORKER_MEMORY = 1 * _GIB
+# Containers have 64 MiB by default; one batch of 128 float32 images of 224 px from a DataLoader worker takes 77 MB.
+_LEAST_SHM = 1 * _GIB
 
 _BF16 = (
     "makes float32 tensors bfloat16 on the device while their dtype says float32",
     ', and use `torch.autocast("xla", dtype=torch.bfloat16)` in the worker',
 )
-# Switches that torch_xla obeys, or that nothing obeys any more, though the author of the notebook may think otherwise.
+# Switches that torch_xla still obeys, with effects that surprise, and switches that nothing reads any more.
 _SWITCHES = {
     "XLA_USE_BF16": _BF16,
     "XLA_DOWNCAST_BF16": _BF16,
     "XLA_USE_FP16": ("is deprecated, and a TPU has no float16", ""),
     "XLA_DOWNCAST_FP16": ("is deprecated, and a TPU has no float16", ""),
-    "XLA_USE_SPMD": ("gives all chips to one process, and leaves none for the others", ""),
-    "XLA_TENSOR_ALLOCATOR_MAXSIZE": ("is read by nothing any more", ""),
-    "COLAB_TPU_ADDR": ("is the address of a TPU on another machine, a kind that is gone", ""),
+    "XLA_USE_SPMD": ("gives all chips to one process and none to the others", ""),
+    "XLA_TENSOR_ALLOCATOR_MAXSIZE": ("is no longer read by anything", ""),
+    "COLAB_TPU_ADDR": ("is the address of a TPU on another machine, which no platform offers any more", ""),
 }
-# One process's share of the chips: torch_xla gives each worker its own with setdefault, so these would go to all. Left
-# alone by prepare(), since two notebooks may share a machine this way.
-_SHARES = (
+# Variables that give one process its part of the chips. torch_xla sets them for each worker with setdefault, so all
+# workers would keep the values found here. prepare() does not remove them: two notebooks may share a machine this way.
+_ONE_PROCESS = (
     "TPU_VISIBLE_CHIPS",
     "TPU_PROCESS_BOUNDS",
     "TPU_CHIPS_PER_PROCESS_BOUNDS",
@@ -50,26 +52,26 @@ class RuntimeCheckFailed(RuntimeError):
 
 @dataclass(frozen=True, repr=False)
 class Check(Findings):
-    """All findings, in order. Prints as a table, and draws itself in a notebook."""
+    """All findings, in order: a table, as text or in a notebook."""
 
     findings: tuple[Finding, ...]
     machine: Host
 
     @property
     def ok(self) -> bool:
-        """True without a failure; warnings may remain."""
+        """True if there is no failure; there may be warnings."""
         return not self.failures
 
     @property
     def subject(self) -> str:
-        """The machine in a few words, which begin the title."""
+        """The machine in a few words: the beginning of the title."""
         return f"{self.machine.platform}, {self.machine.hardware}"
 
     def raise_for_failures(self) -> "Check":
         """Return this check if it has no failure.
 
         Raises:
-            RuntimeCheckFailed: names every failure, with its fix.
+            RuntimeCheckFailed: there are failures; the message names each, with its fix.
         """
         if self.ok:
             return self
@@ -90,10 +92,10 @@ def check(
     started: Callable[[], bool] = runtime_started,
     can_fork: bool = hasattr(os, "fork"),
 ) -> Check:
-    """Say whether this machine and this kernel are ready to launch, and what to do where they are not.
+    """Check whether this machine and this kernel are ready to launch, and what to do where they are not.
 
-    Starts no runtime, imports no torch and opens no device, so it can be run before, between and after launches. The
-    arguments are where to look, so that another machine can be checked in a test.
+    Starts no runtime, imports no torch and opens no device, so it can be called before, between and after launches; it
+    takes a few milliseconds. The arguments say where to look, so that a test can check another machine.
     """
     machine = machine or host(environ)
     return Check(
@@ -119,10 +121,10 @@ def _chips(machine: Host, dev: Path) -> Finding:
         fact = f"no TPU chip ({evidence}); a launch is a rehearsal on CPU processes, or uses the GPUs there are"
         return Finding(name, "warning", fact, how_to_get_a_tpu(machine))
     if machine.generation.startswith("unknown"):
-        fact = f"{machine.hardware}: torch_xla up to 2.9 does not know this kind, and would use the CPU"
+        fact = f"{machine.hardware}: torch_xla up to 2.9 does not know this kind and would use the CPU"
         return Finding(name, "warning", fact, f"take a v5e or v6e TPU: {how_to_get_a_tpu(machine)}")
     if not any(is_chip(node.name) for node in [*entries(dev), *entries(dev / "vfio")]):
-        fact = f"{machine.hardware} on the PCI bus, but no {dev}/accel* and no {dev}/vfio/*: nothing here can open them"
+        fact = f"{machine.hardware} on the PCI bus, but no {dev}/accel*, no {dev}/vfio/*: no process can open them"
         fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
         return Finding(name, "warning", fact, how_to_start_afresh(machine) if machine.platform in IMAGES else fix)
     return Finding(name, "ok", f"{machine.hardware} ({evidence})")
@@ -132,12 +134,13 @@ def _device(machine: Host, environ: Mapping[str, str]) -> Finding:
     name, device = "PJRT_DEVICE", environ.get("PJRT_DEVICE", "")
     if not machine.chips:
         if device.startswith("TPU"):
-            return Finding(name, "warning", f"{device}, but there is no chip to find", f"`{_unset(name)}`")
+            return Finding(name, "warning", f"{device}, but there is no chip", f"`{_unset(name)}`")
         return Finding(name, "ok", f"{device or 'unset'}, and there is no chip")
     if not device:
-        return Finding(name, "warning", "unset: torch_xla chooses, and says so in the log only", "`tpukit.prepare()`")
+        fact = "unset: torch_xla chooses the device, and only its log says which"
+        return Finding(name, "warning", fact, "`tpukit.prepare()`")
     if not device.startswith("TPU"):
-        fact = f"{device}, although {machine.hardware} are here: torch_xla would not use them, and not say so"
+        fact = f"{device}, although {machine.hardware} are here: torch_xla would not use them, without a message"
         return Finding(name, "failure", fact, f'`os.environ["{name}"] = "TPU"`')
     return Finding(name, "ok", device)
 
@@ -155,23 +158,25 @@ def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
         return Finding(name, "failure", "torch is not installed", install)
     if not torch_xla:
         if not machine.chips:
-            return Finding(name, "ok", f"torch {torch}; no torch_xla, which a rehearsal on plain CPU does not need")
+            return Finding(name, "ok", f"torch {torch}; no torch_xla, but a rehearsal on plain CPU does not need it")
         if not line:
-            install = "use Python 3.11 to 3.13 on Linux x86-64: there is no torch_xla for any other"
+            install = "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no wheel for newer ones or other systems"
             if release is None:
                 install = how_to_start_afresh(machine)
-        elif machine.platform == "Kaggle":  # an old notebook keeps the image of its day, which may be the CPU image
+        elif machine.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
             install = f"Session options > Environment > Always use latest environment, or {install}"
-        return Finding(name, "failure", f"torch {torch}, no torch_xla: the chips cannot be used", install)
+        return Finding(name, "failure", f"torch {torch}, no torch_xla, so the chips cannot be used", install)
     if torch.split(".")[:2] != torch_xla.split(".")[:2]:
-        return Finding(name, "failure", f"{pair}: they do not belong together, and will not import", install)
+        fact = f"{pair}: these versions do not work together, and torch_xla will not import"
+        return Finding(name, "failure", fact, install)
     if release is None or base(torch_xla) not in release.torch_xla:
         known = " or ".join(f"torch {t} with torch_xla {r.torch_xla[-1]}" for t, r in RELEASES.items())
-        return Finding(name, "warning", f"{pair}: a pair this kit does not know", f"should a launch fail, use {known}")
+        fact = f"{pair}: this kit was not tested with this pair"
+        return Finding(name, "warning", fact, f"if a launch fails, use {known}")
     if not machine.chips:
         return Finding(name, "ok", pair)
     if not libtpu:
-        return Finding(name, "failure", f"{pair}, no libtpu: torch_xla would use the CPU, and not say so", install)
+        return Finding(name, "failure", f"{pair}, no libtpu: torch_xla would use the CPU, without a message", install)
     if versions.get("libtpu") and libtpu not in release.libtpu:
         fact = f"libtpu {libtpu} with torch_xla {torch_xla}, which was released with {release.libtpu[-1]}"
         return Finding(name, "warning", fact, install)
@@ -181,9 +186,10 @@ def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
 def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
     name, fine = "variables", True
     for change in needed_changes(environ, machine):
-        if change.variable == "PJRT_DEVICE":  # has a finding of its own
+        if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
         fine = False
+        # One chip is started without addresses, and XRT variables are read by nothing: neither makes a launch fail.
         state = "failure" if machine.chips > 1 and not change.variable.startswith("XRT_") else "warning"
         fact = (
             f"{change.variable}={change.before}: {change.why}"
@@ -195,32 +201,33 @@ def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
         if environ.get(variable, "") not in ("", "0", "false", "False"):
             fine = False
             yield Finding(name, "warning", f"{variable} {fact}", f"`{_unset(variable)}`{instead}")
-    for variable in _SHARES if machine.chips > 1 else ():
+    for variable in _ONE_PROCESS if machine.chips > 1 else ():
         if variable in environ:
             fine = False
-            fact = f"{variable}={environ[variable]}: all {machine.chips} workers would inherit this one process's share"
-            yield Finding(name, "failure", fact, f"`{_unset(variable)}`, unless notebooks share the chips this way")
+            value = environ[variable]
+            fact = f"{variable}={value}: meant for one process, but all {machine.chips} workers would inherit it"
+            yield Finding(name, "failure", fact, f"`{_unset(variable)}`, unless several notebooks share the chips")
     if fine:
-        yield Finding(name, "ok", "none left over that would mislead torch_xla")
+        yield Finding(name, "ok", "none that would mislead torch_xla")
 
 
 def _runtime(machine: Host, started: bool) -> Finding:
     if started:
-        fact = "this kernel has started the XLA runtime, so a forked worker cannot start its own"
-        fix = f"{how_to_restart(machine)}; keep torch_xla.device(), xm.master_print() and the like inside the worker"
-        return Finding("runtime", "failure", fact, fix)
+        fact = "this kernel has started the XLA runtime, so forked workers cannot start theirs"
+        fix = "call torch_xla.device(), xm.master_print() and the like only inside the worker"
+        return Finding("runtime", "failure", fact, f"{how_to_restart(machine)}; {fix}")
     return Finding("runtime", "ok", "not started in this kernel, as it should be")
 
 
 def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
     name = "in use"
     if not machine.chips:
-        return Finding(name, "ok", "no chip to be held")
+        return Finding(name, "ok", "no chip that could be in use")
     holders = {}
     for process, node in chip_holders(proc, dev):
         holders.setdefault(process, []).append(node)
     if not holders:
-        return Finding(name, "ok", "no process that can be seen from here holds a chip")
+        return Finding(name, "ok", "no process that is visible from here holds a chip")
     own = os.getpid()
     facts, fixes = [], []
     for pid, nodes in holders.items():
@@ -229,9 +236,9 @@ def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
             facts.append(f"this kernel (process {pid}) holds {chips}")
             fixes.append(how_to_restart(machine))
             continue
-        kin = "a child of this kernel" if own in ancestors(proc, pid) else "another program"
-        facts.append(f"process {pid}, {kin}, holds {chips}: {command(proc, pid)}")
-        end = "wait for its launch to end" if kin.startswith("a child") else "shut down its notebook"
+        relation = "a child of this kernel" if own in ancestors(proc, pid) else "another program"
+        facts.append(f"process {pid}, {relation}, holds {chips}: {command(proc, pid)}")
+        end = "wait for its launch to end" if relation.startswith("a child") else "shut down its notebook"
         fixes.append(f"{end}, or `!kill {pid}`")
     return Finding(name, "failure", "\n".join(facts), "; ".join(dict.fromkeys(fixes)))
 
@@ -241,33 +248,35 @@ def _tensorflow(machine: Host, modules: Container[str]) -> Finding:
     package = next((package for package in ("tensorflow", "tensorflow-tpu") if versions.get(package)), None)
     if package is None:
         cpu = versions.get("tensorflow-cpu")
-        return Finding(name, "ok", f"tensorflow-cpu {cpu}, which leaves the chips alone" if cpu else "not installed")
+        return Finding(name, "ok", f"tensorflow-cpu {cpu}, which does not touch the chips" if cpu else "not installed")
     if not (machine.chips and versions.get("torch_xla")):
-        return Finding(name, "ok", f"{package} {versions[package]}, and no TPU to compete for")
+        return Finding(name, "ok", f"{package} {versions[package]}, but there is no TPU it could take")
     fix = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`, then {how_to_restart(machine)}"
     if "tensorflow" in modules:
-        return Finding(name, "failure", f"{package} is imported in this kernel: it may hold the TPU's library", fix)
-    return Finding(name, "warning", f"{package} {versions[package]} takes the TPU's library once it is imported", fix)
+        fact = f"{package} is imported in this kernel and may hold libtpu, the library of the TPU"
+        return Finding(name, "failure", fact, fix)
+    fact = f"{package} {versions[package]} takes libtpu, the library of the TPU, once it is imported"
+    return Finding(name, "warning", fact, fix)
 
 
 def _memory(machine: Host) -> Finding:
     name, source = "memory", machine.evidence["memory"]
     if machine.memory is None:
         return Finding(name, "ok", f"unknown: {source}")
-    workers = machine.cores or min(8, max(2, machine.cpus))  # as launch would have them
+    workers = machine.cores or min(8, max(2, machine.cpus))  # as many as launch would start
     fact = f"{human_size(machine.memory)} for {workers} workers ({source})"
-    if machine.memory < _WORKER_MEMORY * (workers + 1):  # and the kernel
+    if machine.memory < _WORKER_MEMORY * (workers + 1):  # one more for the kernel
         fix = f"take a machine with {workers + 1} GiB or more, or launch with cores=1"
-        return Finding(name, "warning", f"{fact}: about 1 GiB each is the least", fix)
+        return Finding(name, "warning", f"{fact}: each needs at least about 1 GiB", fix)
     return Finding(name, "ok", fact)
 
 
 def _shm(machine: Host) -> Finding:
     name = "/dev/shm"
     if machine.shm is None:
-        return Finding(name, "ok", "none on this system, and none needed")
+        return Finding(name, "ok", "this system has none and needs none")
     if machine.shm < _LEAST_SHM:
-        fact = f"{human_size(machine.shm)}: the worker processes of a DataLoader hand their batches through it"
+        fact = f"{human_size(machine.shm)}: the worker processes of a DataLoader pass their batches through it"
         fix = "keep num_workers=0, as core.batches does; or start the container with `--shm-size=8g`"
         return Finding(name, "warning", fact, fix)
     return Finding(name, "ok", human_size(machine.shm))
@@ -276,10 +285,10 @@ def _shm(machine: Host) -> Finding:
 def _fork(machine: Host, environ: Mapping[str, str], can_fork: bool) -> Finding:
     name = "fork"
     if not can_fork:
-        fact = f"{machine.system} cannot fork: a launch rehearses on one core, in this very kernel"
+        fact = f"{machine.system} cannot fork: a launch rehearses on one core, in this kernel itself"
         return Finding(name, "warning", fact, "for several cores use Linux (on Windows: WSL 2), Colab or Kaggle")
     if machine.system.startswith("Darwin") and environ.get("OBJC_DISABLE_INITIALIZE_FORK_SAFETY") != "YES":
-        fact = "possible, but macOS ends a forked worker that uses some of its frameworks"
+        fact = "possible, but macOS kills a forked worker that uses certain system frameworks"
         return Finding(name, "warning", fact, "start Jupyter with OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES")
     return Finding(name, "ok", "possible")
 

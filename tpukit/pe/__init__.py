@@ -1,4 +1,4 @@
-"""The pulmonary-embolism walkthrough's own parts. Importing this table of contents loads nothing heavy."""
+"""The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
 from tpukit.pe.ct import read_dicom, three_windows
 from tpukit.pe.images import PEImages, index_images

@@ -1,4 +1,4 @@
-"""Hounsfield units to pictures: the three windows of the JPEG set, and a reader for DICOM slices."""
+"""CT slices as images: the three windows of the JPEG set, and a reader for DICOM files."""
 
 from pathlib import Path
 
@@ -7,10 +7,10 @@ WINDOWS = {"lung": (-600, 1500), "embolism": (100, 700), "mediastinum": (40, 400
 
 
 def three_windows(hounsfield):
-    """Show a slice through the lung, embolism and mediastinal windows, as red, green and blue.
+    """Convert a slice to red, green and blue through the lung, embolism and mediastinal windows.
 
     Args:
-        hounsfield: (H, W) array in Hounsfield units, as `read_dicom` gives; air is -1000, water 0.
+        hounsfield: (H, W) array in Hounsfield units, as `read_dicom` returns it; air is -1000, water 0.
 
     Returns:
         (H, W, 3) uint8: 0 at and below level - width / 2, 255 at and above level + width / 2.
@@ -38,7 +38,7 @@ def read_dicom(path):
 
     Raises:
         ImportError: pydicom is not installed.
-        ValueError: the file is not DICOM, or not one grey slice of CT.
+        ValueError: the file is not DICOM, or not a single grey CT slice.
     """
     try:
         import pydicom

@@ -1,31 +1,31 @@
-"""The JPEG files of a pulmonary-embolism set: found in one scan, read one at a time."""
+"""The JPEG files of a pulmonary-embolism set: found in one scan of the folders, read one at a time."""
 
 import os
 from pathlib import Path
 
 
 def index_images(labels, folder, *, missing: str = "raise"):
-    """Add to each row of the labels where its image is: `path`, and `position` along the body.
+    """Add two columns to the labels: the `path` of each image, and its `position` along the body.
 
-    One scan of `<folder>/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg`. Only the folders of
-    the studies in `labels` are looked into. Files that no row asks for are left alone, and counted in one printed line.
+    Scans `<folder>/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg` once, and only the folders
+    of the studies in `labels`. Files without a row are ignored; one printed line says how many.
 
     Args:
-        labels: as `read_labels` gives.
-        folder: train-jpegs, the folder that holds the study folders.
-        missing: "raise" if a row has no file, or "drop" to leave such rows out, which is then printed.
+        labels: as `read_labels` returns them.
+        folder: train-jpegs, the folder that contains the study folders.
+        missing: "raise" an error if a row has no file, or "drop" such rows and print how many.
 
     Returns:
         A copy of the labels with a new index, `path` (str) and `position` (int, 0 for the first slice of a series).
 
     Raises:
-        FileNotFoundError: the folder does not exist or holds no image, or a row has no file.
+        FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
     """
     if missing not in ("raise", "drop"):
         raise ValueError(f'missing is "raise" or "drop", got {missing!r}')
     if not Path(folder).is_dir():
         raise FileNotFoundError(
-            f"there is no folder {folder}\n  fix: pass the folder named train-jpegs, which holds one folder a study"
+            f"there is no folder {folder}\n  fix: pass the folder train-jpegs, which contains one folder per study"
         )
     studies = labels["StudyInstanceUID"].unique()
     files = {}
@@ -35,12 +35,12 @@ def index_images(labels, folder, *, missing: str = "raise"):
                 position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
                 if underscore and position.isdigit() and entry.name.endswith(".jpg"):
                     files[study, series, image] = (entry.path, int(position))
-    if not files:
+    if not files:  # most often the folder above or below was passed: show what is in it
         inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
         raise FileNotFoundError(
-            f"{folder} holds no image of the {len(studies)} studies in the labels\n"
+            f"{folder} contains no image of the {len(studies)} studies in the labels\n"
             f"  found: {inside}; looked for {studies[0]}/<series>/<position>_<image>.jpg\n"
-            "  fix:   pass the folder named train-jpegs, which holds one folder a study"
+            "  fix:   pass the folder named train-jpegs, which contains one folder per study"
         )
     keys = list(zip(labels["StudyInstanceUID"], labels["SeriesInstanceUID"], labels["SOPInstanceUID"], strict=True))
     gone = [key for key in keys if key not in files]
@@ -63,19 +63,19 @@ def index_images(labels, folder, *, missing: str = "raise"):
 
 
 class PEImages:
-    """A map-style dataset of images and their ten labels, for `core.batches` or any DataLoader.
+    """A map-style dataset of images with their ten labels, for `core.batches` or any DataLoader.
 
-    `[i]` is `(image, labels)`: (3, size, size) uint8 in [0, 255], red lung, green embolism and blue mediastinal window;
-    and (10,) float32 of 0 and 1 in the order of `LABELS`. The resize is Pillow's bilinear filter on the whole decoded
-    image, to the last bit; `size=None` keeps the size of the files.
+    `[i]` is `(image, labels)`. The image is (3, size, size) uint8 in [0, 255]: red is the lung window, green the
+    embolism window, blue the mediastinal window. The labels are (10,) float32 of 0 and 1, in the order of `LABELS`.
+    Images are resized by Pillow's bilinear filter after they are decoded in full.
 
     Args:
-        table: as `index_images` gives; any rows of it.
-        size: height and width in pixels.
+        table: as `index_images` returns it, or some of its rows.
+        size: height and width in pixels; None keeps the size of the files.
 
     Raises:
         ValueError: the table has no `path` column.
-        OSError: from `[i]`, a file is missing or is not a whole JPEG; the message names it and the row.
+        OSError: in `[i]`, if a file is missing or is not a complete JPEG; the message names the file and the row.
     """
 
     def __init__(self, table, size: int | None = 128):
@@ -100,11 +100,11 @@ class PEImages:
         path = self.paths[index]
         try:
             with Image.open(path) as file:
-                # Decode every pixel, then resize: Pillow's draft mode shrinks while decoding, faster and not the same.
+                # Pillow's draft mode, which shrinks while it decodes, would be faster, but gives other pixels.
                 image = file.convert("RGB")
         except FileNotFoundError:
             raise FileNotFoundError(
-                f"image {index} of {len(self)} is gone: {path}\n"
+                f"image {index} of {len(self)} no longer exists: {path}\n"
                 "  fix: if files were moved, call tpukit.pe.index_images(labels, folder) again"
             ) from None
         except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken headers
@@ -120,7 +120,7 @@ class PEImages:
 
 
 def _entries(folder) -> list[os.DirEntry]:
-    """List a folder in order of name, or nothing if it is not there."""
+    """List a folder in the order of names; empty if it does not exist."""
     try:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)

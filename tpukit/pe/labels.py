@@ -1,4 +1,4 @@
-"""The labels of the RSNA STR 2020 pulmonary-embolism set: read, checked, and split into folds by study."""
+"""The labels of the RSNA STR 2020 pulmonary-embolism set: read, check, and split into folds by study."""
 
 from pathlib import Path
 
@@ -20,24 +20,29 @@ COLUMNS = (  # of train.csv, in its order
     "central_pe",
     "indeterminate",
 )
-QUALITY = ("qa_motion", "qa_contrast", "flow_artifact", "true_filling_defect_not_pe")  # informative, not predicted
+QUALITY = (
+    "qa_motion",
+    "qa_contrast",
+    "flow_artifact",
+    "true_filling_defect_not_pe",
+)  # are not predicted
 LABELS = tuple(name for name in COLUMNS if name not in IDS + QUALITY)
 EXAM_LABELS = LABELS[1:]  # the same on every image of a study; pe_present_on_image belongs to one image
 
 
 def read_labels(path, *, inconsistent: str = "raise"):
-    """Read train.csv and check that every label in it makes sense.
+    """Read train.csv, and check that its labels are complete and consistent.
 
-    The rules of consistency are those the competition's hosts published for predictions (discussion 183473): an exam
-    with a positive image has one ventricle ratio, at least one location and at most one of the two chronic labels;
-    any other exam is either negative or indeterminate and has none of these.
+    The rules of consistency are those that the competition's hosts published for predictions (discussion 183473): an
+    exam with a positive image has one ventricle ratio, at least one location and at most one of the two chronic labels;
+    any other exam is either negative or indeterminate, and has none of these.
 
     Args:
-        path: train.csv, or the folder that holds it.
-        inconsistent: "raise", or "drop" to leave out the studies that break a rule, which is then printed.
+        path: train.csv, or the folder that contains it.
+        inconsistent: "raise" an error if studies break a rule, or "drop" these studies and print how many.
 
     Returns:
-        A DataFrame with train.csv's columns (and any more the file has), labels as uint8, in the file's order.
+        A DataFrame with all columns of the file, in the order of the file; labels are uint8.
 
     Raises:
         FileNotFoundError: there is no such file, or no train.csv in the folder.
@@ -54,7 +59,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
         there = sorted(p.name for p in path.iterdir())[:5] if path.is_dir() else "no such file or folder"
         raise FileNotFoundError(
             f"there is no train.csv at {path}\n  found: {there}\n"
-            "  fix:   pass the folder of the competition's data that holds train.csv,"
+            "  fix:   pass the folder of the competition's data that contains train.csv,"
             " or make one with tpukit.pe.phantom(folder)"
         )
     try:
@@ -81,7 +86,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
 def assign_folds(labels, folds: int = 5):
     """Add a column `fold`, 0 to folds - 1, so that all images of a study are in the same one.
 
-    The same table gives the same folds every time; the folds hold about equally many images.
+    The same table gives the same folds every time; all folds have about the same number of images.
 
     Raises:
         ValueError: folds is below 2, or there are fewer studies than folds.
@@ -93,8 +98,9 @@ def assign_folds(labels, folds: int = 5):
     if not 2 <= folds <= studies:
         raise ValueError(
             f"{studies} studies cannot be split into {folds} folds\n"
-            f"  fix: pass folds between 2 and {studies}" + ("" if studies > 1 else "; that takes at least two studies")
+            f"  fix: pass folds between 2 and {studies}" + ("" if studies > 1 else "; this takes at least two studies")
         )
+    # By study: neighbouring slices are nearly the same image, and a split between them would hide overfitting.
     fold = np.empty(len(labels), np.int8)
     for number, (_, rows) in enumerate(GroupKFold(folds).split(labels, groups=labels["StudyInstanceUID"])):
         fold[rows] = number
@@ -102,7 +108,7 @@ def assign_folds(labels, folds: int = 5):
 
 
 def _check_values(table, file) -> None:
-    """Raise unless the columns are there and every value in them can be used."""
+    """Raise ValueError unless all columns are present and every value is valid."""
     import pandas as pd
 
     missing = [name for name in COLUMNS if name not in table.columns]
@@ -122,7 +128,7 @@ def _check_values(table, file) -> None:
                 f'  fix:   fill these rows in, or drop them: table.dropna(subset=["{name}"]).to_csv(file, index=False)'
             )
     for name in COLUMNS[3:]:
-        # One word in a column makes pandas read all of it as text.
+        # A single word in a column makes pandas read the whole column as text.
         rows = table.index[~pd.to_numeric(table[name], errors="coerce").isin([0, 1])]
         if len(rows):
             found = _few(f"{table.at[row, name]} in row {row}" for row in rows)
@@ -142,7 +148,7 @@ def _check_values(table, file) -> None:
 
 
 def _broken_rules(table) -> dict[str, list[str]]:
-    """Name each rule of consistency that is broken, with the studies that break it."""
+    """Return each broken rule of consistency, with the studies that break it."""
     groups = table.groupby("StudyInstanceUID", sort=False)[list(LABELS)]
     exam, low = groups.max(), groups.min()
     found = {f"studies where {name} varies": exam[name] != low[name] for name in EXAM_LABELS}
@@ -163,6 +169,6 @@ def _broken_rules(table) -> dict[str, list[str]]:
 
 
 def _few(values, limit: int = 3) -> str:
-    """List the first few values, and say how many more there are."""
+    """List the first few values and the number of the others."""
     values = [str(value) for value in values]
     return ", ".join(values[:limit]) + (f" and {len(values) - limit} more" if len(values) > limit else "")

@@ -1,27 +1,27 @@
-"""The walkthrough's network: a ResNet with one output a label, and the arithmetic that precedes it."""
+"""The network of the walkthrough: a ResNet with one output per label, its normalisation and its augmentation."""
 
 from pathlib import Path
 
-MEAN = (0.485, 0.456, 0.406)  # of ImageNet's red, green and blue in [0, 1], as torchvision's weights expect
+MEAN = (0.485, 0.456, 0.406)  # of ImageNet, red, green and blue in [0, 1], as torchvision's weights expect them
 STD = (0.229, 0.224, 0.225)
 FILE = "resnet34-b627a593.pth"  # torchvision's ResNet34_Weights.IMAGENET1K_V1
 
 
 def resnet34(weights: str | Path | None = None, *, outputs: int = 10):
-    """Build a ResNet-34 with one logit a label, pretrained on ImageNet if the weights are at hand.
+    """Build a ResNet-34 with one logit per label, pretrained on ImageNet if the weights are available.
 
-    Never downloads. Without `weights` it takes torchvision's file from torch's own cache if one lies there; otherwise
-    the network starts from random numbers, and one printed line says so.
+    Never downloads. Without `weights` it uses torchvision's file in torch's cache, if there is one; otherwise the
+    network starts from random weights, and one printed line says so.
 
     Args:
         weights: a file with a ResNet-34's state dict; its last layer is used only if it has `outputs` rows.
-        outputs: logits, one a label in the order of `LABELS`.
+        outputs: the number of logits, one per label in the order of `LABELS`.
 
     Returns:
-        A torch.nn.Module from (N, 3, H, W) float32, as `normalize` gives, to (N, outputs) logits.
+        A torch.nn.Module from (N, 3, H, W) float32, as `normalize` returns them, to (N, outputs) logits.
 
     Raises:
-        FileNotFoundError: `weights` names no file.
+        FileNotFoundError: the file `weights` does not exist.
         ValueError: the file does not hold a ResNet-34's state dict.
     """
     import torch
@@ -46,15 +46,15 @@ def resnet34(weights: str | Path | None = None, *, outputs: int = 10):
 
 
 def normalize(images):
-    """Turn bytes into what a network trained on ImageNet expects, on the device the images are on.
+    """Normalise uint8 images for a network trained on ImageNet, on the device they are on.
 
-    Call it inside the step, so that bytes and not floats travel to the device: a quarter of the traffic.
+    Call it inside the step, so that the images travel to the device as uint8: a quarter of the bytes of float32.
 
     Args:
         images: (N, 3, H, W) uint8 in [0, 255].
 
     Returns:
-        (N, 3, H, W) float32 with ImageNet's mean and deviation taken out.
+        (N, 3, H, W) float32, minus ImageNet's mean and divided by its standard deviation.
 
     Raises:
         ValueError: the images are not (N, 3, H, W) uint8.
@@ -64,18 +64,18 @@ def normalize(images):
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
         raise ValueError(
             f"normalize takes (N, 3, H, W) uint8, got {tuple(images.shape)} {images.dtype}\n"
-            "  fix: pass the batch as core.batches gives it, neither scaled nor permuted"
+            "  fix: pass the batch as core.batches yields it, neither scaled nor permuted"
         )
-    # Python numbers and not a tensor: a constant made on the host would be sent to the device in every step.
+    # Python numbers, not a tensor: a constant made on the host would be copied to the device in every step.
     red, green, blue = ((images[:, c].float() - 255 * MEAN[c]) / (255 * STD[c]) for c in range(3))
     return torch.stack([red, green, blue], dim=1)
 
 
 def augment(**changes):
-    """Make the walkthrough's `Augment`, which takes (images, labels) of a batch on the device, before `normalize`.
+    """Return the walkthrough's `Augment`; call it on (images, labels) of a batch, on the device, before `normalize`.
 
-    A flip swaps the labels of the left and the right side; the heart then lies on the other side, too, which is rare
-    but no harm here. `changes` are other values for `Augment`'s own arguments.
+    A flip exchanges the labels of the left and the right side. The heart is then on the other side as well, which is
+    rare in patients but does no harm here. `changes` override the arguments of `Augment`.
     """
     from tpukit.data.augment import Augment
     from tpukit.pe.labels import LABELS
@@ -84,13 +84,13 @@ def augment(**changes):
 
 
 def _load(model, file: Path) -> None:
-    """Copy a state dict from a file into the model; a last layer of another size is left as it is."""
+    """Copy a state dict from a file into the model; a last layer of another size is ignored."""
     import pickle
 
     import torch
 
     try:
-        # weights_only: a file from elsewhere may hold code, and this refuses to run it.
+        # weights_only: a pickle from elsewhere may contain code, which this does not run.
         state = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
@@ -109,6 +109,6 @@ def _load(model, file: Path) -> None:
             f"{file} does not hold the state dict of a ResNet-34\n"
             f"  found: {type(state).__name__} of {len(given)} tensors; {len(wrong)} missing or of another shape "
             f"({', '.join(wrong[:2])}), {len(more)} too many ({', '.join(more[:2])})\n"
-            f"  fix:   pass a ResNet-34's state_dict() itself, such as torchvision's {FILE}; nothing around it"
+            f"  fix:   pass a ResNet-34's state_dict() itself, such as torchvision's {FILE}; without anything around it"
         )
     model.load_state_dict(state | head)

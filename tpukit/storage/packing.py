@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpukit.data.prefetch import in_threads
+from tpukit.data.prefetch import run_ahead
 from tpukit.machine.resources import cpus
 from tpukit.storage.array_records import FORMAT, load_array_record, part_of, seal, unseal, write_file, write_shard
 from tpukit.storage.decoding import decode
@@ -202,7 +202,7 @@ def _write(file: Path, rows, source: Files | Spool, size: int | None, damaged: s
 
     def records() -> Iterator[bytes]:
         reads = (functools.partial(_prepared, source, int(row["source"]), size) for row in rows)
-        for row, (payload, shape) in zip(rows, in_threads(reads, _READ_AHEAD), strict=True):
+        for row, (payload, shape) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
             if shape is not None:
                 kept.append(row.tobytes())
                 shapes.add(shape)

@@ -59,19 +59,19 @@ class TrainStep:
         """
         import torch
 
-        self.monitor.before(batches)
+        self.monitor.start_step(batches)
         with self.core.step():
             local = self._backward(batches)
             # The loss and the flag travel in the message of the gradients: a collective of their own would be one more
             # wait for the slowest core in every step.
             reduced = torch.stack([local, flag])
-            self.monitor.recorded(self.model, reduced)
+            self.monitor.check_graph(self.model, reduced)
             self.core.optimizer_step(self.optimizer, clip=self.clip, also=[reduced, *self._buffers])
             if self.average:
                 self.average.update_parameters(self.model)
         if self.schedule:
             self.schedule.step()
-        if message := self.monitor.after(number):
+        if message := self.monitor.end_step(number):
             self.core.print(message)
         return local, reduced
 

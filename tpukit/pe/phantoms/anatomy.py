@@ -1,9 +1,9 @@
-"""A patient for the phantom: measures, vessels and findings, drawn from a seed.
+"""The patient of a phantom: measures, vessels and findings, drawn from a seed.
 
 Loads numpy, so only the functions that draw a phantom import it.
 
-Millimetres throughout. x grows to the patient's left (the right of the picture), y to the back, z to the feet; (0, 0)
-is the middle of the chest and z runs from 0 (lung apices) to `HEIGHT` (below the domes of the diaphragm).
+Millimetres throughout. x grows to the patient's left (the right of the picture), y to the back, z to the feet. (0, 0)
+is the middle of the chest; z is 0 at the lung apices and `HEIGHT` below the domes of the diaphragm.
 """
 
 from dataclasses import dataclass, field
@@ -11,16 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 HEIGHT = 250.0  # mm from the apices to the last slice
-LEVELS = (
-    0.0,
-    0.08,
-    0.2,
-    0.3,
-    0.4,
-    0.6,
-    0.8,
-    1.0,
-)  # heights, as shares of HEIGHT, at which the outlines below are given
+LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # heights, as shares of HEIGHT, at which OUTLINES are given
 OUTLINES = {
     "cavity_width": (58, 86, 110, 120, 127, 134, 138, 137),  # half of the inside of the rib cage
     "cavity_depth": (38, 54, 70, 77, 81, 85, 87, 85),
@@ -28,15 +19,24 @@ OUTLINES = {
     "body_width": (196, 190, 180, 173, 169, 165, 163, 161),
     "body_depth": (88, 95, 103, 107, 110, 112, 112, 109),
     "spine_y": (46, 51, 58, 62, 64, 66, 64, 59),
-    "mediastinum": (29, 29, 27, 26, 25, 24, 20, 17),  # half its width, heart not counted
+    "mediastinum": (29, 29, 27, 26, 25, 24, 20, 17),  # half its width, without the heart
 }
 
 # Centre lines of the great vessels and airways: x, y (mm), level (share of HEIGHT), radius (mm).
 PATHS = {
     "aorta": (
-        *((8, -4, 0.61, 15), (-6, -16, 0.55, 16), (-15, -20, 0.47, 16), (-14, -18, 0.36, 15), (-9, -12, 0.295, 14)),
-        *((4, 2, 0.265, 13), (16, 20, 0.275, 12.5), (24, 36, 0.33, 12), (25, 43, 0.45, 12), (23, 45, 0.65, 11.5)),
-        *((17, 45, 0.85, 11), (10, 42, 1.05, 10.5)),
+        (8, -4, 0.61, 15),
+        (-6, -16, 0.55, 16),
+        (-15, -20, 0.47, 16),
+        (-14, -18, 0.36, 15),
+        (-9, -12, 0.295, 14),
+        (4, 2, 0.265, 13),
+        (16, 20, 0.275, 12.5),
+        (24, 36, 0.33, 12),
+        (25, 43, 0.45, 12),
+        (23, 45, 0.65, 11.5),
+        (17, 45, 0.85, 11),
+        (10, 42, 1.05, 10.5),
     ),
     "brachiocephalic artery": ((-8, -8, 0.27, 6.5), (-16, -6, 0.16, 6), (-22, 2, 0.02, 5), (-24, 4, -0.1, 5)),
     "left carotid": ((4, 2, 0.26, 4.5), (10, 4, 0.12, 4), (16, 6, -0.1, 4)),
@@ -98,14 +98,14 @@ VEINS = tuple(name for name in PATHS if name.endswith("ior vein"))
 
 @dataclass(frozen=True)
 class Findings:
-    """What a radiologist would report of one exam; the labels follow from it and so does the picture."""
+    """What a radiologist would report about one exam; the labels and the images follow from it."""
 
     left: bool = False
     right: bool = False
     central: bool = False
     chronic: bool = False
     acute: bool = False
-    rv_lv_ratio: float = 0.8  # short-axis diameter of the right ventricle over the left one's
+    rv_lv_ratio: float = 0.8  # short-axis diameter of the right ventricle divided by that of the left
     indeterminate: bool = False
     motion: bool = False
     poor_contrast: bool = False
@@ -150,7 +150,7 @@ class Tubes:
 
     @staticmethod
     def along(points: np.ndarray) -> "Tubes":
-        """Chain the (n, 4) points x, y, z, radius."""
+        """Make a chain of the (n, 4) points x, y, z, radius."""
         points = np.asarray(points, np.float32)
         return Tubes(points[:-1, :3], points[1:, :3], points[:-1, 3], points[1:, 3])
 
@@ -158,11 +158,11 @@ class Tubes:
     def joined(parts: list["Tubes"]) -> "Tubes":
         """Put several chains into one."""
         names = ("start", "end", "start_radius", "end_radius")
-        # float32, as the slices are: one float64 number would make every array it meets twice as large.
+        # float32, as the slices are: a single float64 number would double the size of every array it is combined with.
         return Tubes(*(np.concatenate([getattr(part, name) for part in parts], dtype=np.float32) for name in names))
 
     def near(self, z: float) -> list[tuple]:
-        """List the segments that a slice at z cuts."""
+        """Return the segments that a slice at z cuts."""
         low = np.minimum(self.start[:, 2] - self.start_radius, self.end[:, 2] - self.end_radius)
         high = np.maximum(self.start[:, 2] + self.start_radius, self.end[:, 2] + self.end_radius)
         hits = np.flatnonzero((low < z) & (z < high))
@@ -192,7 +192,7 @@ class Chamber:
     angle: float  # radians from +x towards +y
 
     def at(self, z: float) -> float:
-        """Give the scale of the cut at z, 0 where the slice misses it."""
+        """Return the scale of the cross-section at z, 0 where the slice misses the chamber."""
         return float(np.sqrt(max(0.0, 1 - ((z - self.z) / self.height) ** 2)))
 
 
@@ -204,7 +204,7 @@ class Patient:
     field_of_view: float  # mm
     turn: float  # radians
     shift: tuple[float, float]  # mm
-    outline: dict[str, float]  # factors on OUTLINES
+    outline: dict[str, float]  # factors by which OUTLINES are scaled
     waves: np.ndarray  # (6, 5): amplitude (mm), kx, ky, kz (1/mm), phase: three bend x, three bend y
     breasts: float  # 0 for none
     fat: float  # mm added under the skin
@@ -221,12 +221,12 @@ class Patient:
     rib_phase: float = 0.0
 
     def measure(self, name: str, z: float) -> float:
-        """Read one of OUTLINES at z, in this patient's size."""
+        """Return one of OUTLINES at z, scaled to this patient."""
         return float(np.interp(z / HEIGHT, LEVELS, OUTLINES[name])) * self.outline.get(name, 1.0)
 
 
 def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
-    """Draw a Catmull-Rom curve through (n, 4) points, `steps` to a span."""
+    """Return a Catmull-Rom curve through (n, 4) points, with `steps` points per span."""
     padded = np.concatenate([2 * points[:1] - points[1:2], points, 2 * points[-1:] - points[-2:-1]])
     t = np.linspace(0, 1, steps, endpoint=False)[:, None]
     spans = []
@@ -236,7 +236,7 @@ def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
 
 
 def lung_tree(rng: np.random.Generator, stems: list[np.ndarray], side: int, inside) -> Tubes:
-    """Branch from the stems to points all over one lung; a vessel is as wide as what it feeds asks for."""
+    """Grow branches from the stems to points all over one lung; a vessel's width follows from how many it feeds."""
     targets = rng.uniform((0, -95, 0.03 * HEIGHT), (140, 100, 0.9 * HEIGHT), (1000, 3)) * (side, 1, 1)
     targets = targets[inside(targets)]
     stem = np.concatenate([stem[len(stem) // 3 :, :3] for stem in stems])
@@ -246,7 +246,7 @@ def lung_tree(rng: np.random.Generator, stems: list[np.ndarray], side: int, insi
     nodes[:count] = stem
     parents = [-1] * count
     for target in targets:
-        # A way along existing vessels costs less than a new one, so branches share trunks instead of fanning out.
+        # A path along existing vessels costs less than a new one, so branches share trunks instead of fanning out.
         parent = int((np.linalg.norm(nodes[:count] - target, axis=1) + 0.45 * cost[:count]).argmin())
         start, span = nodes[parent], target - nodes[parent]
         wiggle = rng.normal(0, 0.03 * np.linalg.norm(span), (3, 3))
@@ -267,7 +267,7 @@ def lung_tree(rng: np.random.Generator, stems: list[np.ndarray], side: int, insi
 
 
 def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> list[Embolus]:
-    """Put clots where the findings say: each named side, and the trunk and main arteries if central."""
+    """Place clots as the findings say: on each affected side, and in the trunk and main arteries if central."""
     sites = []  # artery, first and last share of its length
     for side, affected in (("right", findings.right), ("left", findings.left)):
         if not affected:
@@ -289,9 +289,9 @@ def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> l
 
 
 def fresh_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
-    """Fill the middle of an artery, a rim of contrast around it; some clots fill and widen it."""
+    """Fill the middle of an artery, with a rim of contrast around the clot; some clots fill and widen the artery."""
     clot = path.copy()
-    if path[0, 3] > 10.5:  # in the widest arteries a clot is a cast of a leg vein, narrower than they are
+    if path[0, 3] > 10.5:  # a clot has the width of the leg vein it formed in, less than that of these arteries
         clot[:, 3] *= rng.uniform(0.62, 0.8)
     else:
         clot[:, 3] *= rng.uniform(0.74, 0.88) if rng.random() < 0.6 else rng.uniform(1.0, 1.12)
@@ -299,7 +299,7 @@ def fresh_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
 
 
 def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
-    """Line an artery's wall, leaving an eccentric channel; half of such clots hold calcium."""
+    """Line the wall of an artery, leaving an eccentric channel; half of these clots contain calcium."""
     angle = rng.uniform(0, 2 * np.pi)
     away = np.array([np.cos(angle), np.sin(angle), 0])
     clot, lumen, calcium = path.copy(), path.copy(), path[len(path) // 3 : 2 * len(path) // 3 + 2].copy()
@@ -313,7 +313,7 @@ def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
 
 
 def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str, Chamber]:
-    """Set the four chambers beside each other so that the ventricles' short axes have the given ratio."""
+    """Place the four chambers so that the short axes of the ventricles have the given ratio."""
     turn = np.radians(rng.uniform(-42, -30))
     left = rng.uniform(18.5, 20.5) * scale
     if ratio >= 1:  # a strained right heart squeezes the left one

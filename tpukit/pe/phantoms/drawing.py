@@ -26,24 +26,23 @@ def phantom(
     workers: int | None = None,
     progress: str | None = None,
 ) -> Path:
-    """Draw chest-CT-like studies as JPEGs, with labels, for practice without the competition's data.
+    """Draw synthetic chest-CT studies as JPEGs, with labels, for practice without the competition's data.
 
-    No patient is in them: the anatomy is a few hundred curves and ellipses, the emboli are filling defects in the
-    contrast, and the labels are what was drawn. A model trained on phantoms has learned nothing about medicine.
+    They contain no patient: the anatomy is a few hundred curves and ellipses, the emboli are filling defects in the
+    contrast, and the labels say what was drawn. A model trained on phantoms has learned nothing about medicine.
 
-    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`: the folder stands
-    for the competition's data, its train-jpegs for that of the JPEG set. Called again with the same arguments it
-    returns at once; with others, or after an interruption, it makes the phantoms anew. The same arguments give the
-    same bytes.
+    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`, as in the
+    competition's data and in the JPEG set. Called again with the same arguments it returns at once; with others, or
+    after an interruption, it makes the phantoms anew. The same arguments give the same bytes.
 
     Args:
         folder: an empty or new folder, or one that an earlier call made.
         studies: exams; at least 2.
-        slices: images a study, evenly spaced from the lung apices to below the diaphragm; at least 2.
-        seed: decides everything that is drawn.
+        slices: images per study, evenly spaced from the lung apices to below the diaphragm; at least 2.
+        seed: determines everything that is drawn.
         size: height and width in pixels; at least 32.
         positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
-        workers: processes that draw; None for one a CPU.
+        workers: processes that draw; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
@@ -88,7 +87,7 @@ def plan(recipe: dict) -> list:
     unclear = min(round(studies / 16), studies - with_embolus)
     kinds = ["positive"] * with_embolus + ["indeterminate"] * unclear
     kinds += ["negative"] * (studies - len(kinds))
-    # Location and age in about the competition's proportions; central ones more often, as they are seen best.
+    # Location and age in about the competition's proportions, with more central emboli, which are the easiest to see.
     places = {(1, 0, 0): 0.18, (0, 1, 0): 0.22, (1, 1, 0): 0.28, (1, 1, 1): 0.22, (0, 1, 1): 0.06, (1, 0, 1): 0.04}
     exams = []
     for kind in rng.permutation(kinds):
@@ -97,7 +96,7 @@ def plan(recipe: dict) -> list:
                 bool(flag) for flag in list(places)[rng.choice(len(places), p=list(places.values()))]
             )
             age = rng.random()
-            # More clot strains the right heart more: a wide right ventricle is likelier with a central embolus.
+            # The larger the clot, the more it strains the right heart: a wide right ventricle is likelier if central.
             wide = rng.random() < (0.7 if central else 0.4 if left and right else 0.25)
             ratio = rng.uniform(1.12, 1.5) if wide else rng.uniform(0.68, 0.88)
             found = Findings(
@@ -142,14 +141,14 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     into.mkdir(parents=True)
     rows = []
     for position in range(recipe["slices"]):
-        # DICOM's z axis points to the head, so the series starts at the diaphragm.
+        # DICOM's z axis points to the head, so a series starts at the diaphragm.
         z = HEIGHT * (0.97 - 0.94 * position / (recipe["slices"] - 1))
         hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
         image = _uid(recipe["seed"], number, position)
         Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
         row = {"pe_present_on_image": int(shows_embolus), **findings.labels}
         rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
-    # Not in order of position, as in the competition's table: code that relies on it would be wrong there too.
+    # Not in the order of positions, as in the competition's table: code that relies on that order would fail there.
     text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
     (work / f"{number}.csv").write_text(text)
 

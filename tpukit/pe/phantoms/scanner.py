@@ -1,4 +1,4 @@
-"""A scanner for the phantom: one axial slice of a patient, in Hounsfield units.
+"""The scanner of a phantom: one axial slice of a patient, in Hounsfield units.
 
 Loads numpy and scipy, so only the functions that draw a phantom import it.
 """
@@ -9,11 +9,11 @@ from scipy.ndimage import gaussian_filter, gaussian_filter1d
 from tpukit.pe.phantoms.anatomy import HEIGHT, Patient, Tubes
 
 FAT, SKIN, MARROW, CORTEX, MYOCARDIUM, FLUID = -100, 20, 210, 620, 105, 8
-SMALLEST_CLOT = 60.0  # mm2 that must change before a slice counts as cutting an embolus; less is not drawn at all
+SMALLEST_CLOT = 60.0  # mm2 that must change for a slice to count as showing an embolus; less is not drawn at all
 
 
 class Canvas:
-    """A slice being painted; later paint covers earlier paint, with edges one pixel soft."""
+    """A slice while it is painted: later paint covers earlier paint, with edges that are soft over one pixel."""
 
     def __init__(self, patient: Patient, z: float, size: int):
         self.patient, self.z, self.size = patient, z, size
@@ -22,14 +22,14 @@ class Canvas:
         c, s = self.turn = np.cos(patient.turn, dtype=np.float32), np.sin(patient.turn, dtype=np.float32)
         x = c * axis[None, :] + s * axis[:, None] - np.float32(patient.shift[0])
         y = c * axis[:, None] - s * axis[None, :] - np.float32(patient.shift[1])
-        # Long shallow waves bend the grid, so that nobody is made of perfect ellipses.
+        # Long, shallow waves bend the grid, so that no organ is a perfect ellipse.
         bends = [a * np.sin(kx * x + ky * y + (kz * np.float32(z) + phase)) for a, kx, ky, kz, phase in patient.waves]
         self.x, self.y = x + sum(bends[:3]), y + sum(bends[3:])
         self.reach = float(patient.waves[:, 0].reshape(2, 3).sum(1).max()) + 2 * self.pixel
         self.hu = np.full((size, size), -1000, np.float32)
 
     def window(self, x: float, y: float, radius: float) -> tuple[slice, slice]:
-        """Find the rows and columns that can hold a shape of this radius."""
+        """Return the rows and columns that can contain a shape of this radius."""
         c, s = self.turn
         x, y, half = x + self.patient.shift[0], y + self.patient.shift[1], radius + self.reach
         column, row = (c * x - s * y) / self.pixel + self.size / 2, (s * x + c * y) / self.pixel + self.size / 2
@@ -37,18 +37,18 @@ class Canvas:
         return tuple(slice(max(0, int(v - half)), max(0, int(v + half) + 2)) for v in (row, column))
 
     def cover(self, distance):
-        """Turn signed distances in mm (negative inside) into coverage, 0 to 1."""
+        """Convert signed distances in mm (negative inside) into coverage, 0 to 1."""
         return np.clip(0.5 - distance / self.pixel, 0, 1)
 
     def paint(self, distance, value, window=(slice(None), slice(None)), limit=None, strength: float = 1.0):
-        """Lay a value, or an array of values, over where the distance is negative."""
+        """Paint a value, or an array of values, where the distance is negative."""
         cover = self.cover(distance) * strength
         if limit is not None:
             cover = cover * limit[window]
         self.hu[window] += cover * (value - self.hu[window])
 
     def ellipse(self, x, y, a, b, angle: float = 0.0, power: float = 2.0):
-        """Give the window and the signed distances of an ellipse, or of a squarer shape for a higher power."""
+        """Return the window and the signed distances of an ellipse; a higher power gives a squarer shape."""
         window = self.window(x, y, max(a, b))
         return window, ellipse(self.x[window], self.y[window], x, y, a, b, angle, power)
 
@@ -64,7 +64,7 @@ class Canvas:
         self.paint(distance + shell, marrow, window)
 
     def tubes(self, tubes: Tubes, value: float, grow: float = 0.0, limit=None, soft: float = 0.0, strength=1.0):
-        """Paint the cuts of vessels, `grow` mm wider than they are, with edges 1 + `soft` pixels soft."""
+        """Paint the cross-sections of vessels, widened by `grow` mm, soft over 1 + `soft` pixels at the edges."""
         for start, end, r0, r1 in tubes.near(self.z):
             low, high = np.minimum(start, end), np.maximum(start, end)
             half = np.hypot(*(high - low)[:2]) / 2 + max(r0, r1) + grow
@@ -79,7 +79,7 @@ class Canvas:
 
 
 def ellipse(x, y, cx, cy, a, b, angle: float = 0.0, power: float = 2.0):
-    """Measure the signed distance to an ellipse, to first order (exact on its edge)."""
+    """Return the signed distance to an ellipse, to first order (exact on its edge)."""
     u, v = x - np.float32(cx), y - np.float32(cy)
     if angle:
         c, s = np.float32(np.cos(angle)), np.float32(np.sin(angle))
@@ -101,7 +101,7 @@ def melt(first, second, radius: float):
 
 
 def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
-    """Draw the slice at z: ((size, size) float32 Hounsfield units, whether it cuts an embolus)."""
+    """Draw the slice at z; return (size, size) float32 Hounsfield units, and whether it shows an embolus."""
     canvas = Canvas(patient, z, size)
     cavity = draw_wall(canvas)
     heart = heart_distance(canvas)
@@ -159,7 +159,7 @@ def draw_wall(canvas: Canvas):
 
 
 def draw_lungs(canvas: Canvas, cavity, heart):
-    """Paint what the rib cage holds but for heart and vessels, and return the distance to the lungs."""
+    """Paint the inside of the rib cage except heart and vessels, and return the distance to the lungs."""
     p, z, x, y = canvas.patient, canvas.z, canvas.x, canvas.y
     level, spine = z / HEIGHT, p.measure("spine_y", z)
     width = p.measure("mediastinum", z)
@@ -226,7 +226,7 @@ def draw_belly(canvas: Canvas, cavity, organs: dict):
 
 
 def heart_distance(canvas: Canvas):
-    """Measure the distance to the heart, or give None where the slice misses it."""
+    """Return the distance to the heart, or None where the slice misses it."""
     heart = None
     for name, chamber in canvas.patient.chambers.items():
         scale = chamber.at(canvas.z)
@@ -286,12 +286,12 @@ def draw_vessels(canvas: Canvas, inside):
         canvas.tubes(tubes[name], blood["left"])
     canvas.tubes(tubes["arteries"], 50, grow=1.0)
     canvas.tubes(tubes["arteries"], blood["artery"])
-    if p.flow is not None:  # blood that met no contrast yet: darker, but blurred and never as dark as a clot
+    if p.flow is not None:  # blood without contrast so far: darker, but blurred, and never as dark as a clot
         canvas.tubes(p.flow, 0.62 * blood["artery"], soft=3.0, strength=0.8)
 
 
 def draw_emboli(canvas: Canvas) -> bool:
-    """Paint clots and tell whether enough of any can be seen on this slice."""
+    """Paint clots, and return whether enough of them is visible on this slice."""
     before = canvas.hu.copy()
     artery = canvas.patient.contrast["artery"]
     for embolus in canvas.patient.emboli:
@@ -311,7 +311,7 @@ def draw_bones(canvas: Canvas, cavity):
     p, z, x, y = canvas.patient, canvas.z, canvas.x, canvas.y
     level, spine = z / HEIGHT, p.measure("spine_y", z)
     a, b, cy = p.measure("cavity_width", z), p.measure("cavity_depth", z), p.measure("cavity_y", z)
-    # One formula for all ribs: each drops 75 mm from back to front, and they lie 25 mm apart.
+    # One formula for all ribs: each descends 75 mm from back to front, and they are 25 mm apart.
     from_back = np.arctan2(np.abs(x), (y - cy)) / np.pi
     turns = (z - 75 * from_back) / 25 + p.rib_phase
     gap = (turns - np.round(turns)) * 25
@@ -341,7 +341,7 @@ def draw_bones(canvas: Canvas, cavity):
 
 
 def draw_spine(canvas: Canvas, spine: float):
-    """Paint the vertebra, or the disc between two, with its arch, processes and canal."""
+    """Paint a vertebra, or the disc between two, with its arch, processes and canal."""
     phase = (canvas.z / 23 + canvas.patient.rib_phase) % 1
     disc = phase < 0.2
     if phase < 0.55:
@@ -361,10 +361,10 @@ def draw_spine(canvas: Canvas, spine: float):
 
 
 def expose(canvas: Canvas, rng: np.random.Generator):
-    """Add what the machine adds: streaks, blur, motion and grainy noise."""
+    """Add what a real scanner adds: streaks, blur, motion and grainy noise."""
     p, size, pixel, hu = canvas.patient, canvas.size, canvas.pixel, canvas.hu
     level = canvas.z / HEIGHT
-    if 0.1 < level < 0.5:  # dense contrast in the vena cava throws streaks
+    if 0.1 < level < 0.5:  # dense contrast in the vena cava causes streaks
         x, y = canvas.x + 28, canvas.y + 12
         fan = np.sin(np.arctan2(y, x) * 14 + rng.uniform(0, 6)) + np.sin(np.arctan2(y, x) * 22 + rng.uniform(0, 6))
         hu += fan * (p.contrast["cava"] / 45) * np.exp(-np.hypot(x, y) / 30)
@@ -379,5 +379,5 @@ def expose(canvas: Canvas, rng: np.random.Generator):
     if shoulder:
         lines = gaussian_filter1d(rng.standard_normal((size, size), np.float32), 14, axis=1)
         grain += 1.5 * shoulder * lines / lines.std()
-    middle = 0.7 + 0.6 * np.exp(-(canvas.x**2 + canvas.y**2) / 110**2)  # most rays are lost through the middle
+    middle = 0.7 + 0.6 * np.exp(-(canvas.x**2 + canvas.y**2) / 110**2)  # most rays are absorbed in the middle
     return hu + p.noise * middle * grain
