@@ -1,20 +1,20 @@
 """What does a step of `fit` cost? Against loops by hand, Lightning's Trainer, accelerate, and the tutorial's loop.
 
-Everyone trains the same model from the same weights, with Adam, on the same images in memory, through a loader of its
-own. The loss function that everyone is given notes when it was called: a step lasts from one call to the next, with all
-that comes between, also the look at the losses that falls into every turn. The contestants take turns in one process,
-or in the same two, and another begins in every round, because neighbours on a machine come and go: what counts are
+All contestants train the same model from the same weights, with Adam, on the same images in memory, each through its
+own loader. All use one loss function, which records when it is called: a step lasts from one call to the next, with
+everything in between, also the one time in each turn when the losses are read. The contestants take turns in one
+process, or in the same two, in another order in every round, because the load on a machine changes: what counts are
 ratios within a round, and their median. The first round compiles and is left out.
 
 - By hand: the short loop of somebody who knows torch_xla, with `MpDeviceLoader` and the losses kept on the device. On
-  plain CPU that of somebody who knows torch, over two processes with `DistributedDataParallel`.
-- Lightning's `Trainer`, with all that is not training turned off. It refuses XLA where no TPU is, so it and `fit` are
-  compared on plain CPU.
+  plain CPU the loop of somebody who knows torch, over two processes with `DistributedDataParallel`.
+- Lightning's `Trainer`, with everything turned off that is not training. It refuses XLA where there is no TPU, so it
+  and `fit` are compared on plain CPU.
 - accelerate, in the loop of its documentation, on XLA:CPU and on plain CPU.
 - The tutorial's loop in today's calls: `xm.optimizer_step(barrier=True)`, and `.item()` on the loss in every step.
 
-A process computes with one thread on plain CPU, whoever's step it is; over two, everyone uses the same gloo group. In a
-process of its own are counted the graphs that `fit` and `evaluate` compile, and the copies to the host between looks.
+On plain CPU a process computes with one thread, for every contestant; two processes share one gloo group. The graphs
+that `fit` and `evaluate` compile, and the copies to the host between two log points, are counted in a separate process.
 """
 
 import argparse
@@ -48,8 +48,8 @@ NAMES = {
 def main() -> None:
     """Measure every case, print the table, and last one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, help="of every case, a second or two each; 40, and 20 of a ResNet")
-    parser.add_argument("--only", default="", help="cases whose name holds this; the worst of few is no result")
+    parser.add_argument("--rounds", type=int, help="per case, a second or two each; 40, and 20 for a ResNet")
+    parser.add_argument("--only", default="", help="cases whose name holds this; the worst of a few cases is no result")
     options = parser.parse_args()
     describe()
     cases = [
@@ -62,7 +62,7 @@ def main() -> None:
         Case("ResNet-18, 2 x CPU", resnet18, 64, 8, 4, 20, cores=2),
     ]
     measured = {case.name: run(case, options.rounds or case.rounds) for case in cases if options.only in case.name}
-    print("over two XLA:CPU processes only fit runs: to torch_xla each of them is alone, and no gradient is averaged")
+    print("over two XLA:CPU processes only fit runs: torch_xla takes each for the only one and averages no gradients")
     report(measured, quietly(count, cores=1, backend="xla")[0])
 
 
@@ -71,9 +71,9 @@ def main() -> None:
 
 @dataclass(frozen=True)
 class Case:
-    """What everyone trains and where: images of (3, size, size), `batch` a core and step, so many steps in a turn.
+    """What is trained and where: images of (3, size, size), `batch` per core and step, `steps` steps in a turn.
 
-    Turns are short and many: what else the machine does changes within seconds, and hits all who are measured by then.
+    Turns are short and many: the load on the machine changes within seconds, and so all contestants meet it alike.
     """
 
     name: str
@@ -87,14 +87,14 @@ class Case:
 
     @property
     def log_every(self) -> int:
-        """Steps between two looks at the losses: the first of them falls among the steps that are timed."""
+        """Steps between two log points; the first log point is among the steps that are timed."""
         return self.steps // 2
 
 
 class Samples:
     """Images in memory, (size, size, 3) uint8 as they are decoded, and (LABELS,) float32: bright or not, ten times.
 
-    Gives whole batches, to the kit as a `Cache` does and to torch's loader: what is compared is not who collates.
+    Gives whole batches, to the kit as a `Cache` does and to torch's loader: collating is not what is compared.
     """
 
     def __init__(self, size: int, length: int, count: int = 512):
@@ -105,7 +105,7 @@ class Samples:
         self.images = random.integers(0, 256, (count, *self.shape), numpy.uint8)
         brightness = self.images.mean((1, 2, 3))
         bright = (brightness > numpy.median(brightness)).astype("float32")
-        # More samples than images: no loader comes to its end, and begins anew, in a turn.
+        # More samples than images: in no turn does a loader come to its end and start again.
         self.labels = bright[numpy.arange(length) % count, None].repeat(LABELS, axis=1)
 
     def __len__(self) -> int:
@@ -131,13 +131,13 @@ def pixels(images):
 
 
 class Clock:
-    """The loss of everyone's steps, which notes when it was asked for."""
+    """The loss of every contestant's steps, which records when it is called."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def __call__(self, outputs, targets):
-        """Return the binary cross-entropy, and keep it for a look at the end."""
+        """Return the binary cross-entropy, and keep it to be shown at the end."""
         import torch
 
         self.times.append(time.perf_counter())
@@ -175,7 +175,7 @@ def resnet18():
 
 
 def fresh(case: Case):
-    """Return the model that everyone begins with."""
+    """Return the model that every contestant begins with."""
     import torch
 
     torch.manual_seed(0)
@@ -183,14 +183,14 @@ def fresh(case: Case):
 
 
 def adam(model):
-    """Return the optimiser that everyone uses: the tutorial's."""
+    """Return the optimiser that all contestants use: the tutorial's."""
     import torch
 
     return torch.optim.Adam(model.parameters(), lr=RATE)
 
 
 def loader(case: Case, samples: Samples, sampler=None):
-    """Return torch's loader as everyone but the kit uses it."""
+    """Return torch's loader, which all contestants but the kit use."""
     from torch.utils.data import DataLoader
 
     return DataLoader(
@@ -203,7 +203,7 @@ def loader(case: Case, samples: Samples, sampler=None):
     )
 
 
-# ---- who takes part: each returns what takes one turn, which is `case.steps` steps ---------------------------------
+# ---- the contestants: each returns a function that takes one turn, which is `case.steps` steps ----------------------
 
 
 def with_fit(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
@@ -218,12 +218,12 @@ def with_fit(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], ob
 
 
 def by_hand(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
-    """Train in the loop that somebody writes who knows the device."""
+    """Train in the loop of somebody who knows the device."""
     return in_turns(case, (on_xla if case.backend == "xla" else on_cpu)(core, case, samples, loss))
 
 
 def on_xla(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
-    """Train with torch_xla; its loader cuts the graph where the next batch is asked for."""
+    """Train with torch_xla; its loader ends the graph when the next batch is asked for."""
     import torch
     import torch_xla.distributed.parallel_loader as pl
 
@@ -264,7 +264,7 @@ def on_cpu(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
 
 
 def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
-    """Call `Trainer.fit` for every turn, as its documentation says, with all off that is not training."""
+    """Call `Trainer.fit` for every turn, as its documentation says, with everything off that is not training."""
     import lightning
 
     class Module(lightning.LightningModule):
@@ -292,14 +292,14 @@ def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[
         )
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    trainer()  # refuses here, if it refuses
+    trainer()  # if it refuses the device, then here
     module, batches = Module(), loader(case, samples)
     return lambda: trainer().fit(module, batches)
 
 
 def with_accelerate(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
     """Train in the loop of accelerate's documentation."""
-    # It takes XLA wherever torch_xla is installed, unless told otherwise before it is imported.
+    # It uses XLA wherever torch_xla is installed, unless this variable is set before it is imported.
     os.environ["USE_TORCH_XLA"] = str(int(case.backend == "xla"))
     from accelerate import Accelerator
 
@@ -350,7 +350,7 @@ def tutorial(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
 
 
 def in_turns(case: Case, steps: Iterator[None]) -> Callable[[], object]:
-    """Return what takes as many steps of an endless loop as a turn has."""
+    """Return a function that takes as many steps of an endless loop as a turn has."""
     return lambda: deque(itertools.islice(steps, case.steps), maxlen=0)
 
 
@@ -359,7 +359,7 @@ def in_turns(case: Case, steps: Iterator[None]) -> Callable[[], object]:
 
 @dataclass(frozen=True)
 class Measured:
-    """By name: the seconds a step in every round, the loss of the last batch, and why others did not take part."""
+    """By name: the seconds per step in every round, the last batch's loss, and why contestants did not take part."""
 
     rounds: list[dict[str, float]]
     losses: dict[str, float]
@@ -367,7 +367,7 @@ class Measured:
 
 
 def run(case: Case, rounds: int) -> Measured:
-    """Measure a case; a step over two cores takes as long as on the one that takes longer."""
+    """Measure a case; a step over two cores takes as long as on the slower one."""
     began = time.perf_counter()
     cores = quietly(take_turns, case, rounds, cores=case.cores, backend=case.backend)
     for name, why in cores[0].without.items():
@@ -387,9 +387,9 @@ def quietly(fn: Callable, *args: object, **options: object) -> list:
 
 
 def take_turns(core, case: Case, rounds: int) -> Measured:
-    """Measure a step of everyone who takes part, in every round."""
+    """Measure a step of every contestant, in every round."""
     warnings.simplefilter("ignore")  # few processes for data, a TPU not used, memory not pinned
-    os.environ.setdefault("PJRT_DEVICE", "CPU")  # libraries look what torch_xla has, and it would warn
+    os.environ.setdefault("PJRT_DEVICE", "CPU")  # libraries ask torch_xla for its devices, and it would warn
     keep_freed_memory()
     as_torchrun(core)
     samples = Samples(case.size, length=case.batch * case.steps * core.world_size * (rounds + 2))
@@ -412,7 +412,7 @@ def take_turns(core, case: Case, rounds: int) -> Measured:
 
 
 def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
-    """Take a turn and return the seconds a step of it, without the first, which come from standing.
+    """Take a turn and return the seconds per step, without the first steps, which begin with idle queues.
 
     Raises:
         RuntimeError: the turn had another number of steps.
@@ -423,7 +423,7 @@ def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
     if case.backend == "xla":
         import torch_xla
 
-        torch_xla.sync(wait=True)  # the last step is run here, so that it is not in the graph of who comes next
+        torch_xla.sync(wait=True)  # run the last step here, so that it is not in the next contestant's graph
     if len(clock.times) != case.steps:
         raise RuntimeError(f"a turn has {case.steps} steps, this one had {len(clock.times)}")
     skipped = case.steps // 8 + 1
@@ -431,10 +431,10 @@ def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
 
 
 def keep_freed_memory() -> None:
-    """Have this process use freed memory again, in place of giving it back to the system.
+    """Have this process keep freed memory and not return it to the system.
 
-    Otherwise two equal loops differ by up to 8 %: it is luck whose gradients lie at the end of the heap, and are page
-    faults in every step.
+    Otherwise two equal loops differ by up to 8 %: the one whose gradients lie, by chance, at the end of the
+    heap pays for page faults in every step.
     """
     trim_threshold, mmap_threshold = -1, -3  # of glibc's malloc.h
     libc = ctypes.CDLL(None)
@@ -452,45 +452,45 @@ def as_torchrun(core) -> None:
 
 
 def count(core, length: int = 100) -> dict[str, int]:
-    """Return the graphs that `fit` and `evaluate` compile, and the most copies to the host between two looks."""
+    """Return the graphs that `fit` and `evaluate` compile, and the most copies to the host between two log points."""
     from torch_xla.debug import metrics
 
     from tpukit.training.evaluation import evaluate
     from tpukit.training.trainer import fit
 
-    def told(name: str) -> int:
+    def metric(name: str) -> int:
         return (metrics.metric_data(name) or (0,))[0]
 
     copies = []  # made by the time of each step
 
     def loss(outputs, targets):
-        copies.append(told("TransferFromDeviceTime"))
+        copies.append(metric("TransferFromDeviceTime"))
         return Clock()(outputs, targets)
 
     case = Case("counted", convnet, 32, 16, steps=40, rounds=1)
     model, samples = core.model(fresh(case)), Samples(case.size, length=case.batch * case.steps * 2)
     batches = core.batches(samples, batch_size=case.batch, shuffle=True, drop_last=True)
-    before = told("CompileTime")
+    before = metric("CompileTime")
     options = {"epochs": 2, "steps_per_epoch": case.steps, "log_every": case.log_every, "prepare": pixels}
     fit(core, model, adam(model), loss, batches, **options)
-    trained = told("CompileTime")
-    looks = [copies[first : first + case.log_every] for first in range(0, len(copies), case.log_every)]
+    trained = metric("CompileTime")
+    intervals = [copies[first : first + case.log_every] for first in range(0, len(copies), case.log_every)]
     for count in (length, length + 1, 3 * length):
         batches = core.batches(Samples(case.size, length=count), batch_size=case.batch)
         evaluate(core, model, Clock(), batches, prepare=pixels)
     return {
-        "host_copies_per_step": max(of[-1] - of[0] for of in looks),
+        "host_copies_per_step": max(of[-1] - of[0] for of in intervals),
         "train_graphs": trained - before,
-        "eval_graphs": told("CompileTime") - trained,
+        "eval_graphs": metric("CompileTime") - trained,
     }
 
 
-# ---- telling -------------------------------------------------------------------------------------------------------
+# ---- the table -------------------------------------------------------------------------------------------------------
 
 
 def describe() -> None:
-    """Print what is measured on what."""
-    from tpukit.storage.processes import cpus
+    """Print the versions and the machine."""
+    from tpukit.machine.resources import cpus
 
     there = {package.name.replace("-", "_"): package.version for package in importlib.metadata.distributions()}
     packages = ("torch", "torch_xla", "torchvision", "lightning", "accelerate")
@@ -498,9 +498,9 @@ def describe() -> None:
 
 
 def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
-    """Print a line for everyone in every case, and last the JSON: ours over theirs, of the worst case each."""
-    print("\nmedians of the rounds, least and most in brackets; fit's time over another's within a round")
-    print(f"\n{'':22}{'':20}{'ms a step':>24}{'fit over it':>24}{'last loss':>12}")
+    """Print a line per contestant and case, and last the JSON: `fit` over each of the others, in its worst case."""
+    print("\nmedians of the rounds, least and most in brackets; fit's time over another's in the same round")
+    print(f"\n{'':22}{'':20}{'ms per step':>24}{'fit over it':>24}{'last loss':>12}")
     worst: dict[str, float] = {}
     for case, found in measured.items():
         for name, loss in found.losses.items():

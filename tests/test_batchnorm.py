@@ -75,11 +75,11 @@ def test_two_cores_normalise_as_one_with_the_joined_batch(backend):
         plain = nn.BatchNorm2d(3) if isinstance(layer, nn.SyncBatchNorm) else layer
         plain.load_state_dict(layer.state_dict())
         joined = forward_and_backward(plain.double(), batch.double(), factor.double())
-        # A loss is the mean over a core's share and the step averages over the cores: so the input's gradient is
+        # A loss is the mean over the local batch and the step averages over the cores: so the input's gradient is
         # twice as large on each of two cores, and a parameter's is the mean of the two.
         ours = {key: (first[name][key] + second[name][key]) / 2 for key in first[name]}
         ours |= {key: torch.cat([first[name][key], second[name][key]]) for key in ("out", "evaluated")}
-        if plain.running_mean is None:  # evaluated by the statistics of the share, as torch's SyncBatchNorm does
+        if plain.running_mean is None:  # evaluated by the statistics of the local batch, as torch's SyncBatchNorm does
             del joined["evaluated"]
         ours["input"] = torch.cat([first[name]["input"], second[name]["input"]]) / 2
         accuracy = 2e-3 if name == "far from 0" else 1e-5  # a float32 near 1000 is spaced by 6e-5 itself

@@ -13,15 +13,17 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pandas
 import psutil
 import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tpukit
-from tpukit import WorkerFailed, evaluate, fit, launch
-from tpukit.training.trainer import seconds
+from tpukit import History, WorkerFailed, evaluate, fit, launch
+from tpukit.training.resume import parse_duration
 
 REHEARSALS = ["cpu", pytest.param("xla", marks=pytest.mark.xla)]
 
@@ -56,20 +58,22 @@ def quietly(fn, *args, cores=2, **options):
     return launch(fn, *args, cores=cores, progress="off", **options)
 
 
-def train(core, make=net, batch_size=4, lr=0.01, data=None, valid=None, **options):
-    """Fit a small net with all that has a state: momentum, a schedule, dropout, BatchNorm."""
+def train(core, make=net, batch_size=4, lr=0.01, data=None, valid=None, decay=None, **options):
+    """Fit a small net with all that has a state: momentum, a schedule, dropout, BatchNorm, a moving average."""
     model = core.model(make())
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(decay)) if decay else None
     optimizer = torch.optim.Adam(model.parameters(), lr=lr)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     batches = core.batches(data or Dots(), batch_size=batch_size, shuffle=True, drop_last=True)
     valid = core.batches(valid, batch_size=batch_size) if valid else None
-    options = {"epochs": 2, "log_every": 3, "schedule": schedule, **options}
+    options = {"epochs": 2, "log_every": 3, "schedule": schedule, "average": average, **options}
     history = fit(core, model, optimizer, LOSS, batches, valid, **options)
-    return {"state": model.state_dict(), "optimizer": optimizer.state_dict(), "history": history}
+    state = {"model": model.state_dict(), "average": average.state_dict() if average else None}
+    return {"state": state, "optimizer": optimizer.state_dict(), "history": history}
 
 
 def same(first, second):
-    """Say whether two results hold the same bits: weights, buffers, optimiser, and what was logged."""
+    """Return whether two results hold the same bits: weights, buffers, averages, optimiser, and what was logged."""
     parts, others = torch.utils._pytree.tree_leaves, []
     for result in (first, second):
         history = result["history"]
@@ -123,8 +127,8 @@ def test_accumulated_batches_are_one_large_batch():
 
     large, small = (quietly(work, *sizes, cores=1).results[0] for sizes in [(8, 1), (4, 2)])
     assert small["history"].intervals[-1]["step"] == large["history"].intervals[-1]["step"]
-    for name, value in large["state"].items():
-        assert torch.allclose(value, small["state"][name], atol=1e-6)
+    for name, value in large["state"]["model"].items():
+        assert torch.allclose(value, small["state"]["model"][name], atol=1e-6)
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
@@ -169,12 +173,38 @@ def test_augment_and_prepare_see_what_they_are_for():
     assert quietly(work, cores=1).results[0] == ["augment", "prepare", "prepare"]
 
 
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_the_average_is_evaluated_and_kept_in_place_of_the_model(backend, tmp_path):
+    def work(core):
+        found = train(core, valid=Dots(19), epochs=1, folder=tmp_path, decay=0.9)
+        averaged = core.model(net())
+        averaged.load_state_dict(weights(found))
+        found_again = evaluate(core, averaged, LOSS, core.batches(Dots(19), batch_size=4))
+        return found, found_again.loss
+
+    def weights(found):
+        prefix = "module."
+        return {
+            name.removeprefix(prefix): tensor
+            for name, tensor in found["state"]["average"].items()
+            if name.startswith(prefix)
+        }
+
+    (first, loss), (second, _) = quietly(work, backend=backend).results
+    kept = torch.load(tmp_path / "best.pt", weights_only=True)
+    assert same(first, second)
+    assert kept.keys() == weights(first).keys()
+    assert all(torch.equal(kept[name], tensor) for name, tensor in weights(first).items())
+    assert not torch.allclose(kept["0.weight"], first["state"]["model"]["0.weight"], atol=1e-3)
+    assert first["history"].epochs[0]["valid_loss"] == pytest.approx(loss, rel=1e-6)
+
+
 # ---- it does not wait ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("count", [40, 56])
-def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(count):
+@pytest.mark.parametrize(("count", "decay"), [(40, None), (56, 0.9)])
+def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(count, decay):
     def work(core):
         import torch_xla.debug.metrics as met
 
@@ -187,7 +217,7 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
             copies.append(seen())
             return inputs
 
-        train(core, epochs=2, steps_per_epoch=20, log_every=20, prepare=note, data=Dots(96), lr=0.01)
+        train(core, epochs=2, steps_per_epoch=20, log_every=20, prepare=note, data=Dots(96), decay=decay)
         before = seen()
         model = core.model(net())
         for size in (count, count + 3):
@@ -240,7 +270,8 @@ def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, ti
                 steps[:] = struct.pack("q", struct.unpack("q", steps)[0] + 1)
             return inputs, labels
 
-        return train(core, valid=Dots(10), epochs=3, folder=folder, save_every=0, lr=0.02, augment=counted)
+        options = {"decay": 0.9, "save_every": 0, "augment": counted}
+        return train(core, valid=Dots(10), epochs=3, folder=folder, lr=0.02, **options)
 
     def kill(after_steps, seconds):
         before = set(psutil.Process().children())
@@ -321,7 +352,7 @@ def script(folder, pause=0.05, pause_after_step=0.0):
     return textwrap.dedent(f"""
         import sys, time, torch
         sys.path[:0] = [{str(Path(__file__).parent)!r}]
-        from test_training import train
+        from test_trainer import train
         import tpukit
         def work(core):
             def slowly(inputs, labels):
@@ -337,7 +368,7 @@ def script(folder, pause=0.05, pause_after_step=0.0):
     """)
 
 
-# With the pause after each step of core 1, core 0 is told to end in the step after the one that core 1 is told in.
+# With the pause after each step of core 1, SIGTERM reaches core 0 one step later than core 1.
 @pytest.mark.parametrize(
     ("number", "pause_after_step"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 0.1)]
 )
@@ -350,12 +381,12 @@ def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(nu
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
     )
     for line in process.stdout:
-        if line.startswith("epoch 1"):
+        if line.startswith("epoch 1: train_loss"):  # on a busy machine a line of progress says "epoch 1", too
             break
     workers = psutil.Process(process.pid).children()
     process.send_signal(number)
     out, _ = process.communicate(timeout=60)
-    assert "run this again to go on from there" in out
+    assert "run this again to continue from there" in out
     assert process.returncode != 0 if number == signal.SIGINT else process.returncode == -signal.SIGTERM
     assert len(workers) == 2
     assert not any(worker.is_running() for worker in workers)
@@ -409,7 +440,7 @@ def other(core, folder):
         (lambda core: train(core, valid=Dots(8), best="auroc"), "best names a column of an epoch, got 'auroc'"),
         (
             lambda core: evaluate(core, core.model(net()), LOSS, core.batches(Dots(), batch_size=4, shuffle=True)),
-            "evaluate wants every sample once, in order",
+            "evaluate needs every sample once, in order",
         ),
         (
             lambda core: train(core, valid=Dots(8), metrics={"each": lambda o, t: o.mean(0)}),
@@ -437,36 +468,43 @@ def test_a_loss_that_is_no_number_is_refused_and_the_fix_works():
 def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path):
     quietly(lambda core: train(core, folder=tmp_path))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(WorkerFailed, match="is of another architecture than the model"):
+    with pytest.raises(WorkerFailed, match="is of another architecture than the model") as failure:
         quietly(other, tmp_path)
+    text = str(failure.value)
+    assert 'found: Unexpected key(s) in state_dict: "5.weight", "5.bias", "0.weight"' in text
+    assert "size mismatch for 1.bias: copying a param with shape torch.Size([4])" in text
+    assert "make the model as it was when that was saved, or give this run a folder of its own" in text
     with pytest.raises(WorkerFailed, match="resume=False, and .* holds checkpoints of step 24"):
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before
+    quietly(other, tmp_path / "another")  # the fix
 
 
 @pytest.mark.parametrize(
     ("text", "expected"), [("8h30m", 30600), ("90s", 90), ("10m", 600), ("1d", 86400), (2.5, 2.5), (" 1h ", 3600)]
 )
 def test_times_are_read(text, expected):
-    assert seconds(text) == expected
+    assert parse_duration(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "8 hours", "h", "-3", -1, True, "10m5"])
 def test_what_is_no_time_is_refused(text):
     with pytest.raises(ValueError, match="a time is written"):
-        seconds(text)
+        parse_duration(text)
 
 
 # ---- its history -----------------------------------------------------------------------------------------------
 
 
-def test_the_history_prints_draws_and_saves(tmp_path):
+def test_the_history_prints_draws_and_is_a_table(tmp_path):
     history = quietly(lambda core: train(core, valid=Dots(8))["history"]).results[0]
-    text = repr(history)
-    assert "valid_loss" in text
-    assert "samples/s a core" in text
-    history.save_csv(tmp_path / "history.csv")
-    rows = (tmp_path / "history.csv").read_text().splitlines()
-    assert len(rows) == 1 + len(history.intervals) + len(history.epochs)
+    names, first, *_ = repr(history).splitlines()
+    assert names.split() == ["epoch", "step", "train_loss", "valid_loss", "lr", "seconds"] == list(history.epochs[0])
+    assert first.split()[:3] == ["1", "12", f"{history.epochs[0]['train_loss']:.4f}"]
+    for text in (repr(history), history._repr_html_()):
+        assert f"best: epoch {history.best['epoch']}, by valid_loss" in text
+        assert "samples/s per core" in text
+    assert repr(History()) == "History: no steps yet"
+    assert list(pandas.DataFrame(history.epochs)["epoch"]) == [1, 2]
     tpukit.show_history(history).savefig(tmp_path / "history.png")
     assert json.dumps(history.rows)

@@ -21,8 +21,8 @@ from tpukit.storage.tfrecords import read_tfrecords
 from tpukit.training import schedules
 from tpukit.training.batchnorm import sync_batchnorm
 from tpukit.training.evaluation import Evaluation, evaluate
-from tpukit.training.finite import NotFinite
 from tpukit.training.history import History
+from tpukit.training.losses import NotFinite
 from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"

@@ -1,19 +1,20 @@
-"""BatchNorm over the whole batch: the statistics of all cores' shares together."""
+"""BatchNorm over the global batch: statistics of the local batches of all cores together."""
 
 
 def sync_batchnorm(core, module):
-    """Make every BatchNorm of a module use the statistics of all cores' shares, in place; return the module.
+    """Make every BatchNorm of a module use the statistics of the global batch, in place; return the module.
 
-    For shares too small to be normalised alone, say below 16 samples; otherwise leave it: a layer then costs four
-    small collectives a step, two forward and two backward. In training all cores have to call the module together,
-    with shares of one size, as `core.batches` gives them; samples that are repeated to fill the last step count, as
-    they do in plain BatchNorm. Evaluation is plain BatchNorm, and so is everything on one core.
+    Meant for local batches that are too small to be normalised alone, below 16 samples or so. For larger ones it is not
+    worth its price: four small collectives per layer and step, two forward and two backward. In training all cores must
+    call the module together, with local batches of one size, as `core.batches` makes them; samples that are repeated
+    to fill the last step count, as they do in plain BatchNorm. Evaluation is plain BatchNorm, and so is everything on
+    one core.
 
-    The names in the state dict stay, weights load both ways, and a layer is still an instance of what it was.
-    `torch.nn.SyncBatchNorm`, which runs on CUDA only, is taken as well.
+    The names in the state dict stay the same, weights load in both directions, and a layer is still an instance of its
+    old class. `torch.nn.SyncBatchNorm`, which runs on CUDA only, is accepted as well.
 
     Args:
-        core: what the worker was given.
+        core: this core.
         module: before or after `core.model`.
 
     Raises:
@@ -29,13 +30,13 @@ def sync_batchnorm(core, module):
         kind = getattr(type(layer), "unsynced", type(layer))
         lazy = isinstance(layer, nn.modules.lazy.LazyModuleMixin)
         if lazy or kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
-            why = "a lazy layer, which becomes another in its first forward" if lazy else "with a forward of its own"
+            why = "a lazy layer, whose class changes in its first forward" if lazy else "with a forward of its own"
             raise TypeError(
                 "sync_batchnorm replaces the forward of torch's BatchNorm1d, 2d and 3d\n"
                 f"  found: {name or 'the module'} is {kind.__name__}, {why}\n"
                 "  fix:   " + ("call the module on one batch first" if lazy else "a plain BatchNorm there")
             )
-        # Another class and not another layer, so that whoever holds the layer, or asks what it is, sees the same one.
+        # Another class and not another layer: references to the layer stay valid, and so does `isinstance`.
         layer.__class__ = _synced(kind, core, average)
     return module
 
@@ -51,8 +52,9 @@ def _synced(kind: type, core, average) -> type:
         axes = [0, *range(2, x.ndim)]
         shape = [1, -1] + [1] * (x.ndim - 2)
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # autocast hands over bfloat16
-        # The mean first, then the squares of what is left, though that is one collective more than mean(x^2) - mean^2:
-        # with float32 the latter is wrong by 1 % where the mean is 400 standard deviations, and can be negative.
+        # The mean first, then the squares of the differences from it, although that takes one collective more than
+        # mean(x^2) - mean^2: in float32 the latter is wrong by 1 % where the mean is 400 standard deviations, and it
+        # can be negative.
         mean = average(wide.mean(axes))
         centred = wide - mean.view(shape)
         variance = average(centred.square().mean(axes))
@@ -60,6 +62,7 @@ def _synced(kind: type, core, average) -> type:
             with torch.no_grad():
                 self.num_batches_tracked.add_(1)
                 part = 1.0 / self.num_batches_tracked if self.momentum is None else self.momentum
+                # Running statistics keep the unbiased variance, as torch's do; normalising uses the biased one.
                 count = core.world_size * x.numel() / x.shape[1]
                 self.running_mean.add_(part * (mean - self.running_mean))
                 self.running_var.add_(part * (variance * (count / (count - 1)) - self.running_var))
@@ -73,7 +76,7 @@ def _synced(kind: type, core, average) -> type:
 
 
 def _differentiable_mean(core):
-    """Return a function: the mean of a tensor over the cores, that lets gradients of all cores through to all."""
+    """Return a function that takes the mean of a tensor over the cores, in the backward pass too."""
     import torch
 
     class Mean(torch.autograd.Function):
@@ -83,6 +86,7 @@ def _differentiable_mean(core):
 
         @staticmethod
         def backward(ctx, gradient):
-            return Mean.apply(gradient)  # every core has 1 / world_size of every other's: a mean is its own transpose
+            # Each output is 1 / world_size of every core's input, so the gradient is a mean over the cores again.
+            return Mean.apply(gradient)
 
     return Mean.apply

@@ -1,4 +1,4 @@
-"""Checkpoints that survive: one rename makes a file whole, its name holds its checksum, a thread writes it."""
+"""Checkpoints that survive a kill at any moment: written by a thread, renamed when whole, the checksum in the name."""
 
 import contextlib
 import errno
@@ -6,11 +6,12 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.display.tables import human_size
+from tpukit.storage.files import write_whole
 
 _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
 
@@ -21,7 +22,7 @@ class CannotSave(OSError):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint that was read and found whole; `state` is what was saved, its tensors in host memory."""
+    """A checkpoint that was read and whose checksum is right; `state` is what was saved, tensors in host memory."""
 
     path: Path
     step: int
@@ -32,7 +33,7 @@ class Checkpoint:
 @dataclass(frozen=True, order=True)
 class _File:
     step: int
-    written: int  # nanoseconds; of two files of a step the later one counts
+    written: int  # nanoseconds; of two files of one step the later one counts
     best: bool
     crc32: int
     bytes: int
@@ -40,17 +41,17 @@ class _File:
 
 
 class Checkpoints:
-    """The checkpoints in a folder, saved in the background; the last few and the best are kept.
+    """The checkpoints in a folder, saved in the background; the newest few and the best are kept.
 
     A file is `step-00001200-1a2b3c4d.pt`, or `step-00001200-best-1a2b3c4d.pt`: a plain `torch.save` whose CRC-32 is in
-    its name, so that whoever finds it can tell whether it is whole; `torch.load(path, weights_only=True)` reads it on
-    any machine. Whatever else lies in the folder is left alone. One process at a time saves there, core 0; others may
-    read. `close()` before the worker function returns: a save that still goes on then is lost.
+    its name, so that every reader can check whether it is whole; `torch.load(path, weights_only=True)` reads it on any
+    machine. Other files in the folder are left alone. One process at a time saves there, core 0; others may read. Call
+    `close()` before the worker function returns: a save that is not complete by then is lost.
 
     Args:
-        folder: made if it is not there. What writers that were killed have left in it is removed.
-        keep: how many of the last to keep, 1 or more; the best is kept besides. Nothing is removed before a new one is
-            complete, so the disk holds up to `keep` + 2.
+        folder: created if it does not exist. Unfinished files of processes that were killed are removed from it.
+        keep: how many of the newest to keep, 1 or more; the best is kept in addition. Nothing is removed before a new
+            one is complete, so the disk holds up to `keep` + 2.
 
     Raises:
         CannotSave: the folder cannot be made or written to.
@@ -59,7 +60,7 @@ class Checkpoints:
 
     def __init__(self, folder: str | os.PathLike, keep: int = 3):
         if keep < 1:
-            raise ValueError(f"keep is how many of the last checkpoints stay, at least 1, got {keep}")
+            raise ValueError(f"keep is how many of the newest checkpoints stay, at least 1, got {keep}")
         self.folder = Path(folder).expanduser().absolute()
         self.keep = keep
         self._thread: threading.Thread | None = None
@@ -73,14 +74,14 @@ class Checkpoints:
         if reason:
             raise CannotSave(
                 f"no checkpoints can be saved in {self.folder}: {reason}\n"
-                "  fix:   a folder that can be written; to go on from checkpoints in one that cannot, copy it first:\n"
+                "  fix:   a folder that can be written; to resume from checkpoints in this one, copy it first:\n"
                 f"         shutil.copytree({str(folder)!r}, 'checkpoints')"
             )
         _remove_leftovers(self.folder)
 
     @property
     def paths(self) -> list[Path]:
-        """The complete files, the newest last; they were whole when they were written and are not read here."""
+        """The complete files, the newest last; their checksums are not checked here."""
         return [file.path for file in self._files()]
 
     def __repr__(self) -> str:
@@ -95,16 +96,16 @@ class Checkpoints:
     def save(self, state: dict, *, step: int, best: bool = False) -> None:
         """Save a state in the background; waits only for a save that is still under way.
 
-        The state is written while training goes on: hand over tensors that nothing will change, not the live ones.
-        A second save of a step takes the place of the first.
+        The state is written while training continues, so pass tensors that nothing will change: copies, not the model's
+        own. A second save of a step replaces the first.
 
         Args:
             state: dicts, lists and tuples of plain values and tensors in host memory; what state_dicts are made of.
             step: training steps done, 0 or more.
-            best: the best so far: it stays until another is, and `best()` finds it.
+            best: whether this is the best so far: it is kept until a better one is saved, and `best()` finds it.
 
         Raises:
-            CannotSave: the save before this one failed, the disk being full; this one was not begun.
+            CannotSave: the save before this one failed, for example on a full disk; this one was not begun.
             TypeError: the state holds something that `torch.load(weights_only=True)` would refuse; the key is named.
             ValueError: the folder holds a later step, or a tensor is not in host memory.
         """
@@ -113,18 +114,19 @@ class Checkpoints:
             raise ValueError(f"step is the number of training steps done, 0 or more, got {step}")
         self.close()
         later = [file for file in self._files() if file.step > step and file.path not in self._damaged]
-        if later:  # beside it this one would be neither the newest nor kept
+        if later:  # then this one would neither be found by `newest` nor survive the next pruning
             raise ValueError(
-                f"step {step:,} cannot be saved beside a later one of step {later[-1].step:,}\n"
+                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}\n"
                 f"  found: {later[-1].path}\n"
-                "  fix:   go on from that one, or give this run a folder of its own"
+                "  fix:   resume from that one, or give this run a folder of its own"
             )
-        # A thread a save, not a pool: a pool made before a fork has no thread in the child, and would wait for ever.
+        # A new thread for each save, not a pool: a pool made before a fork has no thread in the child, and its first
+        # task there would wait for ever.
         self._thread = threading.Thread(target=self._write, args=(state, step, best), name="tpukit-checkpoint")
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error of a save that has failed, once; does not wait for one that is under way.
+        """Raise the error of a failed save, once; does not wait for a save that is under way.
 
         Raises:
             CannotSave: the disk is full, or the folder is gone; the message names the newest complete checkpoint.
@@ -147,37 +149,32 @@ class Checkpoints:
         import torch
 
         unfinished = self.folder / f".step-{step:08}.{os.getpid()}.unfinished"
-        through = None
+        file = None
+
+        def path() -> Path:
+            return self.folder / f"step-{step:08}{'-best' * best}-{file.crc32:08x}.pt"
+
         try:
-            with _open_locked(unfinished) as file:
-                through = _Through(file)
-                torch.save(state, through)
-                file.flush()
-                os.fsync(file.fileno())
-                if os.name == "nt":  # which renames no open file; elsewhere it stays locked until it has its name
-                    file.close()
-                path = self.folder / f"step-{step:08}{'-best' * best}-{through.crc32:08x}.pt"
-                os.replace(unfinished, path)
-            self._damaged.discard(path)  # a resumed run comes to the same bytes, and so mends it
-            _sync_folder(self.folder)
+            with _locked(unfinished), write_whole(path, part=unfinished, sync_folder=True) as binary:
+                file = _ChecksummedFile(binary)
+                torch.save(state, file)
+            # A resumed run that reaches this step again writes the same bytes, so the file is whole again.
+            self._damaged.discard(path())
             self._prune()
-        except Exception as error:  # of any kind: it is raised where the caller sees it
-            # torch turns an error of the file into one of its own, about positions.
-            self._error = self._explained((through and through.error) or error, step, through.bytes if through else 0)
-        finally:
-            with contextlib.suppress(OSError):
-                unfinished.unlink(missing_ok=True)
+        except Exception as error:  # of any kind: `save`, `check` and `close` raise it where the caller sees it
+            # The disk's own error: torch raises another one in its place, about positions in the file.
+            self._error = self._explained((file and file.error) or error, step, file.bytes if file else 0)
 
     def _explained(self, error: Exception, step: int, written: int) -> Exception:
-        """Make an error of the thread into fact, evidence, fix."""
+        """Turn an error of the thread into a message with fact, evidence and fix."""
         paths = self.paths
         facts = f"the newest complete one is {paths[-1].name if paths else 'none'}"
         if not isinstance(error, OSError):
             error.add_note(f"this was the checkpoint of step {step:,}; {facts}")
             return error
-        fix = "make that folder again, or take another; then save again"
+        fix = "create that folder again, or use another; then save again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"make room there, or keep=1 (now {self.keep}), or a folder on another disk; then save again"
+            fix = f"free some space there, or keep=1 (now {self.keep}), or a folder on another disk; then save again"
         explained = CannotSave(
             f"the checkpoint of step {step:,} could not be written: {(error.strerror or str(error)).lower()}\n"
             f"  found: {written / 1e6:,.1f} MB were written to {self.folder}; {facts}\n"
@@ -192,7 +189,8 @@ class Checkpoints:
         best = [file for file in files if file.best][-1:]
         for file in files:
             if file not in (*last, *best):
-                with contextlib.suppress(OSError):  # Windows, while another process reads it: the next save tries again
+                # Windows does not remove a file that another process reads; the next save tries again.
+                with contextlib.suppress(OSError):
                     file.path.unlink()
 
     # ---- reading -----------------------------------------------------------------------------------------------
@@ -200,10 +198,10 @@ class Checkpoints:
     def newest(self, *, say: Callable[[str], object] = print) -> Checkpoint | None:
         """Load the newest checkpoint that is whole, or return None where there is none.
 
-        Damaged ones are left where they are, and told.
+        Damaged ones are reported, and left where they are.
 
         Args:
-            say: is called with one line for every checkpoint that is skipped.
+            say: called with one line for every checkpoint that is skipped.
         """
         return self._first_whole(lambda file: True, say)
 
@@ -214,7 +212,7 @@ class Checkpoints:
     def _first_whole(self, wanted: Callable[[_File], bool], say: Callable[[str], object]) -> Checkpoint | None:
         import torch
 
-        if self._thread:  # an error of it waits for `save`, `check` or `close`
+        if self._thread:  # its error, if it had one, is raised by `save`, `check` or `close`, not here
             self._thread.join()
         for file in filter(wanted, reversed(self._files())):
             try:
@@ -223,7 +221,8 @@ class Checkpoints:
             except OSError as error:
                 reason = f"it cannot be read, {str(error.strerror).lower()}"
             if reason is None:
-                # Whole, so an error from here is no damage (too little memory, say), and an older one no answer to it.
+                # The file is whole, so an error here has another cause, such as too little memory, and loading an
+                # older checkpoint instead would only hide it.
                 state = torch.load(file.path, map_location="cpu", weights_only=True)
                 return Checkpoint(file.path, file.step, file.best, state)
             self._damaged.add(file.path)
@@ -233,7 +232,7 @@ class Checkpoints:
     def _files(self) -> list[_File]:
         """List the complete files, the newest last."""
         found = []
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():  # it may have been removed
+        for path in self.folder.iterdir() if self.folder.is_dir() else ():  # the folder may have been removed
             if match := _NAME.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):  # another process has just pruned it
                     status = path.stat()
@@ -242,43 +241,13 @@ class Checkpoints:
         return sorted(found)
 
 
-def check_architecture(model_state: Mapping, saved_state: Mapping, *, saved: str = "the checkpoint") -> None:
-    """Refuse a saved `state_dict` whose names or shapes are not the model's.
-
-    Raises:
-        ValueError: it is of another architecture; says how many differ, and the first few.
-    """
-    common = [name for name in model_state if name in saved_state]
-    shapes = {name: (_shape(saved_state[name]), _shape(model_state[name])) for name in common}
-    differences = {
-        "missing in it": [name for name in model_state if name not in saved_state],
-        "unknown to the model": [name for name in saved_state if name not in model_state],
-        "of another shape": [f"{name} {its} for {own}" for name, (its, own) in shapes.items() if its != own],
-    }
-    lines = [f"  found: {len(names)} {how}: {_first(names)}\n" for how, names in differences.items() if names]
-    if lines:
-        raise ValueError(
-            f"{saved} is of another architecture than the model, which has {len(model_state)} tensors\n"
-            + "".join(lines)
-            + "  fix:   make the model as it was when that was saved, or give this run a folder of its own"
-        )
-
-
-def _shape(value: object) -> tuple:
-    return tuple(getattr(value, "shape", ()))
-
-
-def _first(names: list[str], count: int = 3) -> str:
-    return ", ".join(names[:count]) + ", ..." * (len(names) > count)
-
-
 def _check_state(value: object, where: str) -> None:
-    """Raise for what `torch.load(weights_only=True)` would not load, before an hour's work depends on it."""
+    """Raise for what `torch.load(weights_only=True)` would refuse: when it is saved, not when it is needed."""
     import collections
 
     import torch
 
-    # By exact type: numpy.float64 is a float, a namedtuple a tuple, and neither loads.
+    # By exact type: numpy.float64 is a subclass of float and a namedtuple one of tuple, and neither loads.
     kind = type(value)
     if kind in (dict, collections.OrderedDict, collections.Counter):
         for key, part in value.items():
@@ -290,7 +259,7 @@ def _check_state(value: object, where: str) -> None:
     elif kind in (torch.Tensor, torch.nn.Parameter) and not value.__dict__:
         if value.device.type != "cpu":
             raise ValueError(
-                f"{where} is on {value.device}, and a checkpoint is written while the device goes on\n"
+                f"{where} is on {value.device}, but a checkpoint is written while the device works on\n"
                 "  fix:   save copies in host memory: tensor.cpu()"
             )
     elif kind not in (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device):
@@ -301,12 +270,19 @@ def _check_state(value: object, where: str) -> None:
         )
 
 
-class _Through:
-    """A file for `torch.save` that knows the CRC-32 of what went through it, which is all of it and in order."""
+class _ChecksummedFile:
+    """A file for `torch.save` that keeps the CRC-32 of what is written to it, which is all of it and in order.
+
+    Attributes:
+        crc32: of everything so far.
+        bytes: written so far.
+        error: the first error of the disk; torch raises another one in its place.
+    """
 
     def __init__(self, file):
         self._file = file
-        self.crc32, self.bytes, self.error = 0, 0, None
+        self.crc32, self.bytes = 0, 0
+        self.error: OSError | None = None
 
     def write(self, data) -> int:
         try:
@@ -330,56 +306,46 @@ def _crc32(path: Path) -> int:
     return checksum
 
 
-def _sync_folder(folder: Path) -> None:
-    """Bring a rename to the disk, too; where a folder cannot be synced, the system does it in its own time."""
-    with contextlib.suppress(OSError):  # Windows opens no folder, some network drives sync none
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+# ---- unfinished files: locked by the process that writes them, removed when it is dead ---------------------------
+# A lock, and not the number of the process in the name of the file: another process may have that number by now.
 
 
-def _lock(file, *, wait: bool) -> None:
-    """Lock an open file until it is closed, by its process's death at the latest.
-
-    Better than the number of the process in the file's name, which another process may have by now.
-
-    Raises:
-        OSError: another has it locked, or the drive knows no locks.
-    """
-    with contextlib.suppress(ImportError):  # Windows: no locks, and no file is deleted while it is open
+@contextlib.contextmanager
+def _locked(unfinished: Path) -> Iterator[None]:
+    """Create a file and keep it locked, so that `_remove_leftovers` in other processes leaves it alone."""
+    try:
         import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-
-
-def _open_locked(path: Path):
-    """Open a file to write to, which nobody takes for a leftover while this process lives."""
+    except ImportError:  # Windows, where no file is removed that a process has open
+        yield
+        return
     while True:
-        file = path.open("wb")
-        with contextlib.suppress(OSError):
-            _lock(file, wait=True)
-        if _is_at(file, path):
-            return file
-        file.close()  # somebody took it for a leftover before it was locked
+        with unfinished.open("wb") as file:
+            with contextlib.suppress(OSError):  # some network drives have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _has_path(file, unfinished):
+                yield
+                return
+        # Another process took it for a leftover between `open` and the lock, and removed it: once more.
 
 
-def _is_at(file, path: Path) -> bool:
-    """Say whether an open file still bears the name it was opened by."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files of processes that were killed."""
+    for path in folder.glob(".step-*.unfinished"):
+        with contextlib.suppress(OSError):  # locked by a living process, or gone already, or a drive without locks
+            if os.name == "nt":
+                path.unlink()
+                continue
+            import fcntl
+
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _has_path(file, path):
+                    path.unlink()
+
+
+def _has_path(file, path: Path) -> bool:
+    """Return whether an open file is still the one at the path that it was opened by."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _remove_leftovers(folder: Path) -> None:
-    for path in folder.glob(".step-*.unfinished"):
-        with contextlib.suppress(OSError):  # a living process has it, or it is gone already
-            if os.name == "nt":
-                path.unlink()
-                continue
-            with path.open("rb") as file:
-                _lock(file, wait=False)
-                if _is_at(file, path):
-                    path.unlink()

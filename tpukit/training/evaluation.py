@@ -1,19 +1,21 @@
-"""Judge a model on every sample of a set exactly once, however many cores share it."""
+"""Evaluate a model on every sample of a set exactly once, over any number of cores."""
 
-import contextlib
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
+from tpukit.training.step import forward
 
-_STEPS_BETWEEN_COPIES = 32  # outputs wait on the device so long: one transfer for many steps
+# Outputs wait on the device for so many steps and are then copied in one transfer. More would save little and keep more
+# of the device's memory occupied.
+_STEPS_BETWEEN_COPIES = 32
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a model says of a set, and how good that is; the same on every core.
+    """A model's outputs for a set, and how good they are; the same on every core.
 
     Attributes:
         loss: the loss of all samples together, as the loss function gives it for them in one batch.
@@ -28,8 +30,8 @@ class Evaluation:
     targets: object
 
     def __repr__(self) -> str:
-        told = "".join(f", {name} {value:.4f}" for name, value in self.metrics.items())
-        return f"Evaluation: {len(self.outputs):,} samples, loss {self.loss:.4f}{told}"
+        metrics = "".join(f", {name} {value:.4f}" for name, value in self.metrics.items())
+        return f"Evaluation: {len(self.outputs):,} samples, loss {self.loss:.4f}{metrics}"
 
 
 def evaluate(
@@ -42,11 +44,11 @@ def evaluate(
     prepare: Callable | None = None,
     bf16: bool = False,
 ) -> Evaluation:
-    """Judge a model on every sample exactly once, together; the model's mode is put back afterwards.
+    """Evaluate a model on every sample exactly once, together; the model's mode is restored afterwards.
 
-    Outputs and targets of all cores are gathered in the step, brought to the host now and then, put into dataset order
+    Outputs and targets of all cores are gathered in the step, copied to the host every 32 steps, put into dataset order
     and cut to its length. The loss and the metrics are computed there, of all samples at once: that is the same number
-    over any number of cores, also for losses that are no plain mean.
+    over any number of cores, also for losses that are not a plain mean.
 
     Args:
         core: this core.
@@ -54,72 +56,64 @@ def evaluate(
         loss: from (outputs, targets) to one number. A module is copied to the CPU first.
         batches: `core.batches(dataset, batch_size=...)` in order, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name.
-        prepare: changes the batch's first part on the device: normalises.
+        prepare: changes the batch's first part on the device; for example, it normalises.
         bf16: compute in bfloat16 where autocast does.
 
     Raises:
-        ValueError: the batches are shuffled or leave samples out, or a metric is no number.
+        ValueError: the batches are shuffled or leave samples out, or a metric is not one number.
     """
     core.average_buffers(model)
-    return judge(core, model, loss, batches, metrics=metrics, prepare=prepare, bf16=bf16)
+    return evaluate_synced(core, model, loss, batches, metrics=metrics, prepare=prepare, bf16=bf16)
 
 
-def judge(core, model, loss, batches, *, metrics=None, prepare=None, bf16=False, between_steps=None) -> Evaluation:
-    """Do what `evaluate` does with buffers that are the same on every core already."""
+def evaluate_synced(
+    core: Core,
+    model,
+    loss: Callable,
+    batches: Batches,
+    *,
+    metrics: Mapping[str, Callable] | None = None,
+    prepare: Callable | None = None,
+    bf16: bool = False,
+    between_steps: Callable[[], None] | None = None,
+) -> Evaluation:
+    """Do what `evaluate` does, for a model whose buffers are the same on every core already.
+
+    `between_steps` is called after every step; an exception from it ends the evaluation.
+    """
     import torch
 
-    if batches.sampler.shuffle or batches.sampler.drop_last:
+    sampler = batches.sampler
+    if sampler.shuffle or sampler.drop_last:
         raise ValueError(
-            f"evaluate wants every sample once, in order; got batches with shuffle={batches.sampler.shuffle}, "
-            f"drop_last={batches.sampler.drop_last}\n  fix:   core.batches(dataset, batch_size=...) without them"
+            f"evaluate needs every sample once, in order; got batches with shuffle={sampler.shuffle}, "
+            f"drop_last={sampler.drop_last}\n  fix:   core.batches(dataset, batch_size=...) without them"
         )
-    was_training, waiting, done = model.training, [], []
+    was_training, on_device, on_host = model.training, [], []
     model.eval()
     with torch.no_grad():
         for batch in core.progress(batches, "valid"):
             with core.step():
                 inputs, targets = batch[:2]
-                outputs = forward(core, model, prepare(inputs) if prepare else inputs, bf16)
-                waiting.append((core.gather(outputs), core.gather(targets)))
+                outputs = forward(core, model, prepare(inputs) if prepare else inputs, bf16=bf16)
+                # Of every step, though only the last has padding: a cut in one step would be one more graph.
+                on_device.append((core.gather(outputs), core.gather(targets)))
             if between_steps:
                 between_steps()
-            if len(waiting) == _STEPS_BETWEEN_COPIES:
-                done += core.to_host(waiting)
-                waiting = []
-    done += core.to_host(waiting)
+            if len(on_device) == _STEPS_BETWEEN_COPIES:
+                on_host += core.to_host(on_device)
+                on_device = []
+    on_host += core.to_host(on_device)
     model.train(was_training)
-    outputs, targets = (_in_order(core, parts, batches.sampler.count) for parts in zip(*done, strict=True))
-    value = one_number("the loss", on_host(loss)(outputs, targets))
-    numbers = {name: one_number(name, _measure(metric, outputs, targets)) for name, metric in (metrics or {}).items()}
+    outputs, targets = (_in_dataset_order(core, steps, sampler.count) for steps in zip(*on_host, strict=True))
+    # A copy, because the module's own weights (of classes, say) are on the device and in use there.
+    loss = copy.deepcopy(loss).cpu() if isinstance(loss, torch.nn.Module) else loss
+    value = _one_number("the loss", loss(outputs, targets))
+    numbers = {name: _one_number(name, _compute(metric, outputs, targets)) for name, metric in (metrics or {}).items()}
     return Evaluation(value, numbers, outputs, targets)
 
 
-def forward(core: Core, model, inputs, bf16: bool):
-    """Return the model's outputs as float32, computed in bfloat16 where autocast does so."""
-    import torch
-    from torch.utils import _pytree as tree
-
-    context = torch.autocast(core.device.type, dtype=torch.bfloat16) if bf16 else contextlib.nullcontext()
-    with context:
-        outputs = model(inputs)
-    if isinstance(outputs, torch.Tensor) and outputs.dtype == torch.float32:  # as most are
-        return outputs
-    return tree.tree_map_only(torch.Tensor, lambda t: t.float() if t.is_floating_point() else t, outputs)
-
-
-def on_host(loss: Callable) -> Callable:
-    """Return the loss for tensors in host memory: of a module, a copy."""
-    import torch
-
-    return copy.deepcopy(loss).cpu() if isinstance(loss, torch.nn.Module) else loss
-
-
-def one_number(name: str, value: object) -> float:
-    """Return what a loss or a metric gave as a float, or refuse it.
-
-    Raises:
-        ValueError: it is not one number.
-    """
+def _one_number(name: str, value: object) -> float:
     if getattr(value, "numel", lambda: 1)() != 1 or not hasattr(value, "__float__"):
         shape = f" {tuple(value.shape)}" if hasattr(value, "shape") else ""
         raise ValueError(
@@ -129,19 +123,19 @@ def one_number(name: str, value: object) -> float:
     return float(value)
 
 
-def _in_order(core: Core, parts: tuple, count: int):
-    """Put (world_size * B, ...) tensors, one a step, into the order of the dataset: core 0's stretch first."""
+def _in_dataset_order(core: Core, steps: tuple, count: int):
+    """Join (world_size * B, ...) tensors, one per step, to (count, ...): core 0 had the dataset's first samples."""
     import torch
 
-    together = torch.stack(parts)
-    steps, both, *rest = together.shape
-    together = together.reshape(steps, core.world_size, both // core.world_size, *rest).transpose(0, 1)
-    return together.reshape(steps * both, *rest)[:count]
+    stacked = torch.stack(steps)
+    shape = (len(steps), core.world_size, -1, *stacked.shape[2:])
+    return stacked.reshape(shape).transpose(0, 1).reshape(-1, *stacked.shape[2:])[:count]
 
 
-def _measure(metric: Callable, outputs, targets) -> object:
-    if hasattr(metric, "reset") and hasattr(metric, "update"):  # torchmetrics': classes are integers there
+def _compute(metric: Callable, outputs, targets) -> object:
+    if hasattr(metric, "reset") and hasattr(metric, "update"):  # torchmetrics
         metric.reset()
+        # Classes are integers there: an AUROC refuses float targets, which BCEWithLogitsLoss needs.
         whole = targets.is_floating_point() and bool((targets == targets.round()).all())
         targets = targets.int() if whole else targets
     return metric(outputs, targets)

@@ -1,24 +1,23 @@
-"""What a training brought: a row an interval, a row an epoch, to print, to draw and to keep as CSV."""
+"""The numbers of a training: a row per log interval and a row per epoch."""
 
-import csv
-import os
+import html
 from dataclasses import dataclass, field
 
-from tpukit.display import tables
+_FORMATS = {"lr": "{:.3g}".format, "seconds": "{:.1f}".format}
 
 
-@dataclass
+@dataclass(repr=False)
 class History:
-    """The numbers of a training, the same on every core.
+    """The numbers of a training, the same on every core; as a table, `pandas.DataFrame(history.epochs)`.
 
     Attributes:
         intervals: a row every `log_every` steps: step, epoch, train_loss (mean over the cores and the interval), lr,
-            samples_per_second (of one core), data_wait (share of the time the loop waited for batches), compiles
+            samples_per_second (of one core), data_wait (part of the time that the loop waited for batches), compiles
             (graphs so far), memory (peak of the process, bytes).
-        epochs: a row an epoch: epoch, step, train_loss, valid_loss, the metrics, lr, seconds.
+        epochs: a row per epoch: epoch, step, train_loss, valid_loss, the metrics, lr, seconds.
         best: the row of the best epoch, None before there is one.
         stopped: why the training ended before its last epoch; None if it did not.
-        resumed: the checkpoint it went on from; None if it began anew.
+        resumed: the checkpoint that it continued from; None if it began anew.
     """
 
     intervals: list[dict] = field(default_factory=list)
@@ -29,52 +28,43 @@ class History:
 
     @property
     def rows(self) -> list[dict]:
-        """Both kinds of rows, in the order of steps; an epoch's without what its intervals say."""
-        told = {name for row in self.intervals for name in row}
-        epochs = [{"step": row["step"], **{n: v for n, v in row.items() if n not in told}} for row in self.epochs]
-        for row in epochs:
-            row.pop("seconds", None)
+        """Both kinds of rows, in the order of steps; an epoch's without the columns that its intervals have."""
+        left_out = {name for row in self.intervals for name in row if name != "step"} | {"seconds"}
+        epochs = [{name: value for name, value in row.items() if name not in left_out} for row in self.epochs]
         return sorted([*self.intervals, *epochs], key=lambda row: row["step"])
 
-    def save_csv(self, path: str | os.PathLike) -> None:
-        """Write one line a row; "kind" says whether it is an interval or an epoch."""
-        rows = [
-            *({"kind": "interval", **row} for row in self.intervals),
-            *({"kind": "epoch", **row} for row in self.epochs),
-        ]
-        with open(path, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)) or ["kind"])
-            writer.writeheader()
-            writer.writerows(rows)
+    def state_dict(self) -> dict:
+        """Return what a checkpoint keeps."""
+        return {"intervals": self.intervals, "epochs": self.epochs, "best": self.best}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue where a state was saved."""
+        self.intervals, self.epochs, self.best = state["intervals"], state["epochs"], state["best"]
 
     def __repr__(self) -> str:
-        return "\n".join(filter(None, [self._table(), *self._words()]))
+        return "\n".join([self._table("to_string"), *self._notes()]).strip() or "History: no steps yet"
 
-    def _table(self) -> str:
+    def _repr_html_(self) -> str:
+        return "<br>".join([self._table("to_html", border=0), *map(html.escape, self._notes())])
+
+    def _table(self, how: str, **options) -> str:
+        import pandas
+
         if not self.epochs:
             return ""
-        names = list(dict.fromkeys(name for row in self.epochs for name in row))
-        best = self.best and self.best["epoch"]
-        cells = [
-            [_shown(name, row.get(name)) + (" *" if name == "epoch" and row["epoch"] == best else "") for name in names]
-            for row in self.epochs
-        ]
-        return tables.as_text([names, *cells])
+        write = getattr(pandas.DataFrame(self.epochs), how)
+        return write(index=False, na_rep="", float_format="{:.4f}".format, formatters=_FORMATS, **options)
 
-    def _words(self) -> list[str]:
-        last = self.intervals[-1] if self.intervals else {}
-        words = [f"* the best by {self.best['by']}" if self.best else ""]
-        if last:
-            words.append(
-                f"{last['samples_per_second']:,.0f} samples/s a core, {last['data_wait']:.0%} of the time waiting for "
-                f"batches, {last['compiles']} graphs compiled"
+    def _notes(self) -> list[str]:
+        notes = []
+        if self.best:
+            notes.append(f"best: epoch {self.best['epoch']}, by {self.best['by']}")
+        if self.intervals:
+            last = self.intervals[-1]
+            notes.append(
+                f"{last['samples_per_second']:,.0f} samples/s per core, {last['data_wait']:.0%} of the time waiting "
+                f"for batches, {last['compiles']} graphs compiled"
             )
-        words.append(f"resumed from {self.resumed}" if self.resumed else "")
-        words.append(f"stopped: {self.stopped}" if self.stopped else "")
-        return words
-
-
-def _shown(name: str, value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.3g}" if name == "lr" else f"{value:.1f}" if name == "seconds" else f"{value:.4f}"
-    return "" if value is None else str(value)
+        notes += [f"resumed from {self.resumed}"] if self.resumed else []
+        notes += [f"stopped: {self.stopped}"] if self.stopped else []
+        return notes

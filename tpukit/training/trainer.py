@@ -1,15 +1,22 @@
 """Train a model over a Core: no wait for the host in a step, exact evaluation, a run that survives being cut off."""
 
 import copy
-import re
+import itertools
+import math
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
-from tpukit.training.checkpoints import Checkpoints
-from tpukit.training.fitting import Trainer
+from tpukit.distributed.signals import Terminated
+from tpukit.machine.resources import peak_memory
+from tpukit.training.evaluation import evaluate_synced
 from tpukit.training.history import History
+from tpukit.training.losses import PendingStep, StepLosses, not_finite
+from tpukit.training.resume import Progress, RunState, TimeBudget, parse_duration
+from tpukit.training.step import TrainStep
 
 
 def fit(
@@ -42,7 +49,7 @@ def fit(
 
     Losses stay on the device: one copy to the host every `log_every` steps. Gradients, float buffers and the loss are
     averaged over the cores in one message, so all cores hold the same model after every step. Random numbers of a step
-    depend on the run's seed, the step and the rank alone, so a resumed run is the uninterrupted one, bit for bit.
+    depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit.
 
     Args:
         core: this core.
@@ -50,23 +57,26 @@ def fit(
         optimizer: over the model's parameters.
         loss: from (outputs, targets) to one number, the mean over the samples.
         train: `core.batches(..., shuffle=True, drop_last=True)`, batches of (inputs, targets).
-        valid: `core.batches(...)` in order, judged after every epoch as `evaluate` does; None for none.
-        epochs: passes over the data, or parts of it.
+        valid: `core.batches(...)` in order, evaluated after every epoch as `evaluate` does; None for no evaluation.
+        epochs: passes over the data, or over `steps_per_epoch` of it.
         steps_per_epoch: optimiser steps after which an epoch is over; None for all the data.
         schedule: of torch.optim.lr_scheduler, stepped after every optimiser step.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; rows say `valid_<name>`.
-        prepare: changes the inputs on the device, in training and evaluation: normalises.
+        prepare: changes the inputs on the device, in training and evaluation; for example, it normalises.
         augment: changes (inputs, targets) on the device before that, in training only.
         bf16: run the forward pass under autocast to bfloat16; loss, BatchNorm's statistics and optimiser stay float32.
         accumulate: batches whose gradients one optimiser step takes, all in one graph.
         clip: the largest norm of the gradients; None for no limit.
-        average: a `moving_average` of the model, updated every step, and judged and kept in its place.
-        best: the column that says which epoch is best; a loss or an error is best low, anything else high.
+        average: `torch.optim.swa_utils.AveragedModel` of the model, updated after every step; it is evaluated and kept
+            in place of the model. Make it after `core.model` and without `device=`: with device="xla" its counter lives
+            on the device and Python compares it with 0, two copies to the host per update that cut the step into three
+            graphs (measured on torch_xla 2.9).
+        best: the column that says which epoch is best: lower is better for a loss or an error, else higher.
         log_every: optimiser steps between two copies of the losses to the host.
         folder: of checkpoints and `best.pt`, the best epoch's weights; None to keep nothing.
-        keep: checkpoints kept beside the best.
+        keep: how many of the newest checkpoints to keep, in addition to the best.
         save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway.
-        resume: go on from the newest whole checkpoint in the folder, if there is one.
+        resume: continue from the newest whole checkpoint in the folder, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
 
     Raises:
@@ -89,42 +99,211 @@ def fit(
             f"an epoch has {len(train)} batches, which is less than accumulate={accumulate}\n"
             f"  fix:   accumulate={len(train)}, or a smaller batch_size"
         )
-    return Trainer(
-        core,
-        model,
-        optimizer,
-        loss,
-        train,
-        valid,
+    parts = {
+        "model": model,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "average": average,
+        "train": train,
+        "losses": StepLosses(core),
+        "progress": Progress(samples_per_step=train.samples_per_step * accumulate, steps_per_epoch=steps),
+        "history": History(),
+    }
+    trainer = Trainer(
+        core=core,
+        step=TrainStep(core, model, optimizer, loss, schedule, prepare, augment, bf16, clip, average),
+        train=train,
+        valid=valid,
         epochs=epochs,
-        steps=steps,
-        schedule=schedule,
-        metrics=copy.deepcopy(dict(metrics or {})),  # cores may be threads of one process
-        prepare=prepare,
-        augment=augment,
-        bf16=bf16,
         accumulate=accumulate,
-        clip=clip,
-        average=average,
-        best=best if valid is not None else "train_loss",
         log_every=log_every,
-        save_seconds=seconds(save_every),
-        budget=seconds(budget) if budget is not None else float("inf"),
-        checkpoints=Checkpoints(folder, keep) if folder is not None else None,
-        resume=resume,
-    ).run()
+        metrics=copy.deepcopy(dict(metrics or {})),  # torchmetrics' have a state, and cores may be threads of a process
+        best=best if valid is not None else "train_loss",
+        losses=parts["losses"],
+        progress=parts["progress"],
+        history=parts["history"],
+        state=RunState(core, parts, folder=folder, keep=keep, save_every=parse_duration(save_every)),
+        budget=TimeBudget(core, parse_duration(budget) if budget is not None else math.inf),
+    )
+    return trainer.run(resume=resume)
 
 
-def seconds(text: str | float) -> float:
-    """Return how many seconds "8h30m", "90s" or a number are.
+@dataclass
+class Trainer:
+    """The loop of one call of `fit`: epochs of steps; a row per log interval; an evaluation and a save per epoch."""
 
-    Raises:
-        ValueError: it is none of these, or not above 0.
-    """
-    if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
-        return float(text)
-    parts = re.fullmatch(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?", str(text).strip())
-    if not parts or not any(parts.groups()):
-        raise ValueError(f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}')
-    days, hours, minutes, rest = (int(part or 0) for part in parts.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
+    core: Core
+    step: TrainStep
+    train: Batches
+    valid: Batches | None
+    epochs: int
+    accumulate: int
+    log_every: int
+    metrics: dict[str, Callable]
+    best: str
+    losses: StepLosses
+    progress: Progress
+    history: History
+    state: RunState
+    budget: TimeBudget
+
+    def run(self, *, resume: bool) -> History:
+        """Train to the last epoch, or until the time is up."""
+        self._resume(resume)
+        with self.core.finishing_steps():
+            while self.progress.epoch <= self.epochs and not self.history.stopped:
+                began = time.monotonic()
+                self._train_epoch()
+                if not self.history.stopped:
+                    self._end_epoch(began)
+        self.state.close()
+        return self.history
+
+    def _resume(self, resume: bool) -> None:
+        self.history.resumed = self.state.load(resume=resume)
+        if self.history.resumed:
+            at = self.progress
+            where = f"epoch {at.epoch}, step {at.in_epoch} of {at.steps_per_epoch}"
+            if at.epoch > self.epochs:
+                where = f"all {self.epochs} epochs are done; to train anew, give another folder"
+            self.core.print(f"resumed from {self.history.resumed}: {where}")
+
+    # ---- an epoch ----------------------------------------------------------------------------------------------
+
+    def _train_epoch(self) -> None:
+        at = self.progress
+        self.step.model.train()
+        self._start_interval()
+        total = at.steps_per_epoch * self.accumulate
+        batches = iter(self.core.progress(self.train, f"epoch {at.epoch}", total=total))
+        while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
+            self.core.seed(at.step)  # before the batch is made, since a dataset may draw random numbers, too
+            group = [(batch, self.train.current) for batch in itertools.islice(batches, self.accumulate)]
+            if len(group) < self.accumulate:  # after resuming on more cores, the rest of an epoch may not fill a step
+                at.in_epoch = at.steps_per_epoch
+                break
+            inputs, samples = zip(*group, strict=True)
+            local, reduced = self.step(at.step + 1, inputs, self.budget.flag)
+            at.step, at.in_epoch = at.step + 1, at.in_epoch + 1
+            self.losses.add(PendingStep(at.step, samples, local, reduced))
+            self.budget.update()
+            self._end_on_sigterm()
+            if len(self.losses) >= self.log_every:
+                self._log()
+        batches.close()
+        if len(self.losses):
+            self._log()
+
+    def _end_epoch(self, began: float) -> None:
+        at = self.progress
+        row = {"epoch": at.epoch, "step": at.step, "train_loss": self.losses.epoch_mean()}
+        self.train.end_epoch()
+        if self.valid is not None:
+            row |= self._evaluate()
+        row |= {"lr": self.step.lr, "seconds": time.monotonic() - began}
+        is_best = self._is_best(row)
+        self.history.epochs.append(row)
+        if is_best:
+            self.history.best = {**row, "by": self.best}
+        at.epoch, at.in_epoch = at.epoch + 1, 0
+        self.losses.start_epoch()
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
+        self.core.print(f"epoch {row['epoch']}: {numbers}")
+        if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
+            self.state.save_best(self.step.evaluated_model)
+        self._save(best=is_best)
+
+    def _evaluate(self) -> dict[str, float]:
+        began = time.monotonic()
+        # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
+        found = evaluate_synced(
+            self.core,
+            self.step.evaluated_model,
+            self.step.loss,
+            self.valid,
+            metrics=self.metrics,
+            prepare=self.step.prepare,
+            bf16=self.step.bf16,
+            between_steps=self._end_on_sigterm,
+        )
+        self.budget.record("evaluation", time.monotonic() - began)
+        return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
+
+    def _is_best(self, row: dict) -> bool:
+        name, best = self.best, self.history.best
+        if name not in row:
+            raise ValueError(f"best names a column of an epoch, got {name!r}\n  fix:   one of {', '.join(row)}")
+        if best is None:
+            return True
+        return row[name] < best[name] if name.endswith(("loss", "error")) else row[name] > best[name]
+
+    # ---- a log interval ----------------------------------------------------------------------------------------
+
+    def _start_interval(self) -> None:
+        self._interval_began, self._waited_before = time.monotonic(), self.train.waited
+
+    def _log(self) -> None:
+        at, steps = self.progress, len(self.losses)
+        self._fetch_losses()
+        seconds = time.monotonic() - self._interval_began  # with the losses here, the device has done the steps
+        self.budget.record("interval", seconds)
+        row = {
+            "step": at.step,
+            "epoch": at.epoch,
+            "train_loss": self.losses.end_interval(),
+            "lr": self.step.lr,
+            "samples_per_second": steps * self.accumulate * self.train.sampler.batch_size / seconds,
+            "data_wait": (self.train.waited - self._waited_before) / seconds,
+            "compiles": self.step.monitor.compiles,
+            "memory": peak_memory(),
+        }
+        self.history.intervals.append(row)
+        self.core.log(step=at.step, train_loss=row["train_loss"], lr=row["lr"])
+        self._start_interval()
+        epoch_is_over = at.in_epoch == at.steps_per_epoch
+        if self.losses.time_is_up and not (epoch_is_over and at.epoch == self.epochs):
+            self._stop_for_time()
+        elif self.state.is_due and not epoch_is_over:
+            self._save()
+
+    def _fetch_losses(self) -> None:
+        """Bring the losses to the host; raise where one is not finite."""
+        step = self.losses.fetch()
+        if step is None:
+            return
+        if math.isfinite(step.local):
+            # The loss of another core is not finite. That core raises, since it knows the samples; this one waits.
+            self.core.barrier()
+        raise not_finite(
+            step,
+            rank=self.core.rank,
+            dataset=self.train.dataset,
+            lr=self.step.lr,
+            checkpoint=self.state.newest_name,
+        )
+
+    # ---- stopping ----------------------------------------------------------------------------------------------
+
+    def _stop_for_time(self) -> None:
+        at = self.progress
+        part = (at.epoch - 1 + at.in_epoch / at.steps_per_epoch) / self.epochs
+        self.history.stopped = f"the time is up after {at.step} steps, {part:.0%} of {self.epochs} epochs"
+        self._save()
+        advice = "run this again to continue" if self.state.is_kept else "with folder= it could be continued"
+        self.core.print(f"{self.history.stopped}; {advice}")
+
+    def _end_on_sigterm(self) -> None:
+        """Save and leave if SIGTERM has come, from the platform or from an interrupt of the cell."""
+        if not self.state.must_end():
+            return
+        if self.core.is_main and self.state.is_kept:
+            self._fetch_losses()
+            self._save()
+            self.state.close()
+            self.core.print(f"saved at step {self.progress.step}; run this again to continue from there")
+        raise Terminated
+
+    def _save(self, *, best: bool = False) -> None:
+        began = time.monotonic()
+        self.state.save(self.progress.step, best=best)
+        self.budget.record("save", time.monotonic() - began)

@@ -1,0 +1,204 @@
+"""What makes a run survive: its state saved and loaded, a time budget, a last checkpoint on SIGTERM."""
+
+import math
+import re
+import textwrap
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tpukit.distributed.core import Core
+from tpukit.distributed.signals import STEP_SECONDS
+from tpukit.training.checkpoints import Checkpoints
+
+
+@dataclass
+class Progress:
+    """How far a run has come, saved in every checkpoint.
+
+    Attributes:
+        samples_per_step: of all cores together, in one optimiser step.
+        steps_per_epoch: optimiser steps of an epoch.
+        step: optimiser steps done.
+        epoch: the epoch under way, from 1.
+        in_epoch: optimiser steps of that epoch done.
+    """
+
+    samples_per_step: int
+    steps_per_epoch: int
+    step: int = 0
+    epoch: int = 1
+    in_epoch: int = 0
+
+    def state_dict(self) -> dict:
+        """Return the numbers by name."""
+        return asdict(self)
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue where a state was saved, by samples: other cores or batch sizes make other steps of an epoch."""
+        samples = state["in_epoch"] * state["samples_per_step"]
+        self.step, self.epoch = state["step"], state["epoch"]
+        self.in_epoch = min(self.steps_per_epoch, samples // self.samples_per_step)
+
+
+class RunState:
+    """The parts of a run that its checkpoints hold; without a folder nothing is saved.
+
+    Every core loads, and core 0 saves: all hold the same state after every step.
+
+    Args:
+        core: this core.
+        parts: by name, whatever has `state_dict` and `load_state_dict`; None for a part that this run does not have.
+        folder: of the checkpoints; None to keep nothing.
+        keep: how many of the newest checkpoints to keep, in addition to the best.
+        save_every: seconds between two saves.
+
+    Raises:
+        CannotSave: the folder cannot be made or written to.
+    """
+
+    def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float):
+        self._core, self._parts, self._save_every = core, parts, save_every
+        self._checkpoints = Checkpoints(folder, keep) if folder is not None else None
+        self._saved = time.monotonic()
+        self._sigterm_seen: float | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether there is a folder to save in."""
+        return self._checkpoints is not None
+
+    @property
+    def newest_name(self) -> str | None:
+        """The name of the newest complete checkpoint."""
+        paths = self._checkpoints.paths if self._checkpoints else []
+        return paths[-1].name if paths else None
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last save was `save_every` seconds ago or more."""
+        return self.is_kept and time.monotonic() - self._saved >= self._save_every
+
+    def save(self, step: int, *, best: bool = False) -> None:
+        """Save a copy of every part, from core 0; the file is written while training continues.
+
+        Raises:
+            CannotSave: the save before this one failed.
+        """
+        if not self.is_kept:
+            return
+        if self._core.is_main:
+            state = {name: part.state_dict() if part is not None else None for name, part in self._parts.items()}
+            self._checkpoints.save(self._core.snapshot(state), step=step, best=best)
+        self._saved = time.monotonic()
+
+    def save_best(self, model) -> None:
+        """Write the weights of a model to `best.pt` in the folder, together."""
+        if self.is_kept:
+            self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")
+
+    def close(self) -> None:
+        """Wait until the last save is complete."""
+        if self.is_kept and self._core.is_main:
+            self._checkpoints.close()
+
+    def load(self, *, resume: bool) -> str | None:
+        """Load the newest whole checkpoint into the parts; return its name, or None where there is none.
+
+        Raises:
+            ValueError: there is one and `resume` is False, or it is of another architecture or dataset.
+        """
+        report = self._core.print if self._core.is_main else lambda line: None
+        checkpoint = self._checkpoints.newest(say=report) if self._checkpoints else None
+        if checkpoint is None:
+            return None
+        if not resume:
+            raise ValueError(
+                f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}\n"
+                "  fix:   another folder, or remove that one; resume=True continues from there"
+            )
+        for name, part in self._parts.items():
+            if part is None or checkpoint.state[name] is None:
+                continue
+            try:
+                part.load_state_dict(checkpoint.state[name])
+            except RuntimeError as error:  # torch's, of a module: every missing, unknown and misshapen tensor
+                raise ValueError(_other_architecture(checkpoint.path, error)) from error
+        return checkpoint.path.name
+
+    def must_end(self) -> bool:
+        """Return whether SIGTERM has arrived, from the platform or an interrupt, and this core is to leave now.
+
+        With checkpoints the other cores continue for `STEP_SECONDS`: core 0 may be within a step, which needs all of
+        them, and has to end it before it can save.
+        """
+        if not self._core.told_to_end:
+            return False
+        if self._core.is_main or not self.is_kept:
+            return True
+        self._sigterm_seen = self._sigterm_seen or time.monotonic()
+        return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
+
+
+def _other_architecture(path: Path, error: RuntimeError) -> str:
+    _, *lines = str(error).splitlines()  # the first only announces them
+    lines = [textwrap.shorten(line, 200, placeholder=" ...") for line in lines or [str(error)]]
+    more = [f"and {len(lines) - 3} more lines, in the error above"] if len(lines) > 3 else []
+    found = "\n         ".join([*lines[:3], *more])
+    return (
+        f"{path} is of another architecture than the model\n"
+        f"  found: {found}\n"
+        "  fix:   make the model as it was when that was saved, or give this run a folder of its own"
+    )
+
+
+class TimeBudget:
+    """When a run has to stop, so that one more log interval, an evaluation and a save still fit into its time.
+
+    The cores do not see the same time, and a core that stopped alone would leave the others waiting for it. So a core
+    only raises its `flag`; the flags are averaged with the loss, and all cores read that mean at the same log point.
+
+    Args:
+        core: this core.
+        seconds: counted from here; `math.inf` for no limit.
+    """
+
+    def __init__(self, core: Core, seconds: float = math.inf):
+        import torch
+
+        self._core, self._seconds, self._began = core, seconds, time.monotonic()
+        self._longest = {"interval": 0.0, "evaluation": 0.0, "save": 0.0}  # seconds
+        (self.flag,), self._raised = core.to_device([torch.zeros(())]), False
+
+    def record(self, what: str, seconds: float) -> None:
+        """Note how long a log interval, an evaluation or a save took; the longest of each is kept in reserve."""
+        self._longest[what] = max(self._longest[what], seconds)
+
+    def update(self) -> None:
+        """Raise the flag if the time is nearly up; call it after every step."""
+        # A quarter more than the longest interval so far: the flag is read at its end, and the next may be longer.
+        needed = 1.25 * self._longest["interval"] + self._longest["evaluation"] + self._longest["save"]
+        if not self._raised and time.monotonic() - self._began + needed > self._seconds:
+            import torch
+
+            # A 1 that is sent to the device, not `flag.fill_(1)`: a number in the code is a constant of the graph, and
+            # the step would compile again.
+            (self.flag,), self._raised = self._core.to_device([torch.ones(())]), True
+
+
+def parse_duration(text: str | float) -> float:
+    """Return how many seconds "8h30m", "90s" or a number are.
+
+    Raises:
+        ValueError: it is none of these, or it is negative.
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
+        return float(text)
+    parts = re.fullmatch(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?", str(text).strip())
+    if not parts or not any(parts.groups()):
+        raise ValueError(
+            f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}\n  fix:   budget="8h30m"'
+        )
+    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
