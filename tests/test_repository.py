@@ -122,13 +122,11 @@ def test_every_requirement_says_who_needs_it():
         assert line.startswith("#") or re.search(r"\S  # \S", line), f"no comment: {line}"
 
 
-def tree():
-    """Return {folder: names} of the README's tree: a fenced block, two spaces a level, a name, then what it is."""
-    text = (ROOT / "README.md").read_text()
-    blocks = [
-        block for block in re.findall(r"^```\w*\n(.*?)^```", text, re.MULTILINE | re.DOTALL) if "\ntpukit/" in block
-    ]
-    assert len(blocks) == 1, "the README has one fenced block with a line that starts with tpukit/"
+def tree(document):
+    """Return {folder: names} of a document's tree: a fenced block, two spaces a level, a name, then what it is."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+    blocks = [block for block in fenced if re.search("^tpukit/", block, re.MULTILINE)]
+    assert len(blocks) == 1, f"{document} has one fenced block with a line that starts with tpukit/"
     found, above = {Path(): []}, []
     for line in blocks[0].splitlines():
         name = line.split()[0]
@@ -140,9 +138,10 @@ def tree():
     return found
 
 
-def test_the_readmes_tree_is_the_disk():
-    for folder, names in tree().items():
-        if names:  # a folder that shows nothing inside is only named
+@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
+def test_the_tree_of_a_document_is_the_disk(document):
+    for folder, names in tree(document).items():
+        if names and (folder != Path() or document == "README.md"):  # a folder that shows nothing inside is only named
             on_disk = [path.name + "/" * path.is_dir() for path in entries(ROOT / folder) if path.name[0] != "."]
             assert sorted(names) == sorted(on_disk), f"in {folder}"
 

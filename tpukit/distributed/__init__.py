@@ -1,1 +1,1 @@
-"""One function on every core: laid out, forked, watched, and told well when it fails."""
+"""One function on every core: launched, watched, and its first failure explained."""

@@ -13,6 +13,7 @@ from tpukit.data.seeding import seed_host
 from tpukit.data.sources import BatchSource, MapDataset
 from tpukit.diagnostics.report import Report, report
 from tpukit.distributed.notebook_output import NotebookOutput
+from tpukit.storage.files import write_whole
 
 
 class Core(NotebookOutput):
@@ -209,7 +210,13 @@ class Core(NotebookOutput):
         with self._in_graph("save"):
             self.backend.sync()
         if self.is_main:
-            _save(self.to_host(value), Path(path))
+            import torch
+
+            path = Path(path)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            host = self.to_host(value)
+            with write_whole(path) as file:
+                torch.save(host, file)
         self.barrier()
 
     # ---- to and from host memory -----------------------------------------------------------------------------
@@ -262,18 +269,3 @@ class Core(NotebookOutput):
     def _in_graph(self, name: str) -> contextlib.AbstractContextManager:
         """Mark the same where collectives are part of the graph, and this is where the graph is waited for."""
         return self._together(name) if self.backend.in_graph and self.waiting is None else contextlib.nullcontext()
-
-
-def _save(value: object, path: Path) -> None:
-    import torch
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
-    try:
-        with open(unfinished, "wb") as file:
-            torch.save(value, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, path)
-    finally:
-        unfinished.unlink(missing_ok=True)

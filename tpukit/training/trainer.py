@@ -1,4 +1,4 @@
-"""Train a model over a Core: no wait for the host in a step, exact evaluation, a run that survives being cut off."""
+"""Train a model over a Core: no wait for the host in a step, exact evaluation, a run that survives a kill."""
 
 import copy
 import itertools
