@@ -25,12 +25,12 @@ def scale(factor, world):
 
 
 def halves(world):
-    """Return the ranks in two groups, the odd and the even; one group where there is one rank."""
-    return [list(range(first, world, 2)) for first in range(min(2, world))]
+    """Return the ranks in two groups, the even and the odd; in one where two would not be of one size."""
+    return [list(range(first, world, 2)) for first in range(2)] if world % 2 == 0 else [list(range(world))]
 
 
 def my_half(rank, world):
-    return [other for other in range(world) if other % 2 == rank % 2]
+    return next(half for half in halves(world) if rank in half)
 
 
 def _device(tensor):
@@ -43,9 +43,9 @@ def _xm():
     return xm
 
 
-def _all_reduce(op, dtype=torch.float32, **others):
+def _all_reduce(op, dtype=torch.float32, by_halves=False, **others):
     def call(rank, world):
-        groups = others.pop("by_halves", None) and halves(world)
+        groups = halves(world) if by_halves else None
         return _xm().all_reduce(op, _device(given(rank, dtype=dtype)), groups=groups, **others)
 
     return call

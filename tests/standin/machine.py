@@ -48,7 +48,7 @@ def results(ended: list[Ended]) -> dict:
     for number, process in enumerate(ended):
         if process.status or process.error:
             raise AssertionError(
-                f"process {number} ended with {process.status}: {process.error}\n{process.printed[-2000:]}"
+                f"process {number} ended with {process.status}: {process.error}\n{process.printed[-1500:]}"
             )
     return {rank: value for process in ended for rank, value in process.returned.items()}
 

@@ -100,6 +100,10 @@ static int reduce(void* to, char* const* from, int ranks, size_t count, XLA_FFI_
       if (reduction == ADD) reduction = OR;
       if (reduction == MULTIPLY) reduction = AND;
       FOLD_INTEGERS(uint8_t)
+    case XLA_FFI_DataType_C64:  // a sum of complex numbers is one of their parts; other reductions are not
+      return reduction == ADD && reduce(to, from, ranks, 2 * count, XLA_FFI_DataType_F32, ADD);
+    case XLA_FFI_DataType_C128:
+      return reduction == ADD && reduce(to, from, ranks, 2 * count, XLA_FFI_DataType_F64, ADD);
     default: return 0;
   }
 }
