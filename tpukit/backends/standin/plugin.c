@@ -142,6 +142,12 @@ static PJRT_Error* memory_stats(PJRT_Device_MemoryStats_Args* args) {
   return NULL;
 }
 
+// The headers that torch_xla 2.8 was built with give this structure's size without its last field, which is there.
+static PJRT_Error* attributes(PJRT_Plugin_Attributes_Args* args) {
+  args->struct_size = PJRT_Plugin_Attributes_Args_STRUCT_SIZE;
+  return plugin->PJRT_Plugin_Attributes(args);
+}
+
 // ---- a profiler that sees nothing: without any, xp.trace of torch_xla 2.9 crashes
 
 static PLUGIN_Profiler_Error* profile_nothing(void* args) {
@@ -216,6 +222,7 @@ const PJRT_Api* GetPjrtApi(void) {
     api.extension_start = &profiler_extension.base;
     answer_for_topology(&api);
     answer_for_programs(&api);
+    api.PJRT_Plugin_Attributes = attributes;
     api.PJRT_Client_Create = client_create;
     api.PJRT_Client_Destroy = client_destroy;
     api.PJRT_Device_MemoryStats = memory_stats;
