@@ -101,6 +101,7 @@ def _start(number, shape, body) -> dict:
     import torch_xla.runtime as xr
 
     torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "Use torch_xla", DeprecationWarning)  # torch_xla calls its own deprecated names
 
     def on_this_core():
         with torch.autograd.set_multithreading_enabled(False):  # the fork has none of the engine's threads

@@ -282,6 +282,15 @@ static const char* run(XLA_FFI_CallFrame* frame, const Collective* collective, i
   return NULL;
 }
 
+// Says the failure on standard error too, once a process: torch_xla raises it where the result is read, but with two
+// device threads it may abort in the other one first ("PjRt buffer is null").
+static void tell(const char* failed) {
+  static int told;
+  if (__atomic_exchange_n(&told, 1, __ATOMIC_ACQ_REL)) return;
+  fprintf(stderr, "[stand-in] %s\n", failed);
+  fflush(stderr);
+}
+
 // XLA asks once which version of its interface we know, and then calls for every stage of a program.
 XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame) {
   XLA_FFI_Extension_Base* extension = frame->extension_start;
@@ -298,6 +307,7 @@ XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame) {
   if (error) return error;
   const char* failed = run(frame, (const Collective*)(intptr_t)address, ordinal.device_ordinal);
   if (!failed) return NULL;
+  tell(failed);
   XLA_FFI_Error_Create_Args args = {sizeof args, NULL, failed, XLA_FFI_Error_Code_ABORTED};
   return frame->api->XLA_FFI_Error_Create(&args);
 }

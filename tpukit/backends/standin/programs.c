@@ -13,16 +13,10 @@ typedef struct Program {
   struct Program* next;
   PJRT_LoadedExecutable* executable;
   Bytes source;  // with the options
-  int holders, collectives;
+  int holders;
 } Program;
 static Program* programs;
 static pthread_mutex_t programs_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static Program* find_program(const PJRT_LoadedExecutable* executable) {
-  Program* program = programs;
-  while (program && program->executable != executable) program = program->next;
-  return program;
-}
 
 static Program* find_source(const Bytes* source) {
   Program* program = programs;
@@ -82,7 +76,7 @@ static PJRT_Error* compile(PJRT_Client_Compile_Args* args) {
     } else {
       say("compiled a program of %zu bytes with %d collective(s)", args->program->code_size, collectives);
       program = malloc(sizeof *program);
-      *program = (Program){programs, args->executable, source, 1, collectives};
+      *program = (Program){programs, args->executable, source, 1};
       programs = program;
     }
   }
@@ -107,33 +101,62 @@ static PJRT_Error* executable_destroy(PJRT_LoadedExecutable_Destroy_Args* args) 
 
 // ---- running
 
-// A TPU core runs its programs in the order of their launch; XLA:CPU may run two whose inputs are ready in either, and
-// their collectives would meet the wrong ones. So a program with collectives waits for the device's one before it.
+// A TPU core runs its programs in the order of their launch. XLA:CPU keeps that order for programs launched from one
+// thread, whatever their devices: from torch_xla's pool, where a thread serves all devices, a program would come after
+// another device's that waits for it in a collective, and both would wait for ever. So each device has a thread of its
+// own, from which all its programs are launched.
 typedef struct {
   PJRT_Device* device;
-  int is_busy;
-} Lane;
-static Lane lanes[MOST_DEVICES];
-static pthread_cond_t lane_freed = PTHREAD_COND_INITIALIZER;
+  PJRT_LoadedExecutable_Execute_Args* wanted;  // NULL: nothing to launch
+  PJRT_Error* error;                           // of what was launched
+  int is_launched;
+} Launcher;
+static Launcher launchers[MOST_DEVICES];
+static pthread_mutex_t launch_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t launch_changed = PTHREAD_COND_INITIALIZER;
 
-static Lane* enter_lane(PJRT_Device* device) {
-  Lane* lane = lanes;
-  while (lane->device && lane->device != device) lane++;
-  lane->device = device;
-  while (lane->is_busy) pthread_cond_wait(&lane_freed, &programs_lock);
-  lane->is_busy = 1;
-  return lane;
+static void* launch_programs(void* of_device) {
+  Launcher* launcher = of_device;
+  pthread_mutex_lock(&launch_lock);
+  for (;;) {
+    while (!launcher->wanted || launcher->is_launched) pthread_cond_wait(&launch_changed, &launch_lock);
+    pthread_mutex_unlock(&launch_lock);
+    launcher->error = plugin->PJRT_LoadedExecutable_Execute(launcher->wanted);
+    pthread_mutex_lock(&launch_lock);
+    launcher->is_launched = 1;
+    pthread_cond_broadcast(&launch_changed);
+  }
+  return NULL;
 }
 
-static void leave_lane(PJRT_Error* error, void* lane) {
-  if (error) {  // the caller is told by its own event
-    PJRT_Error_Destroy_Args args = {PJRT_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
-    plugin->PJRT_Error_Destroy(&args);
+static Launcher* launcher_of(PJRT_Device* device) {
+  Launcher* launcher = launchers;
+  while (launcher->device && launcher->device != device) launcher++;
+  if (launcher->device) return launcher;
+  pthread_t thread;
+  if (pthread_create(&thread, NULL, launch_programs, launcher)) return NULL;
+  pthread_detach(thread);
+  launcher->device = device;
+  return launcher;
+}
+
+static PJRT_Error* launch(PJRT_LoadedExecutable_Execute_Args* args) {
+  pthread_mutex_lock(&launch_lock);
+  Launcher* launcher = launcher_of(args->execute_device);
+  if (!launcher) {
+    pthread_mutex_unlock(&launch_lock);
+    return failure(PJRT_Error_Code_RESOURCE_EXHAUSTED, "no thread can be started to launch programs from");
   }
-  pthread_mutex_lock(&programs_lock);
-  ((Lane*)lane)->is_busy = 0;
-  pthread_cond_broadcast(&lane_freed);
-  pthread_mutex_unlock(&programs_lock);
+  while (launcher->wanted) pthread_cond_wait(&launch_changed, &launch_lock);
+  launcher->wanted = args;
+  pthread_cond_broadcast(&launch_changed);
+  while (!launcher->is_launched) pthread_cond_wait(&launch_changed, &launch_lock);
+  PJRT_Error* error = launcher->error;
+  launcher->wanted = NULL;
+  launcher->is_launched = 0;
+  pthread_cond_broadcast(&launch_changed);
+  pthread_mutex_unlock(&launch_lock);
+  return error;
 }
 
 static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
@@ -141,19 +164,9 @@ static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
   PJRT_ExecuteOptions options = {0}, *given = args->options;
   memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
   options.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE;
-  Lane* lane = NULL;
-  pthread_mutex_lock(&programs_lock);
-  const Program* program = find_program(args->executable);
-  if (program && program->collectives && args->execute_device && args->device_complete_events)
-    lane = enter_lane(args->execute_device);
-  pthread_mutex_unlock(&programs_lock);
   args->options = &options;
-  PJRT_Error* error = plugin->PJRT_LoadedExecutable_Execute(args);
+  PJRT_Error* error = args->execute_device ? launch(args) : plugin->PJRT_LoadedExecutable_Execute(args);
   args->options = given;
-  if (!lane) return error;
-  PJRT_Event_OnReady_Args done = {PJRT_Event_OnReady_Args_STRUCT_SIZE, NULL,
-                                  error ? NULL : args->device_complete_events[0], leave_lane, lane};
-  if (error || plugin->PJRT_Event_OnReady(&done)) leave_lane(NULL, lane);
   return error;
 }
 
