@@ -116,7 +116,8 @@ def test_it_is_compiled_once_and_again_when_a_source_or_the_compiler_changes(tmp
 
 
 def test_a_compiler_that_fails_is_quoted(tmp_path, plugin):
-    says = 'case "$*" in *--version*) exit;; esac; echo warming up >&2; echo "plugin.c:7: error: no such thing" >&2; exit 4'
+    says = 'case "$*" in *--version*) exit;; esac; echo warming up >&2; echo "plugin.c:7: error: no such thing" >&2'
+    says += "; exit 4"
     with pytest.raises(build.NoStandIn) as raised:
         build.library(path=plugin(), environ=compiler(tmp_path / "bad", says))
     assert "ended with status 4: plugin.c:7: error: no such thing" in str(raised.value)
@@ -135,7 +136,8 @@ def test_without_a_cache_folder_it_is_kept_where_only_this_user_can_write(tmp_pa
 
 def test_two_processes_that_compile_at_once_both_get_it_whole(tmp_path, plugin):
     path, environ = plugin(), compiler(tmp_path / "slow", WORKS.replace("echo library", "sleep 0.5; echo library"))
-    code = f"from tpukit.backends.standin import build\nprint(build.library(path={path!r}, environ={environ!r}).read_text())"
+    code = f"from tpukit.backends.standin import build\nkept = build.library(path={path!r}, environ={environ!r})\n"
+    code += "print(kept.read_text())"
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].strip() for process in processes] == ["library", "library"]
     assert [file.suffix for file in (tmp_path / "slow" / "cache" / "tpukit").iterdir()] == [".so"]
