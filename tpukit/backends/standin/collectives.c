@@ -300,7 +300,7 @@ XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame) {
     metadata->api_version.minor_version = XLA_FFI_API_MINOR;
     return NULL;
   }
-  if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE) return NULL;
+  if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE || !frame->attrs.size) return NULL;  // none: a weight
   int64_t address = *(int64_t*)((XLA_FFI_Scalar*)frame->attrs.attrs[0])->value;
   XLA_FFI_DeviceOrdinal_Get_Args ordinal = {sizeof ordinal, NULL, frame->ctx, 0};
   XLA_FFI_Error* error = frame->api->XLA_FFI_DeviceOrdinal_Get(&ordinal);

@@ -14,10 +14,11 @@ const char* const reduction_names[REDUCTIONS] = {"add", "multiply", "minimum", "
 static const char* const unknown[] = {"collective-broadcast", "ragged-all-to-all", "send", "recv", "all-reduce-start",
                                       "all-gather-start", "collective-permute-start"};
 
-enum { MODULE_COMPUTATION = 3 };
+enum { MODULE_COMPUTATION = 3, MODULE_ENTRY_ID = 6 };
+enum { SHAPE_TYPE = 2, SHAPE_DIMENSIONS = 3, SHAPE_LAYOUT = 5, LAYOUT_MINOR_TO_MAJOR = 1, F32 = 11 };
 enum { COMPUTATION_INSTRUCTION = 2, COMPUTATION_ID = 5, COMPUTATION_ROOT = 6 };
 enum {
-  OPCODE = 2, DIMENSIONS = 14, CHANNEL = 26, CALL_TARGET = 28, INSTRUCTION_ID = 35, CONTROL_PREDECESSORS = 37,
+  NAME = 1, OPCODE = 2, SHAPE = 3, DIMENSIONS = 14, CHANNEL = 26, CALL_TARGET = 28, INSTRUCTION_ID = 35, OPERANDS = 36, CONTROL_PREDECESSORS = 37,
   CALLED_COMPUTATIONS = 38, BACKEND_CONFIG = 43, REPLICA_GROUPS = 49, SOURCE_TARGET_PAIRS = 52, CONSTRAIN_LAYOUT = 56,
   OPERAND_LAYOUTS = 57, HAS_SIDE_EFFECT = 65, GLOBAL_DEVICE_IDS = 71, CALL_API = 77, DEVICE_LIST = 87
 };
@@ -166,6 +167,73 @@ static uint64_t id_of(Span instruction) {
   return 0;
 }
 
+// ---- a weight
+
+static void put_shape(Bytes* to, int size) {
+  Bytes shape = {0}, layout = {0};
+  put_integer(&layout, LAYOUT_MINOR_TO_MAJOR, 0);
+  put_integer(&shape, SHAPE_TYPE, F32);
+  put_integer(&shape, SHAPE_DIMENSIONS, size);
+  put_content(&shape, SHAPE_LAYOUT, layout.bytes, layout.size);
+  put_content(to, SHAPE, shape.bytes, shape.size);
+  free(layout.bytes);
+  free(shape.bytes);
+}
+
+// Adds an instruction of f32[size] numbers, of `operand` twice if it is an addition, of `operand` if there is one.
+static void put_instruction(Bytes* to, const char* opcode, uint64_t id, int size, uint64_t operand) {
+  char name[64];
+  Bytes instruction = {0};
+  put_content(&instruction, NAME, name, snprintf(name, sizeof name, "standin-weight.%llu", (unsigned long long)id));
+  put_content(&instruction, OPCODE, opcode, strlen(opcode));
+  put_shape(&instruction, size);
+  put_integer(&instruction, INSTRUCTION_ID, id);
+  if (operand) put_integer(&instruction, OPERANDS, operand);
+  if (!strcmp(opcode, "add")) {
+    put_integer(&instruction, OPERANDS, operand);
+  } else {
+    put_content(&instruction, CALL_TARGET, TARGET, strlen(TARGET));
+    put_integer(&instruction, CALL_API, CALL_API_TYPED_FFI);
+    put_integer(&instruction, HAS_SIDE_EFFECT, 1);
+  }
+  put_content(to, COMPUTATION_INSTRUCTION, instruction.bytes, instruction.size);
+  free(instruction.bytes);
+}
+
+// XLA:CPU runs a program of fewer than 1000 operations inside the call that launches it, which here would wait for the
+// other ranks; a TPU's launch returns at once, and torch_xla relies on it (an empty sync() of one device thread waits for
+// launches of another's). So a program with collectives is made to weigh more: numbers that nobody can foresee, from a
+// call of ours that does nothing, are added once, and given to another that does nothing.
+static void put_weight(Bytes* computation, uint64_t free_id) {
+  enum { NUMBERS = 4096 };
+  put_instruction(computation, "custom-call", free_id, NUMBERS, 0);
+  put_instruction(computation, "add", free_id + 1, NUMBERS, free_id);
+  put_instruction(computation, "custom-call", free_id + 2, 1, free_id + 1);
+}
+
+// ---- the module
+
+// Tells the entry computation's id, and one that no instruction or computation has.
+static void read_ids(Span module, uint64_t* entry, uint64_t* free_id) {
+  Field computation, field;
+  *entry = *free_id = 0;
+  while (next_field(&module, &computation)) {
+    if (computation.number == MODULE_ENTRY_ID) *entry = computation.value;
+    for (Span rest = computation.content; computation.number == MODULE_COMPUTATION && next_field(&rest, &field);) {
+      uint64_t id = field.number == COMPUTATION_ID ? field.value : 0;
+      if (field.number == COMPUTATION_INSTRUCTION) id = id_of(field.content);
+      if (id >= *free_id) *free_id = id + 1;
+    }
+  }
+}
+
+static uint64_t computation_id(Span computation) {
+  Field field;
+  while (next_field(&computation, &field))
+    if (field.number == COMPUTATION_ID) return field.value;
+  return 0;
+}
+
 static PJRT_Error* rewrite_computation(Span module, Span computation, Bytes* to, int* collectives) {
   Field field;
   uint64_t before = 0;
@@ -192,6 +260,8 @@ static PJRT_Error* rewrite_computation(Span module, Span computation, Bytes* to,
 PJRT_Error* rewrite(const uint8_t* code, size_t size, Bytes* rewritten, int* collectives) {
   Span module = {code, code + size}, rest = module;
   Field field;
+  uint64_t entry, free_id;
+  read_ids(module, &entry, &free_id);
   while (next_field(&rest, &field)) {
     if (field.number != MODULE_COMPUTATION) {
       put(rewritten, field.whole.at, field.whole.end - field.whole.at);
@@ -199,6 +269,7 @@ PJRT_Error* rewrite(const uint8_t* code, size_t size, Bytes* rewritten, int* col
     }
     Bytes computation = {0};
     PJRT_Error* error = rewrite_computation(module, field.content, &computation, collectives);
+    if (*collectives && computation_id(field.content) == entry) put_weight(&computation, free_id);
     if (!error) put_content(rewritten, MODULE_COMPUTATION, computation.bytes, computation.size);
     free(computation.bytes);
     if (error) return error;
