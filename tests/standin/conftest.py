@@ -1,0 +1,13 @@
+import pytest
+
+from tpukit.backends.standin import build
+
+
+@pytest.fixture(scope="session")
+def library():
+    """The compiled stand-in; where it cannot be had, the test is skipped with the words a user would read."""
+    reason = build.why_not()
+    if reason:
+        pytest.skip(reason)
+    pytest.importorskip("torch_xla", reason="torch_xla is not installed")
+    return build.library()

@@ -1,0 +1,79 @@
+"""Machines with TPU chips as the stand-in plays them, and the environment that makes torch_xla see one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A machine with TPU chips. torch_xla starts one process a chip, with one device thread a core of it."""
+
+    name: str
+    generation: str
+    chips: int
+    cores: int = 1  # of a chip: two on a v2 or v3
+    environ: Mapping[str, str] = field(default_factory=dict)  # what the machine's own image sets
+
+
+def rehearsal(cores: int) -> Shape:
+    """Return a machine of 1 to 8 v5e chips, one core each; with 3, 5 or 7 it is one that Google does not build.
+
+    Raises:
+        ValueError: fewer than 1 or more than 8.
+    """
+    if not 1 <= cores <= 8:
+        raise ValueError(f"the stand-in plays 1 to 8 cores, got {cores}\n  fix:   pass a number from 1 to 8")
+    bounds = {4: "2,2,1", 6: "2,3,1", 8: "2,4,1"}.get(cores, f"{cores},1,1")
+    return Shape(f"rehearsal of {cores}", "v5e", cores, environ=_image(f"v5litepod-{cores}", bounds))
+
+
+def _image(accelerator: str, bounds: str, **others: str) -> dict[str, str]:
+    # TPU_SKIP_MDS_QUERY: torch_xla asks these variables instead of a metadata server, which is not here.
+    return {
+        "TPU_ACCELERATOR_TYPE": accelerator,
+        "TPU_CHIPS_PER_HOST_BOUNDS": bounds,
+        "TPU_HOST_BOUNDS": "1,1,1",
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_WORKER_ID": "0",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        **others,
+    }
+
+
+# By name. Colab's and Kaggle's variables as their images and users' dumps had them in August 2026: Colab's one chip
+# advertises the bounds of four, and Kaggle's address is none.
+_KAGGLE = {"TPU_PROCESS_ADDRESSES": "local", "ISTPUVM": "1"}
+_COLAB = {"COLAB_TPU_1VM": "1"}
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape("colab v5e-1", "v5e", 1, environ=_image("v5e-1", "2,2,1", **_COLAB)),
+        Shape("colab v6e-1", "v6e", 1, environ=_image("v6e-1", "2,2,1", **_COLAB)),
+        Shape("kaggle v5e-8", "v5e", 8, environ=_image("v5litepod-8", "2,4,1", **_KAGGLE)),
+        Shape("v3-8", "v3", 4, cores=2, environ=_image("v3-8", "2,2,1")),
+        Shape("v4-8", "v4", 4, environ=_image("v4-8", "2,2,1")),
+    )
+}
+
+
+def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> dict[str, str]:
+    """Return the variables that make torch_xla see this machine, for the environment its workers start with.
+
+    They hold for workers of one run at a time: those of the run before must have ended. What torch_xla sets for each
+    worker (TPU_PROCESS_BOUNDS, CLOUD_TPU_TASK_ID and so on) is not among them, and must not be set already.
+
+    Args:
+        library: what `build.library` returned.
+        plugin: the file of the PJRT plugin for the CPU, `build.find_plugin().library`.
+        memory: where the processes meet, from `memory.meeting_place`.
+    """
+    return {
+        **shape.environ,
+        "PJRT_DEVICE": "TPU",
+        "TPU_LIBRARY_PATH": str(library),
+        "STANDIN_PLUGIN": str(plugin),
+        "STANDIN_MEMORY": memory,
+        "STANDIN_CHIPS": str(shape.chips),
+        "STANDIN_CORES": str(shape.cores),
+    }

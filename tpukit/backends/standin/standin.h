@@ -1,0 +1,70 @@
+// A stand-in for libtpu: what its files share. plugin.c says what it is.
+#ifndef STANDIN_H_
+#define STANDIN_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "pjrt_c_api.h"
+#include "xla_ffi.h"
+
+enum { MOST_DEVICES = 64 };  // of a run; what one machine can be asked to play
+
+// ---- plugin.c: the CPU plugin behind, and errors of our own
+extern const PJRT_Api* plugin;
+PJRT_Error* failure(PJRT_Error_Code code, const char* format, ...) __attribute__((format(printf, 2, 3)));
+void say(const char* format, ...) __attribute__((format(printf, 1, 2)));  // to standard error, if STANDIN_LOG=1
+
+// ---- topology.c: which devices there are, and which are this process's
+typedef struct {
+  int processes;  // of the run
+  int process;    // this one's number among them
+  int cores;      // devices each process has
+  int world;      // devices of the run
+  int place[MOST_DEVICES];  // place[p]: process p has the devices from place[p] * cores on
+} Topology;
+extern Topology topology;
+PJRT_Error* read_topology(void);
+int first_device(void);
+int process_of(int device);
+void answer_for_topology(PJRT_Api* api);
+
+// ---- exchange.c: where the devices of all processes meet
+PJRT_Error* take_chips(void);  // returns when every process of the run has come
+void leave(void);
+char* slot_of(int device);  // where a device lays what it brings to a collective
+size_t slot_size(void);
+// Each returns NULL or the text of what went wrong, the same for every device that waits.
+const char* begin_collective(int device, const char* what);
+const char* bring(int device, const char* what, uint64_t fingerprint);
+void end_collective(int device);
+const char* fail_run(const char* format, ...) __attribute__((format(printf, 1, 2)));
+
+// ---- rewrite.c: from a program's collectives to calls of ours
+typedef enum { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, PERMUTE, KINDS } Kind;
+typedef enum { ADD, MULTIPLY, MINIMUM, MAXIMUM, AND, OR, REDUCTIONS } Reduction;
+extern const char* const kind_names[KINDS];
+extern const char* const reduction_names[REDUCTIONS];
+typedef struct {
+  Kind kind;
+  int reduction;                             // a Reduction, or -1
+  int axis;                                  // or -1
+  int groups, start[MOST_DEVICES + 1];       // group g is member[start[g]] to member[start[g + 1] - 1]
+  int member[MOST_DEVICES];
+  int pairs, source[MOST_DEVICES], target[MOST_DEVICES];
+} Collective;
+typedef struct {
+  uint8_t* bytes;
+  size_t size, room;
+} Bytes;
+PJRT_Error* rewrite(const uint8_t* module, size_t size, Bytes* rewritten, int* collectives);
+
+// ---- collectives.c: the calls themselves
+#define TARGET "tpukit_standin_collective"
+XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame);
+
+// ---- programs.c: compiling and running
+void answer_for_programs(PJRT_Api* api);
+void finish_freeing(void);
+
+#endif
