@@ -1,0 +1,50 @@
+"""The rehearsal behind torch_xla's own TPU client: XLA:CPU processes with a stand-in for libtpu."""
+
+import contextlib
+import os
+from collections.abc import Callable
+
+from tpukit.backends.cpu import rehearsal_cores
+from tpukit.backends.protocol import Backend, Runtime, Topology
+from tpukit.backends.standin.build import find_plugin, library, why_not
+from tpukit.backends.standin.memory import meeting_place
+from tpukit.backends.standin.shapes import environment, rehearsal
+from tpukit.backends.xla import Tpu, import_torch_xla, start_pjrt
+
+# torch_xla gives each worker its own with setdefault, so a value found here would go to all.
+_OF_EACH_WORKER = (
+    *("CLOUD_TPU_TASK_ID", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_ADDRESSES", "TPU_PROCESS_BOUNDS"),
+    *("TPU_PROCESS_PORT", "TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"),
+)
+
+
+class StandInRuntime(Runtime):
+    """One process per stand-in for a v5e chip. torch_xla believes in a TPU: its own collectives run, in the graph."""
+
+    name = "xla:standin"
+    backend = Tpu
+    package = "torch_xla"
+    note = "; torch_xla sees TPU chips, played by a stand-in for libtpu"
+
+    def is_present(self, machine) -> bool:
+        return not machine.chips and why_not() is None
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        cores = cores or rehearsal_cores(machine)
+        rehearsal(cores)  # raises for a number that it does not play
+        return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
+
+    def load(self, topology: Topology) -> None:
+        library()  # compiled here once, and not by every worker
+        import_torch_xla("CPU")
+
+    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
+        return meeting_place()
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        for variable in _OF_EACH_WORKER:
+            os.environ.pop(variable, None)
+        os.environ |= environment(
+            rehearsal(topology.cores), library=library(), plugin=find_plugin().library, memory=meeting_point
+        )
+        start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
