@@ -132,7 +132,7 @@ FAULTS = [
     Fault("different numbers of steps", "for _ in range(3 + core.rank): now(); core.barrier()",
           r"core 0 of 2 returned while core 1 still waits for it in barrier\(\)", patience=5),
     Fault("different collectives", "now()\nif core.rank: core.barrier()\nelse: core.gather(torch.ones(1, device=core.device))",
-          r"(each for the other: core 0 in gather\(\), core 1 in barrier\(\)|raised )", call="stall=3, heartbeat=0.3", patience=3),
+          r"(each for the other: core 0 in gather\(\), core 1 in barrier\(\)|raised |core 0 of 2 returned while core 1)", call="stall=3, heartbeat=0.3", patience=3),
     Fault("dataset raising at sample 21", "for _ in core.batches(Data(21, raise_os_error), batch_size=4): together(core)",
           r"core 0 of 2 raised OSError: a broken JPEG \(sample 21 of the dataset\)", cause="OSError"),
     Fault("dataset raising in a DataLoader process",
@@ -339,12 +339,14 @@ def show(row: Row) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", choices=["cpu", "xla", "both"], default="both", help="xla: a TPU's start-up")
+    parser.add_argument(
+        "--backend", choices=["cpu", "xla:cpu", "xla:standin", "both"], default="both", help="both: the first two"
+    )
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose name has the word")
     asked = parser.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the kernels would inherit deaf ears
     rows = []
-    for backend in ["cpu", "xla"] if asked.backend == "both" else [asked.backend]:
+    for backend in ["cpu", "xla:cpu"] if asked.backend == "both" else [asked.backend]:
         print(f"{'fault (' + backend + ')':<52}{'control':>10} {'left':>6} {'files':>6} {'again':>6}", flush=True)
         rows += run_all(backend, asked.only)
     passed = sum(row.passed for row in rows)

@@ -139,12 +139,13 @@ class Watchdog:
         if not working:
             return self._each_for_the_other(running, quiet)
         if not waiting and not silent:
-            what = f"and no core has moved for {min(quiet.values()):.0f} s, nor used a processor"
+            longest = max(working, key=quiet.__getitem__)
+            what = f"has not moved for {quiet[longest]:.0f} s, nor has any other core, and none uses a processor"
             fix = (
                 "if they wait for each other: the same collectives in the same order on every core, also in what is "
                 "read with .item() or print; if for something else: launch(..., stall=seconds), or None"
             )
-            return Stall(working[0], what, fix)
+            return Stall(longest, what, fix)
         if not waiting:
             fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
             return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)
