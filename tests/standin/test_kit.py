@@ -1,0 +1,364 @@
+"""The kit on the machines that the stand-in plays: the code that a TPU would run, from `launch` to a resumed `fit`."""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+import os
+import signal
+import time
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from workers import Pairs, small_net
+
+import tpukit
+from tpukit import WorkerFailed, evaluate, fit, launch
+from tpukit.backends.standin import build, memory, shapes
+
+CORES = {shape.name: shape.chips * shape.cores for shape in shapes.SHAPES.values()}
+IN_CI = ("colab v5e-1", "kaggle v5e-8")
+EVERY_MACHINE = pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(shape, id=name, marks=[] if name in IN_CI else pytest.mark.every_machine)
+        for name, shape in shapes.SHAPES.items()
+    ],
+)
+
+pytestmark = [
+    pytest.mark.usefixtures("library"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # torch_xla's, in its own calls of its own old names
+]
+
+
+@contextlib.contextmanager
+def played(shape, **environ):
+    """Make this process one on such a machine: its variables, after `prepare`, and the machine to launch on."""
+    host = dataclasses.replace(
+        tpukit.host(), platform="TPU VM", chips=shape.chips, generation=shape.generation, cpus=os.cpu_count()
+    )
+    plugin = build.find_plugin().library
+    with memory.meeting_place() as path, mock.patch.dict(os.environ):
+        os.environ |= shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
+        tpukit.prepare(machine=host)
+        yield host
+
+
+def on(shape, fn, *args, environ=None, **options):
+    """Launch on a machine as its user would."""
+    with played(shape, **(environ or {})) as host:
+        return launch(fn, *args, machine=host, progress="off", **options)
+
+
+# ---- launch ----------------------------------------------------------------------------------------------------------
+
+
+def everything(core):
+    import torch_xla.core.xla_model as xm
+    import torch_xla.runtime as xr
+
+    mine = torch.arange(3, device=core.device) + core.rank
+    return {
+        "rank": (core.rank, xr.global_ordinal(), xr.world_size(), xm.xla_device_hw(core.device)),
+        **{op: core.all_reduce(mine.float(), op) for op in ("sum", "mean", "min", "max")},
+        "max of int64": core.all_reduce(mine, "max"),
+        "gather": core.gather(mine),
+        "mean of a number": core.mean(core.rank),
+    }
+
+
+@EVERY_MACHINE
+def test_five_launches_in_a_row_give_every_core_its_results(shape):
+    world = CORES[shape.name]
+    every = torch.stack([torch.arange(3) + rank for rank in range(world)])
+    for _ in range(5):
+        results = on(shape, everything).results
+        for rank, result in enumerate(results):
+            assert result["rank"] == (rank, rank, world, "TPU")
+            assert result["sum"].tolist() == every.sum(0).tolist()
+            assert result["mean"].tolist() == pytest.approx(every.float().mean(0).tolist())
+            assert result["min"].tolist() == every.amin(0).tolist()
+            assert result["max"].tolist() == result["max of int64"].tolist() == every.amax(0).tolist()
+            assert result["gather"].tolist() == every.reshape(-1).tolist()
+            assert result["mean of a number"] == (world - 1) / 2
+
+
+@EVERY_MACHINE
+def test_one_core_alone_is_a_run_too(shape):
+    (result,) = on(shape, everything, cores=1).results
+    assert result["rank"][:3] == (0, 0, 1)
+
+
+def test_ranks_may_come_in_another_order_than_processes(capsys):
+    def work(core):
+        core.barrier()
+        os.write(1, f"this is {core.rank}\n".encode())
+        return everything(core)
+
+    run = on(shapes.SHAPES["v4-8"], work, environ={"STANDIN_ORDER": "3,2,1,0"})
+    assert [result["rank"][0] for result in run.results] == [0, 1, 2, 3]
+    said = sorted(line for line in capsys.readouterr().out.splitlines() if "this is" in line)
+    assert said == [f"[core {rank}] this is {rank}" for rank in range(4)]
+
+
+def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works():
+    shape = shapes.SHAPES["v4-8"]
+    with pytest.raises(WorkerFailed, match="busy") as failed:
+        on(shape, everything, environ={"STANDIN_BUSY": "600"})
+    assert "fix:   chips stay busy" in str(failed.value)
+    assert len(on(shape, everything).results) == 4
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+
+
+def one_step(core):
+    with core.step():
+        return core.all_reduce(torch.ones(2, device=core.device))
+
+
+def raises(core):
+    one_step(core)
+    if core.rank == core.world_size - 1:
+        raise KeyError("a")
+    core.barrier()
+
+
+def is_killed(core):
+    one_step(core).tolist()
+    if core.rank == core.world_size - 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    one_step(core).tolist()
+
+
+def leaves_early(core):
+    for _ in range(2 if core.rank else 3):
+        one_step(core).tolist()
+
+
+def sleeps(core):
+    one_step(core).tolist()
+    if core.rank == 1:
+        time.sleep(99)
+    one_step(core)
+    one_step(core).tolist()
+
+
+def another_shape(core):
+    core.all_reduce(torch.ones(2 + core.rank, device=core.device)).tolist()
+
+
+FAILURES = {
+    "an exception": (raises, r"core {last} of {world} raised KeyError: 'a'"),
+    "a killed core": (is_killed, r"core {last} of {world} was killed by SIGKILL"),
+    "a core that leaves early": (leaves_early, r"core \d of {world} (returned while|raised .*has not come)"),
+    "a core that sleeps": (sleeps, r"core \d of {world} (has not moved|raised .*has not come)"),
+    "another shape": (another_shape, r"core \d of {world} raised"),
+}
+
+
+@pytest.mark.parametrize("shape", [shapes.SHAPES["v4-8"], shapes.SHAPES["v3-8"]], ids=["v4-8", "v3-8"])
+@pytest.mark.parametrize("work", FAILURES)
+def test_a_failure_is_named_and_the_next_launch_works(shape, work):
+    fn, message = FAILURES[work]
+    if shape.cores == 2 and fn is is_killed:
+        message = r"core \d of {world} was killed by SIGKILL"  # its chip's other core is killed with it
+    world, began = CORES[shape.name], time.monotonic()
+    with pytest.raises(WorkerFailed, match=message.format(last=world - 1, world=world)):
+        on(shape, fn, stall=3.0, heartbeat=0.3, timeout=60)
+    assert time.monotonic() - began < 60
+    assert len(on(shape, lambda core: core.mean(core.rank)).results) == world
+
+
+def test_an_interrupt_ends_the_run_and_the_next_launch_works():
+    shape = shapes.SHAPES["v4-8"]
+
+    def work(core):
+        one_step(core).tolist()
+        if core.is_main:
+            os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(99)
+
+    with pytest.raises(tpukit.Interrupted):
+        on(shape, work)
+    assert len(on(shape, one_step).results) == 4
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
+
+
+def train(core, folder=None, epochs=2):
+    model = core.model(small_net(True))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    batches = core.batches(Pairs(), batch_size=64 // core.world_size, shuffle=True, drop_last=True)
+    valid = core.batches(Pairs(37), batch_size=8)
+    criterion = nn.functional.mse_loss
+    history = fit(core, model, optimizer, criterion, batches, valid, epochs=epochs, folder=folder, log_every=1)
+    found = evaluate(core, model, criterion, valid)
+    return {
+        "epochs": [{name: value for name, value in row.items() if name != "seconds"} for row in history.epochs],
+        "state": core.to_host(model.state_dict()),
+        "loss": found.loss,
+        "outputs": found.outputs,
+        "report": core.report(batches),
+    }
+
+
+def same(one, other):
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@EVERY_MACHINE
+def test_fit_trains_evaluates_and_resumes_to_the_last_bit(shape, tmp_path):
+    whole = on(shape, train).results
+    on(shape, train, tmp_path, 1)
+    resumed = on(shape, train, tmp_path, 2).results
+    first = whole[0]
+    for result in [*whole, *resumed]:
+        assert same(result["state"], first["state"])  # on all ranks, resumed or not
+        assert result["epochs"] == first["epochs"]
+    data, model = Pairs(37), small_net(True)
+    model.load_state_dict(first["state"])
+    with torch.no_grad():
+        expected = model.eval()(data.images)
+    assert torch.allclose(first["outputs"], expected, atol=1e-5)
+    assert first["loss"] == pytest.approx(nn.functional.mse_loss(expected, data.targets).item(), rel=1e-5)
+    findings = {finding.name: finding for finding in first["report"].findings}
+    assert findings["fallbacks"].state == "ok"
+
+
+def ten_steps(core, batch_size, size=32):
+    """Ten steps of the walkthrough's model, as notebook 04 takes them but for its size and its BatchNorm."""
+    from tpukit import pe
+
+    torch.manual_seed(0)
+    network = pe.resnet34()
+    for name, layer in list(network.named_modules()):
+        if isinstance(layer, nn.BatchNorm2d):  # which normalises each core's own share, here as on chips
+            owner, _, own = name.rpartition(".")
+            setattr(network.get_submodule(owner), own, nn.GroupNorm(8, layer.num_features))
+    model = core.model(network)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (80, 3, size, size), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(0, 2, (80, 10), generator=generator).float()
+    data = torch.utils.data.TensorDataset(images, labels)
+    batches = core.batches(data, batch_size=batch_size, shuffle=True, drop_last=True)
+    for inputs, targets in itertools.islice(itertools.chain(batches, batches), 10):
+        with core.step():
+            loss = nn.functional.binary_cross_entropy_with_logits(model(pe.normalize(inputs)), targets)
+            loss.backward()
+            core.optimizer_step(optimizer)
+    return core.to_host(model.state_dict())
+
+
+@pytest.mark.parametrize("cores", [pytest.param(8, marks=pytest.mark.every_machine), 2])
+def test_ten_steps_of_the_walkthroughs_model_are_one_process_with_the_joined_batch(cores):
+    """Eight compiles of a ResNet-34 take minutes on two processors: `make standin` runs them, CI runs two."""
+    results = launch(ten_steps, 8 // cores, cores=cores, backend="xla:standin", progress="off", stall=None).results
+    assert all(same(results[0], result) for result in results[1:])
+    (alone,) = launch(ten_steps, 8, cores=1, backend="cpu", progress="off").results
+    for name, value in alone.items():
+        assert torch.allclose(value, results[0][name], atol=2e-4), name
+
+
+def test_a_trace_is_written(tmp_path):
+    def work(core):
+        with tpukit.profile(core, tmp_path) as recording:
+            for _ in range(3):
+                one_step(core)
+        return [file.stat().st_size for file in recording.files]
+
+    sizes = on(shapes.SHAPES["colab v5e-1"], work).results[0]
+    assert sizes
+    assert min(sizes) > 0
+
+
+# ---- a stranger's code -----------------------------------------------------------------------------------------------
+
+
+def strangers(core):
+    """What a user's own torch_xla code does, beside the kit."""
+    import torch.distributed as dist
+    import torch_xla.core.xla_model as xm
+    import torch_xla.distributed.xla_backend  # noqa: F401
+    import torch_xla.runtime as xr
+
+    one = torch.full((2,), float(xr.global_ordinal()), device="xla")
+    gathered = xm.all_gather(one).tolist()
+    reduced = xm.mesh_reduce("sum", xr.global_ordinal(), sum)
+    weight = nn.Parameter(torch.zeros(2, device="xla"))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    (weight * (xr.global_ordinal() + 1)).sum().backward()
+    xm.optimizer_step(optimizer, barrier=True)
+    dist.init_process_group("xla", init_method="xla://")
+    total = torch.ones(1, device="xla") * dist.get_rank()
+    dist.all_reduce(total)
+    return gathered, reduced, weight.tolist(), total.tolist(), dist.get_world_size()
+
+
+def test_a_strangers_torch_xla_code_gives_the_right_numbers():
+    for gathered, reduced, weight, total, world in launch(
+        strangers, cores=2, backend="xla:standin", progress="off"
+    ).results:
+        assert gathered == [0, 0, 1, 1]
+        assert reduced == 1
+        assert weight == [-1.5, -1.5]
+        assert (total, world) == ([1.0], 2)
+
+
+def test_ddp_of_a_strangers_trains_as_one_process_with_the_joined_batch():
+    def work(core):
+        import torch.distributed as dist
+        import torch_xla
+        import torch_xla.distributed.xla_backend  # noqa: F401
+        from torch.nn.parallel import DistributedDataParallel
+
+        dist.init_process_group("xla", init_method="xla://")
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Linear(3, 2).to("xla"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        inputs = torch.arange(12.0).reshape(4, 3)[2 * core.rank : 2 * core.rank + 2].to("xla")
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(inputs).square().mean().backward()
+            optimizer.step()
+            torch_xla.sync()
+        return [parameter.detach().cpu() for parameter in model.parameters()]
+
+    results = launch(work, cores=2, backend="xla:standin", progress="off").results
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.arange(12.0).reshape(4, 3)).square().mean().backward()
+        optimizer.step()
+    for result in results:
+        for own, expected in zip(result, model.parameters(), strict=True):
+            assert torch.allclose(own, expected, atol=1e-4)
+
+
+# ---- which rehearsal -------------------------------------------------------------------------------------------------
+
+
+def test_xla_rehearses_on_the_stand_in_where_it_is_installed_and_says_so(capsys):
+    run = launch(functools.partial(everything), cores=2, backend="xla", progress="text")
+    assert run.results[1]["rank"] == (1, 1, 2, "TPU")
+    assert "torch_xla sees TPU chips, played by a stand-in for libtpu" in capsys.readouterr().out
+
+
+def test_xla_rehearses_with_gloo_where_it_is_not_and_says_so(monkeypatch, capsys):
+    monkeypatch.setattr("tpukit.backends.standin.runtime.why_not", lambda: "no C compiler is here")
+    launch(lambda core: core.rank, cores=2, backend="xla", progress="text")
+    assert "gloo joins them, torch_xla's own collectives do not" in capsys.readouterr().out
+
+
+def test_nothing_is_left_in_shared_memory_by_a_run_that_was_killed():
+    before = set(os.listdir("/dev/shm"))
+    with pytest.raises(WorkerFailed):
+        launch(is_killed, cores=2, backend="xla:standin", progress="off")
+    assert set(os.listdir("/dev/shm")) <= before
