@@ -60,6 +60,7 @@ def on_every_core(shape, body, **others) -> dict:
 def _import_torch_xla():
     if "torch_xla" not in sys.modules:
         os.environ["PJRT_DEVICE"] = "TPU"  # or the import would choose one and say so in a warning
+        import torch._dynamo  # noqa: F401  a process's first optimizer imports it: once, here, not in every fork
         import torch_xla  # noqa: F401
 
         del os.environ["PJRT_DEVICE"]

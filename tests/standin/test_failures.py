@@ -123,7 +123,7 @@ def test_a_rank_that_returns_early_is_named(library):
 
 
 def test_a_rank_that_does_not_come_is_named_when_patience_ends(library):
-    waiting, missing = run(rehearsal(2), _misses_one, library=library, environ={"STANDIN_TIMEOUT": "2"}, seconds=10)
+    waiting, missing = run(rehearsal(2), _misses_one, library=library, environ={"STANDIN_TIMEOUT": "2"}, seconds=6)
     assert "rank 1 has not come to collective 2 for 2 s" in waiting.error
     assert "is alive and has come to 1" in waiting.error
     assert "STANDIN_TIMEOUT" in waiting.error
