@@ -26,6 +26,11 @@ class Ended:
     printed: str
     seconds: float
 
+    @property
+    def said(self):
+        """What went wrong: torch_xla 2.9 raises it, 2.8 ends the process with it."""
+        return self.error + self.printed
+
 
 def run(shape, body, *, library, environ=None, seconds=120.0) -> list[Ended]:
     """Fork one process a chip, call `body()` once on each core, and return how each process ended.
