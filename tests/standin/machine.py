@@ -26,6 +26,11 @@ class Ended:
     printed: str
     seconds: float
 
+    @property
+    def said(self):
+        """What went wrong: torch_xla 2.9 raises it, 2.8 ends the process with it."""
+        return self.error + self.printed
+
 
 def run(shape, body, *, library, environ=None, seconds=120.0) -> list[Ended]:
     """Fork one process a chip, call `body()` once on each core, and return how each process ended.
@@ -60,6 +65,7 @@ def on_every_core(shape, body, **others) -> dict:
 def _import_torch_xla():
     if "torch_xla" not in sys.modules:
         os.environ["PJRT_DEVICE"] = "TPU"  # or the import would choose one and say so in a warning
+        import torch._dynamo  # noqa: F401  a process's first optimizer imports it: once, here, not in every fork
         import torch_xla  # noqa: F401
 
         del os.environ["PJRT_DEVICE"]
