@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import itertools
 import os
+import re
 import signal
 import time
 from unittest import mock
@@ -106,9 +107,10 @@ def test_ranks_may_come_in_another_order_than_processes(capsys):
 
 def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works():
     shape = shapes.SHAPES["v4-8"]
-    with pytest.raises(WorkerFailed, match="busy") as failed:
-        on(shape, everything, environ={"STANDIN_BUSY": "600"})
-    assert "fix:   chips stay busy" in str(failed.value)
+    with pytest.raises(WorkerFailed, match="(?i)busy") as failed:
+        on(shape, everything, environ={"STANDIN_BUSY_UNTIL": str(time.time() + 600)})
+    assert re.match(r"core \d of 4 could not start its device: ", str(failed.value))
+    assert "fix:   chips stay busy for some seconds" in str(failed.value)
     assert len(on(shape, everything).results) == 4
 
 

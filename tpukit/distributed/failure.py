@@ -84,8 +84,15 @@ class Failures:
 # ---- kinds of failure ------------------------------------------------------------------------------------------------
 
 
+def device_not_started(rank: int, error: BaseException) -> Failure:
+    """Describe the exception that kept a device from starting: no line of the user's is to blame."""
+    trace = "".join(traceback.format_exception(error))
+    what = f"could not start its device: {type(error).__name__}: {_in_a_line(error)}"
+    return Failure(rank, time.monotonic(), what, trace=trace, error=_sendable(error), fix=_fix_of_a_start(trace))
+
+
 def exception_raised(rank: int, error: BaseException) -> Failure:
-    """Describe the exception that ended a worker function, or kept a device from starting."""
+    """Describe the exception that ended a worker function."""
     when = time.monotonic()
     if isinstance(error, Unsendable):
         fix = "return tensors, arrays, numbers and containers of them"
@@ -113,12 +120,13 @@ def told_to_end(rank: int, frame: object) -> Failure:
     return Failure(rank, time.monotonic(), _TERMINATED, trace=stack_text(frame), title="where it stood")
 
 
-def process_ended(rank: int, exitcode: int, *, memory: int | None, last_output: str) -> Failure:
+def process_ended(rank: int, exitcode: int, *, started: bool, memory: int | None, last_output: str) -> Failure:
     """Describe a process that ended with neither a result nor a word.
 
     Args:
         rank: of its first core.
         exitcode: as `multiprocessing.Process.exitcode`.
+        started: whether its device was up.
         memory: the peak in bytes that it last reported.
         last_output: what it printed last.
     """
@@ -127,8 +135,8 @@ def process_ended(rank: int, exitcode: int, *, memory: int | None, last_output: 
         what = f"was killed by SIGKILL, which is what happens where host memory runs out{seen}"
         fix = "a smaller batch_size, fewer DataLoader workers, or a dataset that is read from disk, not held in memory"
     elif exitcode < 0:
-        what = f"was killed by {signal.Signals(-exitcode).name}"
-        fix = "a native library ended it; see what it printed last"
+        what = f"was killed by {signal.Signals(-exitcode).name}" + " before its device was up" * (not started)
+        fix = "a native library ended it; see what it printed last" if started else _fix_of_a_start(last_output)
     else:
         what = f"ended with exit status {exitcode} before it returned"
         fix = "leave the worker function with return, not os._exit"
@@ -203,6 +211,16 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _fix_of_a_start(text: str) -> str:
+    """Say what helps a device that did not start, given what torch_xla said of it."""
+    if "worker addresses" in text:
+        return "tpukit.prepare() removes TPU_PROCESS_ADDRESSES, which all workers would share; then run this cell again"
+    return (
+        "chips stay busy for some seconds after a worker was killed: wait half a minute and run the cell again;\n"
+        "         if that does not help, tpukit.check() names who holds them, and a restart of the session frees them"
+    )
 
 
 def _fix_of_a_dead_loader() -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from tpukit.distributed import signals
 from tpukit.distributed.channel import Sender, Unsendable, serialize
 from tpukit.distributed.core import Core
-from tpukit.distributed.failure import exception_raised, stack_text, told_to_end
+from tpukit.distributed.failure import device_not_started, exception_raised, stack_text, told_to_end
 from tpukit.machine import orphans
 from tpukit.machine.resources import peak_memory
 
@@ -72,7 +72,7 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
     try:
         start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores))
     except BaseException as error:  # the device did not start: no core is there to say so
-        worker.sender.send(("failed", exception_raised(pipes.rank, error)))
+        worker.sender.send(("failed", device_not_started(pipes.rank, error)))
     _flush_streams()
     worker.finished.set()
     while True:

@@ -145,8 +145,15 @@ class WorkerGroup:
         if self._is_done(one) or one.has_failed:
             return
         one.has_failed = True
-        memory, last = self.memory.get(one.rank), one.output.last_lines()
-        self.failures.add(process_ended(one.rank, one.process.exitcode or 0, memory=memory, last_output=last))
+        self.failures.add(
+            process_ended(
+                one.rank,
+                one.process.exitcode or 0,
+                started=not one.unstarted,
+                memory=self.memory.get(one.rank),
+                last_output=one.output.last_lines(),
+            )
+        )
 
     def _with_stacks(self, stall: Stall) -> Failure:
         """Ask every core where it stands, and describe the stall with their stacks."""
