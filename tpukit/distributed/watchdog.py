@@ -102,7 +102,7 @@ class Watchdog:
             return None
         if over_time := self._over_time(running, now):
             return over_time
-        stall = self._left_early(running, returned, now) or self._stuck(running, now)
+        stall = self._left_early(running, returned, now) or self._stuck(running, returned, now)
         if stall is None:
             self._sample = None
         return stall if stall and self._all_idle(running, now) else None
@@ -126,7 +126,7 @@ class Watchdog:
             "let every core do the same number of steps: core.batches gives each the same number of batches",
         )
 
-    def _stuck(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
+    def _stuck(self, running: dict[int, Heartbeat], returned: set[int], now: float) -> Stall | None:
         """Nobody has moved for too long."""
         waiting = [rank for rank, beat in running.items() if beat.waiting]
         silent = [rank for rank, beat in running.items() if beat is self._silent]
@@ -139,13 +139,7 @@ class Watchdog:
         if not working:
             return self._each_for_the_other(running, quiet)
         if not waiting and not silent:
-            longest = max(working, key=quiet.__getitem__)
-            what = f"has not moved for {quiet[longest]:.0f} s, nor has any other core, and none uses a processor"
-            fix = (
-                "if they wait for each other: the same collectives in the same order on every core, also in what is "
-                "read with .item() or print; if for something else: launch(..., stall=seconds), or None"
-            )
-            return Stall(longest, what, fix)
+            return self._in_a_read(running, returned, quiet)
         if not waiting:
             fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
             return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)
@@ -155,6 +149,18 @@ class Watchdog:
             f"has not moved for {quiet[late]:.0f} s, while core {first} waits for it in {running[first].waiting}()",
             f"see below where core {late} stands; launch(..., stall=seconds) allows more than {self.limits.stall:g}",
         )
+
+    def _in_a_read(self, running: dict[int, Heartbeat], returned: set[int], quiet: dict[int, float]) -> Stall:
+        """Nobody says that it waits, so it may be in a read of a tensor, where the graph is waited for."""
+        longest = max(running, key=quiet.__getitem__)
+        still = f"{quiet[longest]:.0f} s, nor used a processor"
+        fix = (
+            "the same collectives in the same order on every core, also before what is read with .item() or print; "
+            "if it waits for something else: launch(..., stall=seconds), or None"
+        )
+        if returned:
+            return Stall(min(returned), f"returned while core {longest} has not moved for {still}", fix)
+        return Stall(longest, f"has not moved for {still}, and neither has any other core", fix)
 
     def _each_for_the_other(self, running: dict[int, Heartbeat], quiet: dict[int, float]) -> Stall:
         """All cores wait, so not for the same: blame one that waits where the fewest do."""
