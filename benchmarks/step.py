@@ -53,8 +53,8 @@ def main() -> None:
     options = parser.parse_args()
     describe()
     cases = [
-        Case("MLP, XLA:CPU", mlp, 32, 128, 12, 40, "xla"),
-        Case("convnet, XLA:CPU", convnet, 32, 128, 12, 40, "xla"),
+        Case("MLP, XLA:CPU", mlp, 32, 128, 12, 40, "xla:cpu"),
+        Case("convnet, XLA:CPU", convnet, 32, 128, 12, 40, "xla:cpu"),
         Case("MLP, CPU", mlp, 32, 128, 12, 40),
         Case("convnet, CPU", convnet, 32, 128, 12, 40),
         Case("ResNet-18, CPU", resnet18, 64, 8, 4, 20),
@@ -63,7 +63,7 @@ def main() -> None:
     ]
     measured = {case.name: run(case, options.rounds or case.rounds) for case in cases if options.only in case.name}
     print("over two XLA:CPU processes only fit runs: torch_xla takes each for the only one and averages no gradients")
-    report(measured, quietly(count, cores=1, backend="xla")[0])
+    report(measured, quietly(count, cores=1, backend="xla:cpu")[0])
 
 
 # ---- the work ------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ def with_fit(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], ob
 
 def by_hand(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
     """Train in the loop of somebody who knows the device."""
-    return in_turns(case, (on_xla if case.backend == "xla" else on_cpu)(core, case, samples, loss))
+    return in_turns(case, (on_xla if case.backend == "xla:cpu" else on_cpu)(core, case, samples, loss))
 
 
 def on_xla(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
@@ -284,7 +284,7 @@ def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[
     def trainer():
         names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
         return lightning.Trainer(
-            accelerator="tpu" if case.backend == "xla" else "cpu",
+            accelerator="tpu" if case.backend == "xla:cpu" else "cpu",
             devices=case.cores,
             max_steps=case.steps,
             log_every_n_steps=case.log_every,
@@ -300,7 +300,7 @@ def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[
 def with_accelerate(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
     """Train in the loop of accelerate's documentation."""
     # It uses XLA wherever torch_xla is installed, unless this variable is set before it is imported.
-    os.environ["USE_TORCH_XLA"] = str(int(case.backend == "xla"))
+    os.environ["USE_TORCH_XLA"] = str(int(case.backend == "xla:cpu"))
     from accelerate import Accelerator
 
     return in_turns(case, accelerated(Accelerator(cpu=case.backend == "cpu"), case, samples, loss))
@@ -394,7 +394,7 @@ def take_turns(core, case: Case, rounds: int) -> Measured:
     as_torchrun(core)
     samples = Samples(case.size, length=case.batch * case.steps * core.world_size * (rounds + 2))
     makers = {"fit": with_fit, "hand_written": by_hand, "lightning": with_lightning, "accelerate": with_accelerate}
-    if case.backend == "xla":
+    if case.backend == "xla:cpu":
         makers["tutorial"] = as_the_tutorial
     turns, clocks, without = {}, {name: Clock() for name in makers}, {}
     for name, make in makers.items():
@@ -420,7 +420,7 @@ def seconds(core, case: Case, turn: Callable, clock: Clock) -> float:
     clock.times.clear()
     core.barrier()
     turn()
-    if case.backend == "xla":
+    if case.backend == "xla:cpu":
         import torch_xla
 
         torch_xla.sync(wait=True)  # run the last step here, so that it is not in the next contestant's graph

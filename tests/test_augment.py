@@ -432,7 +432,7 @@ def count_graphs(core):
 
 @pytest.mark.xla
 def test_on_xla_every_step_is_the_same_graph_and_nothing_falls_back_to_the_host():
-    run = tpukit.launch(count_graphs, cores=1, backend="xla", seed=3, progress="off")
+    run = tpukit.launch(count_graphs, cores=1, backend="xla:cpu", seed=3, progress="off")
     compiled, sent, fallbacks, seen, graph, warped, expected = run.results[0]
     assert fallbacks == []
     assert compiled[1] <= compiled[0] + 1

@@ -266,6 +266,6 @@ def test_on_xla_bytes_travel_and_no_batch_is_compiled_twice():
             seen.append((images.dtype, images.device.type, tuple(images.shape), total.item()))
         return compiled, seen
 
-    for compiled, seen in launch(work, cores=2, backend="xla", progress="off").results:
+    for compiled, seen in launch(work, cores=2, backend="xla:cpu", progress="off").results:
         assert set(seen) == {(torch.uint8, "xla", (8, 3, 2, 2), 0.0)}
         assert len(set(compiled[1:])) == 1

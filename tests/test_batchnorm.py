@@ -14,7 +14,7 @@ from workers import Pairs, small_net, weights
 from tpukit import launch
 from tpukit.training.batchnorm import sync_batchnorm
 
-REHEARSALS = ["cpu", pytest.param("xla", marks=pytest.mark.xla)]
+REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 
 # Eight samples, four a core; the offset is what mean(x^2) - mean^2 would not survive.
 LAYERS = {

@@ -9,7 +9,7 @@ from workers import Pairs, small_net, train, train_in_shares, weights
 from tpukit import WorkerFailed, launch
 
 # Plain CPU and XLA:CPU: the same worker function, the same answers.
-REHEARSALS = ["cpu", pytest.param("xla", marks=pytest.mark.xla)]
+REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 
 
 def quietly(fn, *args, cores=2, **options):
@@ -191,7 +191,7 @@ def test_xla_workers_can_go_backward_though_the_kernel_did():
         (weight * 3).sum().backward()
         return weight.grad
 
-    assert [result.tolist() for result in quietly(work, backend="xla").results] == [[3, 3], [3, 3]]
+    assert [result.tolist() for result in quietly(work, backend="xla:cpu").results] == [[3, 3], [3, 3]]
 
 
 @pytest.mark.xla
@@ -210,7 +210,7 @@ def test_logging_every_step_copies_nothing_between_messages():
         fast_enough = time.monotonic() - began < 0.2
         return fast_enough, (met.metric_data("TransferFromDeviceTime") or [0])[0] - before
 
-    run = quietly(work, backend="xla", cores=1)
+    run = quietly(work, backend="xla:cpu", cores=1)
     fast_enough, copies = run.results[0]
     assert copies == 0 or not fast_enough
     assert [row["loss"] for row in run.log] == [float(step) for step in range(1, 52)]

@@ -273,12 +273,20 @@ WITH_XLA = {"torch": "2.9.0", "torch_xla": "2.9.0", "python": "3.12.3"}
         ({"chips": 0, "cpus": 4}, {}, ("cpu", True, 4, 4)),
         ({"chips": 0, "cpus": 96}, {}, ("cpu", True, 8, 8)),
         ({"chips": 0, "cpus": 1}, {}, ("cpu", True, 2, 2)),
-        ({"chips": 0, "cpus": 2}, {"backend": "xla"}, ("xla:cpu", True, 2, 2)),
+        ({"chips": 0, "cpus": 2}, {"backend": "xla:cpu"}, ("xla:cpu", True, 2, 2)),
     ],
 )
 def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected):
     chosen = choose_topology(machine(**facts, versions=WITH_XLA), asked.get("cores"), asked.get("backend"))
     assert (chosen.backend, chosen.rehearsal, chosen.cores, chosen.processes) == expected
+
+
+@pytest.mark.parametrize(("obstacle", "expected"), [(None, "xla:standin"), ("no C compiler is here", "xla:cpu")])
+def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obstacle, expected, monkeypatch):
+    monkeypatch.setattr("tpukit.backends.standin.runtime.why_not", lambda: obstacle)
+    assert choose_topology(machine(chips=0, versions=WITH_XLA), None, "xla").backend == expected
+    assert choose_topology(machine(**EIGHT, versions=WITH_XLA), None, "xla").backend == "xla"
+    assert choose_topology(machine(chips=0, versions=WITH_XLA), None, None).backend == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -380,7 +388,7 @@ def test_without_fork_one_core_runs_in_this_process():
     assert "a rehearsal: 1 CPU process stands in for TPU cores" in out
 
 
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla", marks=pytest.mark.xla)])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)])
 def test_sigterm_is_heard_whichever_thread_the_system_hands_it_to(backend):
     """A main thread that sleeps, waits or compiles is not woken by a signal that another thread took."""
 

@@ -14,7 +14,7 @@ from tpukit.diagnostics.profiler import profile
 
 ROOT = Path(__file__).parents[1]
 XLA = pytest.mark.xla
-REHEARSALS = ["cpu", pytest.param("xla", marks=XLA)]
+REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=XLA)]
 
 
 def record(folder, *, backend, cores=1, steps=3, then=lambda step: None, progress="off", **options):
@@ -57,7 +57,7 @@ def test_on_a_cpu_the_trace_has_the_operations_and_the_steps(tmp_path):
 
 @XLA
 def test_on_xla_the_trace_has_the_graphs_operations_and_the_steps_and_tensorboards_file(tmp_path):
-    (files,) = record(tmp_path, backend="xla")
+    (files,) = record(tmp_path, backend="xla:cpu")
     assert {"dot", "SyncTensorsGraph", "PjRtComputationClient::ExecuteComputation"} <= names(files)
     numbers = [event["args"]["step_num"] for event in events(files) if event.get("name") == "step"]
     assert numbers[:3] == ["0", "1", "2"]
@@ -84,7 +84,7 @@ def test_it_says_where_the_files_are_and_how_to_open_them(backend, tmp_path, cap
     assert "recorded 3 steps: open " in said
     assert "https://ui.perfetto.dev" in said
     assert all(str(file) in said for file in files if file.name.endswith(".json.gz"))
-    assert (f"tensorboard --logdir {tmp_path}" in said) == (backend == "xla")
+    assert (f"tensorboard --logdir {tmp_path}" in said) == (backend == "xla:cpu")
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)

@@ -8,7 +8,7 @@ from tpukit.distributed.launcher import launch
 XLA = pytest.mark.xla
 
 
-def trained(loss, *, batch_of=lambda step: (8, 3), backend="xla", cores=1, steps=6, after=lambda core, step: None):
+def trained(loss, *, batch_of=lambda step: (8, 3), backend="xla:cpu", cores=1, steps=6, after=lambda core, step: None):
     """Train a small model; return the monitor's messages by step, and how many graphs compiled again."""
 
     def work(core):
@@ -54,7 +54,7 @@ def test_the_first_steps_compile_two_graphs_and_nothing_is_said():
             lines.append(monitor.end_step(step))
         return set(lines), monitor.recompiles, monitor.compiles - start
 
-    assert launch(work, cores=1, backend="xla", progress="off").results[0] == ({None}, 0, 2)
+    assert launch(work, cores=1, backend="xla:cpu", progress="off").results[0] == ({None}, 0, 2)
 
 
 def test_on_a_cpu_nothing_compiles_and_nothing_is_said():
@@ -118,7 +118,7 @@ def test_the_fix_for_a_ragged_batch_works():
             lines.append(monitor.end_step(0))
         return lines
 
-    assert set(launch(work, cores=1, backend="xla", progress="off").results[0]) == {None}
+    assert set(launch(work, cores=1, backend="xla:cpu", progress="off").results[0]) == {None}
 
 
 @XLA
@@ -135,7 +135,7 @@ def test_in_a_nested_batch_the_tensor_is_named_and_its_dtype():
             del total
         return lines
 
-    *quiet, last = launch(work, cores=1, backend="xla", progress="off").results[0]
+    *quiet, last = launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
     assert set(quiet) == {None}
     assert "batch['targets'][0] is (2,) int32, before (2,) int64" in last
 
@@ -219,7 +219,7 @@ def test_looking_at_the_graph_compiles_nothing_and_changes_no_result():
             monitor.end_step(step)
         return monitor.compiles, [value.cpu() for value in model.state_dict().values()]
 
-    runs = [launch(work, look, cores=1, backend="xla", progress="off").results[0] for look in (False, True)]
+    runs = [launch(work, look, cores=1, backend="xla:cpu", progress="off").results[0] for look in (False, True)]
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(*pair) for pair in zip(runs[0][1], runs[1][1], strict=True))
 

@@ -10,7 +10,7 @@ from tpukit.distributed.launcher import launch
 XLA = pytest.mark.xla
 
 
-def reported(step, *, backend="xla", cores=1, steps=14, rank=0, **options):
+def reported(step, *, backend="xla:cpu", cores=1, steps=14, rank=0, **options):
     """Train a small model for some steps, doing `step(core, model, number)` in each, and return the report."""
 
     def work(core):

@@ -163,7 +163,7 @@ def count(steps: int, kind, options: dict, make=lambda optimizer: cosine(optimiz
             seen.append(tuple(after - earlier for after, earlier in zip(metrics(), before, strict=True)))
         return seen
 
-    return launch(work, cores=1, backend="xla", progress="off").results[0]
+    return launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
 
 
 @pytest.mark.xla
@@ -203,7 +203,7 @@ def test_a_rate_on_the_device_is_refused_since_it_would_be_copied_to_the_host_ev
             constant(optimizer)
         return str(raised.value)
 
-    assert "fix:   lr=0.1" in launch(work, cores=1, backend="xla", progress="off").results[0]
+    assert "fix:   lr=0.1" in launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
 
 
 @pytest.mark.xla

@@ -25,7 +25,7 @@ import tpukit
 from tpukit import History, WorkerFailed, evaluate, fit, launch
 from tpukit.training.resume import parse_duration
 
-REHEARSALS = ["cpu", pytest.param("xla", marks=pytest.mark.xla)]
+REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 
 
 class Dots:
@@ -224,7 +224,7 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
             evaluate(core, model, LOSS, core.batches(Dots(size), batch_size=4))
         return copies, before, seen()
 
-    copies, before, after = quietly(work, cores=1, backend="xla").results[0]
+    copies, before, after = quietly(work, cores=1, backend="xla:cpu").results[0]
     transfers = [there - here for (here, _), (there, _) in zip(copies, copies[1:], strict=False)]
     assert sum(transfers) == 1 == transfers[19]  # at the one log point between the two epochs
     assert before[1] - copies[0][1] == 2  # the first step's, which makes the optimiser's state, and all others'
@@ -259,7 +259,7 @@ def test_loss_and_auroc_are_scikit_learns_over_any_number_of_cores(backend):
 # ---- it survives -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backend", "times"), [("cpu", 20), pytest.param("xla", 4, marks=pytest.mark.xla)])
+@pytest.mark.parametrize(("backend", "times"), [("cpu", 20), pytest.param("xla:cpu", 4, marks=pytest.mark.xla)])
 def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, times, tmp_path):
     """Core 0, which writes the checkpoints, is killed; each log point saves, so some moments are within a save."""
     steps = mmap.mmap(-1, 8)  # of core 0 since its start, seen by the kernel
