@@ -147,6 +147,10 @@ CHECKS = {
         _send_to_last,
         lambda rank, world: given(0) if rank == world - 1 else torch.zeros_like(given(0)),
     ),
+    "collective_permute where each rank names its own pair": (  # as torch.distributed's send and recv do
+        lambda rank, world: _xm().collective_permute(_device(given(rank)), [[(rank - 1) % world, rank]]),
+        lambda rank, world: given((rank - 1) % world),
+    ),
     "broadcast": (_broadcast, lambda rank, world: [given(world - 1), given(world - 1, size=(2,))]),
     "collectives in a row, in one graph": (_many_in_a_row, _many_expected),
     "all_reduce of nothing": (
