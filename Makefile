@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help check test faults walkthrough platforms bench bench-input bench-step clean
+.PHONY: help check test faults walkthrough platforms standin bench bench-input bench-step clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -35,6 +35,9 @@ walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own
 
 platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
+
+standin: $(installed)  ## half an hour: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
+	$(python) tests/standin/table.py
 
 bench: bench-input bench-step  ## all benchmarks, one after the other; each prints a table and one line of JSON
 

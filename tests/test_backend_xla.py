@@ -124,6 +124,32 @@ def test_the_private_calls_exist():
         assert callable(getattr(torch_xla._XLAC, name))
 
 
+def with_chips(count, code, **environ):
+    """Run a program on a machine of its own that shows v5e chips on its PCI bus."""
+    chip = (
+        "mkdir $bus/$i; echo 0x1ae0 > $bus/$i/vendor; echo 0x0063 > $bus/$i/device; echo 0 > $bus/$i/subsystem_device"
+    )
+    script = (
+        f'bus=/sys/bus/pci/devices; mount -t tmpfs none $bus && for i in $(seq {count}); do {chip}; done; exec "$@"'
+    )
+    return subprocess.run(
+        ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, **environ},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+
+
+def test_a_metadata_server_that_does_not_answer_is_an_error_with_a_fix():
+    if with_chips(1, "").returncode:
+        pytest.skip("this user cannot mount a PCI bus of their own")
+    code = "import tpukit\ntry: tpukit.launch(lambda core: core.rank)\nexcept RuntimeError as error: print(error)"
+    done = with_chips(1, code)
+    assert "it asks Google Cloud's metadata server which TPU this is, and gets no answer" in done.stdout, done.stderr
+    assert "fix:   outside of Google Cloud say it yourself" in done.stdout
+
+
 STRANGERS = {
     "xm.all_reduce": lambda xm, one: xm.all_reduce(xm.REDUCE_SUM, one),
     "xm.all_gather": lambda xm, one: xm.all_gather(one),

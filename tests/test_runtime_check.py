@@ -351,7 +351,7 @@ def test_failures_are_raised_with_fact_evidence_and_fix(look):
     with pytest.raises(RuntimeCheckFailed) as raised:
         outcome.raise_for_failures()
     assert str(raised.value).splitlines() == [
-        "not ready to launch: 2 of 10 findings are failures.",
+        "not ready to launch: 2 of 11 findings are failures.",
         "  found: Colab (given by the test), 1 chips on the PCI bus, torch_xla 2.9.0",
         "  PJRT_DEVICE: CPU, although 1 v5e chip, 1 core are here: torch_xla would not use them, without a message",
         '  fix:   `os.environ["PJRT_DEVICE"] = "TPU"`',
@@ -404,3 +404,21 @@ print([finding.state for finding in check().findings if finding.name == "runtime
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.split() == ["['ok']", "['failure']"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("machine", "obstacle", "words"),
+    [
+        (KAGGLE, None, "not needed, there are chips"),
+        (LAPTOP, None, "torch_xla's own TPU client over a stand-in for libtpu"),
+        (
+            LAPTOP,
+            "no C compiler is here",
+            'joined by gloo (`backend="xla"`); no stand-in for libtpu: no C compiler is here',
+        ),
+    ],
+)
+def test_it_says_which_rehearsals_this_machine_has(look, machine, obstacle, words):
+    finding = found(look(machine, no_stand_in=lambda: obstacle), "rehearsal")
+    assert finding.state == "ok"
+    assert words in finding.fact

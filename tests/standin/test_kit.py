@@ -257,9 +257,10 @@ def ten_steps(core, batch_size, size=32):
     return core.to_host(model.state_dict())
 
 
-@pytest.mark.parametrize("cores", [pytest.param(8, marks=pytest.mark.every_machine), 2])
+@pytest.mark.every_machine
+@pytest.mark.parametrize("cores", [8, 2])
 def test_ten_steps_of_the_walkthroughs_model_are_one_process_with_the_joined_batch(cores):
-    """Eight compiles of a ResNet-34 take minutes on two processors: `make standin` runs them, CI runs two."""
+    """Every core compiles a ResNet-34 for itself, which takes minutes on two processors: `make standin` runs it."""
     results = launch(ten_steps, 8 // cores, cores=cores, backend="xla:standin", progress="off", stall=None).results
     assert all(same(results[0], result) for result in results[1:])
     (alone,) = launch(ten_steps, 8, cores=1, backend="cpu", progress="off").results

@@ -167,7 +167,20 @@ class XlaRuntime(Runtime):
         return runtime_started()
 
     def load(self, topology: Topology) -> None:
-        import_torch_xla("TPU")
+        try:
+            import_torch_xla("TPU")
+        except OSError as error:
+            if not type(error).__module__.startswith("requests"):
+                raise
+            raise RuntimeError(
+                "torch_xla does not import: it asks Google Cloud's metadata server which TPU this is, and gets no "
+                "answer\n"
+                f"  found: {type(error).__name__}: {str(error)[:200]}\n"
+                "  fix:   outside of Google Cloud say it yourself, for eight v5e chips: TPU_SKIP_MDS_QUERY=1, "
+                "TPU_ACCELERATOR_TYPE=v5litepod-8,\n"
+                "         TPU_HOST_BOUNDS=1,1,1, TPU_CHIPS_PER_HOST_BOUNDS=2,4,1, TPU_WORKER_ID=0; then restart the "
+                "kernel"
+            ) from error
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.backends.standin.build import why_not
 from tpukit.backends.xla import runtime_started
 from tpukit.display.findings import Finding, Findings
 from tpukit.display.tables import human_size
@@ -91,6 +92,7 @@ def check(
     dev: Path = Path("/dev"),
     started: Callable[[], bool] = runtime_started,
     can_fork: bool = hasattr(os, "fork"),
+    no_stand_in: Callable[[], str | None] = why_not,
 ) -> Check:
     """Check whether this machine and this kernel are ready to launch, and what to do where they are not.
 
@@ -110,6 +112,7 @@ def check(
             _memory(machine),
             _shm(machine),
             _fork(machine, environ, can_fork),
+            _rehearsal(machine, no_stand_in()),
         ),
         machine=machine,
     )
@@ -291,6 +294,19 @@ def _fork(machine: Host, environ: Mapping[str, str], can_fork: bool) -> Finding:
         fact = "possible, but macOS kills a forked worker that uses certain system frameworks"
         return Finding(name, "warning", fact, "start Jupyter with OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES")
     return Finding(name, "ok", "possible")
+
+
+def _rehearsal(machine: Host, no_stand_in: str | None) -> Finding:
+    name, cpu = "rehearsal", 'CPU processes (`backend="cpu"`)'
+    if machine.chips:
+        return Finding(name, "ok", f"not needed, there are chips; {cpu} stand in for them on request")
+    if not machine.versions.get("torch_xla"):
+        return Finding(name, "ok", f"{cpu}; graphs cannot be rehearsed without torch_xla")
+    if no_stand_in:
+        fact = f'{cpu}, or XLA:CPU processes joined by gloo (`backend="xla"`); no stand-in for libtpu: {no_stand_in}'
+        return Finding(name, "ok", fact)
+    fact = f'{cpu}, or torch_xla\'s own TPU client over a stand-in for libtpu (`backend="xla"`)'
+    return Finding(name, "ok", fact)
 
 
 def _unset(variable: str) -> str:
