@@ -13,7 +13,17 @@ import traceback
 import warnings
 from dataclasses import dataclass
 
+import pytest
+
 from tpukit.backends.standin import build, memory, shapes
+
+# What is tested with everything else; other machines take minutes, and only `make standin` runs them.
+IN_CI = ("two cores", "colab v5e-1", "kaggle v5e-8")
+
+
+def machines(names) -> list:
+    """Return the names of machines as parameters of a test, those that are not run every time marked so."""
+    return [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.every_machine) for name in names]
 
 
 @dataclass

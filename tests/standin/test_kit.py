@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+from standin.machine import machines
 from torch import nn
 from workers import Pairs, small_net
 
@@ -20,14 +21,7 @@ from tpukit import WorkerFailed, evaluate, fit, launch
 from tpukit.backends.standin import build, memory, shapes
 
 CORES = {shape.name: shape.chips * shape.cores for shape in shapes.SHAPES.values()}
-IN_CI = ("colab v5e-1", "kaggle v5e-8")
-EVERY_MACHINE = pytest.mark.parametrize(
-    "shape",
-    [
-        pytest.param(shape, id=name, marks=[] if name in IN_CI else pytest.mark.every_machine)
-        for name, shape in shapes.SHAPES.items()
-    ],
-)
+EVERY_MACHINE = pytest.mark.parametrize("machine", machines(shapes.SHAPES))
 
 pytestmark = [
     pytest.mark.usefixtures("library"),
@@ -72,7 +66,8 @@ def everything(core):
 
 
 @EVERY_MACHINE
-def test_five_launches_in_a_row_give_every_core_its_results(shape):
+def test_five_launches_in_a_row_give_every_core_its_results(machine):
+    shape = shapes.SHAPES[machine]
     world = CORES[shape.name]
     every = torch.stack([torch.arange(3) + rank for rank in range(world)])
     for _ in range(5):
@@ -88,7 +83,8 @@ def test_five_launches_in_a_row_give_every_core_its_results(shape):
 
 
 @EVERY_MACHINE
-def test_one_core_alone_is_a_run_too(shape):
+def test_one_core_alone_is_a_run_too(machine):
+    shape = shapes.SHAPES[machine]
     (result,) = on(shape, everything, cores=1).results
     assert result["rank"][:3] == (0, 0, 1)
 
@@ -162,9 +158,10 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("shape", [shapes.SHAPES["v4-8"], shapes.SHAPES["v3-8"]], ids=["v4-8", "v3-8"])
+@pytest.mark.parametrize("machine", ["v4-8", pytest.param("v3-8", marks=pytest.mark.every_machine)])
 @pytest.mark.parametrize("work", FAILURES)
-def test_a_failure_is_named_and_the_next_launch_works(shape, work):
+def test_a_failure_is_named_and_the_next_launch_works(machine, work):
+    shape = shapes.SHAPES[machine]
     fn, message = FAILURES[work]
     if shape.cores == 2 and fn is is_killed:
         message = r"core \d of {world} was killed by SIGKILL"  # its chip's other core is killed with it
@@ -214,7 +211,8 @@ def same(one, other):
 
 
 @EVERY_MACHINE
-def test_fit_trains_evaluates_and_resumes_to_the_last_bit(shape, tmp_path):
+def test_fit_trains_evaluates_and_resumes_to_the_last_bit(machine, tmp_path):
+    shape = shapes.SHAPES[machine]
     whole = on(shape, train).results
     on(shape, train, tmp_path, 1)
     resumed = on(shape, train, tmp_path, 2).results

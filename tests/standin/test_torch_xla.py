@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from standin.machine import on_every_core, results, run
+from standin.machine import machines, on_every_core, results, run
 from torch import nn
 
 from tpukit.backends.standin.shapes import SHAPES, rehearsal
@@ -117,7 +117,7 @@ def ran(library):
     return on
 
 
-@pytest.mark.parametrize("machine", ASKED)
+@pytest.mark.parametrize("machine", machines(ASKED))
 def test_torch_xla_knows_where_it_is(machine, ran):
     world = MACHINES[machine].chips * MACHINES[machine].cores
     ranks = ran(stranger, machine)
@@ -129,7 +129,7 @@ def test_torch_xla_knows_where_it_is(machine, ran):
         assert 0 < told["memory"]["bytes_used"] < told["memory"]["bytes_limit"]
 
 
-@pytest.mark.parametrize("machine", ASKED)
+@pytest.mark.parametrize("machine", machines(ASKED))
 def test_ranks_meet_and_carry_payloads(machine, ran):
     world = MACHINES[machine].chips * MACHINES[machine].cores
     for told in ran(stranger, machine).values():
@@ -137,7 +137,7 @@ def test_ranks_meet_and_carry_payloads(machine, ran):
         assert told["mesh_reduce"] == sum(range(world))
 
 
-@pytest.mark.parametrize("machine", ASKED)
+@pytest.mark.parametrize("machine", machines(ASKED))
 def test_optimizer_step_trains_as_one_process_with_the_joined_batch(machine, ran):
     ranks = ran(stranger, machine)
     torch.testing.assert_close(ranks[0]["weights"], train_alone(len(ranks)), rtol=1e-5, atol=1e-6)
@@ -145,7 +145,7 @@ def test_optimizer_step_trains_as_one_process_with_the_joined_batch(machine, ran
         torch.testing.assert_close(told["weights"], ranks[0]["weights"], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("machine", ["two cores", "v4-8"])
+@pytest.mark.parametrize("machine", machines(["two cores", "v4-8"]))
 def test_the_xla_backend_of_torch_distributed_carries_collectives(machine, ran):
     ranks = ran(distributed, machine)
     world = len(ranks)
@@ -156,7 +156,7 @@ def test_the_xla_backend_of_torch_distributed_carries_collectives(machine, ran):
         assert told["parts"].tolist() == [[float(other)] * 2 for other in range(world)]
 
 
-@pytest.mark.parametrize("machine", ["two cores", "v4-8"])
+@pytest.mark.parametrize("machine", machines(["two cores", "v4-8"]))
 def test_distributed_data_parallel_trains_as_one_process_with_the_joined_batch(machine, ran):
     ranks = ran(distributed, machine)
     torch.testing.assert_close(ranks[0]["weights"], train_alone(len(ranks)), rtol=1e-5, atol=1e-6)
