@@ -347,7 +347,7 @@ def test_a_damaged_image_is_named_and_what_the_fix_says_works(spoilt, table, pac
 def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
     with pytest.raises(OSError, match="cannot be packed"):
         pack(spoilt, tmp_path / "new", **HOW)
-    records = pack(spoilt, tmp_path / "new", damaged="skip", **HOW)  # what the fix says; goes on from there
+    records = pack(spoilt, tmp_path / "new", damaged="skip", **HOW)  # what the fix says; continues from there
     assert len(records) == COUNT - 3
     assert [image["row"] for image in records.skipped] == [7, 30, 41]
     assert [Path(image["name"]).name for image in records.skipped] == [f"spoilt-{n}.jpg" for n in (7, 30, 41)]
@@ -462,7 +462,7 @@ def test_a_full_disk_says_so_and_an_older_pack_stays_usable(images, tmp_path):
     fact, evidence, fix, *_, last = ran.stdout.splitlines()
     assert fact == f"28 [Errno 28] the disk of {tmp_path}/str is full"
     assert "files of" in evidence
-    assert "make room and call pack again, it goes on from here" in fix
+    assert "make room and call pack again, it continues from here" in fix
     assert ran.stdout.count("is full") == 2
     assert last == f"then {COUNT}"
 

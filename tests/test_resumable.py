@@ -1,4 +1,4 @@
-"""A resumable folder: the same plan goes on, another begins anew, and nobody's files are touched."""
+"""A resumable folder: the same plan continues, another begins again, and nobody's files are touched."""
 
 import os
 import subprocess
@@ -52,8 +52,8 @@ def test_the_same_plan_goes_on_where_it_was_ended(tmp_path):
 
 
 @pytest.mark.parametrize("finished", [False, True])
-@pytest.mark.parametrize(("plan", "options"), [({"eggs": 3}, {}), ({"eggs": 2}, {"anew": True})])
-def test_another_plan_or_the_same_anew_clears_what_is_there_and_says_in_what_it_differs(
+@pytest.mark.parametrize(("plan", "options"), [({"eggs": 3}, {}), ({"eggs": 2}, {"from_scratch": True})])
+def test_another_plan_or_the_same_from_scratch_clears_what_is_there_and_says_in_what_it_differs(
     tmp_path, plan, options, finished
 ):
     cake = begun(tmp_path)

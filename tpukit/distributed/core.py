@@ -28,8 +28,8 @@ class Core(NotebookOutput):
         backend: what runs the device and the collectives; see `tpukit.backends.protocol.Backend`.
         waiting: the collective this core is in, None outside of one.
         activity: progress counter; unchanged means stalled.
-        ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `told_to_end`.
-        told_to_end: True once SIGTERM has arrived; see `finishing_steps`.
+        ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `end_requested`.
+        end_requested: True once SIGTERM has arrived; see `finishing_steps`.
     """
 
     def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
@@ -38,7 +38,7 @@ class Core(NotebookOutput):
         self.device = backend.device
         self.backend = backend
         self.waiting: str | None = None
-        self.ends_between_steps = self.told_to_end = False
+        self.ends_between_steps = self.end_requested = False
         self._seed, self._began = seed, time.monotonic()
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class Core(NotebookOutput):
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
-        """Put SIGTERM off to the end of a step: within, look at `told_to_end` between steps, save, and raise.
+        """Put SIGTERM off to the end of a step: within, look at `end_requested` between steps, save, and raise.
 
         The kernel waits for core 0 to do so, also when the cell is interrupted; for how long, see `signals`.
         """

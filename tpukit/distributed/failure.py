@@ -115,7 +115,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
 _TERMINATED = "was told to end by SIGTERM"
 
 
-def told_to_end(rank: int, frame: object) -> Failure:
+def sigterm_received(rank: int, frame: object) -> Failure:
     """Describe a core that gets SIGTERM, with the stack where it stood."""
     return Failure(rank, time.monotonic(), _TERMINATED, trace=stack_text(frame), title="where it stood")
 

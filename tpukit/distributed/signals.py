@@ -8,7 +8,7 @@ cell ends a run in the same way, and so does the failure of a core:
    need them to end its step.
 3. In a worker, the thread that reads the signal pipe tells the kernel where each core stood, since a main thread in
    native code would hear of it late. `Terminated` is then raised in the worker function, so that its `finally` blocks
-   run; unless the function ends between steps (`Core.finishing_steps`, as `fit` does), which only sets `told_to_end`.
+   run; unless the function ends between steps (`Core.finishing_steps`, as `fit` does), which only sets `end_requested`.
 4. The kernel waits `END_SECONDS`; for core 0, where it ends between steps and saves, up to `SAVE_SECONDS`.
 5. The kernel closes the control pipes: a worker that is done exits, any other kills itself and its children.
 6. What is left after another `END_SECONDS` is killed, with its process group.

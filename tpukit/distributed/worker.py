@@ -15,7 +15,7 @@ from pathlib import Path
 from tpukit.distributed import signals
 from tpukit.distributed.channel import Sender, Unsendable, serialize
 from tpukit.distributed.core import Core
-from tpukit.distributed.failure import device_not_started, exception_raised, stack_text, told_to_end
+from tpukit.distributed.failure import device_not_started, exception_raised, sigterm_received, stack_text
 from tpukit.machine import orphans
 from tpukit.machine.resources import peak_memory
 
@@ -135,7 +135,7 @@ class _Worker:
         while True:
             ready = [fd for fd, _ in pipes.poll()]
             if signal_pipe in ready and signal.SIGTERM in os.read(signal_pipe, 1024) and not self.finished.is_set():
-                self._tell_of_the_end()
+                self._report_sigterm()
             if self.pipes.control in ready:
                 if os.read(self.pipes.control, 1) != SEND_STACKS:
                     break
@@ -149,20 +149,20 @@ class _Worker:
         if self.finished.is_set():
             return
         for core, _ in self.cores:
-            core.told_to_end = True
+            core.end_requested = True
         here = [core for core, thread in self.cores if thread == threading.get_ident()]
         if not self.cores or any(not core.ends_between_steps for core in here):
             raise signals.Terminated
 
-    def _tell_of_the_end(self) -> None:
+    def _report_sigterm(self) -> None:
         """Report every core, which may sit in native code and hear of SIGTERM late, and unwind those in threads."""
         frames = sys._current_frames()
         for core, thread in self.cores:
-            core.told_to_end = True
+            core.end_requested = True
             if core.ends_between_steps:
                 continue
             with contextlib.suppress(OSError):
-                self.sender.send(("failed", told_to_end(core.rank, frames[thread])))
+                self.sender.send(("failed", sigterm_received(core.rank, frames[thread])))
             if thread != threading.main_thread().ident:
                 signals.raise_in_thread(thread)
 

@@ -1,4 +1,4 @@
-"""Decode all images once, where disk and memory have room for it; an interrupted call goes on where it stopped."""
+"""Decode all images once, where disk and memory have room for it; an interrupted call continues where it stopped."""
 
 import errno
 import os
@@ -39,7 +39,7 @@ def build_cache(
 
     It takes size * size * 3 bytes of disk per image, and is fast only where memory can hold them all:
     `cache_or_decode` checks both first. The same records give the same bytes. Interrupted at any moment, even by the
-    machine, the same call goes on where it stopped; when all is there it opens the cache.
+    machine, the same call continues where it stopped; when all is there it opens the cache.
 
     Args:
         records: what `pack` returned.

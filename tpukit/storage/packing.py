@@ -1,4 +1,4 @@
-"""Pack images into a few large files: in one random order, once; an interrupted call goes on where it stopped."""
+"""Pack images into a few large files: in one random order, once; an interrupted call continues where it stopped."""
 
 import errno
 import functools
@@ -94,10 +94,10 @@ def pack(
 
 def _fill(target: PackFolder, described: PackSource, damaged: str, workers: int | None, progress) -> None:
     """Pack what no earlier call has packed."""
-    begun = target.begun()
+    begun = target.unfinished_plan()
     if begun and target.find_outputs() and (another := target.differences(begun)):
         raise FileExistsError(another)  # not cleared: it may be hours of work
-    target.begin(anew=not target.find_outputs())  # items that were stored may have changed since
+    target.begin(from_scratch=not target.find_outputs())  # items that were stored may have changed since
     try:
         _lay_out(described, target, progress)
         _write_shards(described, target, damaged, workers, progress)
@@ -198,7 +198,7 @@ def _full(folder: Path) -> OSError:
         errno.ENOSPC,
         f"the disk of {folder} is full\n"
         f"  found: {len(done)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free\n"
-        "  fix:   make room and call pack again, it goes on from here; or pack onto a larger disk",
+        "  fix:   make room and call pack again, it continues from here; or pack onto a larger disk",
     )
 
 

@@ -13,7 +13,7 @@ UNFINISHED = "unfinished"  # the sub-folder of what is only needed until the man
 
 
 class ResumableFolder:
-    """A folder with a plan: the same plan goes on where an earlier call was ended, even by the machine.
+    """A folder with a plan: the same plan continues where an earlier call was ended, even by the machine.
 
     What is not finished lies in the sub-folder `work`, with the plan; the manifest is written last. A subclass says
     what the folder holds. To write, be in `locked()`: `begin()`, then the outputs, then `finish()`.
@@ -63,7 +63,7 @@ class ResumableFolder:
             there = sorted(os.listdir(self.folder))[:4] if self.folder.is_dir() else "no such folder"
             fix = f"pass the folder that {self.make} has written"
             if UNFINISHED in there:
-                fix = f"call {self.make} as before: it goes on where it was interrupted"
+                fix = f"call {self.make} as before: it continues where it was interrupted"
             raise FileNotFoundError(
                 f"{self.folder} holds no finished {self.kind}\n  found: {there}\n  fix:   {fix}"
             ) from None
@@ -108,7 +108,7 @@ class ResumableFolder:
         """Return what is there under the names of finished files."""
         return [path for pattern in self.outputs for path in self.folder.glob(pattern)]
 
-    def begun(self) -> dict | None:
+    def unfinished_plan(self) -> dict | None:
         """Return the plan of what is not finished; {} where it is being cleared, None where nothing was begun."""
         try:
             begun = json.loads((self.work / "plan.json").read_bytes())
@@ -116,16 +116,16 @@ class ResumableFolder:
             return None
         return begun["plan"] if begun.get("format") == self.format else {}
 
-    def begin(self, *, anew: bool = False) -> None:
+    def begin(self, *, from_scratch: bool = False) -> None:
         """Clear what an earlier call with another plan has left, and write the plan; with the same plan, go on.
 
         Args:
-            anew: clear what a call with the same plan has left, too.
+            from_scratch: clear what a call with the same plan has left, too.
 
         Raises:
             FileExistsError: the folder holds somebody's files.
         """
-        begun = self.begun()
+        begun = self.unfinished_plan()
         if begun is None and not self.is_finished:
             others = sorted(path.name for path in self.folder.iterdir() if path != self.work)
             if self.work.exists():  # ours, if a call was ended before it had written the plan
@@ -136,7 +136,7 @@ class ResumableFolder:
                     f"  found: {others[:4]}\n  fix:   name a new or empty folder"
                 )
         self.remove_parts()
-        if begun == self.plan and not self.is_finished and not anew:
+        if begun == self.plan and not self.is_finished and not from_scratch:
             return
         # In this order, so that the folder is known as ours, and as not finished, whatever ends this process here.
         self.work.mkdir(exist_ok=True)

@@ -17,7 +17,7 @@ class History:
         epochs: a row per epoch: epoch, step, train_loss, valid_loss, the metrics, lr, seconds.
         best: the row of the best epoch, None before there is one.
         stopped: why the training ended before its last epoch; None if it did not.
-        resumed: the checkpoint that it continued from; None if it began anew.
+        resumed: the checkpoint that it continued from; None if it began at the start.
     """
 
     intervals: list[dict] = field(default_factory=list)

@@ -133,7 +133,7 @@ class RunState:
         With checkpoints the other cores continue for `STEP_SECONDS`: core 0 may be within a step, which needs all of
         them, and has to end it before it can save.
         """
-        if not self._core.told_to_end:
+        if not self._core.end_requested:
             return False
         if self._core.is_main or not self.is_kept:
             return True

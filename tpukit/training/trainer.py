@@ -165,7 +165,7 @@ class Trainer:
             at = self.progress
             where = f"epoch {at.epoch}, step {at.in_epoch} of {at.steps_per_epoch}"
             if at.epoch > self.epochs:
-                where = f"all {self.epochs} epochs are done; to train anew, give another folder"
+                where = f"all {self.epochs} epochs are done; to train again, give another folder"
             self.core.print(f"resumed from {self.history.resumed}: {where}")
 
     # ---- an epoch ----------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ class PhantomFolder(ResumableFolder):
     kind, version, manifest_name = "phantom", 1, "phantom.json"
     outputs = ("train-jpegs", "train.csv")
     make = "phantom(folder)"
-    repair = "call it again with the same arguments: it draws everything anew"
+    repair = "call it again with the same arguments: it draws everything again"
 
 
 def phantom(
@@ -38,7 +38,7 @@ def phantom(
 
     Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`, as in the
     competition's data and in the JPEG set. Called again with the same arguments it returns at once; with others, or
-    after an interruption, it makes the phantoms anew. The same arguments give the same bytes.
+    after an interruption, it makes the phantoms again. The same arguments give the same bytes.
 
     Args:
         folder: an empty or new folder, or one that an earlier call made.
@@ -68,7 +68,7 @@ def phantom(
     if not _is_complete(target):
         with target.locked():
             if not _is_complete(target):  # else another process has made them meanwhile
-                target.begin(anew=True)  # what is there may be half written, and 300 studies take two minutes
+                target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
                 _draw_in_processes(recipe, target.work, min(studies, workers or cpus()), progress)
                 _join_tables(target.work, target.folder / "train.csv")
                 (target.work / "train-jpegs").rename(target.folder / "train-jpegs")
