@@ -36,7 +36,7 @@ walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own
 platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
 
-standin: $(installed)  ## half an hour: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
+standin: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
 	$(python) tests/standin/table.py
 
 bench: bench-input bench-step  ## all benchmarks, one after the other; each prints a table and one line of JSON

@@ -3,8 +3,8 @@
     python tests/standin/table.py [--only VERSION]
 
 Runs with this interpreter, and with the other version in an environment made for it below .platforms, where the reports
-stay as well: with --only the other version is counted from its last one. The last line is JSON; the exit status is 0 when
-nothing failed. Takes about half an hour on two processors.
+stay as well: with --only the other version is counted from its last one. The last line is JSON; the exit status is 0
+when nothing failed. Takes about twenty minutes on two processors.
 """
 
 import argparse
