@@ -154,6 +154,21 @@ def test_a_core_that_still_pickles_a_large_result_is_not_taken_for_waiting():
     assert len(run.results[0]) == 6_000_000
 
 
+def test_a_core_whose_large_result_is_on_its_way_is_not_taken_for_waiting(monkeypatch):
+    """Its last heartbeat may say that it waits: while the pipe is full, no other comes through."""
+    monkeypatch.setattr("tpukit.display.progress.Screen.draw", lambda *_, **__: time.sleep(0.2))  # a slow kernel
+
+    def work(core):
+        if core.rank == 1:
+            time.sleep(1)
+        core.barrier()
+        return torch.zeros(10**7 if core.rank == 0 else 1)
+
+    run = launch(work, cores=2, backend="cpu", progress="off", heartbeat=0.2)
+    assert run.seconds > 8  # longer than an early return is given
+    assert len(run.results[0]) == 10**7
+
+
 def test_a_core_that_caught_the_error_of_a_collective_is_no_longer_waiting():
     def work(core):
         try:

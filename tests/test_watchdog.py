@@ -23,6 +23,7 @@ def stall_of(beats, *, returned=(), cpu=lambda rank: 0.0, quiet=0.3, cores=3, mo
 @pytest.fixture(autouse=True)
 def _short_samples(monkeypatch):
     monkeypatch.setattr("tpukit.distributed.watchdog._CPU_SAMPLE_SECONDS", 0.1)
+    monkeypatch.setattr("tpukit.distributed.watchdog._SECONDS_BETWEEN_LOOKS", 0.01)
     monkeypatch.setattr("tpukit.distributed.watchdog._UNEVEN_SECONDS", 0.2)
 
 

@@ -39,11 +39,16 @@ class Sender:
 
 
 class Receiver:
-    """The kernel's end of a pipe. Never waits: a message that is not complete yet stays where it is."""
+    """The kernel's end of a pipe. Never waits: a message that is not complete yet stays where it is.
+
+    Attributes:
+        closed: no more can come.
+        in_message: a part of a message has arrived, and the rest is on its way.
+    """
 
     def __init__(self, fd: int):
         self.fd = fd
-        self.closed = False
+        self.closed = self.in_message = False
         self._messages = self._parse()
         self._wanted = next(self._messages)
         os.set_blocking(fd, False)
@@ -61,12 +66,13 @@ class Receiver:
             if count == 0:
                 self.closed = True
                 return
-            self._wanted = self._wanted[count:]
+            self._wanted, self.in_message = self._wanted[count:], True
             while not self._wanted:
                 parts = next(self._messages)
                 if isinstance(parts, memoryview):
                     self._wanted = parts
                     continue
+                self.in_message = False
                 try:
                     yield deserialize(parts)
                 except Exception as error:  # anything may come out of a user's __setstate__

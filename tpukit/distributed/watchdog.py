@@ -1,10 +1,11 @@
 """When does a run hang? Tells cores that wait for one that will not come from cores that compile."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 _UNEVEN_SECONDS = 5.0  # a core that returned has done its part of every collective: the rest is bytes on their way
+_SECONDS_BETWEEN_LOOKS = 0.25  # at what processes do: all of /proc is read for each of them
 _CPU_SAMPLE_SECONDS = 2.0  # over which processor time is compared
 _IDLE = 0.2  # of one processor: a compiler, a decoder or a loop uses more, a sleep or a lock nothing
 
@@ -87,6 +88,7 @@ class Watchdog:
         self._silent = Heartbeat(0, None, self._began)  # of a core that has not said a word
         self._heartbeats = dict.fromkeys(range(cores), self._silent)
         self._sample: tuple[float, dict[int, float]] | None = None
+        self._next_look = 0.0
 
     def beat(self, rank: int, activity: int, waiting: str | None) -> None:
         """Note a heartbeat; the clock of a core starts again when it has done something new."""
@@ -94,8 +96,14 @@ class Watchdog:
         if last is self._silent or (last.activity, last.waiting) != (activity, waiting):
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
-    def find_stall(self, returned: set[int]) -> Stall | None:
-        """Name the core that the others wait for in vain, given those that have returned; None while all is well."""
+    def find_stall(self, returned: set[int], sending: Collection[int] = ()) -> Stall | None:
+        """Name the core that the others wait for in vain; None while all is well.
+
+        Args:
+            returned: the cores that have.
+            sending: the cores of which a part of a message has arrived: what holds them up is the kernel that reads it,
+                and no heartbeat comes through before it is complete.
+        """
         running = {rank: beat for rank, beat in self._heartbeats.items() if rank not in returned}
         now = time.monotonic()
         if not running:
@@ -103,9 +111,10 @@ class Watchdog:
         if over_time := self._over_time(running, now):
             return over_time
         stall = self._left_early(running, returned, now) or self._stuck(running, returned, now)
-        if stall is None:
+        if stall is None or running.keys() & set(sending):
             self._sample = None
-        return stall if stall and self._all_idle(running, now) else None
+            return None
+        return stall if self._all_idle(running, now) else None
 
     def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
         if self.limits.timeout is None or now - self._began <= self.limits.timeout:
@@ -172,6 +181,9 @@ class Watchdog:
 
     def _all_idle(self, running: dict[int, Heartbeat], now: float) -> bool:
         """Say whether no core was busy over the last seconds; one that waits is looked at only if its wait is idle."""
+        if now < self._next_look:
+            return False
+        self._next_look = now + _SECONDS_BETWEEN_LOOKS
         ranks = [rank for rank, beat in running.items() if self._waits_idle or not beat.waiting]
         spent = {rank: self._busy_seconds(rank) for rank in ranks}
         if self._sample is None or self._sample[1].keys() != spent.keys():

@@ -96,7 +96,8 @@ class WorkerGroup:
                     self._read(one)
                     self._note_death(one)
                 self.display.draw()
-                if not self.failures and (stall := self._watchdog.find_stall(set(self.results))):
+                sending = {rank for one in self.workers if one.messages.in_message for rank in one.started}
+                if not self.failures and (stall := self._watchdog.find_stall(set(self.results), sending)):
                     self.failures.add(self._with_stacks(stall))
                     break
                 if self.failures.are_settled(self.failures.ranks | self.results.keys() >= {*self._all_ranks()}):
