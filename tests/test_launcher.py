@@ -461,6 +461,7 @@ def test_data_processes_work_where_the_temporary_folder_has_a_long_name(tmp_path
 
 def test_a_refused_fork_leaks_no_descriptor(monkeypatch):
     import multiprocessing.context
+    import multiprocessing.popen_fork
 
     forks = []
 
