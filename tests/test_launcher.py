@@ -298,7 +298,11 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
         ({"chips": 0}, {"cores": -2}, "got -2"),
         ({"chips": 0}, {"cores": True}, "got True"),
         ({"chips": 0}, {"cores": "8"}, "got '8'"),
-        ({"chips": 0}, {"backend": "tpu"}, "backend is one of None, 'cpu', 'cuda', 'xla', .*; got 'tpu'"),
+        (
+            {"chips": 0},
+            {"backend": "tpu"},
+            "backend is one of None, 'cpu', 'cuda', 'xla', 'xla:cpu', 'xla:standin'; got 'tpu'",
+        ),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
         ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
