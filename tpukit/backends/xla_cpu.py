@@ -1,11 +1,9 @@
 """XLA:CPU processes that rehearse for TPU cores: real graphs and compiles, collectives by gloo."""
 
-import contextlib
-import socket
 from collections.abc import Callable
 
-from tpukit.backends.cpu import Cpu, rehearsal_cores
-from tpukit.backends.protocol import Backend, Runtime, Topology
+from tpukit.backends.cpu import Cpu, CpuRuntime, rehearsal_cores
+from tpukit.backends.protocol import Backend, Topology
 from tpukit.backends.xla import TorchXla, import_torch_xla, start_pjrt
 
 # Of torch_xla.core.xla_model. In this start-up each would reduce, gather or wait over one process, without a word.
@@ -28,16 +26,13 @@ class XlaCpu(TorchXla, Cpu):
         return torch_xla.device()
 
 
-class XlaCpuRuntime(Runtime):
-    """One XLA:CPU client per process, started the way a TPU is."""
+class XlaCpuRuntime(CpuRuntime):
+    """One XLA:CPU client per process, started the way a TPU is; the processes meet as plain CPU processes do."""
 
     name = "xla:cpu"
     backend = XlaCpu
     package = "torch_xla"
     note = "; gloo joins them, torch_xla's own collectives do not"
-
-    def is_present(self, machine) -> bool:
-        return True
 
     def topology(self, machine, cores: int | None) -> Topology:
         cores = cores or rehearsal_cores(machine)
@@ -45,9 +40,6 @@ class XlaCpuRuntime(Runtime):
 
     def load(self, topology: Topology) -> None:
         import_torch_xla("CPU")
-
-    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
-        return socket.create_server(("127.0.0.1", 0))
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         def on_core() -> None:

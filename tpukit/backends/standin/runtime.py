@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from tpukit.backends.cpu import rehearsal_cores
 from tpukit.backends.protocol import Backend, Runtime, Topology
@@ -35,16 +35,18 @@ class StandInRuntime(Runtime):
         return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
 
     def load(self, topology: Topology) -> None:
-        library()  # compiled here once, and not by every worker
+        library()  # compiled here, before the run's time is counted
         import_torch_xla("CPU")
 
-    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
-        return meeting_place()
+    @contextlib.contextmanager
+    def meeting_point(self, topology: Topology) -> Iterator[dict[str, str]]:
+        """Yield the variables that make torch_xla see the machine, the file where its processes meet among them."""
+        with meeting_place() as memory:
+            plugin = find_plugin().library
+            yield environment(rehearsal(topology.cores), library=library(), plugin=plugin, memory=memory)
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         for variable in _OF_EACH_WORKER:
             os.environ.pop(variable, None)
-        os.environ |= environment(
-            rehearsal(topology.cores), library=library(), plugin=find_plugin().library, memory=meeting_point
-        )
+        os.environ |= meeting_point
         start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
