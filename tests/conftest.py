@@ -1,6 +1,13 @@
 import importlib.util
+import signal
 
 import pytest
+
+
+def pytest_configure(config):
+    """Let tests that interrupt themselves do so: a shell's `&` leaves SIGINT ignored for all that it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):
