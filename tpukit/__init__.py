@@ -6,6 +6,7 @@ from tpukit.diagnostics.profiler import profile
 from tpukit.diagnostics.report import Report
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
+from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
 from tpukit.distributed.core import Core
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
 from tpukit.distributed.topology import RuntimeInUse
@@ -33,6 +34,7 @@ __all__ = [
     "Changes",
     "Check",
     "Core",
+    "CsvWriter",
     "Evaluation",
     "Finding",
     "History",
@@ -45,6 +47,7 @@ __all__ = [
     "Run",
     "RuntimeCheckFailed",
     "RuntimeInUse",
+    "TensorBoardWriter",
     "WorkerFailed",
     "build_cache",
     "cache_or_decode",

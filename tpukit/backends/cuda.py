@@ -41,6 +41,12 @@ class Cuda(Cpu):
 
         torch.cuda.manual_seed(seed)
 
+    def set_precision(self, precision: str) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = precision == "high"  # convolutions, which torch rounds by default
+
     def _for_collectives(self, tensors: list) -> list:  # NCCL wants them on the GPU
         return [tensor.detach().to(self.device) for tensor in tensors]
 

@@ -55,6 +55,9 @@ class Backend:
     def seed(self, seed: int) -> None:
         """Seed the device's own random numbers, where they are not the CPU's."""
 
+    def set_precision(self, precision: str) -> None:
+        """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
+
     def sync(self) -> None:
         """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
         if self.after_sync:

@@ -17,6 +17,12 @@ class TorchXla(Backend):
 
         torch_xla.manual_seed(seed)  # of this core alone: its random numbers are drawn on the device
 
+    def set_precision(self, precision: str) -> None:
+        import torch_xla
+
+        # torch_xla.backends.set_mat_mul_precision, without the warning that it logs every time (2.8 and 2.9).
+        torch_xla._XLAC._xla_set_mat_mul_precision(precision)
+
     def sync(self) -> None:
         import torch_xla
 

@@ -3,7 +3,7 @@
 import selectors
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from tpukit.backends import RUNTIMES
@@ -29,8 +29,16 @@ class WorkerGroup:
         log: the rows of `core.log` so far.
     """
 
-    def __init__(self, topology: Topology, task: Task, limits: Limits, display: Screen):
+    def __init__(
+        self,
+        topology: Topology,
+        task: Task,
+        limits: Limits,
+        display: Screen,
+        write_log: Callable[[list[dict]], None] = lambda rows: None,
+    ):
         self.topology, self.task, self.limits, self.display = topology, task, limits, display
+        self._write_log = write_log
         self._runtime = RUNTIMES[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
@@ -127,6 +135,7 @@ class WorkerGroup:
             case ("log", _, rows):
                 self.log += rows
                 self.display.curve(rows)
+                self._write_log(rows)
             case ("progress", label, done, total, samples):
                 self.display.bar(label, done, total, samples)
             case ("alive", rank, activity, waiting, memory):
