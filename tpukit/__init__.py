@@ -8,6 +8,7 @@ from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
 from tpukit.distributed.core import Core
+from tpukit.distributed.jobs import Jobs, launch_each
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
 from tpukit.distributed.topology import RuntimeInUse
 from tpukit.machine.environment import Changes, prepare
@@ -40,6 +41,7 @@ __all__ = [
     "History",
     "Host",
     "Interrupted",
+    "Jobs",
     "NotFinite",
     "Records",
     "Released",
@@ -56,6 +58,7 @@ __all__ = [
     "fit",
     "host",
     "launch",
+    "launch_each",
     "pack",
     "pe",
     "prepare",

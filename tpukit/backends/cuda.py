@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpukit.backends.cpu import Cpu, CpuRuntime
-from tpukit.backends.protocol import Topology
+from tpukit.backends.protocol import Backend, Topology
 
 _PROC = Path("/proc/driver/nvidia/gpus")
 
@@ -20,8 +20,11 @@ def count(environ: Mapping[str, str] = os.environ, gpus: Path = _PROC) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return there
-    chosen = [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
-    return min(there, len(chosen))
+    return min(there, len(_chosen(visible)))
+
+
+def _chosen(visible: str) -> list[str]:
+    return [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
 
 
 class Cuda(Cpu):
@@ -76,6 +79,12 @@ class CudaRuntime(CpuRuntime):
                 "  fix:   leave cores out for all there are, or backend='cpu' to rehearse"
             )
         return Topology(self.name, "CUDA GPU", cores or gpus, processes=cores or gpus)
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        if topology.device_number is not None:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count()))))
+            os.environ["CUDA_VISIBLE_DEVICES"] = _chosen(visible)[topology.device_number]
+        super().start(body, topology, process=process, meeting_point=meeting_point)
 
     def is_started(self) -> bool:
         torch = sys.modules.get("torch")  # without torch nothing has

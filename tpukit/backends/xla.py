@@ -189,6 +189,13 @@ class XlaRuntime(Runtime):
             ) from error
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        if topology.device_number is not None:
+            # What torch_xla's configure_one_chip_topology sets for chip 0, unless an image has set something else.
+            os.environ |= {
+                "TPU_VISIBLE_CHIPS": str(topology.device_number),
+                "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+                "TPU_PROCESS_BOUNDS": "1,1,1",
+            }
         start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
 
 

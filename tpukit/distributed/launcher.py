@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from tpukit.backends import RUNTIMES
 from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
-from tpukit.distributed.failure import message
+from tpukit.distributed.failure import Failure, message
 from tpukit.distributed.signals import sigterm_ends_the_run
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
@@ -30,9 +30,12 @@ class WorkerFailed(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted and its workers ended; `run` holds what it had brought by then."""
+    """The run was interrupted and its workers ended; `run` holds what it had brought by then.
 
-    def __init__(self, run: "Run"):
+    That is a `Run` of `launch`, and `Jobs` of `launch_each`.
+    """
+
+    def __init__(self, run):
         super().__init__("the run was interrupted; its workers were ended")
         self.run = run
 
@@ -136,15 +139,21 @@ def launch(
             failure = group.watch()
         except KeyboardInterrupt:
             group.end()
-            raise Interrupted(_run(group)) from None
-    run = _run(group)
+            raise Interrupted(collect(group)) from None
     if failure is None:
-        return run
-    text = message(failure, topology)
-    raise WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=run) from failure.error
+        return collect(group)
+    raise worker_failed(failure, group)
 
 
-def _run(group: WorkerGroup) -> Run:
+def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerFailed:
+    """Return the error that tells of a group's failure; `what` names the group where there are several."""
+    text = what + message(failure, group.topology)
+    error = WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=collect(group))
+    error.__cause__ = failure.error
+    return error
+
+
+def collect(group: WorkerGroup) -> Run:
     """Return what the group has brought by now."""
     ranks = range(group.topology.cores)
     return Run(
