@@ -25,6 +25,7 @@ from tpukit.training.batchnorm import sync_batchnorm
 from tpukit.training.evaluation import Evaluation, evaluate
 from tpukit.training.history import History
 from tpukit.training.losses import NotFinite
+from tpukit.training.parity import Comparison, LayerDifference, compare
 from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"
@@ -34,6 +35,7 @@ __all__ = [
     "Cache",
     "Changes",
     "Check",
+    "Comparison",
     "Core",
     "CsvWriter",
     "Evaluation",
@@ -42,6 +44,7 @@ __all__ = [
     "Host",
     "Interrupted",
     "Jobs",
+    "LayerDifference",
     "NotFinite",
     "Records",
     "Released",
@@ -54,6 +57,7 @@ __all__ = [
     "build_cache",
     "cache_or_decode",
     "check",
+    "compare",
     "evaluate",
     "fit",
     "host",
