@@ -133,14 +133,14 @@ def compare(
 
 
 def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple[int, list[LayerDifference]]:
+    import torch
     from torch.utils import _pytree as tree
 
     bits = core.backend.product_bits(precision)
     host = _layer_outputs(copy.deepcopy(model), batch)
     with _rounded_products(bits):
         rounded = _layer_outputs(copy.deepcopy(model), batch)
-    leaves, structure = tree.tree_flatten(batch)
-    on_device = tree.tree_unflatten(core.to_device(leaves), structure)
+    on_device = tree.tree_map_only(torch.Tensor, lambda tensor: core.to_device([tensor])[0], batch)
     device = core.to_host(_layer_outputs(core.model(model), on_device))
     if host.keys() != device.keys():
         one_side = sorted({name for name, _ in host.keys() ^ device.keys()})
