@@ -392,11 +392,12 @@ def test_each_job_has_a_chip_of_its_own(machine):
     assert used[: shape.chips] == [[str(chip), "1,1,1", "1,1,1"] for chip in range(shape.chips)]
 
 
-def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before():
+def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
     with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 8)) as host:
         jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, machine=host, progress="off")
     assert not jobs.failures, jobs
     assert jobs.seconds > 3
+    assert capsys.readouterr().out.count("[job 0] its chip does not start, it may be busy; trying for 60 s") == 1
 
 
 def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):

@@ -161,7 +161,7 @@ class _Queue:
         self._waiting = deque(range(len(tasks)))
         self._running: dict[int, _Job] = {}  # by the number of the device
         self._free_at = dict.fromkeys(range(places), 0.0)
-        self._first_try: dict[int, float] = {}
+        self._first_failure: dict[int, float] = {}  # of jobs whose device did not start
         self._runs: list[Run | None] = [None] * len(tasks)
         self._failures: dict[int, WorkerFailed] = {}
         self._began = time.monotonic()
@@ -192,7 +192,6 @@ class _Queue:
         for place, free_at in self._free_at.items():
             if self._waiting and place not in self._running and time.monotonic() >= free_at:
                 number = self._waiting.popleft()
-                self._first_try.setdefault(number, time.monotonic())
                 group_type = WorkerGroup if self._topology.processes else InProcessGroup
                 group = group_type(
                     dataclasses.replace(self._topology, device_number=place),
@@ -206,13 +205,12 @@ class _Queue:
 
     def _end(self, place: int) -> None:
         job = self._running[place]
-        may_be_busy = self._may_be_busy(job)
+        may_be_busy = not job.group.results and self._may_be_busy(job)
         job.looks.close()
         job.group.end()
         del self._running[place]
         if may_be_busy:
-            self._waiting.appendleft(job.number)
-            self._free_at[place] = time.monotonic() + _RETRY_SECONDS
+            self._try_again(place, job.number)
             return
         self._runs[job.number] = collect(job.group)
         if 0 not in job.group.results:
@@ -225,8 +223,18 @@ class _Queue:
 
     def _may_be_busy(self, job: _Job) -> bool:
         """Say whether the job could not start because its chip may still be busy with the job before."""
-        in_time = time.monotonic() - self._first_try[job.number] < _BUSY_SECONDS
-        return in_time and not self._topology.rehearsal and not any(one.started for one in job.group.workers)
+        seconds = time.monotonic() - self._first_failure.get(job.number, time.monotonic())
+        workers = job.group.workers
+        return seconds < _BUSY_SECONDS and not (self._topology.rehearsal or any(one.started for one in workers))
+
+    def _try_again(self, place: int, number: int) -> None:
+        if number not in self._first_failure:
+            self._display.line(
+                f"[job {number}] its chip does not start, it may be busy; trying for {_BUSY_SECONDS:g} s"
+            )
+        self._first_failure.setdefault(number, time.monotonic())
+        self._free_at[place] = time.monotonic() + _RETRY_SECONDS
+        self._waiting.appendleft(number)
 
 
 class _JobScreen(Screen):
