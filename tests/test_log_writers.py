@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import os
 import sys
+import time
 
 import pytest
 import torch
@@ -59,6 +60,23 @@ def test_a_function_that_raises_costs_neither_the_run_nor_the_others_and_is_told
     out = capsys.readouterr().out
     assert out.count("to=broken raised ConnectionError: no route to host; the run goes on, and it gets no more") == 1
     assert "  found: it was given {'step': 0, 'loss': 0.5}\n  fix:   " in out
+
+
+def test_a_slow_function_is_not_taken_for_a_run_that_hangs():
+    def work(core):
+        for step in range(6):
+            core.log(step, loss=1)
+            core.flush()
+            core.barrier()
+            time.sleep(0.2)
+
+    seen = []
+
+    def slow(row):
+        seen.append(row)
+        time.sleep(4 * (len(seen) == 2))
+
+    assert quietly(work, stall=2, heartbeat=0.2, to=slow).log == seen
 
 
 def test_rows_of_a_run_that_fails_have_arrived():
