@@ -164,6 +164,7 @@ def test_an_interrupt_ends_all_jobs_after_their_finally_blocks_and_returns_what_
     jobs = caught.value.run
     assert jobs.results == ["done", None, None, None, None]
     assert list(jobs.failures) == [1, 2]
+    assert str(jobs.failures[1]) == "job 1: core 0 of 1 was ended by an interrupt\n  fix:   run the cell again"
     assert jobs.runs[1].log == [{"step": 1, "loss": 0.5}]
     assert 0 < jobs.runs[1].seconds < 10
     assert jobs.runs[3] is jobs.runs[4] is None

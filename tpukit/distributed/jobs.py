@@ -214,7 +214,8 @@ class _Queue:
             return
         self._runs[job.number] = collect(job.group)
         if 0 not in job.group.results:
-            failure = job.group.failures.first() or Failure(0, time.monotonic(), "was ended by an interrupt")
+            interrupt = Failure(0, time.monotonic(), "was ended by an interrupt", fix="run the cell again")
+            failure = job.group.failures.first() or interrupt
             self._failures[job.number] = error = worker_failed(failure, job.group, f"job {job.number}: ")
             self._display.line(_without_traceback(error))
         done = sum(run is not None for run in self._runs)
