@@ -307,6 +307,11 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
         ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
         ({"chips": 0}, {"stall": "1h"}, "stall is a number of seconds above 0, or None for no limit, got '1h'"),
+        (
+            {"chips": 0},
+            {"precision": "bf16"},
+            "'high', 'highest', or None for the device's own, got 'bf16'",
+        ),
         ({"chips": 0}, {"heartbeat": None}, "heartbeat is a number of seconds above 0, got None"),
     ],
 )

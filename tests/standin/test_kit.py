@@ -366,3 +366,45 @@ def test_nothing_is_left_in_shared_memory_by_a_run_that_was_killed():
     with pytest.raises(WorkerFailed):
         launch(is_killed, cores=2, backend="xla:standin", progress="off")
     assert set(os.listdir("/dev/shm")) <= before
+
+
+# ---- independent jobs ------------------------------------------------------------------------------------------------
+
+
+def its_chip(core, config):
+    import torch_xla.runtime as xr
+
+    variables = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
+    time.sleep(0.5)
+    return {
+        "chip": [os.environ[name] for name in variables],
+        "cores": (core.world_size, xr.world_size(), xr.global_ordinal()),
+        "sum": core.all_reduce(torch.ones(2, device=core.device) * config),
+    }
+
+
+@EVERY_MACHINE
+def test_each_job_has_a_chip_of_its_own(machine):
+    shape = shapes.SHAPES[machine]
+    with played(shape) as host:
+        jobs = tpukit.launch_each(its_chip, range(shape.chips + 1), machine=host, progress="off")
+    assert not jobs.failures, jobs
+    assert [result["cores"] for result in jobs.results] == [(1, 1, 0)] * (shape.chips + 1)
+    assert [result["sum"].tolist() for result in jobs.results] == [[n, n] for n in range(shape.chips + 1)]
+    used = [result["chip"] for result in jobs.results]
+    assert used[: shape.chips] == [[str(chip), "1,1,1", "1,1,1"] for chip in range(shape.chips)]
+
+
+def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
+    with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 8)) as host:
+        jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, machine=host, progress="off")
+    assert not jobs.failures, jobs
+    assert jobs.seconds > 3
+    assert capsys.readouterr().out.count("[job 0] its chip does not start, it may be busy; trying for 60 s") == 1
+
+
+def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):
+    monkeypatch.setattr("tpukit.distributed.jobs._BUSY_SECONDS", 4.0)
+    with played(shapes.SHAPES["colab v5e-1"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 600)) as host:
+        jobs = tpukit.launch_each(its_chip, [1], machine=host, progress="off")
+    assert "chips stay busy for some seconds" in str(jobs.failures[0])

@@ -16,6 +16,8 @@ class Topology:
         cores: cores of the run, its world size.
         processes: worker processes, each with as many cores as every other.
         rehearsal: True where CPU processes stand in for the cores of a TPU.
+        device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
+            others; None where it is alone on the machine.
     """
 
     backend: str
@@ -23,6 +25,7 @@ class Topology:
     cores: int
     processes: int
     rehearsal: bool = False
+    device_number: int | None = None
 
     def ranks(self, process: int) -> range:
         """Return the ranks of the cores in worker process number `process`."""
@@ -54,6 +57,13 @@ class Backend:
 
     def seed(self, seed: int) -> None:
         """Seed the device's own random numbers, where they are not the CPU's."""
+
+    def set_precision(self, precision: str) -> None:
+        """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
+
+    def product_bits(self, precision: str | None) -> int:
+        """Return how many significant bits products keep of their float32 factors with this precision; 24 are all."""
+        return 24
 
     def sync(self) -> None:
         """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""

@@ -1,11 +1,12 @@
 """Run a function on every core and bring every core's result back, or the first failure."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tpukit.backends import RUNTIMES
+from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
-from tpukit.distributed.failure import message
+from tpukit.distributed.failure import Failure, message
 from tpukit.distributed.signals import sigterm_ends_the_run
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
@@ -29,9 +30,12 @@ class WorkerFailed(RuntimeError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted and its workers ended; `run` holds what it had brought by then."""
+    """The run was interrupted and its workers ended; `run` holds what it had brought by then.
 
-    def __init__(self, run: "Run"):
+    That is a `Run` of `launch`, and `Jobs` of `launch_each`.
+    """
+
+    def __init__(self, run):
         super().__init__("the run was interrupted; its workers were ended")
         self.run = run
 
@@ -76,6 +80,8 @@ def launch(
     stall: float | None = 120.0,
     heartbeat: float = 1.0,
     progress: str | None = None,
+    to: Writer | Sequence[Writer] | None = None,
+    precision: str | None = None,
     machine: Host | None = None,
 ) -> Run:
     """Run `fn(core, *args)` on every core, each in a process of its own, and return when all are done.
@@ -95,24 +101,35 @@ def launch(
             with the stacks of all; None to wait for ever. A core that compiles uses a processor.
         heartbeat: seconds between two signs of life of a worker.
         progress: "widgets", "line", "text" or "off"; None decides by where this runs.
+        to: a function, or a list of them, that the kernel calls with each row of `core.log` as it arrives, a dict with
+            "step" and the values: `TensorBoardWriter(folder)`, `CsvWriter(file)`; for wandb `to=wandb.log`; for MLflow
+            `to=lambda row: mlflow.log_metrics(row, step=row["step"])`. The kernel waits for it, and does not look at
+            the cores meanwhile, so keep it fast. One that raises is told and gets no more rows; the run goes on.
+        precision: of matrix products and convolutions in float32. None for the device's own: a TPU rounds their inputs
+            to bfloat16 (8 significant bits) and adds up in float32, a GPU does float32 products as they are and rounds
+            the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
+            them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
+            convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
         machine: the `Host` to plan for, if not this one.
 
     Raises:
-        ValueError: `cores` or `backend` cannot be had on this machine, or a number of seconds is not above 0.
+        ValueError: `cores` or `backend` cannot be had on this machine, a number of seconds is not above 0, or there is
+            no such `precision`.
+        TypeError: `to` is neither a function nor a list of functions.
         RuntimeInUse: this process has started the XLA or CUDA runtime.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
             pickled.
         Interrupted: a KeyboardInterrupt, with what had been brought by then.
     """
     machine = machine or host()
-    limits = Limits(timeout, stall, heartbeat)
+    limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed, precision)
     topology = choose_topology(machine, cores, backend)
     refuse_if_in_use(machine)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with (
         sigterm_ends_the_run(),
         screen(progress) as display,
-        group_type(topology, Task(fn, args, seed), limits, display) as group,
+        group_type(topology, task, limits, display, LogWriters(to, display.line).write) as group,
     ):
         if topology.rehearsal:
             stand = "processes stand" if topology.cores > 1 else "process stands"
@@ -122,15 +139,21 @@ def launch(
             failure = group.watch()
         except KeyboardInterrupt:
             group.end()
-            raise Interrupted(_run(group)) from None
-    run = _run(group)
+            raise Interrupted(collect(group)) from None
     if failure is None:
-        return run
-    text = message(failure, topology)
-    raise WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=run) from failure.error
+        return collect(group)
+    raise worker_failed(failure, group)
 
 
-def _run(group: WorkerGroup) -> Run:
+def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerFailed:
+    """Return the error that tells of a group's failure; `what` names the group where there are several."""
+    text = what + message(failure, group.topology)
+    error = WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=collect(group))
+    error.__cause__ = failure.error
+    return error
+
+
+def collect(group: WorkerGroup) -> Run:
     """Return what the group has brought by now."""
     ranks = range(group.topology.cores)
     return Run(

@@ -24,11 +24,23 @@ SEND_STACKS = b"s"  # on the control pipe
 
 @dataclass(frozen=True)
 class Task:
-    """What to run: the worker function, its arguments, and the seed of its random numbers."""
+    """What to run: the worker function, its arguments, the seed of its random numbers, the precision of its products.
+
+    Raises:
+        ValueError: there is no such precision.
+    """
 
     fn: Callable
     args: tuple
     seed: int
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in (None, "high", "highest"):
+            raise ValueError(
+                f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}\n"
+                "  fix:   for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast"
+            )
 
 
 @dataclass(frozen=True)
@@ -81,6 +93,8 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
 
 def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tuple[Core, int]]) -> None:
     """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
+    if task.precision:
+        backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
     core = Core(backend, send, task.seed)
     cores.append((core, threading.get_ident()))
     send(("started", core.rank))

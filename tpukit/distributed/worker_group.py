@@ -3,7 +3,7 @@
 import selectors
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.backends import RUNTIMES
@@ -23,14 +23,31 @@ _TICK_SECONDS = 0.1  # at most between two looks at the processes
 class WorkerGroup:
     """The worker processes of one run, from the fork until the last of them is gone.
 
+    Args:
+        topology: of the run.
+        task: what every core runs.
+        limits: how long it may take.
+        display: shows what the cores say.
+        write_log: is given the rows of `core.log` as they arrive.
+        beside: the groups that run at the same time; a worker closes the pipes of theirs that its fork brings along.
+
     Attributes:
         results: what has come back so far, by rank.
         memory: peak host memory in bytes, by rank.
         log: the rows of `core.log` so far.
     """
 
-    def __init__(self, topology: Topology, task: Task, limits: Limits, display: Screen):
+    def __init__(
+        self,
+        topology: Topology,
+        task: Task,
+        limits: Limits,
+        display: Screen,
+        write_log: Callable[[list[dict]], None] = lambda rows: None,
+        beside: Sequence["WorkerGroup"] = (),
+    ):
         self.topology, self.task, self.limits, self.display = topology, task, limits, display
+        self._write_log, self._beside = write_log, beside
         self._runtime = RUNTIMES[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
@@ -41,8 +58,17 @@ class WorkerGroup:
         self._folder: Path | None = None  # where the workers' own processes meet, removed with them
         self._stacks: dict[int, str] = {}
         self._core_0_saves = False
+        self._told_to_end = False
 
     def __enter__(self) -> "WorkerGroup":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self) -> None:
+        """Fork the processes; after an exception here none is left."""
         self._runtime.load(self.topology)
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
@@ -62,10 +88,6 @@ class WorkerGroup:
             in_graph=backend.in_graph,
             waits_idle=backend.waits_idle,
         )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
         return WorkerProcess(
@@ -75,20 +97,26 @@ class WorkerGroup:
             heartbeat=self.limits.heartbeat,
             folder=self._folder,
             meeting_point=meeting_point,
-            inherited=[fd for one in self.workers for fd in one.fds()],
+            inherited=[fd for group in (self, *self._beside) for one in group.workers for fd in one.fds()],
         )
 
     # ---- watching ----------------------------------------------------------------------------------------------
 
     def watch(self) -> Failure | None:
         """Take in what the workers send until all have returned, or one has failed; return the first failure."""
+        for _ in self.looks(_TICK_SECONDS):
+            pass
+        return self.failures.first()
+
+    def looks(self, seconds: float) -> Iterator[None]:
+        """Do the same in steps that wait for at most so many seconds each, so that one loop can watch several runs."""
         with selectors.DefaultSelector() as pipes:
             for one in self.workers:
                 pipes.register(one.messages.fd, selectors.EVENT_READ, one)
                 pipes.register(one.output.fd, selectors.EVENT_READ, one)
             while len(self.results) < self.topology.cores:
                 gone = [one for one in self.workers if one.is_gone()]  # asked before the last read
-                for key, _ in pipes.select(_TICK_SECONDS):
+                for key, _ in pipes.select(seconds):
                     self._read(key.data)
                     if key.data.is_closed(key.fd):
                         pipes.unregister(key.fd)
@@ -102,11 +130,11 @@ class WorkerGroup:
                     break
                 if self.failures.are_settled(self.failures.ranks | self.results.keys() >= {*self._all_ranks()}):
                     break
+                yield
         self.ended = time.monotonic()
         for one in self.workers:
             self._read(one)
             self._show(one, one.output.rest())
-        return self.failures.first()
 
     def _read(self, one: WorkerProcess) -> None:
         self._show(one, one.output.lines())
@@ -127,6 +155,7 @@ class WorkerGroup:
             case ("log", _, rows):
                 self.log += rows
                 self.display.curve(rows)
+                self._write_log(rows)
             case ("progress", label, done, total, samples):
                 self.display.bar(label, done, total, samples)
             case ("alive", rank, activity, waiting, memory):
@@ -172,12 +201,18 @@ class WorkerGroup:
 
     # ---- ending ------------------------------------------------------------------------------------------------
 
+    def tell_to_end(self) -> None:
+        """Send SIGTERM to every process that is not done, once: a second would cut its `finally` blocks short."""
+        unfinished = [] if self._told_to_end else [one for one in self.workers if not self._is_done(one)]
+        self._told_to_end = True
+        for one in unfinished:
+            one.terminate()
+
     def end(self) -> None:
         """End every process: those that are done at once, the others after their `finally` blocks, all in the end."""
         try:
+            self.tell_to_end()
             unfinished = [one for one in self.workers if not self._is_done(one)]
-            for one in unfinished:
-                one.terminate()
             if self._core_0_saves and unfinished and not self.failures:
                 self._wait_for_save()
             else:
@@ -189,6 +224,7 @@ class WorkerGroup:
             for one in self.workers:
                 one.kill()
             self.workers = []
+            self.ended = self.ended or time.monotonic()  # interrupted
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -220,12 +256,12 @@ class WorkerGroup:
 class InProcessGroup(WorkerGroup):
     """The group where there is no fork (Windows): one core, in this very process."""
 
-    def __enter__(self) -> "InProcessGroup":
+    def start(self) -> None:
+        """Start nothing: the core runs when it is watched."""
         self._runtime.load(self.topology)
         self.began = time.monotonic()
-        return self
 
-    def watch(self) -> Failure | None:
+    def looks(self, seconds: float) -> Iterator[None]:
         """Run the worker function here and take in what it sends as it sends it."""
         import torch.distributed as dist
 
@@ -241,7 +277,7 @@ class InProcessGroup(WorkerGroup):
         failure = self.failures.first()
         if failure and isinstance(failure.error, KeyboardInterrupt):
             raise failure.error
-        return failure
+        yield from ()
 
 
 def _wait(workers: Iterable[WorkerProcess], seconds: float) -> None:

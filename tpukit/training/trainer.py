@@ -200,6 +200,7 @@ class Trainer:
         self.train.end_epoch()
         if self.valid is not None:
             row |= self._evaluate()
+            self.core.log(step=at.step, **{name: value for name, value in row.items() if name.startswith("valid_")})
         row |= {"lr": self.step.lr, "seconds": time.monotonic() - began}
         is_best = self._is_best(row)
         self.history.epochs.append(row)
