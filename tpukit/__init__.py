@@ -9,6 +9,7 @@ from tpukit.display.findings import Finding
 from tpukit.distributed.core import Core
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
 from tpukit.distributed.topology import RuntimeInUse
+from tpukit.machine.chips import ChipsBusy
 from tpukit.machine.environment import Changes, prepare
 from tpukit.machine.host import Host, host
 from tpukit.machine.orphans import Released, release
@@ -32,6 +33,7 @@ __all__ = [
     "Cache",
     "Changes",
     "Check",
+    "ChipsBusy",
     "Core",
     "Evaluation",
     "Finding",

@@ -41,6 +41,7 @@ class Backend:
         in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
             `sync` and when they read a tensor, not in the call of the collective.
         waits_idle: True where a core that waits for others uses no processor.
+        shares_process: True where other cores are threads of the same process, as on v2 and v3.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -50,6 +51,7 @@ class Backend:
     real: object
     in_graph = False
     waits_idle = True
+    shares_process = False
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
