@@ -106,7 +106,9 @@ def test_a_chip_that_is_busy_at_first_is_waited_for_with_one_line_that_names_its
     with open(dev / "vfio" / "1"):
         said, seconds = wait(dev, open_node=busy_until(time.monotonic() + 1.2, "1"))
     (line,) = said
-    assert line.startswith(f"waiting for 1 of 2 chips to become free, 60 s at most: {dev}/vfio/1 by process {os.getpid()}")
+    assert line.startswith(
+        f"waiting for 1 of 2 chips to become free, 60 s at most: {dev}/vfio/1 by process {os.getpid()}"
+    )
     assert 1.2 <= seconds < 5
 
 

@@ -304,7 +304,16 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
             "backend is one of None, 'cpu', 'cuda', 'xla', 'xla:cpu', 'xla:standin'; got 'tpu'",
         ),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
-        ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
+        (
+            {"chips": 0, "versions": NO_XLA, "system": "Linux x86_64"},
+            {"backend": "xla"},
+            "xla backend needs torch_xla(.|\n)*fix:   pip install torch_xla==2.9.0; or backend='cpu'",
+        ),
+        (
+            {"chips": 0, "versions": NO_XLA, "system": "Darwin arm64"},
+            {"backend": "xla"},
+            "fix:   Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels; or",
+        ),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
         ({"chips": 0}, {"stall": "1h"}, "stall is a number of seconds above 0, or None for no limit, got '1h'"),
         ({"chips": 0}, {"heartbeat": None}, "heartbeat is a number of seconds above 0, got None"),
