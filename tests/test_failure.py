@@ -4,7 +4,9 @@ import copy
 import os
 import pickle
 import signal
+import subprocess
 import sys
+import textwrap
 import threading
 import time
 from types import SimpleNamespace
@@ -81,6 +83,35 @@ def test_of_a_huge_text_the_middle_is_left_out_and_the_whole_is_in_the_traceback
     assert text.count("characters are left out here") == 2
     assert len(failed.value.traceback) > 5_000_000
     assert failed.value.__cause__ is None  # which a notebook would print whole
+
+
+def test_an_exception_whose_text_cannot_be_made_is_told():
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def work(core):
+        raise Silent
+
+    with pytest.raises(WorkerFailed, match=r"core [01] of 2 raised Silent: \(its text cannot be made: RuntimeError\)"):
+        quietly(work)
+
+
+def test_an_optimizer_in_a_worker_leaves_no_temporary_folder(tmp_path):
+    """Making the first one in a process imports a part of torch that makes a temporary folder."""
+    code = """
+    import os, tempfile, torch, tpukit
+
+    def work(core):
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+    tpukit.launch(work, cores=2, backend="cpu", progress="off")
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True
+    )
+    assert ended.returncode == 0
+    assert os.listdir(tmp_path) == []
 
 
 # ---- errors that travel ------------------------------------------------------------------------------------------

@@ -170,7 +170,11 @@ class Runtime:
 
     def load(self, topology: Topology) -> None:
         """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
-        import torch.distributed  # noqa: F401
+        import torch.distributed
+
+        if torch.distributed.is_available():
+            with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
+                import torch.distributed.nn.jit.instantiator  # noqa: F401
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

@@ -172,6 +172,7 @@ class XlaRuntime(Runtime):
         return runtime_started()
 
     def load(self, topology: Topology) -> None:
+        super().load(topology)
         try:
             import_torch_xla("TPU")
         except OSError as error:

@@ -44,6 +44,7 @@ class XlaCpuRuntime(Runtime):
         return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
 
     def load(self, topology: Topology) -> None:
+        super().load(topology)
         import_torch_xla("CPU")
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:

@@ -89,7 +89,7 @@ class Failures:
 def device_not_started(rank: int, error: BaseException) -> Failure:
     """Describe the exception that kept a device from starting: no line of the user's is to blame."""
     trace = "".join(traceback.format_exception(error))
-    what = f"could not start its device: {type(error).__name__}: {_in_a_line(error)}"
+    what = f"could not start its device: {type(error).__name__}: {_words(error)}"
     return Failure(rank, time.monotonic(), what, trace=trace, error=_sendable(error), fix=_fix_of_a_start(trace))
 
 
@@ -108,7 +108,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
     elif isinstance(error, Terminated):
         what = _TERMINATED
     else:
-        what = f"raised {type(error).__name__}: {_in_a_line(error)}".removesuffix(": ")
+        what = f"raised {type(error).__name__}: {_words(error)}".removesuffix(": ")
     waiting = next((one.waiting for one in _chain(error) if hasattr(one, "waiting")), None)  # as Core marks it
     fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
     return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_sendable(error), fix=fix)
@@ -246,6 +246,13 @@ def _fix_of_a_dead_loader() -> str:
         f"a DataLoader process was killed: host memory, or /dev/shm, which has {free / 2**20:,.0f} MiB free;\n"
         "         workers=0, a smaller batch_size, or a container with more shared memory"
     )
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return _in_a_line(error)
+    except Exception as another:  # its class may do anything in __str__
+        return f"(its text cannot be made: {type(another).__name__})"
 
 
 def _in_a_line(error: BaseException) -> str:
