@@ -15,6 +15,7 @@ import torch
 import tpukit
 from tpukit import WorkerFailed, launch
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
+from tpukit.distributed.worker_process import WorkerProcess
 
 
 def quietly(fn, *args, **options):
@@ -148,6 +149,23 @@ def test_whole_lines_arrive_however_many_cores_print(capsys):
         assert lines.count(f"[core {rank}] from a child process") == 1
         assert lines.count(f"[core {rank}] each") == 1
     assert lines.count("once") == 1
+
+
+def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(monkeypatch):
+    """Its workers, forked in between, have the control pipes of this run open, whose end would say that it is over."""
+    at_end = {}
+    kill = WorkerProcess.kill
+
+    def note(self):
+        at_end.setdefault(threading.current_thread(), []).append(self.process.exitcode)
+        kill(self)
+
+    monkeypatch.setattr(WorkerProcess, "kill", note)
+    other = threading.Timer(0.5, quietly, [lambda core: time.sleep(6)], {"cores": 2})
+    other.start()
+    quietly(lambda core: time.sleep(2), cores=2)
+    other.join()
+    assert at_end[threading.current_thread()] == [0, 0]
 
 
 # ---- failures --------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from tpukit.distributed.notebook_output import forward_displays
 from tpukit.machine import orphans
 from tpukit.machine.resources import peak_memory
 
-SEND_STACKS = b"s"  # on the control pipe
+SEND_STACKS, GO = b"s", b"g"  # on the control pipe
 
 
 @dataclass(frozen=True)

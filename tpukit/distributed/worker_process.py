@@ -132,6 +132,8 @@ class WorkerProcess:
     def dismiss(self) -> None:
         """Close the control pipe: a worker that is done exits, any other kills itself."""
         if self._control >= 0:
+            with contextlib.suppress(OSError):  # said, too: a launch in another thread may have forked this end along
+                os.write(self._control, worker.GO)
             os.close(self._control)
             self._control = -1
 
