@@ -149,9 +149,10 @@ class Core(NotebookOutput):
         `fit` calls it with the number of each step, so that a step draws the same whether or not a run was resumed.
 
         On v2 and v3 two cores are threads of one process. What is drawn on the device, and what a dataset draws in
-        `core.batches`, is each core's own there, too. What else the worker function draws on the host (`random`,
-        `numpy.random`, torch on the CPU, as a new model's weights) comes from generators that the two share, and
-        differs from run to run: make the model in the notebook, and draw from generators of your own.
+        `core.batches`, is each core's own there, too: without `workers=` they read in turn. What else the worker
+        function draws on the host (`random`, `numpy.random`, torch on the CPU, as a new model's weights) comes from
+        generators that the two share, and differs from run to run: make the model in the notebook, and draw from
+        generators of your own.
         """
         self.backend.seed(seed_in_turn((self._seed, *words, self.rank)))
 

@@ -123,8 +123,8 @@ def launch(
         RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
         ChipsBusy: on a TPU, other programs still hold the chips after a minute.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
-            pickled.
-        Interrupted: a KeyboardInterrupt, with what had been brought by then.
+            pickled and has no text of megabytes.
+        Interrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
     """
     if unknown:
         raise TypeError(_not_an_option(fn, unknown))

@@ -10,7 +10,8 @@ cell ends a run in the same way, and so does the failure of a core:
    native code would hear of it late. `Terminated` is then raised in the worker function, so that its `finally` blocks
    run; unless the function ends between steps (`Core.finishing_steps`, as `fit` does), which only sets `end_requested`.
 4. The kernel waits `END_SECONDS`; for core 0, where it ends between steps and saves, up to `SAVE_SECONDS`.
-5. The kernel closes the control pipes: a worker that is done exits, any other kills itself and its children.
+5. The kernel says so on the control pipes and closes them: a worker that is done exits, any other kills itself and its
+   children.
 6. What is left after another `END_SECONDS` is killed, with its process group.
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group: only the kernel decides. A worker whose kernel

@@ -44,8 +44,7 @@ class WorkerPipes:
         heartbeat: seconds between two signs of life.
         messages: the pipe for `Sender`.
         output: the pipe that standard output and error become.
-        control: the pipe on which the kernel asks for stacks, and which ends when the kernel wants this process to go,
-            or is gone itself.
+        control: the pipe on which the kernel asks for stacks and says when to go; it ends when the kernel is gone.
         inherited: the kernel's ends of all pipes, which the fork brought along; to be closed.
     """
 
