@@ -324,14 +324,19 @@ class Bench:
     def files(self) -> set[str]:
         """Return what lies in the temporary folder, in shared memory, and open in the kernel."""
         inside = {str(path) for path in self.folder.rglob("*") if "ipykernel" not in str(path)}
-        shared = ("torch_", "joblib_", "sem.loky-")
-        inside |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith(shared)}
+        inside |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if was_left_by_a_worker(name)}
         # Where the temporary folder has too long a name.
         return inside | {str(path) for path in Path("/tmp").glob(f"tpukit-{self.kernel.process.pid}-*")}
 
     def close(self) -> None:
         self.kernel.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def was_left_by_a_worker(name: str) -> bool:
+    """Say whether a name in shared memory is torch's or joblib's, of a process that is no more."""
+    made_by = re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name)
+    return name.startswith("torch_") or bool(made_by) and not psutil.pid_exists(int(made_by[1]))
 
 
 def run_fault(fault: Fault, bench: Bench) -> Row:
