@@ -1,12 +1,18 @@
+import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy
 import pytest
 import torch
 from workers import Pairs, small_net, train, train_in_shares, weights
 
 from tpukit import WorkerFailed, launch
+from tpukit.backends.protocol import Backend
+from tpukit.data.batches import Batches
+from tpukit.distributed.core import Core
 
 # Plain CPU and XLA:CPU: the same worker function, the same answers.
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
@@ -19,6 +25,8 @@ def quietly(fn, *args, cores=2, **options):
 def distance(first: dict, second: dict) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 # ---- training --------------------------------------------------------------------------------------------------
 
@@ -220,3 +228,76 @@ def test_the_worker_side_without_torch_xla_imports_none_of_it():
     work = "lambda core: 'torch_xla' in sys.modules"
     code = f"import sys, tpukit; assert tpukit.launch({work}, cores=1, backend='cpu').results == [False]"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_max_and_min_are_right_for_every_dtype(backend):
+    def work(core):
+        values = torch.tensor([core.rank, 1 - core.rank, 5])
+        return {
+            dtype: (core.all_reduce(values.to(dtype), "max"), core.all_reduce(values.to(dtype), "min"))
+            for dtype in DTYPES
+        }
+
+    for result in quietly(work, backend=backend).results:
+        for dtype, (most, least) in result.items():
+            assert most.dtype == least.dtype == dtype
+            assert most.tolist() == torch.tensor([1, 1, 5]).to(dtype).tolist()
+            assert least.tolist() == torch.tensor([0, 0, 5]).to(dtype).tolist()
+
+
+# ---- two cores in one process, as on v2 and v3 -----------------------------------------------------------------------
+
+
+class Sharing(Backend):
+    """One of two cores that are threads of a process; nothing of it is together."""
+
+    world_size, device, real, shares_process = 2, torch.device("cpu"), torch.float64, True
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def to_device(self, tensors):
+        return tensors
+
+
+class Drawing:
+    """A dataset whose samples are random numbers of all three kinds, with a pause in which another thread may draw."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        first = random.random()
+        time.sleep(0.001)
+        return torch.tensor([first, numpy.random.random(), torch.rand(()).item()])  # noqa: NPY002
+
+
+def draw(rank, seed_each_step=True):
+    core = Core(Sharing(rank), lambda message: None)
+    drawn = []
+    for step, batch in enumerate(core.batches(Drawing(), batch_size=4, seed=3)):
+        drawn.append(batch)
+        if seed_each_step:
+            core.seed(step)
+    return torch.cat(drawn)
+
+
+def test_what_datasets_draw_for_two_cores_of_a_process_is_each_cores_own():
+    with ThreadPoolExecutor(2) as cores:
+        together = list(cores.map(draw, (0, 1)))
+    alone = [draw(rank) for rank in (0, 1)]
+    in_processes = list(Batches(Drawing(), batch_size=4, rank=1, world_size=2, seed=3, workers=1))
+    assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
+    assert torch.equal(torch.cat(in_processes), alone[1])
+    assert not set(alone[0].flatten().tolist()) & set(alone[1].flatten().tolist())
+
+
+def test_a_batch_of_a_shared_process_leaves_the_random_numbers_as_they_were():
+    core = Core(Sharing(0), lambda message: None)
+    batches = iter(core.batches(Drawing(), batch_size=4))
+    random.seed(5), torch.manual_seed(5), numpy.random.seed(5)  # noqa: NPY002
+    expected = random.random(), torch.rand(()).item(), numpy.random.random()  # noqa: NPY002
+    random.seed(5), torch.manual_seed(5), numpy.random.seed(5)  # noqa: NPY002
+    next(batches)
+    assert (random.random(), torch.rand(()).item(), numpy.random.random()) == expected  # noqa: NPY002

@@ -15,6 +15,7 @@ import torch
 import tpukit
 from tpukit import WorkerFailed, launch
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
+from tpukit.distributed.worker_process import WorkerProcess
 
 
 def quietly(fn, *args, **options):
@@ -148,6 +149,23 @@ def test_whole_lines_arrive_however_many_cores_print(capsys):
         assert lines.count(f"[core {rank}] from a child process") == 1
         assert lines.count(f"[core {rank}] each") == 1
     assert lines.count("once") == 1
+
+
+def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(monkeypatch):
+    """Its workers, forked in between, have the control pipes of this run open, whose end would say that it is over."""
+    at_end = {}
+    kill = WorkerProcess.kill
+
+    def note(self):
+        at_end.setdefault(threading.current_thread(), []).append(self.process.exitcode)
+        kill(self)
+
+    monkeypatch.setattr(WorkerProcess, "kill", note)
+    other = threading.Timer(0.5, quietly, [lambda core: time.sleep(6)], {"cores": 2})
+    other.start()
+    quietly(lambda core: time.sleep(2), cores=2)
+    other.join()
+    assert at_end[threading.current_thread()] == [0, 0]
 
 
 # ---- failures --------------------------------------------------------------------------------------------------
@@ -304,7 +322,16 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
             "backend is one of None, 'cpu', 'cuda', 'xla', 'xla:cpu', 'xla:standin'; got 'tpu'",
         ),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
-        ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
+        (
+            {"chips": 0, "versions": NO_XLA, "system": "Linux x86_64"},
+            {"backend": "xla"},
+            "xla backend needs torch_xla(.|\n)*fix:   pip install torch_xla==2.9.0; or backend='cpu'",
+        ),
+        (
+            {"chips": 0, "versions": NO_XLA, "system": "Darwin arm64"},
+            {"backend": "xla"},
+            "fix:   Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels; or",
+        ),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
         ({"chips": 0}, {"stall": "1h"}, "stall is a number of seconds above 0, or None for no limit, got '1h'"),
         (

@@ -11,6 +11,7 @@ from tpukit.distributed.core import Core
 from tpukit.distributed.jobs import Jobs, launch_each
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
 from tpukit.distributed.topology import RuntimeInUse
+from tpukit.machine.chips import ChipsBusy
 from tpukit.machine.environment import Changes, prepare
 from tpukit.machine.host import Host, host
 from tpukit.machine.orphans import Released, release
@@ -35,6 +36,7 @@ __all__ = [
     "Cache",
     "Changes",
     "Check",
+    "ChipsBusy",
     "Comparison",
     "Core",
     "CsvWriter",

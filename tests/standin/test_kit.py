@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import importlib.metadata
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -20,6 +22,7 @@ from workers import Pairs, small_net
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
 from tpukit.backends.standin import build, memory, shapes
+from tpukit.machine import chips
 
 # torch_xla 2.8 ends the process where an error on the device is read; 2.9 raises it.
 RAISED = "was killed by SIGABRT" if importlib.metadata.version("torch_xla") < "2.9" else "raised"
@@ -111,6 +114,50 @@ def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works()
     assert re.match(r"core \d of 4 could not start its device: ", str(failed.value))
     assert "fix:   chips stay busy for some seconds" in str(failed.value)
     assert len(on(shape, everything).results) == 4
+
+
+def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(monkeypatch, tmp_path, capsys):
+    node, free = tmp_path / "accel0", time.monotonic() + 2
+    node.touch()
+
+    def open_node(path, flags):
+        if time.monotonic() < free:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        return os.open(path, flags)
+
+    wait = functools.partial(chips.wait_for_chips, dev=tmp_path, open_node=open_node)
+    monkeypatch.setattr("tpukit.distributed.worker_group.wait_for_chips", wait)
+    run = on(shapes.SHAPES["colab v5e-1"], lambda core: time.monotonic())
+    assert run.results[0] > free
+    assert f"waiting for 1 of 1 chips to become free, 60 s at most: {node} by no process" in capsys.readouterr().out
+    monkeypatch.setattr("tpukit.distributed.worker_group.wait_for_chips", functools.partial(wait, seconds=0.5))
+    free = float("inf")
+    with pytest.raises(tpukit.ChipsBusy, match="1 of 1 chips are still busy"):
+        on(shapes.SHAPES["colab v5e-1"], everything)
+    assert multiprocessing.active_children() == []
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+def test_max_and_min_are_right_for_every_dtype_and_use_what_the_tpus_compiler_can_lower():
+    """It has no all-reduce of s64 and f64 but the sum: "Supported lowering only of Sum all reduce"."""
+
+    def work(core):
+        values, found = torch.tensor([[core.rank, 1 - core.rank, 5]]), {}
+        for dtype in DTYPES:
+            for op in ("max", "min"):
+                tensor = core.all_reduce(values.to(dtype).to(core.device), op)
+                found[dtype, op] = core.backend.graph_text([tensor]), tensor.cpu()
+        return found
+
+    expected = {"max": [[1, 1, 5]], "min": [[0, 0, 5]]}
+    for result in launch(work, cores=2, backend="xla:standin", progress="off").results:
+        for (dtype, op), (graph, tensor) in result.items():
+            assert tensor.dtype == dtype
+            assert tensor.tolist() == torch.tensor(expected[op]).to(dtype).tolist()
+            assert "all-reduce(" in graph  # also a gather is one, a sum of what is 0 in all places but one's own
+            assert not re.search(r"[sf]64\[.* all-reduce\(.*to_apply=%M(ax|in)", graph)
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------
@@ -211,6 +258,14 @@ def train(core, folder=None, epochs=2):
 
 def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.every_machine
+def test_cores_that_share_a_process_are_said_to_share_random_numbers(capsys):
+    on(shapes.SHAPES["v3-8"], lambda core: core.rank)
+    assert "cores that share a chip share the host's random numbers" in capsys.readouterr().out
+    on(shapes.SHAPES["colab v5e-1"], lambda core: core.rank)
+    assert "share" not in capsys.readouterr().out
 
 
 @EVERY_MACHINE

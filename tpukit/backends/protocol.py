@@ -44,6 +44,7 @@ class Backend:
         in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
             `sync` and when they read a tensor, not in the call of the collective.
         waits_idle: True where a core that waits for others uses no processor.
+        shares_process: True where other cores are threads of the same process, as on v2 and v3.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -53,6 +54,7 @@ class Backend:
     real: object
     in_graph = False
     waits_idle = True
+    shares_process = False
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
@@ -178,7 +180,11 @@ class Runtime:
 
     def load(self, topology: Topology) -> None:
         """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
-        import torch.distributed  # noqa: F401
+        import torch.distributed
+
+        if torch.distributed.is_available():
+            with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
+                import torch.distributed.nn.jit.instantiator  # noqa: F401
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

@@ -118,8 +118,13 @@ class Tpu(TorchXla):
         xm.rendezvous("tpukit")
 
     def all_reduce(self, tensor, op: str):
+        import torch
         import torch_xla.core.xla_model as xm
 
+        if op in ("min", "max") and tensor.dtype in (torch.int64, torch.float64) and self.world_size > 1:
+            # The TPU compiler: "Supported lowering only of Sum all reduce" for these two (libtpu 0.0.17 and 0.0.21).
+            everyone = xm.all_gather(tensor.unsqueeze(0), dim=0)
+            return everyone.amin(0) if op == "min" else everyone.amax(0)
         kinds = {"min": xm.REDUCE_MIN, "max": xm.REDUCE_MAX}
         if op == "mean" and not tensor.is_floating_point():
             tensor = tensor.to(self.real)
@@ -177,6 +182,7 @@ class XlaRuntime(Runtime):
         return runtime_started()
 
     def load(self, topology: Topology) -> None:
+        super().load(topology)
         try:
             import_torch_xla("TPU")
         except OSError as error:
@@ -200,7 +206,13 @@ class XlaRuntime(Runtime):
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
                 "TPU_PROCESS_BOUNDS": "1,1,1",
             }
-        start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
+
+        def on_core() -> None:
+            backend = Tpu()
+            backend.shares_process = topology.cores > topology.processes
+            body(backend)
+
+        start_pjrt("TPU", on_core, process=process, processes=topology.processes)
 
 
 def runtime_started() -> bool:

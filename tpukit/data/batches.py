@@ -37,6 +37,7 @@ class Batches:
         workers: int | None = None,
         threads: int = 1,
         send: Callable[[list], list] | None = None,
+        shares_process: bool = False,
     ):
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
@@ -57,6 +58,7 @@ class Batches:
         if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
+        self._shares_process = shares_process  # with other cores, and so the host's random numbers
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
         self.epoch, self.waited, self.current = 0, 0.0, None
@@ -139,7 +141,8 @@ class Batches:
             return run_ahead(calls, self._threads)
         dataset = self.dataset if self._source is None else self._source
         jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
-        loaded = load_batches(dataset, jobs, self._workers, (self._seed, self.epoch))
+        seed = self._seed, self.epoch
+        loaded = load_batches(dataset, jobs, self._workers, seed, in_turn=self._shares_process)
         finished = ((lambda step=step: self._finish(next(loaded), real[step])) for step in steps)
         # Without workers the dataset is called in this process and may draw its random numbers. A thread would draw
         # them at any moment of the step; so each batch is made when the loop asks for it.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpukit.backends.protocol import Backend
 from tpukit.data.batches import Batches
-from tpukit.data.seeding import seed_host
+from tpukit.data.seeding import seed_in_turn
 from tpukit.data.sources import BatchSource, MapDataset
 from tpukit.diagnostics.report import Report, report
 from tpukit.distributed.notebook_output import NotebookOutput
@@ -102,6 +102,7 @@ class Core(NotebookOutput):
             workers=workers,
             threads=threads,
             send=self.backend.to_device,
+            shares_process=self.backend.shares_process,
         )
 
     @contextlib.contextmanager
@@ -146,8 +147,14 @@ class Core(NotebookOutput):
         """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.
 
         `fit` calls it with the number of each step, so that a step draws the same whether or not a run was resumed.
+
+        On v2 and v3 two cores are threads of one process. What is drawn on the device, and what a dataset draws in
+        `core.batches`, is each core's own there, too: without `workers=` they read in turn. What else the worker
+        function draws on the host (`random`, `numpy.random`, torch on the CPU, as a new model's weights) comes from
+        generators that the two share, and differs from run to run: make the model in the notebook, and draw from
+        generators of your own.
         """
-        self.backend.seed(seed_host((self._seed, *words, self.rank)))
+        self.backend.seed(seed_in_turn((self._seed, *words, self.rank)))
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:

@@ -17,6 +17,7 @@ from tpukit.distributed.topology import choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
 from tpukit.distributed.worker import Task
 from tpukit.distributed.worker_group import InProcessGroup, WorkerGroup
+from tpukit.machine.chips import wait_for_chips
 from tpukit.machine.host import Host, host
 
 _LOOK_SECONDS = 0.1  # in which every job is looked at
@@ -119,6 +120,8 @@ def launch_each(
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.rehearsal:
             display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
+        if topology.backend == "xla":
+            wait_for_chips(places, display.line)
         queue = _Queue(tasks, topology, places, limits, display)
         try:
             queue.work_off()
@@ -247,6 +250,10 @@ class _JobScreen(Screen):
 
     def line(self, text: str) -> None:
         self._display.line(f"{self._name} {text}")
+
+    def show(self, data: dict, metadata: dict, **options: object) -> None:
+        self.line("shows:")
+        self._display.show(data, metadata, **options)
 
     def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
         self._display.bar(self._name, done, total, samples_per_step)

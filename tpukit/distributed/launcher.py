@@ -1,13 +1,15 @@
 """Run a function on every core and bring every core's result back, or the first failure."""
 
-from collections.abc import Callable, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpukit.backends import RUNTIMES
 from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
 from tpukit.distributed.failure import Failure, message
-from tpukit.distributed.signals import sigterm_ends_the_run
+from tpukit.distributed.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
 from tpukit.distributed.worker import Task
@@ -28,16 +30,30 @@ class WorkerFailed(RuntimeError):
         super().__init__(message)
         self.rank, self.traceback, self.run = rank, traceback, run
 
+    def __reduce__(self) -> tuple:  # an exception is pickled by its args alone, which would lack the keywords
+        again = functools.partial(type(self), rank=self.rank, traceback=self.traceback, run=self.run)
+        return again, self.args, vars(self)
+
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted and its workers ended; `run` holds what it had brought by then.
+    """The run was interrupted and its workers ended.
 
-    That is a `Run` of `launch`, and `Jobs` of `launch_each`.
+    Attributes:
+        run: what it had brought by then: a `Run` of `launch`, the `Jobs` of `launch_each`.
+        stacks: by rank, where each core stood that had not returned; without a core that did not answer at once, and
+            empty for `launch_each`.
     """
 
-    def __init__(self, run):
-        super().__init__("the run was interrupted; its workers were ended")
-        self.run = run
+    def __init__(self, run, stacks: Mapping[int, str] | None = None, *, hung: bool = False):
+        stacks = dict(stacks or {})
+        text = "the run was interrupted; its workers were ended"
+        if hung:
+            text += "\n\nwhere the cores stood:\n" + "".join(f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks))
+        super().__init__(text)
+        self.run, self.stacks = run, stacks
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.run, self.stacks), vars(self) | {"args": self.args}
 
 
 @dataclass(frozen=True)
@@ -83,6 +99,7 @@ def launch(
     to: Writer | Sequence[Writer] | None = None,
     precision: str | None = None,
     machine: Host | None = None,
+    **unknown: object,
 ) -> Run:
     """Run `fn(core, *args)` on every core, each in a process of its own, and return when all are done.
 
@@ -111,16 +128,21 @@ def launch(
             them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
         machine: the `Host` to plan for, if not this one.
+        **unknown: refused: every keyword is an option of launch. What `fn` takes by keyword goes through
+            `functools.partial(fn, lr=0.1)`.
 
     Raises:
+        TypeError: a keyword is none of these options, or `to` is neither a function nor a list of functions.
         ValueError: `cores` or `backend` cannot be had on this machine, a number of seconds is not above 0, or there is
             no such `precision`.
-        TypeError: `to` is neither a function nor a list of functions.
-        RuntimeInUse: this process has started the XLA or CUDA runtime.
+        RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
+        ChipsBusy: on a TPU, other programs still hold the chips after a minute.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
-            pickled.
-        Interrupted: a KeyboardInterrupt, with what had been brought by then.
+            pickled and has no text of megabytes.
+        Interrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
     """
+    if unknown:
+        raise TypeError(_not_an_option(fn, unknown))
     machine = machine or host()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed, precision)
     topology = choose_topology(machine, cores, backend)
@@ -135,14 +157,31 @@ def launch(
             stand = "processes stand" if topology.cores > 1 else "process stands"
             note = RUNTIMES[topology.backend].note
             display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
+        if topology.cores > topology.processes > 0:
+            display.line(
+                "cores that share a chip share the host's random numbers: those of the device and of datasets in "
+                "core.batches can be drawn again from the seed, others on the host cannot (see Core.seed)"
+            )
         try:
             failure = group.watch()
         except KeyboardInterrupt:
+            hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
             group.end()
-            raise Interrupted(collect(group)) from None
+            raise Interrupted(collect(group), stacks, hung=hung) from None
     if failure is None:
         return collect(group)
     raise worker_failed(failure, group)
+
+
+def _not_an_option(fn: Callable, unknown: dict) -> str:
+    name = getattr(fn, "__name__", "fn")
+    options = [one.name for one in inspect.signature(launch).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    given = ", ".join(f"{key}=..." for key in unknown)
+    return (
+        f"launch has no option {', '.join(map(repr, unknown))}\n"
+        f"  found: its options are {', '.join(options)}; nothing by keyword is passed on to {name}\n"
+        f"  fix:   launch(functools.partial({name}, {given}), ...), if it is meant for {name}"
+    )
 
 
 def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerFailed:

@@ -16,6 +16,7 @@ from tpukit.distributed.watchdog import Limits, Stall, Watchdog
 from tpukit.distributed.worker import Task
 from tpukit.distributed.worker_process import WorkerProcess
 from tpukit.machine import orphans
+from tpukit.machine.chips import wait_for_chips
 
 _TICK_SECONDS = 0.1  # at most between two looks at the processes
 
@@ -70,6 +71,8 @@ class WorkerGroup:
     def start(self) -> None:
         """Fork the processes; after an exception here none is left."""
         self._runtime.load(self.topology)
+        if self.topology.backend == "xla" and self.topology.device_number is None:
+            wait_for_chips(self.topology.processes, self.display.line)
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
         with self._runtime.meeting_point(self.topology) as meeting_point:
@@ -167,6 +170,10 @@ class WorkerGroup:
                 self._stacks[rank] = text
             case ("line", rank, text, named):
                 self.display.line(f"[core {rank}] {text}" if named else text)
+            case ("display", rank, data, metadata, options):
+                if self.topology.cores > 1:
+                    self.display.line(f"[core {rank}] shows:")
+                self.display.show(data, metadata, **options)
             case Exception():
                 self.failures.add(result_unreadable(sender, message))
 
@@ -186,18 +193,26 @@ class WorkerGroup:
         )
 
     def _with_stacks(self, stall: Stall) -> Failure:
-        """Ask every core where it stands, and describe the stall with their stacks."""
-        deadline = time.monotonic() + signals.STACKS_SECONDS
+        """Describe the stall with the stacks of all cores."""
+        found = self.stacks(signals.STACKS_SECONDS)
+        missing = sorted({*self._all_ranks()} - self.results.keys())
+        return run_hangs(stall.rank, stall.what, stall.fix, stacks={rank: found.get(rank) for rank in missing})
+
+    def stacks(self, seconds: float) -> dict[int, str]:
+        """Ask every core that has not returned where it stands; those that answer within so many seconds, by rank."""
+        deadline = time.monotonic() + seconds
         for one in self.workers:
             one.ask_for_stacks()
-        missing = {*self._all_ranks()} - self.results.keys()
-        while missing - self._stacks.keys() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        missing = {*self._all_ranks()} if self.workers else set()
+        while missing - self.results.keys() - self._stacks.keys() and time.monotonic() < deadline:
+            time.sleep(0.02)
             for one in self.workers:
                 self._read(one)
-        return run_hangs(
-            stall.rank, stall.what, stall.fix, stacks={rank: self._stacks.get(rank) for rank in sorted(missing)}
-        )
+        return {rank: text for rank, text in self._stacks.items() if rank not in self.results}
+
+    def waits_long(self) -> bool:
+        """Say whether a core has been in one collective for longer than healthy cores are apart."""
+        return self._watchdog.waits_long(set(self.results))
 
     # ---- ending ------------------------------------------------------------------------------------------------
 
@@ -259,6 +274,7 @@ class InProcessGroup(WorkerGroup):
     def start(self) -> None:
         """Start nothing: the core runs when it is watched."""
         self._runtime.load(self.topology)
+        self._watchdog = Watchdog(1, self.limits, lambda rank: 0.0)
         self.began = time.monotonic()
 
     def looks(self, seconds: float) -> Iterator[None]:

@@ -49,7 +49,8 @@ def fit(
 
     Losses stay on the device: one copy to the host every `log_every` steps. Gradients, float buffers and the loss are
     averaged over the cores in one message, so all cores hold the same model after every step. Random numbers of a step
-    depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit.
+    depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit;
+    for v2 and v3, `Core.seed` says which.
 
     Args:
         core: this core.
