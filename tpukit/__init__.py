@@ -23,6 +23,7 @@ from tpukit.training.batchnorm import sync_batchnorm
 from tpukit.training.evaluation import Evaluation, evaluate
 from tpukit.training.history import History
 from tpukit.training.losses import NotFinite
+from tpukit.training.prediction import predict
 from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"
@@ -55,6 +56,7 @@ __all__ = [
     "launch",
     "pack",
     "pe",
+    "predict",
     "prepare",
     "profile",
     "read_tfrecords",
