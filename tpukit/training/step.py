@@ -1,6 +1,7 @@
 """One step of a model on the device: forward, and in training everything up to the averaged weights."""
 
 import contextlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -49,6 +50,7 @@ class TrainStep:
     average: object = None
 
     def __post_init__(self):
+        _check_optimizer(self.optimizer)
         self.monitor = RecompileMonitor(self.core.backend)
         self._buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
@@ -108,3 +110,14 @@ class TrainStep:
             loss = loss.detach().float()
             total = loss if total is None else total + loss
         return total
+
+
+def _check_optimizer(optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        name = type(optimizer).__name__
+        raise TypeError(
+            f"fit computes the gradients once per step, and {name} evaluates the loss several times in each\n"
+            f"  found: {name}.step needs a closure\n"
+            "  fix:   Adam or SGD; on few data, a loop of your own on one core: launch(fn, cores=1)"
+        )
