@@ -120,9 +120,7 @@ def fit(
             "parameter.requires_grad_(True)"
         )
     if patience is not None and patience < 1:
-        raise ValueError(
-            f"patience is a number of epochs, at least 1, got {patience}\n  fix:   patience=None for no limit"
-        )
+        raise ValueError(f"patience is epochs, at least 1, got {patience}\n  fix:   patience=None for no limit")
     best = best if valid is not None else "train_loss"
     every = check_schedule(schedule, schedule_every, best=best)
     by_step, by_epoch = (schedule, None) if every == "step" else (None, schedule)
