@@ -15,6 +15,7 @@ from tpukit.machine.resources import peak_memory
 from tpukit.training.evaluation import evaluate_synced
 from tpukit.training.history import History
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
+from tpukit.training.metrics import gather_objects
 from tpukit.training.resume import Progress, RunState, TimeBudget, parse_duration
 from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
@@ -347,8 +348,8 @@ class Trainer:
         since = best["epoch"] if best else 0
         if self.patience and last - since >= self.patience:
             reason = f"no better {self.best} since epoch {since}, patience={self.patience}"
-        # The mean, so that all stop if one says so: the rows of two cores differ in their seconds.
-        if self.on_epoch and self.core.mean(float(bool(self.on_epoch(self.history)))) > 0:
+        # All stop if one says so: what they see differs in seconds, and a core that stopped alone would be waited for.
+        if self.on_epoch and any(gather_objects(self.core, bool(self.on_epoch(self.history)))):
             reason = reason or f"on_epoch returned True after epoch {last}"
         if reason and self.progress.epoch <= self.epochs:
             self.history.stopped = reason
