@@ -117,11 +117,11 @@ def test_a_model_may_compute_its_own_loss_and_an_evaluation_says_that_it_needs_a
 
 
 @pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict])
-@pytest.mark.parametrize("mask", [False, True])
-def test_mappings_of_any_kind_become_dicts_whose_tensors_are_all_sent_at_once(kind, mask):
+@pytest.mark.parametrize(("mask", "workers"), [(False, 0), (True, 0), (True, 2)])
+def test_mappings_of_any_kind_become_dicts_whose_tensors_are_all_sent_at_once(kind, mask, workers):
     sent = []
     send = lambda tensors: sent.append(len(tensors)) or [tensor + 100 for tensor in tensors]  # noqa: E731
-    for batch in Batches(Texts(8, kind=kind), batch_size=4, send=send, mask=mask):
+    for batch in Batches(Texts(8, kind=kind), batch_size=4, send=send, mask=mask, workers=workers):
         assert isinstance(batch, dict)
         assert all((value >= 100).all() for value in batch.values())
     assert sent == [3 + mask] * 2
