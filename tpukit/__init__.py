@@ -27,6 +27,7 @@ from tpukit.training.evaluation import Evaluation, evaluate
 from tpukit.training.history import History
 from tpukit.training.losses import NotFinite
 from tpukit.training.parity import Comparison, LayerDifference, compare
+from tpukit.training.prediction import predict
 from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"
@@ -67,6 +68,7 @@ __all__ = [
     "launch_each",
     "pack",
     "pe",
+    "predict",
     "prepare",
     "profile",
     "read_tfrecords",

@@ -288,6 +288,46 @@ def test_fit_trains_evaluates_and_resumes_to_the_last_bit(machine, tmp_path):
     assert findings["fallbacks"].state == "ok"
 
 
+@EVERY_MACHINE
+def test_named_inputs_streamed_metrics_and_a_hook_work_and_no_step_is_compiled_again(machine, capsys):
+    from torchmetrics.regression import MeanSquaredError
+
+    class Net(nn.Linear):  # without buffers: there is nothing to average before an evaluation
+        def forward(self, x):
+            return {"y": super().forward(x)}
+
+    class Error(MeanSquaredError):
+        def update(self, outputs, targets):
+            super().update(outputs["y"], targets)
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(32 * CORES[machine], 4, generator=generator)
+    data = [{"x": row, "labels": row[:2]} for row in x]
+    valid = torch.utils.data.Subset(data, range(4 * CORES[machine] + 3))
+
+    def criterion(outputs, targets):
+        return nn.functional.mse_loss(outputs["y"], targets)
+
+    def work(core):
+        torch.manual_seed(0)
+        model = core.model(Net(4, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        batches = core.batches(data, batch_size=4, shuffle=True, drop_last=True)
+        options = {"metrics": {"error": Error()}, "keep_outputs": False, "on_epoch": lambda history: None}
+        valid_batches = core.batches(valid, batch_size=4)
+        history = fit(core, model, optimizer, criterion, batches, valid_batches, epochs=2, **options)
+        found = evaluate(core, model, criterion, valid_batches)
+        return history.epochs, found.loss, tpukit.predict(core, model, valid_batches), model.state_dict()
+
+    for epochs, loss, outputs, state in on(shapes.SHAPES[machine], work).results:
+        expected = nn.functional.linear(x[: len(valid)], state["weight"], state["bias"])
+        assert torch.allclose(outputs["y"], expected, atol=1e-5)
+        assert loss == pytest.approx(nn.functional.mse_loss(expected, x[: len(valid), :2]).item(), rel=1e-5)
+        assert epochs[-1]["valid_error"] == pytest.approx(epochs[-1]["valid_loss"], rel=1e-5)
+        assert epochs[-1]["valid_loss"] == pytest.approx(loss, rel=1e-5)
+    assert "compiled again" not in capsys.readouterr().out
+
+
 def ten_steps(core, batch_size, size=32):
     """Ten steps of the walkthrough's model, as notebook 04 takes them but for its size and its BatchNorm."""
     from tpukit import pe

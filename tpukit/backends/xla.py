@@ -145,7 +145,7 @@ class Tpu(TorchXla):
     def average(self, tensors: list) -> None:
         import torch_xla.core.xla_model as xm
 
-        if self.world_size > 1:
+        if self.world_size > 1 and tensors:  # of no tensors, torch_xla 2.9 ends with a segmentation fault
             xm.all_reduce(xm.REDUCE_SUM, tensors, scale=1.0 / self.world_size)
 
     def memory(self) -> dict[str, int]:

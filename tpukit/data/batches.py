@@ -1,7 +1,7 @@
 """Batches of one fixed shape for each core, prepared ahead of the step that takes them."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.data.sampler import ShardedSampler
@@ -164,6 +164,8 @@ class Batches:
         if self._mask:
             batch = _with_mask(batch, torch.from_numpy(real))
         leaves, structure = tree.tree_flatten(batch)
+        if any(isinstance(leaf, Mapping) for leaf in leaves):  # Hugging Face's BatchEncoding, which pytree cannot open
+            leaves, structure = tree.tree_flatten(_with_dicts(batch))
         sent = iter(self._send([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
         leaves = [next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return tree.tree_unflatten(leaves, structure)
@@ -177,9 +179,19 @@ class Batches:
 
 
 def _with_mask(batch: object, real) -> object:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {**batch, "mask": real}
     return (*batch, real) if isinstance(batch, list | tuple) else (batch, real)
+
+
+def _with_dicts(batch: object) -> object:
+    """Return a batch whose mappings of other kinds are dicts."""
+    from torch.utils import _pytree as tree
+
+    def convert(leaf: object) -> object:
+        return {key: _with_dicts(value) for key, value in leaf.items()} if isinstance(leaf, Mapping) else leaf
+
+    return tree.tree_map(convert, batch)
 
 
 def _spare_processors(world_size: int) -> int:

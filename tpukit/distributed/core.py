@@ -74,6 +74,10 @@ class Core(NotebookOutput):
         `Records` and a `Cache`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
         (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32. Normalise and augment on the device.
 
+        Any other dataset gives batches nested as its items are: tuples, dicts, and dicts in tuples, whose tensors are
+        sent in one transfer. Hugging Face's datasets: `dataset.with_format("torch")`, all texts padded to one length.
+        Strings stay in host memory, as lists; `fit` and `evaluate` refuse them.
+
         Args:
             dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
                 can stack.

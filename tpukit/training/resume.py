@@ -93,10 +93,20 @@ class RunState:
             self._checkpoints.save(self._core.snapshot(state), step=step, best=best)
         self._saved = time.monotonic()
 
-    def save_best(self, model) -> None:
-        """Write the weights of a model to `best.pt` in the folder, together."""
+    def save_best(self, model, *, in_memory: bool = False) -> None:
+        """Write the weights of a model to `best.pt` in the folder, together; without a folder keep them, if wanted."""
         if self.is_kept:
             self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")
+        elif in_memory:
+            self._best = self._core.snapshot(model.state_dict())
+
+    def best_weights(self) -> dict:
+        """Return the weights that `save_best` was last called with, in host memory."""
+        import torch
+
+        if not self.is_kept:
+            return self._best
+        return torch.load(self._checkpoints.folder / "best.pt", map_location="cpu", weights_only=True)
 
     def close(self) -> None:
         """Wait until the last save is complete."""

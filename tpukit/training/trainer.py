@@ -15,7 +15,9 @@ from tpukit.machine.resources import peak_memory
 from tpukit.training.evaluation import evaluate_synced
 from tpukit.training.history import History
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
+from tpukit.training.metrics import gather_objects
 from tpukit.training.resume import Progress, RunState, TimeBudget, parse_duration
+from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
 
 
@@ -30,7 +32,9 @@ def fit(
     epochs: int = 1,
     steps_per_epoch: int | None = None,
     schedule=None,
+    schedule_every: str = "step",
     metrics: Mapping[str, Callable] | None = None,
+    keep_outputs: bool = True,
     prepare: Callable | None = None,
     augment: Callable | None = None,
     bf16: bool = False,
@@ -38,6 +42,9 @@ def fit(
     clip: float | None = None,
     average=None,
     best: str = "valid_loss",
+    patience: int | None = None,
+    restore_best: bool = False,
+    on_epoch: Callable[[History], bool | None] | None = None,
     log_every: int = 50,
     folder: str | Path | None = None,
     keep: int = 3,
@@ -52,19 +59,35 @@ def fit(
     depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit;
     for v2 and v3, `Core.seed` says which.
 
+    What a batch is, and how the model is called:
+
+    - `(inputs, targets)`, a tuple: `loss(model(inputs), targets)`. Further parts are ignored.
+    - A mapping, as Hugging Face's datasets give: all of it is the inputs, and its entry "labels" (or "label",
+      "targets", "target"; exactly one of them) is the targets: `loss(model(**batch), batch["labels"])`.
+    - Inputs that are a mapping are always passed by name. The entry "labels" is left out where the model's `forward`
+      has no such argument; with one, the model may compute its own loss: `loss=lambda outputs, labels: outputs.loss`.
+      That number is of one batch, so an evaluation needs a loss of (outputs, targets).
+    - Outputs and targets may be nested in tuples and dicts, or of a type that torch's pytree knows, as Hugging Face's
+      are; the loss and the metrics get them as they are. For a dataclass, `torch.export.register_dataclass` first.
+    - Everything in inputs and targets is a tensor: no text columns.
+
     Args:
         core: this core.
-        model: from `core.model`; takes the batch's first part.
-        optimizer: over the model's parameters.
+        model: from `core.model`.
+        optimizer: over the model's parameters; any of torch.optim's but LBFGS.
         loss: from (outputs, targets) to one number, the mean over the samples.
-        train: `core.batches(..., shuffle=True, drop_last=True)`, batches of (inputs, targets).
+        train: `core.batches(..., shuffle=True, drop_last=True)`.
         valid: `core.batches(...)` in order, evaluated after every epoch as `evaluate` does; None for no evaluation.
         epochs: passes over the data, or over `steps_per_epoch` of it.
         steps_per_epoch: optimiser steps after which an epoch is over; None for all the data.
-        schedule: of torch.optim.lr_scheduler, stepped after every optimiser step.
+        schedule: of torch.optim.lr_scheduler.
+        schedule_every: "step", after every optimiser step, so that its numbers count steps; or "epoch", after every
+            epoch, for a schedule that counts epochs. ReduceLROnPlateau is stepped after every epoch, with `best`.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; rows say `valid_<name>`.
-        prepare: changes the inputs on the device, in training and evaluation; for example, it normalises.
-        augment: changes (inputs, targets) on the device before that, in training only.
+        keep_outputs: whether evaluation gathers all outputs; False where they do not fit into memory, see `evaluate`.
+        prepare: changes the inputs on the device, in training and evaluation; for example, it normalises. Of a mapping
+            it gets and returns all, or what it returns is the model's one argument.
+        augment: changes (inputs, targets), or a batch that is a mapping, on the device before that, in training only.
         bf16: run the forward pass under autocast to bfloat16; loss, BatchNorm's statistics and optimiser stay float32.
         accumulate: batches whose gradients one optimiser step takes, all in one graph.
         clip: the largest norm of the gradients; None for no limit.
@@ -73,6 +96,10 @@ def fit(
             on the device and Python compares it with 0, two copies to the host per update that cut the step into three
             graphs (measured on torch_xla 2.9).
         best: the column that says which epoch is best: lower is better for a loss or an error, else higher.
+        patience: epochs in a row without a better `best` after which to stop; None to go on to the last.
+        restore_best: at the end, give the best epoch's weights back to the model, or to the averaged one.
+        on_epoch: called on every core with the history after each epoch; True, from any of them, stops. A run that
+            resumes between two epochs calls it at once, so what it stopped stays stopped.
         log_every: optimiser steps between two copies of the losses to the host.
         folder: of checkpoints and `best.pt`, the best epoch's weights; None to keep nothing.
         keep: how many of the newest checkpoints to keep, in addition to the best.
@@ -94,6 +121,11 @@ def fit(
             "the model has no parameters to train\n  fix:   pass a torch.nn.Module with layers, and unfreeze some: "
             "parameter.requires_grad_(True)"
         )
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience is epochs, at least 1, got {patience}\n  fix:   patience=None for no limit")
+    best = best if valid is not None else "train_loss"
+    every = check_schedule(schedule, schedule_every, best=best)
+    by_step, by_epoch = (schedule, None) if every == "step" else (None, schedule)
     steps = min(len(train) // accumulate, steps_per_epoch or len(train))
     if steps < 1:
         raise ValueError(
@@ -112,14 +144,19 @@ def fit(
     }
     trainer = Trainer(
         core=core,
-        step=TrainStep(core, model, optimizer, loss, schedule, prepare, augment, bf16, clip, average),
+        step=TrainStep(core, model, optimizer, loss, by_step, prepare, augment, bf16, clip, average),
         train=train,
         valid=valid,
         epochs=epochs,
         accumulate=accumulate,
         log_every=log_every,
         metrics=copy.deepcopy(dict(metrics or {})),  # torchmetrics' have a state, and cores may be threads of a process
-        best=best if valid is not None else "train_loss",
+        keep_outputs=keep_outputs,
+        epoch_schedule=by_epoch,
+        best=best,
+        patience=patience,
+        restore_best=restore_best,
+        on_epoch=on_epoch,
         losses=parts["losses"],
         progress=parts["progress"],
         history=parts["history"],
@@ -141,7 +178,12 @@ class Trainer:
     accumulate: int
     log_every: int
     metrics: dict[str, Callable]
+    keep_outputs: bool
+    epoch_schedule: object
     best: str
+    patience: int | None
+    restore_best: bool
+    on_epoch: Callable[[History], bool | None] | None
     losses: StepLosses
     progress: Progress
     history: History
@@ -151,13 +193,18 @@ class Trainer:
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
         self._resume(resume)
+        if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
+            self._stop_early()  # a run that was stopped stays stopped
         with self.core.finishing_steps():
             while self.progress.epoch <= self.epochs and not self.history.stopped:
                 began = time.monotonic()
                 self._train_epoch()
                 if not self.history.stopped:
                     self._end_epoch(began)
+                    self._stop_early()
         self.state.close()
+        if self.restore_best and self.history.best:
+            self.step.evaluated_model.load_state_dict(self.state.best_weights())
         return self.history
 
     def _resume(self, resume: bool) -> None:
@@ -212,7 +259,9 @@ class Trainer:
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
         self.core.print(f"epoch {row['epoch']}: {numbers}")
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
-            self.state.save_best(self.step.evaluated_model)
+            self.state.save_best(self.step.evaluated_model, in_memory=self.restore_best)
+        if self.epoch_schedule is not None:  # before the checkpoint, which holds its state
+            self.epoch_schedule.step(*([row[self.best]] if is_plateau(self.epoch_schedule) else []))
         self._save(best=is_best)
 
     def _evaluate(self) -> dict[str, float]:
@@ -226,6 +275,7 @@ class Trainer:
             metrics=self.metrics,
             prepare=self.step.prepare,
             bf16=self.step.bf16,
+            keep_outputs=self.keep_outputs,
             between_steps=self._end_on_sigterm,
         )
         self.budget.record("evaluation", time.monotonic() - began)
@@ -293,6 +343,19 @@ class Trainer:
         self._save()
         advice = "run this again to continue" if self.state.is_kept else "with folder= it could be continued"
         self.core.print(f"{self.history.stopped}; {advice}")
+
+    def _stop_early(self) -> None:
+        """Stop after an epoch, on all cores, where `patience` is at its end or `on_epoch` says so."""
+        last, best, reason = self.history.epochs[-1]["epoch"], self.history.best, None
+        since = best["epoch"] if best else 0
+        if self.patience and last - since >= self.patience:
+            reason = f"no better {self.best} since epoch {since}, patience={self.patience}"
+        # All stop if one says so: what they see differs in seconds, and a core that stopped alone would be waited for.
+        if self.on_epoch and any(gather_objects(self.core, bool(self.on_epoch(self.history)))):
+            reason = reason or f"on_epoch returned True after epoch {last}"
+        if reason and self.progress.epoch <= self.epochs:
+            self.history.stopped = reason
+            self.core.print(f"stopped: {reason}")
 
     def _end_on_sigterm(self) -> None:
         """Save and leave if SIGTERM has come, from the platform or from an interrupt of the cell."""
