@@ -6,7 +6,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from workers import Pairs, small_net, train, train_in_shares, weights
+from workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
 
 from tpukit import WorkerFailed, launch
 
@@ -92,23 +92,6 @@ def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone(
     assert quietly(work, cores=3).results == [(0.0, 1.0, None)] * 3  # 1 - mean(0, 1, 2)
 
 
-class Tied(torch.nn.Module):
-    """A small language model: one weight and one buffer under two names, and one module under two."""
-
-    def __init__(self, tied=True):
-        super().__init__()
-        torch.manual_seed(2)
-        self.embed, self.head = torch.nn.Embedding(11, 6), torch.nn.Linear(6, 11, bias=False)
-        self.first = self.second = torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh())
-        self.register_buffer("scale", torch.ones(6))
-        self.head.register_buffer("scale", self.scale)
-        if tied:
-            self.head.weight = self.embed.weight
-
-    def forward(self, words):
-        return self.head(self.second(self.first(self.embed(words) * self.scale)))
-
-
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(backend):
     def work(core, tied):
@@ -128,16 +111,6 @@ def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(bac
     assert torch.equal(tied[3]["head.weight"], tied[3]["embed.weight"])
     plain = quietly(work, True, cores=1, backend="cpu").results[0]
     assert all(torch.allclose(tensor, plain[3][name], atol=1e-5) for name, tensor in tied[3].items())
-
-
-class Branches(torch.nn.Module):
-    """Three layers of which a batch may use any; the last is used by none."""
-
-    def __init__(self, width=3):
-        super().__init__()
-        torch.manual_seed(3)
-        self.a, self.b = torch.nn.Linear(3, 2), torch.nn.Linear(width, 2)
-        self.unused, self.frozen = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2).requires_grad_(False)
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
