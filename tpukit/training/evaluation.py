@@ -20,7 +20,7 @@ class Evaluation:
     Attributes:
         loss: the loss of all samples together, as the loss function gives it for them in one batch.
         metrics: the other numbers, by name.
-        outputs: (N, ...) float32 on the CPU, in dataset order.
+        outputs: (N, ...) on the CPU, float32 at least, in dataset order.
         targets: (N, ...) on the CPU, in dataset order.
     """
 
@@ -136,6 +136,13 @@ def _compute(metric: Callable, outputs, targets) -> object:
     if hasattr(metric, "reset") and hasattr(metric, "update"):  # torchmetrics
         metric.reset()
         # Classes are integers there: an AUROC refuses float targets, which BCEWithLogitsLoss needs.
-        whole = targets.is_floating_point() and bool((targets == targets.round()).all())
-        targets = targets.int() if whole else targets
+        if _takes_classes(metric) and targets.is_floating_point() and bool((targets == targets.round()).all()):
+            targets = targets.int()
     return metric(outputs, targets)
+
+
+def _takes_classes(metric) -> bool:
+    """Say whether a metric of torchmetrics, or one that it wraps, compares classes, and not numbers."""
+    rooms = ("torchmetrics.classification", "torchmetrics.retrieval", "torchmetrics.segmentation")
+    parts = metric.modules() if hasattr(metric, "modules") else [metric]
+    return any(base.__module__.startswith(rooms) for part in parts for base in type(part).__mro__)

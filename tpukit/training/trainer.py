@@ -12,7 +12,15 @@ from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
 from tpukit.distributed.signals import Terminated
 from tpukit.machine.resources import peak_memory
-from tpukit.training.evaluation import evaluate_synced
+from tpukit.training.checks import (
+    Best,
+    best_of,
+    check_batches,
+    check_numbers,
+    check_parameters,
+    check_same_weights,
+)
+from tpukit.training.evaluation import Evaluation, evaluate_synced
 from tpukit.training.history import History
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.resume import Progress, RunState, TimeBudget, parse_duration
@@ -38,6 +46,7 @@ def fit(
     clip: float | None = None,
     average=None,
     best: str = "valid_loss",
+    mode: str | None = None,
     log_every: int = 50,
     folder: str | Path | None = None,
     keep: int = 3,
@@ -51,11 +60,15 @@ def fit(
     averaged over the cores in one message, so all cores hold the same model after every step. Random numbers of a step
     depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit.
 
+    Before the first step one batch of `valid` is evaluated: a metric that raises, or a shuffled `valid`, is found then
+    and not after an epoch. If that fails, all of `valid` decides, since some metrics cannot be had of one batch.
+
     Args:
         core: this core.
         model: from `core.model`; takes the batch's first part.
-        optimizer: over the model's parameters.
-        loss: from (outputs, targets) to one number, the mean over the samples.
+        optimizer: over the model's parameters. On resuming, its settings are those of the checkpoint.
+        loss: from (outputs, targets) to one number, the mean over the samples. A module is kept in the checkpoints; one
+            with parameters comes from `core.model`, too, and its parameters are in the optimizer.
         train: `core.batches(..., shuffle=True, drop_last=True)`, batches of (inputs, targets).
         valid: `core.batches(...)` in order, evaluated after every epoch as `evaluate` does; None for no evaluation.
         epochs: passes over the data, or over `steps_per_epoch` of it.
@@ -71,36 +84,43 @@ def fit(
             in place of the model. Make it after `core.model` and without `device=`: with device="xla" its counter lives
             on the device and Python compares it with 0, two copies to the host per update that cut the step into three
             graphs (measured on torch_xla 2.9).
-        best: the column that says which epoch is best: lower is better for a loss or an error, else higher.
+        best: the column that says which epoch is best; an epoch in which it is NaN never is.
+        mode: "min" if lower is better there, "max" if higher; None decides by its name, of a loss or an accuracy, say.
         log_every: optimiser steps between two copies of the losses to the host.
-        folder: of checkpoints and `best.pt`, the best epoch's weights; None to keep nothing.
+        folder: of checkpoints and `best.pt`, the best epoch's weights; one run at a time. None to keep nothing.
         keep: how many of the newest checkpoints to keep, in addition to the best.
-        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway.
+        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway,
+            and one before its evaluation.
         resume: continue from the newest whole checkpoint in the folder, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
 
     Raises:
         NotFinite: the loss became NaN or infinite.
-        ValueError: an argument is out of range, the model has no parameters, the loss is not one number, or the
-            checkpoint is of another architecture or dataset.
-        OSError: a checkpoint could not be written.
+        ValueError: an argument is out of range; the model has no parameters, or the optimiser holds none of them; the
+            cores hold different weights; the loss or a metric is not one number; `best` is no column, or its name does
+            not say which numbers are better; the checkpoint is of another architecture, optimiser or dataset.
+        TypeError: `train` or `valid` is not what `core.batches` makes.
+        OSError: a checkpoint could not be written, or another run saves in the folder.
     """
-    for name, value in (("epochs", epochs), ("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
-        if value < 1:
-            raise ValueError(f"{name} is at least 1, got {value}")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            "the model has no parameters to train\n  fix:   pass a torch.nn.Module with layers, and unfreeze some: "
-            "parameter.requires_grad_(True)"
-        )
-    steps = min(len(train) // accumulate, steps_per_epoch or len(train))
+    check_batches("train", train)
+    if valid is not None:
+        check_batches("valid", valid)
+    check_numbers(
+        clip=clip, steps_per_epoch=steps_per_epoch, epochs=epochs, accumulate=accumulate, log_every=log_every, keep=keep
+    )
+    check_parameters(core, model, loss, optimizer)
+    steps = len(train) // accumulate
     if steps < 1:
         raise ValueError(
             f"an epoch has {len(train)} batches, which is less than accumulate={accumulate}\n"
             f"  fix:   accumulate={len(train)}, or a smaller batch_size"
         )
+    if steps_per_epoch and steps_per_epoch > steps:
+        core.print(f"steps_per_epoch={steps_per_epoch} is more than the data has: an epoch is {steps} steps")
+    steps = min(steps, steps_per_epoch or steps)
     parts = {
         "model": model,
+        "loss": loss if hasattr(loss, "load_state_dict") else None,
         "optimizer": optimizer,
         "schedule": schedule,
         "average": average,
@@ -118,7 +138,7 @@ def fit(
         accumulate=accumulate,
         log_every=log_every,
         metrics=copy.deepcopy(dict(metrics or {})),  # torchmetrics' have a state, and cores may be threads of a process
-        best=best if valid is not None else "train_loss",
+        best=best_of(core, best, mode, metrics=metrics or {}, valid=valid is not None),
         losses=parts["losses"],
         progress=parts["progress"],
         history=parts["history"],
@@ -140,7 +160,7 @@ class Trainer:
     accumulate: int
     log_every: int
     metrics: dict[str, Callable]
-    best: str
+    best: Best
     losses: StepLosses
     progress: Progress
     history: History
@@ -149,14 +169,17 @@ class Trainer:
 
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
-        self._resume(resume)
-        with self.core.finishing_steps():
-            while self.progress.epoch <= self.epochs and not self.history.stopped:
-                began = time.monotonic()
-                self._train_epoch()
-                if not self.history.stopped:
-                    self._end_epoch(began)
-        self.state.close()
+        with self.state.held():
+            self._resume(resume)
+            check_same_weights(self.core, self.step.model, self.step.loss)
+            with self.core.finishing_steps():
+                if self.progress.epoch <= self.epochs:
+                    self._try_evaluation()
+                while self.progress.epoch <= self.epochs and not self.history.stopped:
+                    began = time.monotonic()
+                    self._train_epoch()
+                    if not self.history.stopped:
+                        self._end_epoch(began)
         return self.history
 
     def _resume(self, resume: bool) -> None:
@@ -197,14 +220,16 @@ class Trainer:
     def _end_epoch(self, began: float) -> None:
         at = self.progress
         row = {"epoch": at.epoch, "step": at.step, "train_loss": self.losses.epoch_mean()}
+        if self.valid is not None:
+            self._save()  # before the evaluation, which may raise, run out of memory, or be killed: the epoch is kept
         self.train.end_epoch()
         if self.valid is not None:
             row |= self._evaluate()
         row |= {"lr": self.step.lr, "seconds": time.monotonic() - began}
-        is_best = self._is_best(row)
+        is_best = self.best.is_better(row, than=self.history.best)
         self.history.epochs.append(row)
         if is_best:
-            self.history.best = {**row, "by": self.best}
+            self.history.best = {**row, "by": self.best.column}
         at.epoch, at.in_epoch = at.epoch + 1, 0
         self.losses.start_epoch()
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
@@ -215,27 +240,35 @@ class Trainer:
 
     def _evaluate(self) -> dict[str, float]:
         began = time.monotonic()
+        found = self._evaluation(self.valid)
+        self.budget.record("evaluation", time.monotonic() - began)
+        return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
+
+    def _evaluation(self, batches: Batches) -> Evaluation:
         # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
-        found = evaluate_synced(
+        return evaluate_synced(
             self.core,
             self.step.evaluated_model,
             self.step.loss,
-            self.valid,
-            metrics=self.metrics,
+            batches,
+            metrics=copy.deepcopy(self.metrics),  # so that none begins with what another evaluation left in it
             prepare=self.step.prepare,
             bf16=self.step.bf16,
             between_steps=self._end_on_sigterm,
         )
-        self.budget.record("evaluation", time.monotonic() - began)
-        return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
 
-    def _is_best(self, row: dict) -> bool:
-        name, best = self.best, self.history.best
-        if name not in row:
-            raise ValueError(f"best names a column of an epoch, got {name!r}\n  fix:   one of {', '.join(row)}")
-        if best is None:
-            return True
-        return row[name] < best[name] if name.endswith(("loss", "error")) else row[name] > best[name]
+    def _try_evaluation(self) -> None:
+        """Evaluate one batch, whose graph is that of every evaluation, to find now what would fail after an epoch."""
+        if self.valid is None:
+            return
+        try:
+            self._evaluation(self.valid.first_step())
+        except Exception as error:
+            if hasattr(error, "waiting"):  # in a collective: it is another core's
+                raise
+        else:
+            return
+        self._evaluation(self.valid)  # an AUROC, for example, cannot be had of one class
 
     # ---- a log interval ----------------------------------------------------------------------------------------
 
