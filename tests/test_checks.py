@@ -9,6 +9,7 @@ from torch import nn
 from workers import Pairs, Tied, small_net
 
 from tpukit import WorkerFailed, evaluate, fit, launch
+from tpukit.training.evaluation import _takes_classes
 
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 MSE = nn.MSELoss()
@@ -81,9 +82,7 @@ def test_a_model_that_is_not_on_the_device_is_refused():
         net = small_net(False)
         return fit(core, net, torch.optim.SGD(net.parameters()), MSE, core.batches(Pairs(), batch_size=8, shuffle=True))
 
-    with pytest.raises(
-        WorkerFailed, match=r"found: 0.weight is on cpu, the device is xla:0\n  fix:   model = core.model"
-    ):
+    with pytest.raises(WorkerFailed, match=r"0.weight is on cpu, the device is xla:0\n  fix:   model = core"):
         quietly(work, backend="xla:cpu", cores=1)
 
 
@@ -110,7 +109,7 @@ def test_arguments_are_checked_before_the_first_step(options, message):
 
     with pytest.raises(WorkerFailed, match=message) as failure:
         quietly(work, cores=1)
-    assert str(failure.value).count("  fix:") == 2  # in the message, and in the traceback below it
+    assert str(failure.value).partition("its traceback:")[0].count("  fix:") == 1
 
 
 def test_what_a_run_leaves_out_or_cuts_short_is_said(capsys):
@@ -290,34 +289,23 @@ def test_float64_models_train():
 
 def test_whole_numbers_are_classes_to_metrics_of_classes_only():
     from torchmetrics import PearsonCorrCoef
-    from torchmetrics.classification import MultilabelAUROC
+    from torchmetrics.classification import BinaryAUROC
+    from torchmetrics.wrappers import MinMaxMetric
 
     class Grades(Pairs):
         def __getitem__(self, index):
             image, target = super().__getitem__(index)
-            return image, (target > 0).float()
+            return image, (target[0] > 0).float()
 
     def work(core):
-        model, valid = core.model(small_net(False)), core.batches(Grades(), batch_size=8)
-        pearson = PearsonCorrCoef(num_outputs=2)
-        metrics = {"auroc": MultilabelAUROC(num_labels=2), "pearson": Mean(pearson)}
-        return evaluate(core, model, MSE, valid, metrics=metrics)
+        model = core.model(nn.Sequential(nn.Flatten(), nn.Linear(192, 1), nn.Flatten(0)))
+        metrics = {"auroc": BinaryAUROC(), "pearson": PearsonCorrCoef()}
+        return evaluate(core, model, MSE, core.batches(Grades(), batch_size=8), metrics=metrics)
 
     found = quietly(work).results[0]
-    expected = np.corrcoef(found.outputs[:, 0], found.targets[:, 0])[0, 1]
-    assert found.metrics["pearson"] == pytest.approx(expected, abs=1e-4)
+    assert found.metrics["pearson"] == pytest.approx(np.corrcoef(found.outputs, found.targets)[0, 1], abs=1e-4)
     assert 0 < found.metrics["auroc"] < 1
-
-
-class Scaled(nn.Module):
-    """A loss that learns, one weight for each output, as losses that weigh several tasks do."""
-
-    def __init__(self):
-        super().__init__()
-        self.log_scale = nn.Parameter(torch.zeros(2))
-
-    def forward(self, outputs, targets):
-        return (((outputs - targets) ** 2) * torch.exp(-self.log_scale) + self.log_scale).mean()
+    assert _takes_classes(MinMaxMetric(BinaryAUROC()))
 
 
 class Words:
