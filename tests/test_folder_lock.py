@@ -25,8 +25,8 @@ def quietly(fn, *args, cores=2, **options):
     return launch(fn, *args, cores=cores, progress="off", **options)
 
 
-def train(core, folder, epochs, pause=0.0, net=None):
-    model = core.model(net or small_net(True))
+def train(core, folder, epochs, pause=0.0, net=None, model=None):
+    model = model or core.model(net or small_net(True))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     batches = core.batches(Pairs(), batch_size=8, shuffle=True, drop_last=True)
     wait = lambda *batch: time.sleep(pause) or batch  # noqa: E731
@@ -36,10 +36,11 @@ def train(core, folder, epochs, pause=0.0, net=None):
 
 
 def test_a_second_fit_in_the_same_launch_continues_the_first(tmp_path):
-    wide = torch.nn.Sequential(*small_net(True), torch.nn.Linear(2, 100_000), torch.nn.Linear(100_000, 2))
-
-    def work(core):  # a file of 6 MB is still being written when the last step is over
-        return [train(core, tmp_path, epochs, net=wide) for epochs in (1, 2)], sorted(os.listdir(tmp_path))
+    def work(core):
+        sync = os.fsync
+        os.fsync = lambda file: time.sleep(0.3) or sync(file)  # a slow disk: still being written when `fit` is done
+        model = core.model(small_net(True))
+        return [train(core, tmp_path, epochs, model=model) for epochs in (1, 2)], sorted(os.listdir(tmp_path))
 
     (first, files), (second, _) = quietly(work).results
     assert first == second
