@@ -3,11 +3,12 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
 import numpy
 import pytest
 import torch
-from workers import Pairs, small_net, train, train_in_shares, weights
+from workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
 
 from tpukit import WorkerFailed, launch
 from tpukit.backends.protocol import Backend
@@ -98,6 +99,63 @@ def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone(
     assert quietly(work, cores=3).results == [(0.0, 1.0, None)] * 3  # 1 - mean(0, 1, 2)
 
 
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(backend):
+    def work(core, tied):
+        model = core.model(Tied(tied))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        words = torch.arange(11, device=core.device)
+        for _ in range(3):
+            with core.step():
+                torch.nn.functional.cross_entropy(model(words), words.flip(0)).backward()
+                core.optimizer_step(optimizer)
+        same = (model.head.weight is model.embed.weight, model.head.scale is model.scale, model.first is model.second)
+        return len(list(model.parameters())), len(list(model.buffers())), same, core.to_host(model.state_dict())
+
+    tied, control = (quietly(work, tied, backend=backend).results[0] for tied in (True, False))
+    assert tied[:3] == (len(list(Tied().parameters())), 1, (True, True, True)) == (3, 1, (True, True, True))
+    assert control[:3] == (4, 1, (False, True, True))
+    assert torch.equal(tied[3]["head.weight"], tied[3]["embed.weight"])
+    plain = quietly(work, True, cores=1, backend="cpu").results[0]
+    assert all(torch.allclose(tensor, plain[3][name], atol=1e-5) for name, tensor in tied[3].items())
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("width", [3, 5])
+def test_cores_may_have_gradients_for_different_parameters(backend, width):
+    def work(core):
+        model = core.model(Branches(width))
+        before = core.snapshot(model.state_dict())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        # Layer a everywhere, then a here and b there, then b on core 0 alone.
+        for step, layers in enumerate(["aa", "ab", "bn"]):
+            layer = getattr(model, {"a": "a", "b": "b", "n": "a"}[layers[core.rank]])
+            inputs = torch.full((4, layer.in_features), step + 1.0, device=core.device)
+            with core.step():
+                layer(inputs).square().mean().backward()
+                core.optimizer_step(optimizer)
+        return before, core.to_host(model.state_dict())
+
+    (before, first), (_, second) = quietly(work, backend=backend).results
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(before["a.weight"], first["a.weight"])
+    assert not torch.equal(before["b.weight"], first["b.weight"])
+    for name in ("unused.weight", "frozen.weight"):  # no core had a gradient: not even the weight decay
+        assert torch.equal(before[name], first[name])
+
+
+def test_a_gradient_that_one_core_lacks_counts_as_zero_in_the_mean():
+    def work(core):
+        shared = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([shared], lr=1.0)
+        if core.rank:
+            (shared * 4).sum().backward()
+        core.optimizer_step(optimizer)
+        return shared.item()
+
+    assert quietly(work).results == [-1.0, -1.0]
+
+
 # ---- together --------------------------------------------------------------------------------------------------
 
 
@@ -150,6 +208,8 @@ def test_gather_in_order_is_every_sample_once():
         (lambda core: core.all_reduce(torch.ones(1), "median"), "sum, mean, min and max, got 'median'"),
         (lambda core: core.log(loss=torch.ones(3)), r"one-element tensors, got loss = Tensor\(3,\)"),
         (lambda core: core.log(note="text"), "got note = str"),
+        (lambda core: core.log(note="3"), "got note = str"),
+        (lambda core: core.log(loss=numpy.ones(3)), r"got loss = ndarray\(3,\)"),
         (lambda core: core.batches([], batch_size=4), "dataset is empty"),
     ],
 )
@@ -222,6 +282,16 @@ def test_logging_every_step_copies_nothing_between_messages():
     fast_enough, copies = run.results[0]
     assert copies == 0 or not fast_enough
     assert [row["loss"] for row in run.log] == [float(step) for step in range(1, 52)]
+
+
+def test_whatever_is_a_number_can_be_logged():
+    def work(core):
+        core.log(
+            a=numpy.float32(0.5), b=numpy.int64(2), c=numpy.float64(3), d=numpy.array(4.0), e=Fraction(1, 4), f=True
+        )
+
+    (row,) = quietly(work).log
+    assert row == {"step": 1, "a": 0.5, "b": 2, "c": 3, "d": 4, "e": 0.25, "f": True}
 
 
 def test_the_worker_side_without_torch_xla_imports_none_of_it():

@@ -233,6 +233,37 @@ def test_an_exception_that_does_not_unpickle_is_still_told():
     assert "raise Strange(code=7)" in caught.value.traceback
 
 
+ADVICE = "  found: 3 of 4\n         and one more\n  fix:   take four"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"it is wrong\n{ADVICE}", f"it is wrong (sample 3) (the other was ended)\n{{where}}\n{ADVICE}\n"),
+        (
+            "it is wrong\nand more",
+            "it is wrong and more (sample 3) (the other was ended)\n{where}\n  fix:   correct that",
+        ),
+        (f"Traceback:\nFile a\n{ADVICE}", "Traceback: ... "),
+        ("", "(sample 3)"),
+    ],
+)
+def test_an_exception_that_says_what_to_do_is_quoted_as_it_is_and_nothing_is_added(text, said):
+    def work(core):
+        if core.rank:
+            error = ValueError(text)
+            error.add_note("sample 3")
+            raise error
+        core.barrier()
+
+    with pytest.raises(WorkerFailed) as caught:
+        quietly(work, cores=2)
+    message = str(caught.value).partition("\n\n")[0]
+    where = next(line for line in message.splitlines() if line.startswith("  where:"))
+    assert f"core 1 of 2 raised ValueError: {said.format(where=where)}" in f"{message}\n"
+    assert sum(line.startswith("  fix:") for line in message.splitlines()) == 1
+
+
 def test_an_unpicklable_result_names_the_part_and_its_fix_works():
     def work(core, fixed):
         result = {"weights": torch.ones(2), "model": [lambda: 0]}

@@ -17,7 +17,7 @@ import pytest
 import torch
 from standin.machine import machines
 from torch import nn
-from workers import Pairs, small_net
+from workers import Branches, Pairs, Tied, small_net
 
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
@@ -234,6 +234,31 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
     with pytest.raises(tpukit.Interrupted):
         on(shape, work)
     assert len(on(shape, one_step).results) == 4
+
+
+def test_shared_weights_stay_one_and_parameters_that_no_core_uses_are_left_alone():
+    def work(core):
+        tied, branches = core.model(Tied()), core.model(Branches())
+        optimizer = torch.optim.AdamW([*tied.parameters(), *branches.parameters()], lr=0.1, weight_decay=0.5)
+        words = torch.arange(11, device=core.device)
+        inputs = torch.ones(4, 3, device=core.device) + core.rank
+        layers, compiles = [branches.a] * 3 + [branches.b] * 3, []
+        for layer in layers:
+            with core.step():
+                loss = nn.functional.cross_entropy(tied(words), words.flip(0)) + layer(inputs).square().mean()
+                loss.backward()
+                core.optimizer_step(optimizer)
+            compiles.append(core.backend.compiles()[0])
+        return len(list(tied.parameters())), compiles, core.to_host([tied.state_dict(), branches.state_dict()])
+
+    results = on(shapes.SHAPES["v4-8"], work).results
+    for count, compiles, (tied, branches) in results:
+        assert count == 3
+        assert torch.equal(tied["head.weight"], tied["embed.weight"])
+        assert torch.equal(branches["unused.weight"], Branches().unused.weight)
+        assert not torch.equal(branches["b.weight"], Branches().b.weight)
+        assert compiles[2] - compiles[1] == compiles[5] - compiles[4] == 0
+        assert torch.equal(branches["a.weight"], results[0][2][1]["a.weight"])
 
 
 # ---- training --------------------------------------------------------------------------------------------------------

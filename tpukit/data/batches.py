@@ -1,10 +1,11 @@
 """Batches of one fixed shape for each core, prepared ahead of the step that takes them."""
 
+import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
-from tpukit.data.sampler import ShardedSampler
+from tpukit.data.sampler import FirstStep, ShardedSampler
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
 from tpukit.machine.resources import cpus
 
@@ -93,6 +94,12 @@ class Batches:
     def indices(self, epoch: int) -> list[list[int]]:
         """Return the samples that this core sees in an epoch, batch by batch."""
         return self.sampler.samples(self.sampler.positions(), epoch=epoch, seed=self._seed).tolist()
+
+    def first_step(self) -> "Batches":
+        """Return batches that are the first of these, of any epoch, and have a position of their own."""
+        first = copy.copy(self)
+        first.sampler = FirstStep(**vars(self.sampler))
+        return first
 
     # ---- saving and restoring the position in the data ---------------------------------------------------------
 

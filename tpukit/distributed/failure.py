@@ -35,6 +35,7 @@ class Failure:
         title: what `trace` is.
         error: the exception itself where it survives pickling.
         fix: what to do, where that is known.
+        advice: the lines "found:" and "fix:" that the exception itself brings; they take the place of `fix`.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class Failure:
     title: str = "its traceback"
     error: BaseException | None = None
     fix: str = "correct that line and run the cell again; the kernel need not be restarted"
+    advice: str = ""
 
 
 class Failures:
@@ -89,7 +91,7 @@ class Failures:
 def device_not_started(rank: int, error: BaseException) -> Failure:
     """Describe the exception that kept a device from starting: no line of the user's is to blame."""
     trace = "".join(traceback.format_exception(error))
-    what = f"could not start its device: {type(error).__name__}: {_words(error)}"
+    what = f"could not start its device: {type(error).__name__}: {_in_a_line(error)}"
     return Failure(rank, time.monotonic(), what, trace=trace, error=_sendable(error), fix=_fix_of_a_start(trace))
 
 
@@ -103,15 +105,17 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
     while steps and steps.tb_frame.f_code.co_filename.startswith(_KIT) and steps.tb_next:
         steps = steps.tb_next  # the reader wants their own function first
     trace = "".join(traceback.format_exception(type(error), error, steps))
+    fact, advice = _fact_and_advice(error)
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}) before it returned a result"
     elif isinstance(error, Terminated):
         what = _TERMINATED
     else:
-        what = f"raised {type(error).__name__}: {_words(error)}".removesuffix(": ")
+        what = f"raised {type(error).__name__}: {_in_a_line(error, fact)}".removesuffix(": ")
     waiting = next((one.waiting for one in _chain(error) if hasattr(one, "waiting")), None)  # as Core marks it
     fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
-    return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_sendable(error), fix=fix)
+    where, sent = _where(error), _sendable(error)
+    return Failure(rank, when, what, waiting, where=where, trace=trace, error=sent, fix=fix, advice=advice)
 
 
 _TERMINATED = "was told to end by SIGTERM"
@@ -178,7 +182,7 @@ def message(failure: Failure, topology: Topology) -> str:
         lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
     if failure.where:
         lines.append(f"  where: {_place(*failure.where)}")
-    lines.append(f"  fix:   {failure.fix}")
+    lines.append(failure.advice or f"  fix:   {failure.fix}")
     if failure.trace:
         lines.append(f"\n{failure.title}:\n{_shortened(failure.trace, _LONGEST_TRACE)}")
     return "\n".join(lines)
@@ -248,16 +252,25 @@ def _fix_of_a_dead_loader() -> str:
     )
 
 
-def _words(error: BaseException) -> str:
+def _fact_and_advice(error: BaseException) -> tuple[str, str]:
+    """Split the text of an exception into its fact and the lines in which it says what was found and what to do."""
+    fact, *lines = _text(error).splitlines() or [""]
+    advises = any(line.startswith("  fix:") for line in lines)
+    if advises and all(line.startswith("  ") for line in lines):  # not within a traceback, as a DataLoader sends
+        return fact, "\n".join(lines)
+    return _text(error), ""
+
+
+def _text(error: BaseException) -> str:
     try:
-        return _in_a_line(error)
+        return str(error)
     except Exception as another:  # its class may do anything in __str__
         return f"(its text cannot be made: {type(another).__name__})"
 
 
-def _in_a_line(error: BaseException) -> str:
+def _in_a_line(error: BaseException, text: str | None = None) -> str:
     """Return an exception's text and notes in one line; of many lines, as a DataLoader's process sends, three."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in (_text(error) if text is None else text).splitlines() if line.strip()]
     if len(lines) > 3:
         lines = [lines[0], "...", "; ".join(lines[-2:])]
     return " ".join([*lines, *(f"({note})" for note in getattr(error, "__notes__", []))])

@@ -51,7 +51,7 @@ class NotebookOutput:
 
         Args:
             step: what the curve is drawn over; counted from 1 if left out.
-            **values: numbers or one-element tensors by name.
+            **values: numbers, numpy's too, or one-element tensors by name.
 
         Raises:
             TypeError: a value is neither.
@@ -65,10 +65,7 @@ class NotebookOutput:
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
             elif not isinstance(value, int | float):
-                raise TypeError(
-                    f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}"
-                    f"{tuple(getattr(value, 'shape', ()))}\n  fix:   {name}.mean(), or return it from the worker"
-                )
+                values[name] = _as_float(name, value)
         self._rows.append({"step": self._logged, **values})
         if time.monotonic() >= self._next_send:
             self.flush()
@@ -147,3 +144,14 @@ def _why_not_shown(data: dict, shown: deque) -> str | None:
 
 def _number(value: object) -> int | float:
     return value.item() if hasattr(value, "item") else value
+
+
+def _as_float(name: str, value: object) -> float:
+    try:  # `item`, since numpy warns where an array of one element is converted
+        return float(value.item() if hasattr(value, "item") else value if hasattr(value, "__float__") else None)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = tuple(getattr(value, "shape", ()))
+        raise TypeError(
+            f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}{shape or ''}\n"
+            f"  fix:   {name}.mean(), or return it from the worker"
+        ) from error

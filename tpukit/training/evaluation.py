@@ -8,7 +8,7 @@ from tpukit.data.batches import Batches
 from tpukit.data.sampler import ShardedSampler
 from tpukit.distributed.core import Core
 from tpukit.training.batch import inputs_and_targets
-from tpukit.training.metrics import StreamedMetrics, gather_objects
+from tpukit.training.metrics import StreamedMetrics, as_classes, gather_objects
 from tpukit.training.prediction import check_order, evaluating, host_steps, in_dataset_order
 
 
@@ -19,8 +19,8 @@ class Evaluation:
     Attributes:
         loss: the loss of all samples together, as the loss function gives it for them in one batch.
         metrics: the other numbers, by name.
-        outputs: (N, ...) float32 on the CPU, in dataset order; a tuple or dict of them where the model returns one.
-            None with `keep_outputs=False`.
+        outputs: (N, ...) on the CPU, float32 at least, in dataset order; a tuple or dict of them where the model
+            returns one. None with `keep_outputs=False`.
         targets: (N, ...) on the CPU, in dataset order, nested as the dataset's; None with `keep_outputs=False`.
     """
 
@@ -152,19 +152,7 @@ def _one_number(name: str, value: object) -> float:
 
 
 def _of_all(metric: Callable, outputs, targets) -> object:
-    import torch
-
-    if isinstance(targets, torch.Tensor):
-        return _compute(metric, outputs, targets)
-    if hasattr(metric, "reset"):  # torchmetrics; one that picks its part of the outputs and targets itself
-        metric.reset()
-    return metric(outputs, targets)
-
-
-def _compute(metric: Callable, outputs, targets) -> object:
     if hasattr(metric, "reset") and hasattr(metric, "update"):  # torchmetrics
         metric.reset()
-        # Classes are integers there: an AUROC refuses float targets, which BCEWithLogitsLoss needs.
-        whole = targets.is_floating_point() and bool((targets == targets.round()).all())
-        targets = targets.int() if whole else targets
+        targets = as_classes(metric, targets)
     return metric(outputs, targets)

@@ -28,7 +28,7 @@ class StreamedMetrics:
         """Let every metric see these samples of this core."""
         self._updated = True
         for metric in self._metrics.values():
-            metric.update(outputs, _as_classes(metric, targets))
+            metric.update(outputs, as_classes(metric, targets))
 
     def compute(self) -> dict[str, object]:
         """Return what the metrics are of the samples of all cores, by name, the same on each, together."""
@@ -112,11 +112,18 @@ def _set_combined(metric, states: tuple) -> None:
     metric.distributed_available_fn = lambda: False
 
 
-def _as_classes(metric, targets):
-    """Return whole numbers as integers where classes are expected: a loss often needs the same ones as floats."""
+def as_classes(metric, targets):
+    """Return whole numbers as integers where a metric compares classes: a loss often needs the same ones as floats."""
     import torch
 
-    if not any(kind.__module__.startswith("torchmetrics.classification") for kind in type(metric).__mro__):
-        return targets
     is_float = isinstance(targets, torch.Tensor) and targets.is_floating_point()
-    return targets.int() if is_float and bool((targets == targets.round()).all()) else targets
+    return (
+        targets.int() if is_float and _takes_classes(metric) and bool((targets == targets.round()).all()) else targets
+    )
+
+
+def _takes_classes(metric) -> bool:
+    """Say whether a metric, or one that it wraps, compares classes, and not numbers."""
+    rooms = ("torchmetrics.classification", "torchmetrics.retrieval", "torchmetrics.segmentation")
+    parts = metric.modules() if hasattr(metric, "modules") else [metric]
+    return any(base.__module__.startswith(rooms) for part in parts for base in type(part).__mro__)

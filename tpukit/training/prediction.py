@@ -131,13 +131,14 @@ def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
     from torch.utils import _pytree as tree
 
     size, steps_each, wholes, structure = sampler.batch_size, sampler.steps(), None, None
+    count = min(sampler.count, steps_each * sampler.samples_per_step)  # the first step alone has fewer
     for step, gathered in enumerate(steps):
         leaves, structure = tree.tree_flatten(gathered)
-        wholes = wholes or [leaf if leaf is None else leaf.new_empty(sampler.count, *leaf.shape[1:]) for leaf in leaves]
+        wholes = wholes or [leaf if leaf is None else leaf.new_empty(count, *leaf.shape[1:]) for leaf in leaves]
         for rank in range(sampler.world_size):
             start = (rank * steps_each + step) * size  # core 0 had the dataset's first samples
-            count = max(0, min(size, sampler.count - start))
+            here = max(0, min(size, count - start))
             for whole, leaf in zip(wholes, leaves, strict=True):
                 if leaf is not None:
-                    whole[start : start + count] = leaf[rank * size : rank * size + count]
+                    whole[start : start + here] = leaf[rank * size : rank * size + here]
     return tree.tree_unflatten(wholes, structure)

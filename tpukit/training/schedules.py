@@ -86,20 +86,20 @@ def is_plateau(schedule) -> bool:
     return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-def check_schedule(schedule, every: str, *, best: str) -> str:
+def check_schedule(schedule, every: str, *, column: str, lower: bool) -> str:
     """Return how often `fit` steps a schedule, "step" or "epoch".
 
     Raises:
-        ValueError: `every` is neither, or a ReduceLROnPlateau waits for the wrong direction of `best`.
+        ValueError: `every` is neither, or a ReduceLROnPlateau waits for `column` to change the wrong way.
     """
     if every not in ("step", "epoch"):
         raise ValueError(f'schedule_every is "step" or "epoch", got {every!r}')
     if not is_plateau(schedule):
         return every
-    mode = "min" if best.endswith(("loss", "error")) else "max"
+    mode = "min" if lower else "max"
     if schedule.mode != mode:
         raise ValueError(
-            f"ReduceLROnPlateau would lower the learning rate while {best} gets better\n"
+            f"ReduceLROnPlateau would lower the learning rate while {column} gets better\n"
             f'  found: mode="{schedule.mode}", its default is "min"\n'
             f'  fix:   ReduceLROnPlateau(optimizer, mode="{mode}")'
         )

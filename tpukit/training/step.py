@@ -11,7 +11,7 @@ from tpukit.training.batch import call, inputs_and_targets
 
 
 def forward(core: Core, model, inputs, *, bf16: bool):
-    """Return the model's outputs as float32; with `bf16` computed in bfloat16 where autocast does so."""
+    """Return the model's outputs, half precision as float32; with `bf16` computed in bfloat16 where autocast does."""
     import torch
     from torch.utils import _pytree as tree
 
@@ -29,8 +29,8 @@ def forward(core: Core, model, inputs, *, bf16: bool):
             f"  found: {type(model).__name__} returns a {kind}\n"
             f"  fix:   return a tuple or a dict; for a dataclass, torch.export.register_dataclass({kind}) once"
         )
-    floats = [isinstance(leaf, torch.Tensor) and leaf.is_floating_point() for leaf in leaves]
-    leaves = [leaf.float() if is_float else leaf for leaf, is_float in zip(leaves, floats, strict=True)]
+    halves = (torch.bfloat16, torch.float16)
+    leaves = [leaf.float() if getattr(leaf, "dtype", None) in halves else leaf for leaf in leaves]
     return tree.tree_unflatten(leaves, structure)
 
 

@@ -12,7 +12,15 @@ from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
 from tpukit.distributed.signals import Terminated
 from tpukit.machine.resources import peak_memory
-from tpukit.training.evaluation import evaluate_synced
+from tpukit.training.checks import (
+    Best,
+    best_of,
+    check_batches,
+    check_numbers,
+    check_parameters,
+    check_same_weights,
+)
+from tpukit.training.evaluation import Evaluation, evaluate_synced
 from tpukit.training.history import History
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.metrics import gather_objects
@@ -42,6 +50,7 @@ def fit(
     clip: float | None = None,
     average=None,
     best: str = "valid_loss",
+    mode: str | None = None,
     patience: int | None = None,
     restore_best: bool = False,
     on_epoch: Callable[[History], bool | None] | None = None,
@@ -71,11 +80,16 @@ def fit(
       are; the loss and the metrics get them as they are. For a dataclass, `torch.export.register_dataclass` first.
     - Everything in inputs and targets is a tensor: no text columns.
 
+    Before the first step one batch of `valid` is evaluated: a metric that raises, or a shuffled `valid`, is found then
+    and not after an epoch. If that fails, all of `valid` decides, since some metrics cannot be had of one batch.
+
     Args:
         core: this core.
         model: from `core.model`.
-        optimizer: over the model's parameters; any of torch.optim's but LBFGS.
-        loss: from (outputs, targets) to one number, the mean over the samples.
+        optimizer: over the model's parameters; any of torch.optim's but LBFGS. On resuming, its settings are those of
+            the checkpoint.
+        loss: from (outputs, targets) to one number, the mean over the samples. A module is kept in the checkpoints; one
+            with parameters comes from `core.model`, too, and its parameters are in the optimizer.
         train: `core.batches(..., shuffle=True, drop_last=True)`.
         valid: `core.batches(...)` in order, evaluated after every epoch as `evaluate` does; None for no evaluation.
         epochs: passes over the data, or over `steps_per_epoch` of it.
@@ -95,45 +109,52 @@ def fit(
             in place of the model. Make it after `core.model` and without `device=`: with device="xla" its counter lives
             on the device and Python compares it with 0, two copies to the host per update that cut the step into three
             graphs (measured on torch_xla 2.9).
-        best: the column that says which epoch is best: lower is better for a loss or an error, else higher.
+        best: the column that says which epoch is best; an epoch in which it is NaN never is.
+        mode: "min" if lower is better there, "max" if higher; None decides by its name, of a loss or an accuracy, say.
         patience: epochs in a row without a better `best` after which to stop; None to go on to the last.
         restore_best: at the end, give the best epoch's weights back to the model, or to the averaged one.
         on_epoch: called on every core with the history after each epoch; True, from any of them, stops. A run that
             resumes between two epochs calls it at once, so what it stopped stays stopped.
         log_every: optimiser steps between two copies of the losses to the host.
-        folder: of checkpoints and `best.pt`, the best epoch's weights; None to keep nothing.
+        folder: of checkpoints and `best.pt`, the best epoch's weights; one run at a time. None to keep nothing.
         keep: how many of the newest checkpoints to keep, in addition to the best.
-        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway.
+        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway,
+            and one before its evaluation.
         resume: continue from the newest whole checkpoint in the folder, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
 
     Raises:
         NotFinite: the loss became NaN or infinite.
-        ValueError: an argument is out of range, the model has no parameters, the loss is not one number, or the
-            checkpoint is of another architecture or dataset.
-        OSError: a checkpoint could not be written.
+        ValueError: an argument is out of range; the model has no parameters, or the optimiser holds none of them; the
+            cores hold different weights; the loss or a metric is not one number; `best` is no column, or its name does
+            not say which numbers are better; the checkpoint is of another architecture, optimiser or dataset.
+        TypeError: `train` or `valid` is not what `core.batches` makes.
+        OSError: a checkpoint could not be written, or another run saves in the folder.
     """
-    for name, value in (("epochs", epochs), ("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
-        if value < 1:
-            raise ValueError(f"{name} is at least 1, got {value}")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            "the model has no parameters to train\n  fix:   pass a torch.nn.Module with layers, and unfreeze some: "
-            "parameter.requires_grad_(True)"
-        )
+    check_batches("train", train)
+    if valid is not None:
+        check_batches("valid", valid)
+    check_numbers(
+        clip=clip, steps_per_epoch=steps_per_epoch, epochs=epochs, accumulate=accumulate, log_every=log_every, keep=keep
+    )
+    check_parameters(core, model, loss, optimizer)
     if patience is not None and patience < 1:
         raise ValueError(f"patience is epochs, at least 1, got {patience}\n  fix:   patience=None for no limit")
-    best = best if valid is not None else "train_loss"
-    every = check_schedule(schedule, schedule_every, best=best)
+    by = best_of(core, best, mode, metrics=metrics or {}, valid=valid is not None)
+    every = check_schedule(schedule, schedule_every, column=by.column, lower=by.lower)
     by_step, by_epoch = (schedule, None) if every == "step" else (None, schedule)
-    steps = min(len(train) // accumulate, steps_per_epoch or len(train))
+    steps = len(train) // accumulate
     if steps < 1:
         raise ValueError(
             f"an epoch has {len(train)} batches, which is less than accumulate={accumulate}\n"
             f"  fix:   accumulate={len(train)}, or a smaller batch_size"
         )
+    if steps_per_epoch and steps_per_epoch > steps:
+        core.print(f"steps_per_epoch={steps_per_epoch} is more than the data has: an epoch is {steps} steps")
+    steps = min(steps, steps_per_epoch or steps)
     parts = {
         "model": model,
+        "loss": loss if hasattr(loss, "load_state_dict") else None,
         "optimizer": optimizer,
         "schedule": schedule,
         "average": average,
@@ -153,7 +174,7 @@ def fit(
         metrics=copy.deepcopy(dict(metrics or {})),  # torchmetrics' have a state, and cores may be threads of a process
         keep_outputs=keep_outputs,
         epoch_schedule=by_epoch,
-        best=best,
+        best=by,
         patience=patience,
         restore_best=restore_best,
         on_epoch=on_epoch,
@@ -180,7 +201,7 @@ class Trainer:
     metrics: dict[str, Callable]
     keep_outputs: bool
     epoch_schedule: object
-    best: str
+    best: Best
     patience: int | None
     restore_best: bool
     on_epoch: Callable[[History], bool | None] | None
@@ -192,19 +213,22 @@ class Trainer:
 
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
-        self._resume(resume)
-        if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
-            self._stop_early()  # a run that was stopped stays stopped
-        with self.core.finishing_steps():
-            while self.progress.epoch <= self.epochs and not self.history.stopped:
-                began = time.monotonic()
-                self._train_epoch()
-                if not self.history.stopped:
-                    self._end_epoch(began)
-                    self._stop_early()
-        self.state.close()
-        if self.restore_best and self.history.best:
-            self.step.evaluated_model.load_state_dict(self.state.best_weights())
+        with self.state.held():
+            self._resume(resume)
+            check_same_weights(self.core, self.step.model, self.step.loss)
+            if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
+                self._stop_early()  # a run that was stopped stays stopped
+            with self.core.finishing_steps():
+                if self.progress.epoch <= self.epochs and not self.history.stopped:
+                    self._try_evaluation()
+                while self.progress.epoch <= self.epochs and not self.history.stopped:
+                    began = time.monotonic()
+                    self._train_epoch()
+                    if not self.history.stopped:
+                        self._end_epoch(began)
+                        self._stop_early()
+            if self.restore_best and self.history.best:
+                self.step.evaluated_model.load_state_dict(self.state.best_weights())
         return self.history
 
     def _resume(self, resume: bool) -> None:
@@ -245,15 +269,17 @@ class Trainer:
     def _end_epoch(self, began: float) -> None:
         at = self.progress
         row = {"epoch": at.epoch, "step": at.step, "train_loss": self.losses.epoch_mean()}
+        if self.valid is not None:
+            self._save()  # before the evaluation, which may raise, run out of memory, or be killed: the epoch is kept
         self.train.end_epoch()
         if self.valid is not None:
             row |= self._evaluate()
             self.core.log(step=at.step, **{name: value for name, value in row.items() if name.startswith("valid_")})
         row |= {"lr": self.step.lr, "seconds": time.monotonic() - began}
-        is_best = self._is_best(row)
+        is_best = self.best.is_better(row, than=self.history.best)
         self.history.epochs.append(row)
         if is_best:
-            self.history.best = {**row, "by": self.best}
+            self.history.best = {**row, "by": self.best.column}
         at.epoch, at.in_epoch = at.epoch + 1, 0
         self.losses.start_epoch()
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
@@ -261,33 +287,41 @@ class Trainer:
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
             self.state.save_best(self.step.evaluated_model, in_memory=self.restore_best)
         if self.epoch_schedule is not None:  # before the checkpoint, which holds its state
-            self.epoch_schedule.step(*([row[self.best]] if is_plateau(self.epoch_schedule) else []))
+            self.epoch_schedule.step(*([row[self.best.column]] if is_plateau(self.epoch_schedule) else []))
         self._save(best=is_best)
 
     def _evaluate(self) -> dict[str, float]:
         began = time.monotonic()
+        found = self._evaluation(self.valid)
+        self.budget.record("evaluation", time.monotonic() - began)
+        return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
+
+    def _evaluation(self, batches: Batches) -> Evaluation:
         # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
-        found = evaluate_synced(
+        return evaluate_synced(
             self.core,
             self.step.evaluated_model,
             self.step.loss,
-            self.valid,
-            metrics=self.metrics,
+            batches,
+            metrics=copy.deepcopy(self.metrics),  # so that none begins with what another evaluation left in it
             prepare=self.step.prepare,
             bf16=self.step.bf16,
             keep_outputs=self.keep_outputs,
             between_steps=self._end_on_sigterm,
         )
-        self.budget.record("evaluation", time.monotonic() - began)
-        return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
 
-    def _is_best(self, row: dict) -> bool:
-        name, best = self.best, self.history.best
-        if name not in row:
-            raise ValueError(f"best names a column of an epoch, got {name!r}\n  fix:   one of {', '.join(row)}")
-        if best is None:
-            return True
-        return row[name] < best[name] if name.endswith(("loss", "error")) else row[name] > best[name]
+    def _try_evaluation(self) -> None:
+        """Evaluate one batch, whose graph is that of every evaluation, to find now what would fail after an epoch."""
+        if self.valid is None:
+            return
+        try:
+            self._evaluation(self.valid.first_step())
+        except Exception as error:
+            if hasattr(error, "waiting"):  # in a collective: it is another core's
+                raise
+        else:
+            return
+        self._evaluation(self.valid)  # an AUROC, for example, cannot be had of one class
 
     # ---- a log interval ----------------------------------------------------------------------------------------
 
@@ -349,7 +383,7 @@ class Trainer:
         last, best, reason = self.history.epochs[-1]["epoch"], self.history.best, None
         since = best["epoch"] if best else 0
         if self.patience and last - since >= self.patience:
-            reason = f"no better {self.best} since epoch {since}, patience={self.patience}"
+            reason = f"no better {self.best.column} since epoch {since}, patience={self.patience}"
         # All stop if one says so: what they see differs in seconds, and a core that stopped alone would be waited for.
         if self.on_epoch and any(gather_objects(self.core, bool(self.on_epoch(self.history)))):
             reason = reason or f"on_epoch returned True after epoch {last}"
