@@ -9,7 +9,7 @@ from torch import nn
 from workers import Pairs, Tied, small_net
 
 from tpukit import WorkerFailed, evaluate, fit, launch
-from tpukit.training.evaluation import _takes_classes
+from tpukit.training.metrics import _takes_classes
 
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 MSE = nn.MSELoss()

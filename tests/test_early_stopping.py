@@ -32,8 +32,8 @@ def rates(result):
 
 
 def scripted(numbers):
-    """Return a metric that is the next of these numbers in every evaluation."""
-    rest = iter(numbers)
+    """Return a metric that is the next of these numbers in every evaluation after an epoch."""
+    rest = iter([0.0, *numbers])  # the first batch is tried before the first step
     return lambda outputs, targets: torch.tensor(next(rest))
 
 
@@ -58,7 +58,7 @@ def test_a_plateau_is_stepped_every_epoch_with_the_best_column():
                 super().step(metrics, *rest)
 
         make = lambda optimizer: Noting(optimizer, mode, patience=0, factor=0.1)  # noqa: E731
-        return train(core, make, best=best, **options), seen
+        return train(core, make, best=best, mode=mode, **options), seen
 
     options = {"metrics": {"score": scripted([0.5, 0.4, 0.6, 0.6])}}
     (result, seen), (other, _) = quietly(lambda core: work(core, "valid_score", "max", **options)).results
@@ -108,6 +108,7 @@ def test_a_schedule_by_the_epoch_is_resumed_bit_for_bit(make, tmp_path):
             {
                 "make": ReduceLROnPlateau,
                 "best": "valid_right",
+                "mode": "max",
                 "metrics": {"right": lambda o, t: (o > 0).float().mean()},
             },
             "would lower the learning rate while valid_right gets better",
@@ -142,7 +143,13 @@ SCORES = [0.5, 0.7, 0.6, 0.7, 0.9]
 @pytest.mark.parametrize(("patience", "epochs"), [(1, 3), (2, 4), (3, 5), (None, 5)])
 def test_it_stops_after_so_many_epochs_that_are_not_better(patience, epochs, tmp_path):
     def work(core, scores, patience=patience):
-        options = {"epochs": 5, "metrics": {"score": scripted(scores)}, "best": "valid_score", "folder": tmp_path}
+        options = {
+            "epochs": 5,
+            "metrics": {"score": scripted(scores)},
+            "best": "valid_score",
+            "mode": "max",
+            "folder": tmp_path,
+        }
         return train(core, patience=patience, **options)["history"]
 
     histories = quietly(work, SCORES).results
@@ -181,7 +188,7 @@ def test_a_hook_sees_the_history_on_every_core_and_one_core_is_enough_to_stop(tm
 @pytest.mark.parametrize("decay", [None, 0.9])
 def test_the_best_weights_come_back(decay, with_folder, backend, tmp_path):
     def work(core):
-        options = {"metrics": {"score": scripted([0.1, 0.9, 0.2])}, "best": "valid_score", "epochs": 3}
+        options = {"metrics": {"score": scripted([0.1, 0.9, 0.2])}, "best": "valid_score", "mode": "max", "epochs": 3}
         return train(core, restore_best=True, folder=tmp_path if with_folder else None, decay=decay, **options)
 
     for found in quietly(work, backend=backend).results:
