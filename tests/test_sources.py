@@ -117,9 +117,7 @@ OVERRIDDEN = {
     "a source's, in a Subset": lambda: Subset(OtherItems(30), range(20)),
     "a Subset's": lambda: OtherSubset(ByItem(30), range(20)),
     "a Subset's, in a Subset": lambda: Subset(OtherSubset(ByItem(30), range(25)), range(20)),
-    "a Subset's of a dataset": lambda: OtherSubset(
-        [(torch.full((3, 2, 2), i), torch.tensor([i])) for i in range(20)], range(20)
-    ),
+    "a Subset's of a dataset": lambda: OtherSubset([ByItem(20)[i] for i in range(20)], range(20)),
     "a Subset's for many": lambda: OtherBatches(ByItem(30), range(20)),
     "something like a Subset's": lambda: LikeASubset(ByItem(30), list(range(20))),
 }
