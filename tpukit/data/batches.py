@@ -123,15 +123,11 @@ class Batches:
         saved, here = state["layout"], self.state_dict()["layout"]
         if 0 < state["samples"] < state["count"] and saved != here:
             was = f"in order, on {_in_words(*saved)}" if saved else "that was shuffled"
-            now = (
-                f"here it is on {_in_words(*here)}"
-                if saved and here
-                else f"here it is {'in order' if here else 'shuffled'}"
-            )
+            now = f"on {_in_words(*here)}" if saved and here else "in order" if here else "shuffled"
             raise ValueError(
-                f"the state is {state['samples']} samples into an epoch {was}; {now}\n"
-                "  fix:   use the same cores, batch size, drop_last and order as when it was saved; with shuffle=True from the "
-                "start, cores and batch size may change"
+                f"the state is {state['samples']} samples into an epoch {was}; here it is {now}\n"
+                "  fix:   use the same cores, batch size, drop_last and order as when it was saved; "
+                "with shuffle=True from the start, cores and batch size may change"
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
         if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch

@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tpukit.data.seeding import seed_host
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, reads_many
 
-# Two ahead for each of five threads, and the loop's own. A loop that holds more, as list(batches) does, has them from the
-# system: kept, they would be looked through for every batch (9.6 s for 16,000) and never be given back.
+# Two ahead for each of five threads, and the loop's own. A loop that holds more, as list(batches) does, has them from
+# the system: kept, they would be looked through for every batch (9.6 s for 16,000) and never be given back.
 _KEPT = 16
 
 

@@ -30,7 +30,7 @@ class BatchSource(Protocol):
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:
-    """Return the dataset as a source of whole batches, or None if it is not one; torch's Subsets of sources are sources.
+    """Return the dataset as a source of whole batches, or None if it is not one; Subsets of sources are sources.
 
     A class that has its own `__getitem__`, for a transform or other labels, is none, unless `take` is its own, too:
     `take` of the class above would give other samples.
