@@ -19,7 +19,7 @@ class BatchSource(Protocol):
 
     Attributes:
         shape: (height, width, 3) of every image.
-        labels: (N, L) float32.
+        labels: (N, L) float32, or (N,) int64 class numbers.
     """
 
     shape: tuple[int, int, int]

@@ -1,5 +1,6 @@
 """What a pack and a cache have in common: labels, groups and rows of N images, and the checks of what is asked for."""
 
+import operator
 from pathlib import Path
 
 
@@ -10,11 +11,12 @@ class StoredImages:
 
     Attributes:
         folder: where they are.
-        names: of the L labels.
-        labels: (N, L) float32.
+        names: of the L labels, or of the classes of a folder: what `show_batch(names=...)` takes.
+        labels: (N, L) float32; of a folder (N,) int64, the number of each image's class. Read-only: other labels are a
+            new array, `images.labels = ...`.
         groups: (N,) int32, the number of each image's group; without groups each image is its own.
         group_names: what those numbers stand for; empty without groups.
-        classes: of a folder, the names of its sub-folders: what the numbers in its one label stand for.
+        classes: of a folder, the names of its sub-folders: what the class numbers stand for; else empty.
         rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
             `table.fold.to_numpy()[images.rows]` is each image's fold.
     """
@@ -24,21 +26,37 @@ class StoredImages:
 
         self.folder = folder
         self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
-        self.labels, self.groups, self.rows = (
-            numpy.ascontiguousarray(index[field]) for field in ("labels", "group", "row")
-        )
+        labels, self.groups, self.rows = (numpy.ascontiguousarray(index[name]) for name in ("labels", "group", "row"))
+        if self.classes:
+            self.names, labels = self.classes, labels[:, 0].astype(numpy.int64)
+        self.labels = self._stored_labels = labels
+        # What was changed in place would be lost where this is pickled, as for the processes of a DataLoader.
+        for array in (self.labels, self.groups, self.rows):
+            array.setflags(write=False)
+
+    def _relabelled(self) -> dict | None:
+        """Return what a pickle has to hold beside the path: labels that were put in place of the stored ones."""
+        return None if self.labels is self._stored_labels else {"labels": self.labels}
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int):
+        import numpy
         import torch
 
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"one image is asked for by its number, got {index!r}\n"
+                "  fix:   images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset"
+            ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
-        index = int(index) % len(self)
+        index %= len(self)
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
-        return image, torch.from_numpy(self.labels[index].copy())
+        return image, torch.from_numpy(numpy.array(self.labels[index]))
 
     def split(self, valid: float = 0.2, seed: int = 0):
         """Return the images to train and to validate on, two int64 arrays; no group is on both sides.
