@@ -180,7 +180,7 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
                     raise item.as_error(number) from item.error
                 with open(folder / "failed", "a") as failed:
                     failed.write(json.dumps([number, item.why]) + "\n")
-                stored, values = b"", numpy.zeros(items.labels, numpy.float32)
+                stored, values, checked = b"", numpy.zeros(items.labels, numpy.float32), item.why.encode()
             else:
                 data, values = check_item(item, number)
                 if size is not None and not isinstance(data, bytes) and data.shape != (size, size, 3):
@@ -195,9 +195,9 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
                         f"  found: until then {_in_words(shape, items.labels)}\n"
                         "  fix:   all as bytes or all as arrays, with as many labels; size= makes arrays of one shape"
                     )
-                stored = data if mine == "bytes" else data.tobytes()
+                stored = checked = data if mine == "bytes" else data.tobytes()
             end += _write(file, stored)
-            note = numpy.array([(end, zlib.crc32(stored), values)], _note_type(items.labels))
+            note = numpy.array([(end, zlib.crc32(checked), values)], _note_type(items.labels))
             _write(notes, note.tobytes())
             display.bar("read images", number + 1, items.length)
             display.draw()
@@ -241,6 +241,7 @@ def _keep(folder: Path, items: Items) -> int:
     try:
         notes = numpy.fromfile(folder / "notes", _note_type(items.labels))
         lines = (folder / "failed").read_text().splitlines(keepends=True)
+        whys = dict(json.loads(line) for line in lines if line.endswith("\n"))
         file = open(folder / "data", "r+b")  # noqa: SIM115
     except FileNotFoundError:
         return 0
@@ -248,12 +249,13 @@ def _keep(folder: Path, items: Items) -> int:
     with file:
         for note in notes:  # checked: a power cut keeps what it likes
             data = file.read(int(note["end"]) - end)
-            if len(data) != note["end"] - end or zlib.crc32(data) != note["crc"]:
+            checked = data or whys.get(kept, "").encode()
+            if len(data) != note["end"] - end or zlib.crc32(checked) != note["crc"]:
                 break
             kept, end = kept + 1, int(note["end"])
         file.truncate(end)
     os.truncate(folder / "notes", kept * notes.dtype.itemsize)
-    failed = [line for line in lines if line.endswith("\n") and json.loads(line)[0] < kept]
+    failed = [json.dumps([number, why]) + "\n" for number, why in whys.items() if number < kept]
     write_file(folder / "failed", "".join(failed).encode())
     return kept
 

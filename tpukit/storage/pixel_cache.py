@@ -31,9 +31,9 @@ class Cache(StoredImages):
     """Decoded images on disk as a map-style dataset, and as a source of whole batches.
 
     `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as of `Records`. Make it in the
-    kernel and use it in the workers: the map of the file goes through a fork, a pickle is the path, and all processes of a
-    machine share the memory. Leave the files as they are while it is open: a process that reads where one was cut off
-    is ended by the system (SIGBUS).
+    kernel and use it in the workers: the map of the file goes through a fork, a pickle is the path, and all processes
+    of a machine share the memory. Leave the files as they are while it is open: a process that reads where one was cut
+    off is ended by the system (SIGBUS).
 
     Args:
         folder: where `build_cache` wrote.
