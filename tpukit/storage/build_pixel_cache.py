@@ -159,9 +159,10 @@ def _plan(records: Records, size: int, exact: bool) -> dict:
         if isinstance(inner := getattr(records, "dataset", None), Records):
             fix = f"cache all {len(inner):,} images of the Records, and take the Subset of the cache"
         raise ValueError(f"a cache is made of Records, got {type(records).__name__}\n  fix:   {fix}")
-    size = whole_number("size, the height and width in pixels,", size, 1)
-    if size is None:
-        raise ValueError("size is the height and width in pixels, got None\n  fix:   size=128")
+    try:
+        size = whole_number("size", size or 0, 1)
+    except ValueError:
+        raise ValueError(f"size is the height and width in pixels, got {size!r}\n  fix:   size=128") from None
     Records(records.folder, size)  # raises for pixels of another size
     made_of = {"words": f"records {records.folder}", "digest": records.digest}
     return {"records": made_of, "count": len(records), "size": size, "exact": exact}

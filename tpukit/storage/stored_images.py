@@ -3,6 +3,8 @@
 import operator
 from pathlib import Path
 
+from tpukit.storage.splitting import split_by_group
+
 
 class StoredImages:
     """N images on disk as a map-style dataset, and as a source of whole batches.
@@ -58,12 +60,13 @@ class StoredImages:
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
         return image, torch.from_numpy(numpy.array(self.labels[index]))
 
-    def split(self, valid: float = 0.2, seed: int = 0):
+    def split(self, valid: float = 0.2, seed: int = 0, *, stratify: bool = False):
         """Return the images to train and to validate on, two int64 arrays; no group is on both sides.
 
-        See `split_by_group`. A cache and the records it was made of give the same.
+        `stratify=True` gives both sides about the same share of each class, or of each label of zeros and ones. See
+        `split_by_group`. A cache and the records it was made of give the same.
         """
-        return split_by_group(self.groups, valid, seed)
+        return split_by_group(self.groups, valid, seed, self.labels if stratify else None)
 
     def _indices(self, indices):
         """Return the indices of some images as an array, checked."""
@@ -95,31 +98,3 @@ class StoredImages:
                 f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}\n"
                 f"  fix:   out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out"
             )
-
-
-def split_by_group(groups, valid: float = 0.2, seed: int = 0):
-    """Split images into two parts with no group in both; return the images of each, int64, in order.
-
-    Args:
-        groups: (N,) int, the group of each image.
-        valid: share of the images in the second part, between 0 and 1; met as nearly as whole groups allow.
-        seed: decides which groups.
-
-    Raises:
-        ValueError: valid is out of range, or there is only one group.
-    """
-    import numpy
-
-    if not 0 < valid < 1:
-        raise ValueError(f"valid is the share of the images to validate on, between 0 and 1, got {valid}")
-    names, numbers, counts = numpy.unique(groups, return_inverse=True, return_counts=True)
-    if len(names) < 2:
-        raise ValueError(
-            f"{len(numbers):,} images in one group cannot be split\n"
-            "  fix:   pack(..., groups=...) with the column that says which images belong together"
-        )
-    order = numpy.random.default_rng(seed).permutation(len(names))
-    chosen = counts[order].cumsum()[:-1]  # images in the second part if it got the first group, two, ...
-    enough = int(numpy.abs(chosen - valid * len(numbers)).argmin()) + 1
-    second = numpy.isin(numbers, order[:enough])
-    return numpy.flatnonzero(~second), numpy.flatnonzero(second)
