@@ -19,6 +19,7 @@ pytest.importorskip("array_record")
 torch = pytest.importorskip("torch")
 
 from tpukit.data.batches import Batches  # noqa: E402
+from tpukit.display.figures import show_batch  # noqa: E402
 from tpukit.storage.build_pixel_cache import build_cache, cache_or_decode  # noqa: E402
 from tpukit.storage.packing import pack  # noqa: E402
 from tpukit.storage.records import Records  # noqa: E402
@@ -270,6 +271,8 @@ def test_class_numbers_arrive_as_cross_entropy_wants_them(tmp_path):
             batch, labels = next(iter(Batches(images, batch_size=8, workers=workers)))
             assert (labels.shape, labels.dtype) == ((8,), torch.int64)
             torch.nn.functional.cross_entropy(torch.zeros(8, 2), labels)
+        written = show_batch(batch, labels, names=images.names).axes
+        assert [axes.get_title(loc="left") for axes in written] == [images.classes[n] for n in labels]
         subset = torch.utils.data.Subset(images, [5, 2])
         assert next(iter(Batches(subset, batch_size=2)))[1].tolist() == images.labels[[5, 2]].tolist()
 

@@ -796,6 +796,14 @@ def test_a_stratified_split_has_the_same_shares_on_both_sides(columns):
         assert np.abs(np.bincount(classes[valid], minlength=3) / np.bincount(classes) - 0.2).max() < 0.02
 
 
+def test_images_without_groups_are_stratified_exactly_however_many_classes_there_are():
+    classes = np.random.default_rng(0).permutation(np.arange(50_000) % 1000)
+    train, valid = split_by_group(np.arange(50_000), 0.2, 3, classes)
+    assert np.bincount(classes[valid]).tolist() == [10] * 1000
+    assert sorted([*train, *valid]) == list(range(50_000))
+    assert not np.array_equal(valid, split_by_group(np.arange(50_000), 0.2, 4, classes)[1])
+
+
 def test_records_are_split_by_their_own_labels(packed):
     records = Records(packed)
     with pytest.raises(ValueError, match=r"stratify= in columns holds zeros and ones\n  found: [\d.]+\n  fix:"):

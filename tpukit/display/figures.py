@@ -27,6 +27,7 @@ _PAPER, _INK, _MUTED, _RULE, _GRID = "#fbfaf8", "#2b2b2b", "#716f6b", "#d9d7d2",
 _COLORS = ("#0173b2", "#d55e00", "#029e73", "#cc78bc", "#ca9161", "#949494")
 _WIDTH, _MARGIN = 10.0, 0.18  # inches
 _SMALL, _BODY = 8.0, 10.0  # points
+_COLUMNS = 20  # a third of an inch for each image
 
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
@@ -54,7 +55,8 @@ def show_batch(
     - any other floats are stretched, so that the smallest value drawn is black and the largest white.
 
     `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
-    class numbers; without `names`, numbers are written. `columns=None` chooses up to four.
+    class numbers; without `names`, numbers are written. `columns=None` chooses up to four; more than twenty images
+    beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
@@ -64,6 +66,8 @@ def show_batch(
     figure_inputs.at_least_one(limit=limit, columns=4 if columns is None else columns)
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
     columns = min(columns or 4, len(pixels))
+    if columns > _COLUMNS:
+        raise ValueError(f"columns is {_COLUMNS} at most, got {columns}\n  fix:   columns={_COLUMNS}, and further rows")
     rows = -(-len(pixels) // columns)
     cell = min(3.2, (_WIDTH - _MARGIN) / columns - _MARGIN)
     height = cell * _aspect(pixels)

@@ -112,9 +112,12 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
             elif skip:
                 skipped.append({"row": number, "name": source.name(number), "why": payload})
             else:
+                mend = "copy it again"
+                if payload == os.strerror(errno.ENOENT):
+                    mend = f"check the path{'' if os.path.isabs(source.name(number)) else f', from {os.getcwd()}'}"
                 raise OSError(
                     f"image {number} cannot be packed: {source.name(number)}\n  found: {payload}\n"
-                    '  fix:   copy it again; or pack(..., damaged="skip") leaves such images out and lists them'
+                    f'  fix:   {mend}; or pack(..., damaged="skip") leaves such images out and lists them'
                 )
             count(1)
 

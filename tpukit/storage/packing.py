@@ -78,21 +78,40 @@ def pack(
         FileExistsError: the folder holds another pack, or somebody's files.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
-    load_array_record()  # before anything is written
+    check_arguments(damaged, size=size, shard=shard, workers=workers)
+    described = describe_source(source, labels, groups, classes, without=Path(folder))
+    return pack_described(
+        described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
+    )
+
+
+def check_arguments(damaged: str | float, **numbers: int | None) -> None:
+    """Raise for what no pack can be made with, before anything is read or written."""
+    load_array_record()
     if jpeg_decoder() is None:
         raise ModuleNotFoundError(
             "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one\n"
             "  fix:   %pip install simplejpeg, then run this cell again"
         )
-    share = {"raise": 0.0, "skip": _FEW}.get(damaged, damaged) if isinstance(damaged, str | float | int) else None
-    if share is None or isinstance(share, str | bool) or not 0 <= share <= 1:
+    _share(damaged)
+    for name, number in numbers.items():
+        whole_number(name, number, 1)
+
+
+def _share(damaged: str | float) -> float:
+    """Return the share of the images that may be left out."""
+    if isinstance(damaged, str):
+        damaged = {"raise": 0.0, "skip": _FEW}.get(damaged, damaged)
+    if isinstance(damaged, bool) or not isinstance(damaged, int | float) or not 0 <= damaged <= 1:
         raise ValueError(f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}')
-    size, shard, workers, seed = (
-        whole_number(name, value, least)
-        for name, value, least in (("size", size, 1), ("shard", shard, 1), ("workers", workers, 1), ("seed", seed, 0))
-    )
-    described = describe_source(source, labels, groups, classes, without=Path(folder))
-    target = PackFolder(Path(folder), {**described.facts, "size": size, "seed": seed, "shard": shard})
+    return damaged
+
+
+def pack_described(described: PackSource, folder, *, size, seed, shard, damaged, workers, progress) -> Records:
+    """Pack what a PackSource describes; everything else is as for `pack`."""
+    size, shard, workers = (whole_number(*each, 1) for each in (("size", size), ("shard", shard), ("workers", workers)))
+    plan = {**described.facts, "size": size, "seed": whole_number("seed", seed, 0), "shard": shard}
+    target, share = PackFolder(Path(folder), plan), _share(damaged)
     with target.locked():
         if target.is_finished:
             if another := target.differences(target.read_manifest()["plan"]):
@@ -102,7 +121,7 @@ def pack(
                 if fault := find_fault(target.folder / "looks.npy", records.files["looks.npy"]):
                     raise target.damaged(fault)
                 _compare_files(described, target, target.folder / "looks.npy", records.shards)
-            elif not described.items.by_number:
+            elif described.items and not described.items.by_number:
                 print(f"pack: {folder} is finished; of a source without numbers only the first item was compared")
             target.remove_work()  # which an earlier call had no time for
         else:

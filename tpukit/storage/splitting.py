@@ -24,10 +24,17 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
             f"{len(numbers):,} images in one group cannot be split\n"
             "  fix:   pack(..., groups=...) with the column that says which images belong together"
         )
+    order = numpy.random.default_rng(seed).permutation(len(names))
+    if len(names) == len(numbers) and numpy.ndim(stratify) == 1:  # images that are their own groups: one in so many
+        order = order[numpy.argsort(numpy.asarray(_checked(stratify, len(numbers)))[order], kind="stable")]
+        steps = numpy.floor(numpy.arange(len(order) + 1) * valid + 0.5)
+        second = numpy.zeros(len(order), bool)
+        second[order] = numpy.diff(steps) > 0
+        if 0 < second.sum() < len(second):
+            return numpy.flatnonzero(~second), numpy.flatnonzero(second)
     kinds = [None] if stratify is None else [None, *_kinds(stratify, len(numbers))]
     # (G, K): the images of each group, of each kind; the first kind is "all".
     counts = numpy.stack([numpy.bincount(numbers, kind, len(names)) for kind in kinds], axis=1)
-    order = numpy.random.default_rng(seed).permutation(len(names))
     chosen = order[_choose(counts[order], valid)]
     second = numpy.isin(numbers, chosen)
     return numpy.flatnonzero(~second), numpy.flatnonzero(second)
@@ -70,8 +77,8 @@ def _choose(counts, share: float):
     return chosen
 
 
-def _kinds(stratify, count: int) -> list:
-    """Return for each kind which images are of it, as floats: (N,) classes, or (N, L) zeros and ones."""
+def _checked(stratify, count: int):
+    """Return what to stratify by as an array, if it is of these images."""
     import numpy
 
     values = numpy.asarray(stratify)
@@ -80,6 +87,14 @@ def _kinds(stratify, count: int) -> list:
             f"stratify= has the shape {values.shape}, and there are {count:,} images\n"
             "  fix:   one class for each image, or a row of zeros and ones"
         )
+    return values
+
+
+def _kinds(stratify, count: int) -> list:
+    """Return for each kind which images are of it, as floats: (N,) classes, or (N, L) zeros and ones."""
+    import numpy
+
+    values = _checked(stratify, count)
     if values.ndim == 2:
         if not numpy.isin(values, (0, 1)).all():
             raise ValueError(
