@@ -143,3 +143,13 @@ def test_what_can_only_be_iterated_is_read_from_its_start_again(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         pack(items(7), tmp_path / "out", **QUIET)
     assert sorted(pack(items(None), tmp_path / "out", **QUIET).labels[:, 0].tolist()) == list(range(20))
+
+
+def test_an_error_that_knows_its_fix_is_raised_as_it_is(tmp_path):
+    def items():
+        yield encoded(0), 0
+        raise OSError("record 1 of a file is damaged\n  found: 3 bytes\n  fix:   copy this file again")
+
+    with pytest.raises(OSError, match="^record 1 of a file is damaged") as error:
+        pack(items(), tmp_path / "out", **QUIET)
+    assert error.value.__notes__ == ["item 1 of the source"]

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # torchvision's weights expect (image - mean) / std with these numbers (documentation of its models).
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_COLUMNS = 20  # with a third of an inch for each image
 _AXES = ("step", "epoch")  # candidates for the horizontal axis of a history; the first that it has is taken
 
 
@@ -21,6 +22,15 @@ def at_least_one(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise _error(ValueError, f"{name} must be 1 or more, got {count}", f"leave {name} out for its default")
+
+
+def columns(asked: int | None, images: int) -> int:
+    """Return how many images are drawn beside each other."""
+    at_least_one(columns=4 if asked is None else asked)
+    count = min(asked or 4, images)
+    if count > _COLUMNS:
+        raise _error(ValueError, f"columns is {_COLUMNS} at most, got {asked}", f"columns={_COLUMNS}, and further rows")
+    return count
 
 
 def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:

@@ -27,7 +27,6 @@ _PAPER, _INK, _MUTED, _RULE, _GRID = "#fbfaf8", "#2b2b2b", "#716f6b", "#d9d7d2",
 _COLORS = ("#0173b2", "#d55e00", "#029e73", "#cc78bc", "#ca9161", "#949494")
 _WIDTH, _MARGIN = 10.0, 0.18  # inches
 _SMALL, _BODY = 8.0, 10.0  # points
-_COLUMNS = 20  # a third of an inch for each image
 
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
@@ -63,11 +62,9 @@ def show_batch(
         ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
             not match the images.
     """
-    figure_inputs.at_least_one(limit=limit, columns=4 if columns is None else columns)
+    figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
-    columns = min(columns or 4, len(pixels))
-    if columns > _COLUMNS:
-        raise ValueError(f"columns is {_COLUMNS} at most, got {columns}\n  fix:   columns={_COLUMNS}, and further rows")
+    columns = figure_inputs.columns(columns, len(pixels))
     rows = -(-len(pixels) // columns)
     cell = min(3.2, (_WIDTH - _MARGIN) / columns - _MARGIN)
     height = cell * _aspect(pixels)

@@ -6,6 +6,7 @@ import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import NoReturn
 
 from tpukit.display.progress import screen
 from tpukit.storage.files import write_file
@@ -46,7 +47,7 @@ class Items:
             self._ahead = [] if self.by_number else [(number, item)]
             return
         if failed:
-            raise failed[1].as_error(failed[0]) from failed[1].error
+            failed[1].stop(failed[0])
         raise ValueError("the source yields nothing\n  fix:   check its path; a generator can be used only once")
 
     def read(self, start: int = 0) -> Iterator[tuple]:
@@ -64,7 +65,7 @@ class Items:
             except Exception as error:
                 item = Failed(error)
                 if not self.by_number:
-                    raise item.as_error(number) from error
+                    item.stop(number)
             self._reached = number + 1
             yield number, item
             number += 1
@@ -105,12 +106,15 @@ class Failed:
         """What went wrong, in one line."""
         return f"{type(self.error).__name__}: {self.error}".partition("\n")[0]
 
-    def as_error(self, number: int) -> OSError:
-        """Return the error to raise where it is not to be left out."""
-        return OSError(
+    def stop(self, number: int) -> NoReturn:
+        """Raise what is to be raised where the item is not to be left out."""
+        if "  fix:" in str(self.error):  # as of a TFRecord file, which knows better what to do
+            self.error.add_note(f"item {number} of the source")
+            raise self.error
+        raise OSError(
             f"item {number} of the source cannot be read\n  found: {self.why}\n"
             '  fix:   mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out'
-        )
+        ) from self.error
 
 
 def check_item(item, number: int) -> tuple:
@@ -177,7 +181,7 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
         for number, item in items.read(kept):
             if isinstance(item, Failed):
                 if not skip:
-                    raise item.as_error(number) from item.error
+                    item.stop(number)
                 with open(folder / "failed", "a") as failed:
                     failed.write(json.dumps([number, item.why]) + "\n")
                 stored, values, checked = b"", numpy.zeros(items.labels, numpy.float32), item.why.encode()

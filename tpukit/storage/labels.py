@@ -83,7 +83,10 @@ def number_groups(values):
 
     # None and NaN belong to no group, and would put the same patient on both sides of a split.
     values = list(values)
-    missing = [number for number, value in enumerate(values) if _is_missing(value)]
+    try:
+        missing = [number for number, value in enumerate(values) if value is None or value != value]
+    except TypeError:  # pd.NA is neither equal to itself nor not
+        missing = [number for number, value in enumerate(values) if _is_missing(value)]
     if missing:
         raise ValueError(
             f"{len(missing)} images have no group, first image {missing[0]}\n  fix:   name a group for each"
@@ -95,5 +98,5 @@ def number_groups(values):
 def _is_missing(value) -> bool:
     try:
         return value is None or bool(value != value)
-    except TypeError:  # pd.NA is neither equal to itself nor not
+    except TypeError:
         return True

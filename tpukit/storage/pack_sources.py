@@ -90,7 +90,7 @@ def _describe_table(table, labels, groups) -> PackSource:
     values = as_labels([table[name] for name in labels], labels) if labels else []
     numbers, group_names = number_groups(table[groups]) if groups is not None else (None, [])
     try:
-        names = [os.fsdecode(path) for path in table["path"]]
+        names = [path if type(path) is str else os.fsdecode(path) for path in table["path"]]
     except TypeError as error:
         raise ValueError(
             f"the column path holds something else: {error}\n  fix:   drop the rows without one"
