@@ -415,6 +415,20 @@ def test_too_many_open_files_are_no_damage(tmp_path):
     assert "copy this file again" not in ran.stdout
 
 
+def test_an_image_that_cannot_be_opened_for_the_machines_sake_is_not_left_out(tmp_path):
+    code = (
+        "import resource, sys\n"
+        "from tpukit.storage.pack_shards import prepare; from tpukit.storage.source_files import Files\n"
+        "import numpy, simplejpeg, PIL.Image\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "try: print(prepare(Files([sys.argv[1]], ''), 0, None))\n"
+        "except OSError as error: print('raised', error.strerror)"
+    )
+    (tmp_path / "a.jpg").write_bytes(encoded(1))
+    ran = subprocess.run([sys.executable, "-c", code, tmp_path / "a.jpg"], cwd=KIT, capture_output=True, text=True)
+    assert ran.stdout == "raised Too many open files\n", ran.stderr
+
+
 # ---- messages --------------------------------------------------------------------------------------------------------
 
 

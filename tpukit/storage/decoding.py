@@ -73,10 +73,8 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
         height, width, colors, _ = decoder.decode_jpeg_header(data, min_height=least, min_width=least)
     except ValueError:  # what one decoder cannot open another may: Pillow decides
         return None
-    if least:
+    if 64 * width * height > PIXEL_LIMIT:  # it may be shrunk, by eight at most
         _check_pixels(*decoder.decode_jpeg_header(data)[1::-1], data)
-    else:
-        _check_pixels(width, height, data)
     as_cmyk = colors == "CMYK"  # not rounded as Pillow rounds, so only looked through here
     fits = not as_cmyk and out is not None and out.shape == (height, width, 3)
     how = {"min_height": least, "min_width": least, "buffer": out if fits else None}
