@@ -1,10 +1,11 @@
 """Batches of one fixed shape for each core, prepared ahead of the step that takes them."""
 
+import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
-from tpukit.data.sampler import ShardedSampler
+from tpukit.data.sampler import FirstStep, ShardedSampler
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
 from tpukit.machine.resources import cpus
 
@@ -37,6 +38,7 @@ class Batches:
         workers: int | None = None,
         threads: int = 1,
         send: Callable[[list], list] | None = None,
+        shares_process: bool = False,
     ):
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
@@ -57,6 +59,7 @@ class Batches:
         if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
+        self._shares_process = shares_process  # with other cores, and so the host's random numbers
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
         self.epoch, self.waited, self.current = 0, 0.0, None
@@ -91,6 +94,12 @@ class Batches:
     def indices(self, epoch: int) -> list[list[int]]:
         """Return the samples that this core sees in an epoch, batch by batch."""
         return self.sampler.samples(self.sampler.positions(), epoch=epoch, seed=self._seed).tolist()
+
+    def first_step(self) -> "Batches":
+        """Return batches that are the first of these, of any epoch, and have a position of their own."""
+        first = copy.copy(self)
+        first.sampler = FirstStep(**vars(self.sampler))
+        return first
 
     # ---- saving and restoring the position in the data ---------------------------------------------------------
 
@@ -145,7 +154,8 @@ class Batches:
             return run_ahead(calls, self._threads)
         dataset = self.dataset if self._source is None else self._source
         jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
-        loaded = load_batches(dataset, jobs, self._workers, (self._seed, self.epoch))
+        seed = self._seed, self.epoch
+        loaded = load_batches(dataset, jobs, self._workers, seed, in_turn=self._shares_process)
         finished = ((lambda step=step: self._finish(next(loaded), real[step])) for step in steps)
         # Without workers the dataset is called in this process and may draw its random numbers. A thread would draw
         # them at any moment of the step; so each batch is made when the loop asks for it.
@@ -167,6 +177,8 @@ class Batches:
         if self._mask:
             batch = _with_mask(batch, torch.from_numpy(real))
         leaves, structure = tree.tree_flatten(batch)
+        if any(isinstance(leaf, Mapping) for leaf in leaves):  # Hugging Face's BatchEncoding, which pytree cannot open
+            leaves, structure = tree.tree_flatten(_with_dicts(batch))
         sent = iter(self._send([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
         leaves = [next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return tree.tree_unflatten(leaves, structure)
@@ -180,7 +192,7 @@ class Batches:
 
 
 def _with_mask(batch: object, real) -> object:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {**batch, "mask": real}
     return (*batch, real) if isinstance(batch, list | tuple) else (batch, real)
 
@@ -188,6 +200,16 @@ def _with_mask(batch: object, real) -> object:
 def _in_words(world_size: int, batch_size: int, drop_last: bool) -> str:
     cores = "1 core" if world_size == 1 else f"{world_size} cores"
     return f"{cores} with batches of {batch_size}{', drop_last' * drop_last}"
+
+
+def _with_dicts(batch: object) -> object:
+    """Return a batch whose mappings of other kinds are dicts."""
+    from torch.utils import _pytree as tree
+
+    def convert(leaf: object) -> object:
+        return {key: _with_dicts(value) for key, value in leaf.items()} if isinstance(leaf, Mapping) else leaf
+
+    return tree.tree_map(convert, batch)
 
 
 def _spare_processors(world_size: int) -> int:
