@@ -105,7 +105,9 @@ class Batches:
 
     def state_dict(self) -> dict:
         """Return the position in the data; batches that are prepared but not yet received do not count."""
-        return {"epoch": self.epoch, "samples": self._done, "seed": self._seed, "count": self.sampler.count}
+        sampler, done = self.sampler, {"epoch": self.epoch, "samples": self._done, "seed": self._seed}
+        layout = None if sampler.shuffle else [sampler.world_size, sampler.batch_size, sampler.drop_last]
+        return {**done, "count": sampler.count, "layout": layout}
 
     def end_epoch(self) -> None:
         """End an epoch that was left early: the next loop begins the next one."""
@@ -115,22 +117,26 @@ class Batches:
     def load_state_dict(self, state: dict) -> None:
         """Continue where the state was saved: the next loop yields the rest of that epoch, in the same order.
 
-        If the samples are shuffled, the number of cores and the batch size may differ from those of the saved run.
+        If the samples are shuffled, the number of cores and the batch size may differ from those of the saved run. In
+        order each core has a part of its own, of which it has seen the beginning; other cores would repeat samples.
 
         Raises:
-            ValueError: the state belongs to a dataset of another length; or the samples are in order, and their number
-                per step has changed.
+            ValueError: the state belongs to a dataset of another length; or it was saved within an epoch in order, and
+                the number of cores, the batch size or the order has changed.
         """
         if state["count"] != self.sampler.count:
             raise ValueError(
                 f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}\n"
                 "  fix:   pass the dataset that the state was saved with, or start without the state"
             )
-        if not self.sampler.shuffle and state["samples"] % self.samples_per_step:
+        saved, here = state["layout"], self.state_dict()["layout"]
+        if 0 < state["samples"] < state["count"] and saved != here:
+            was = f"in order, on {_in_words(*saved)}" if saved else "that was shuffled"
+            now = f"on {_in_words(*here)}" if saved and here else "in order" if here else "shuffled"
             raise ValueError(
-                f"the state is {state['samples']} samples into an epoch in order, which is not a multiple of the "
-                f"{self.samples_per_step} samples per step of all cores\n"
-                "  fix:   use the same number of cores and batch size as when it was saved, or shuffle=True"
+                f"the state is {state['samples']} samples into an epoch {was}; here it is {now}\n"
+                "  fix:   use the same cores, batch size, drop_last and order as when it was saved; "
+                "with shuffle=True from the start, cores and batch size may change"
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
         if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch
@@ -189,6 +195,11 @@ def _with_mask(batch: object, real) -> object:
     if isinstance(batch, Mapping):
         return {**batch, "mask": real}
     return (*batch, real) if isinstance(batch, list | tuple) else (batch, real)
+
+
+def _in_words(world_size: int, batch_size: int, drop_last: bool) -> str:
+    cores = "1 core" if world_size == 1 else f"{world_size} cores"
+    return f"{cores} with batches of {batch_size}{', drop_last' * drop_last}"
 
 
 def _with_dicts(batch: object) -> object:

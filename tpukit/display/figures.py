@@ -53,16 +53,17 @@ def show_batch(
     - any other floats are stretched, so that the smallest value drawn is black and the largest white.
 
     `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
-    class numbers; without `names`, numbers are written. `columns=None` chooses up to four.
+    class numbers; without `names`, numbers are written. `columns=None` chooses up to four; more than twenty images
+    beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
         ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
             not match the images.
     """
-    figure_inputs.at_least_one(limit=limit, columns=4 if columns is None else columns)
+    figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
-    columns = min(columns or 4, len(pixels))
+    columns = figure_inputs.columns(columns, len(pixels))
     rows = -(-len(pixels) // columns)
     cell = min(3.2, (_WIDTH - _MARGIN) / columns - _MARGIN)
     height = cell * _aspect(pixels)
