@@ -1,6 +1,7 @@
 """decode: Pillow's pixels to the last bit, whatever the file; what is no whole image raises."""
 
 import io
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 
 np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
+ImageOps = pytest.importorskip("PIL.ImageOps")
 
 from tpukit.storage import decoding  # noqa: E402
 from tpukit.storage.decoding import decode  # noqa: E402
@@ -28,11 +30,16 @@ def encoded(image, kind="JPEG", **options):
 
 
 def by_pillow(data, size=None):
-    image = Image.open(io.BytesIO(data)).convert("RGB")
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB")
     return np.asarray(image if size is None else image.resize((size, size), Image.Resampling.BILINEAR))
 
 
-TURNED = b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"
+def turned(how, order=">"):
+    """Return an EXIF header with one tag: the orientation."""
+    begin = b"Exif\0\0" + {">": b"MM", "<": b"II"}[order]
+    return begin + struct.pack(order + "HIHHHIHHI", 42, 8, 1, 0x0112, 3, 1, how, 0, 0)
+
+
 WHOLE = {
     "a JPEG as cameras write it": encoded(picture(96, 96)),
     "of odd height and width": encoded(picture(101, 67), quality=90),
@@ -43,7 +50,12 @@ WHOLE = {
     "grey": encoded(picture(64, 64, "L")),
     "CMYK": encoded(picture(64, 64, "CMYK")),
     "stored as RGB": encoded(picture(64, 48), keep_rgb=True),
-    "turned by its header, which is not applied": encoded(picture(40, 60), exif=TURNED),
+    **{f"turned by its header, {how} of 8": encoded(picture(40, 60), exif=turned(how)) for how in range(1, 9)},
+    "turned by its header, smaller than asked for": encoded(picture(20, 30), exif=turned(6)),
+    "turned by its header, of little-endian numbers": encoded(picture(40, 60), exif=turned(8, "<")),
+    "turned by its header, CMYK": encoded(picture(40, 60, "CMYK"), exif=turned(6)),
+    "a turned PNG": encoded(picture(40, 60), "PNG", exif=turned(6)),
+    "with a header that turns it by 9": encoded(picture(40, 60), exif=turned(9)),
     "with a comment after its end": encoded(picture(50, 50)) + b"junk",
     "PNG": encoded(picture(50, 70), "PNG"),
     "PNG with a palette": encoded(picture(50, 70).convert("P"), "PNG"),
@@ -127,10 +139,58 @@ def test_what_is_no_whole_image_raises(what, exact):
         decode(BROKEN[what], 32, exact=exact)
 
 
-def test_an_image_of_sixteen_bits_is_not_made_white_in_silence():
-    deep = encoded(Image.fromarray(np.full((9, 9), 4000, np.uint16)), "PNG")
-    with pytest.raises(ValueError, match=r"PNG of mode I;16 has more than 8 bits(.|\n)*fix:"):
-        decode(deep)
+DEEP = np.array([[0, 4000], [40_000, 65_535]], np.uint16)
+DEEPER = {
+    "a TIFF of 32 bits": encoded(Image.fromarray(DEEP.astype(np.int32)), "TIFF"),
+    "a TIFF of floats": encoded(Image.fromarray(DEEP.astype(np.float32)), "TIFF"),
+}
+
+
+@pytest.mark.parametrize("kind", ["PNG", "TIFF", "PPM"])
+def test_sixteen_bits_become_eight_by_their_whole_range_or_a_window_and_are_never_clipped_in_silence(kind):
+    deep = encoded(Image.fromarray(DEEP), kind)
+    assert decode(deep)[:, :, 0].tolist() == [[0, 16], [156, 255]]
+    assert decode(deep, window=(0, 4000))[:, :, 1].tolist() == [[0, 255], [255, 255]]
+
+
+@pytest.mark.parametrize("kind", DEEPER)
+def test_what_has_no_range_of_its_own_needs_a_window(kind):
+    with pytest.raises(ValueError, match=r"(?s)has a range of values that nothing says.*fix: +pack\(..., window="):
+        decode(DEEPER[kind])
+    assert decode(DEEPER[kind], window=(0, 65_535))[:, :, 2].tolist() == [[0, 16], [156, 255]]
+
+
+def test_a_float_image_with_nan_is_refused():
+    with pytest.raises(ValueError, match="nan or infinity"):
+        decode(encoded(Image.fromarray(np.array([[np.nan, 1]], np.float32)), "TIFF"), window=(0, 1))
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "L", "RGB"])
+def test_what_is_transparent_shows_white(mode):
+    half = Image.new("RGBA", (4, 2), (200, 0, 0, 0))
+    half.paste((10, 20, 30, 255), (0, 0, 2, 2))
+    if mode in ("P", "L", "RGB"):  # one value or colour that stands for transparent
+        image = Image.new(mode, (4, 2), 0)
+        image.paste({"P": 5, "L": 5, "RGB": (5, 6, 7)}[mode], (0, 0, 2, 2))
+        data = encoded(image, "PNG", transparency=(0, 0, 0) if mode == "RGB" else 0)
+    else:
+        data = encoded(half.convert(mode), "TIFF" if mode == "LA" else "PNG")
+    pixels = decode(data)
+    assert (pixels[:, 2:] == 255).all()
+    assert (pixels[:, :2] < 100).all()
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_a_damaged_exif_header_harms_no_image(kind):
+    whole = np.asarray(Image.open(io.BytesIO(encoded(picture(40, 60), kind))).convert("RGB"))
+    for exif in (turned(6)[:-9], b"Exif\0\0", b"Exif\0\0nonsense", turned(6)[:10] + b"\xff" * 8, turned(0)):
+        assert np.array_equal(decode(encoded(picture(40, 60), kind, exif=exif)), whole)
+
+
+def test_of_several_pages_the_first_is_the_image():
+    first, second = picture(9, 7), picture(20, 30, seed=1)
+    data = encoded(first, "TIFF", save_all=True, append_images=[second])
+    assert np.array_equal(decode(data), np.asarray(first))
 
 
 def test_thousands_of_broken_files_raise_nothing_else():

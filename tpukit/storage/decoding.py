@@ -3,17 +3,23 @@
 import functools
 import io
 
+from tpukit.storage.image_modes import orientation, to_rgb, turn
+from tpukit.storage.masks import decode_masked, is_masked
+
 # Where Pillow begins to warn: a quarter of a GiB as RGB. A file of 3 kB whose header lies would cost gigabytes.
 PIXEL_LIMIT = 89_478_485
 
 
-def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None):
+def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None, window=None):
     """Decode a JPEG, PNG or other image Pillow knows into (H, W, 3) uint8 in [0, 255], red, green, blue.
 
+    It is turned as its EXIF says; what is transparent shows white; of several pages or frames it is the first. What is
+    stored with a mask becomes (H, W, 4), the fourth channel the class numbers, resized to the nearest pixel.
+
     Exact is the whole image decoded, then Pillow's bilinear filter: bit for bit
-    `Image.open(...).convert("RGB").resize((size, size), BILINEAR)`. Not exact lets the JPEG decoder shrink by eighths
-    as it decodes, down to the least that is still `size`, and resizes only what is then not `size` yet: three times
-    as fast, and about 1.6 grey levels away on average (256 to 128 pixels).
+    `exif_transpose(Image.open(...)).convert("RGB").resize((size, size), BILINEAR)`. Not exact lets the JPEG decoder
+    shrink by eighths as it decodes, down to the least that is still `size`, and resizes only what is then not `size`
+    yet: three times as fast, and about 1.6 grey levels away on average (256 to 128 pixels).
 
     A JPEG is whole when libjpeg has nothing to remark on. Pillow opens many that are not: of 101 with 512 bytes of
     zeros in their data, all.
@@ -23,17 +29,21 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
         size: height and width in pixels, the aspect is not kept; None for the image's own.
         exact: False for speed.
         out: the contiguous uint8 array that the pixels go to; None for a new one.
+        window: of images of more than 8 bits, the values that become black and white; None for 0 and 65,535.
 
     Raises:
-        ValueError: not a whole image, one of more than 89,478,485 pixels, or one of 16 bits, which would be clipped to
-            white.
+        ValueError: not a whole image, one of more than 89,478,485 pixels, or one of more than 16 bits without a window.
     """
-    pixels = _decode_jpeg(data, size, exact, out)
-    if pixels is None or (size is not None and pixels.shape != (size, size, 3)):
+    if is_masked(data):
+        image = functools.partial(decode, exact=exact, window=window)
+        pixels = decode_masked(data, size, image, check=exact or size is None)
+    else:
+        pixels = _decode_jpeg(data, size, exact, out)
+    if pixels is None or (size is not None and pixels.shape[:2] != (size, size)):
         import numpy
         from PIL import Image
 
-        image = _decode_any(data) if pixels is None else Image.fromarray(pixels)
+        image = _decode_any(data, window) if pixels is None else Image.fromarray(pixels)
         if size is not None and image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
         pixels = numpy.array(image)
@@ -76,7 +86,8 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
     if 64 * width * height > PIXEL_LIMIT:  # it may be shrunk, by eight at most
         _check_pixels(*decoder.decode_jpeg_header(data)[1::-1], data)
     as_cmyk = colors == "CMYK"  # not rounded as Pillow rounds, so only looked through here
-    fits = not as_cmyk and out is not None and out.shape == (height, width, 3)
+    how_turned = orientation(data)
+    fits = not as_cmyk and how_turned == 1 and out is not None and out.shape == (height, width, 3)
     how = {"min_height": least, "min_width": least, "buffer": out if fits else None}
     how["colorspace"] = "CMYK" if as_cmyk else "RGB"
     try:
@@ -87,7 +98,9 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
         if _is_a_remark(decoder, data, how):
             raise _not_whole(str(error), data) from error
         return None
-    return None if as_cmyk else out if fits else pixels
+    if as_cmyk:
+        return None
+    return out if fits else pixels if how_turned == 1 else turn(pixels, how_turned)
 
 
 def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
@@ -99,19 +112,14 @@ def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
     return True
 
 
-def _decode_any(data: bytes):
+def _decode_any(data: bytes, window):
     """Return a Pillow image of three channels."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)) as file:
             _check_pixels(*file.size, data)
-            if file.mode[0] in "IF":  # I, I;16, F
-                raise ValueError(
-                    f"a {file.format} of mode {file.mode} has more than 8 bits a pixel: RGB would be mostly white\n"
-                    "  fix:   choose a window of its values and save that as 8 bits"
-                )
-            return file.convert("RGB")
+            return to_rgb(file, window)
     except MemoryError as error:
         raise _not_whole(_NO_MEMORY, data) from error
     # SyntaxError from a broken PNG; the others where a header asks for more pixels than Pillow grants.
