@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.data.sampler import FirstStep, ShardedSampler
-from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
+from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, split_masks
 from tpukit.machine.resources import cpus
 
 
@@ -187,8 +187,8 @@ class Batches:
         """Return a source's images as (B, 3, H, W): a view, made on the device, where it costs nothing."""
         if self._source is None:
             return batch
-        images, *others = batch
-        return images.permute(0, 3, 1, 2), *others
+        images, labels, *others = batch
+        return *split_masks(images.permute(0, 3, 1, 2), labels), *others
 
 
 def _with_mask(batch: object, real) -> object:

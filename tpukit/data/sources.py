@@ -13,7 +13,8 @@ class MapDataset(Protocol):
 class BatchSource(Protocol):
     """A dataset that returns whole batches in one call, as `Records` and `Cache` do.
 
-    `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is given. Two attributes
+    `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is given; with a fourth
+    channel, that is their mask, see `split_masks`. Two attributes
     are optional: `read_ahead(indices)`, called with the samples of the next batch, and `encoding`, "jpeg" where `take`
     decodes images, so that processors that are free can help.
 
@@ -40,6 +41,19 @@ def as_batch_source(dataset: object) -> BatchSource | None:
         return None if inner is None else _SourceSubset(inner, dataset.indices)
     is_source = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
     return dataset if is_source and _stands_for_getitem(dataset, "take") else None
+
+
+def split_masks(images, labels) -> tuple:
+    """Return images of three channels, and their targets: labels, masks, or a dict of both by these names.
+
+    Args:
+        images: (..., 3, H, W) uint8; or (..., 4, H, W), the fourth channel the class number of each pixel.
+        labels: of the images; without masks they are the targets, without labels the masks are: (..., H, W) int64.
+    """
+    if images.shape[-3] < 4:
+        return images, labels
+    images, masks = images[..., :3, :, :], images[..., 3, :, :].long()  # on the device: a byte a pixel was sent
+    return images, {"labels": labels, "masks": masks} if labels.numel() else masks
 
 
 def reads_many(dataset: object) -> bool:

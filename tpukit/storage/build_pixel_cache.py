@@ -165,7 +165,8 @@ def _plan(records: Records, size: int, exact: bool) -> dict:
         raise ValueError(f"size is the height and width in pixels, got {size!r}\n  fix:   size=128") from None
     Records(records.folder, size)  # raises for pixels of another size
     made_of = {"words": f"records {records.folder}", "digest": records.digest}
-    return {"records": made_of, "count": len(records), "size": size, "exact": exact}
+    channels = {"channels": 4} if records.has_masks else {}
+    return {"records": made_of, "count": len(records), "size": size, "exact": exact, **channels}
 
 
 def _open(target: CacheFolder) -> Cache:
@@ -294,6 +295,7 @@ def _publish(target: CacheFolder, records: Records) -> None:
         names=records.names,
         classes=records.classes,
         group_names=records.group_names,
+        masks=records.has_masks,
         files={"images.npy": {"bytes": layout_of(target.plan).bytes}, "index.npy": size_and_checksum(index)},
         blocks=[checksum for _, checksum in sorted(_noted(target.work).items())],
     )

@@ -49,7 +49,7 @@ def upright(image):
     how = _of_tags(exif) if exif else 1  # a TIFF has none: Pillow turns it as it loads
     if how == 1:
         return image
-    names = "FLIP_LEFT_RIGHT ROTATE_180 FLIP_TOP_BOTTOM TRANSPOSE ROTATE_270 TRANSVERSE ROTATE_90".split()
+    names = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
     from PIL import Image
 
     return image.transpose(Image.Transpose[names[how - 2]])

@@ -5,12 +5,14 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from tpukit.display.progress import screen
 from tpukit.storage.files import write_file
-from tpukit.storage.labels import as_labels
+from tpukit.storage.item_parts import ItemColumns, check_item, label_columns
+from tpukit.storage.masks import is_masked, resize
 
 _SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
 
@@ -23,17 +25,20 @@ class Items:
         by_number: True where each can be read by its number.
         first: (image, labels) of the first that can be read.
         labels: how many each has.
+        columns: the keys of the labels where items are dicts; else None.
+        classes: what the numbers of a single label stand for, if classes= or the dataset says so; else empty.
+        has_masks: True where each has a mask.
     """
 
-    def __init__(self, source):
-        self.source = source
+    def __init__(self, source, columns: ItemColumns | None = None, classes=None):
+        self.source, self._columns = source, columns or ItemColumns()
         self.length = len(source) if hasattr(source, "__len__") else None
         self.by_number = self.length is not None and hasattr(source, "__getitem__") and not _only_iterates(source)
         if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):
             raise ValueError(
                 f"pack cannot read a {type(source).__name__}\n"
                 "  fix:   pass a folder, a DataFrame with a path column, or items (image, labels), the image bytes or "
-                "uint8" + ("; of a dict, list(items.values())" if isinstance(source, Mapping) else "")
+                "uint8" + (f"; of a dict, its part: source[{next(iter(source), 0)!r}]" * isinstance(source, Mapping))
             )
         self._iterator = None if self.by_number else iter(source)
         self._ahead = []
@@ -42,13 +47,31 @@ class Items:
             if isinstance(item, Failed):
                 failed = failed or (number, item)
                 continue
-            self.first = check_item(item, number)
-            self.labels = len(self.first[1])
+            self.labels = len(self.check(item, number)[1])
+            self.columns = label_columns(item, self._columns.labels)
+            self.classes = self._classes(classes)
+            self._columns = replace(self._columns, classes=self.classes)
+            self.first = self.check(item, number)
+            kind = _kind(self.first[0])
+            self.has_masks = kind == "bytes and masks" if isinstance(kind, str) else kind[2] == 4
             self._ahead = [] if self.by_number else [(number, item)]
             return
         if failed:
             failed[1].stop(failed[0])
         raise ValueError("the source yields nothing\n  fix:   check its path; a generator can be used only once")
+
+    def check(self, item, number: int) -> tuple:
+        """Return the image and the labels of one item, see `check_item`."""
+        return check_item(item, number, self._columns)
+
+    def _classes(self, asked) -> list[str]:
+        if asked is None and self.labels == 1:
+            return class_names(self.source, None if self.columns is None else self.columns[0])
+        if asked and self.labels != 1:
+            raise ValueError(
+                f"classes= names the classes of one label, and items have {self.labels}\n  fix:   leave classes= out"
+            )
+        return [str(name) for name in asked or []]
 
     def read(self, start: int = 0) -> Iterator[tuple]:
         """Yield the number of each item and the item; `Failed` for one that cannot be read, where others follow it."""
@@ -92,7 +115,7 @@ class Items:
             item = self.source[number]
         except Exception as error:
             return repr(error).encode(), numpy.empty(0)
-        return check_item(item, number)
+        return self.check(item, number)
 
 
 class Failed:
@@ -117,38 +140,14 @@ class Failed:
         ) from self.error
 
 
-def check_item(item, number: int) -> tuple:
-    """Return the image, bytes or (H, W, 3) uint8, and the labels, (L,) float32, of one item.
-
-    Raises:
-        ValueError: it is something else.
-    """
-    import numpy
-
-    fix = "give the bytes of the file, or numpy.asarray(image.convert('RGB')), and one number or several"
-    try:
-        if isinstance(item, Mapping):
-            fix = f"pass pairs: [(item[{next(iter(item), 'image')!r}], item['label']) for item in source]"
-            raise TypeError(f"keys {', '.join(map(repr, item))}")
-        data, labels = item
-        if isinstance(data, str | os.PathLike):
-            fix = 'pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"'
-            raise TypeError(f"the path {os.fspath(data)!r}")
-        values = numpy.asarray(labels).reshape(1, -1)
-        if isinstance(data, bytes) or _is_image(data := numpy.asarray(data)):
-            data = data if isinstance(data, bytes) else numpy.ascontiguousarray(data)
-            names = [str(name) for name in range(values.shape[1])]
-            if not names:
-                return data, numpy.empty(0, numpy.float32)
-            return data, as_labels(values, names, first_row=number, what="item")[0]
-        found = f"an image of shape {data.shape} and dtype {data.dtype}"
-    except (TypeError, ValueError) as error:
-        if str(error).startswith("label"):
-            raise
-        found = f"{type(item).__name__}: {error}"
-    raise ValueError(
-        f"item {number} is not (image, labels), the image bytes or (H, W, 3) uint8\n  found: {found}\n  fix:   {fix}"
-    )
+def class_names(source, label: str | None) -> list[str]:
+    """Return what the numbers of a label stand for, where the dataset says so: torchvision's, Hugging Face's."""
+    while hasattr(source, "dataset") and hasattr(source, "indices"):  # torch's Subset
+        source = source.dataset
+    features = getattr(source, "features", None)
+    names = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
+    names = names or (getattr(source, "classes", None) if label is None else None)
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
 def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, progress: str | None):
@@ -161,7 +160,6 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
         OSError: an item cannot be read, and `skip` is False.
     """
     import numpy
-    from PIL import Image
 
     folder.mkdir(exist_ok=True)
     kept = _keep(folder, items) if items.by_number else 0
@@ -186,10 +184,9 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
                     failed.write(json.dumps([number, item.why]) + "\n")
                 stored, values, checked = b"", numpy.zeros(items.labels, numpy.float32), item.why.encode()
             else:
-                data, values = check_item(item, number)
-                if size is not None and not isinstance(data, bytes) and data.shape != (size, size, 3):
-                    data = numpy.asarray(Image.fromarray(data).resize((size, size), Image.Resampling.BILINEAR))
-                mine = "bytes" if isinstance(data, bytes) else list(data.shape)
+                data, values = items.check(item, number)
+                data = data if isinstance(data, bytes) else resize(data, size)
+                mine = _kind(data)
                 if shape is None:
                     shape = mine
                     write_file(folder / "shape.json", json.dumps(shape).encode())
@@ -199,7 +196,7 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
                         f"  found: until then {_in_words(shape, items.labels)}\n"
                         "  fix:   all as bytes or all as arrays, with as many labels; size= makes arrays of one shape"
                     )
-                stored = checked = data if mine == "bytes" else data.tobytes()
+                stored = checked = data if isinstance(data, bytes) else data.tobytes()
             end += _write(file, stored)
             note = numpy.array([(end, zlib.crc32(checked), values)], _note_type(items.labels))
             _write(notes, note.tobytes())
@@ -225,7 +222,7 @@ class StoredItems:
         self._ends = numpy.concatenate([[0], numpy.fromfile(folder / "notes", _note_type(labels))["end"]])
         self._failed = dict(map(json.loads, (folder / "failed").read_text().splitlines()))
         shape = _read_shape(folder)
-        self.shape = None if shape == "bytes" else tuple(shape)
+        self.shape = None if isinstance(shape, str) else tuple(shape)
 
     def __getitem__(self, number: int) -> bytes:
         if number in self._failed:
@@ -290,9 +287,12 @@ def _only_iterates(source) -> bool:
     return "IterableDataset" in [kind.__name__ for kind in type(source).__mro__]
 
 
-def _is_image(data) -> bool:
-    return data.dtype == "uint8" and data.ndim == 3 and data.shape[2] == 3 and data.size > 0
+def _kind(data):
+    """Say what all items have in common: that they are bytes, with masks or not, or the shape of their pixels."""
+    if isinstance(data, bytes):
+        return "bytes and masks" if is_masked(data) else "bytes"
+    return list(data.shape)
 
 
 def _in_words(shape, labels: int) -> str:
-    return f"{'bytes' if shape == 'bytes' else f'an array of shape {tuple(shape)}'} and {labels} labels"
+    return f"{shape if isinstance(shape, str) else f'an array of shape {tuple(shape)}'} and {labels} labels"

@@ -1,4 +1,4 @@
-"""Labels as the float32 they are stored as, where that changes none of them; groups as numbers."""
+"""Labels as the float32 they are stored as, where that changes none of them; words and groups as numbers."""
 
 from collections.abc import Sequence
 
@@ -64,13 +64,65 @@ def _numbers(column, name: str):
         value = array.reshape(-1)[0]
         raise ValueError(
             f"labels are numbers, and these are not: {name!r} holds {value!r}\n  found: dtype {dtype or array.dtype}\n"
-            f"  fix:   of words, table[{name!r}].astype('category').cat.codes gives each a number; of times, a duration"
+            "  fix:   a column of words is encoded where labels= names it alone; else "
+            f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric"
         )
     return array
 
 
 def _is_nullable(column) -> bool:
     return getattr(column.dtype, "na_value", None) is not None and column.dtype.kind in "biuf" and column.isna().any()
+
+
+def encode_words(column, name: str, classes: Sequence[str] | None):
+    """Return a column of words as class numbers, (N,) float32, and the classes; None where it holds numbers.
+
+    Args:
+        column: of a table; a categorical one has its classes, and their order, itself.
+        name: of the column, for messages.
+        classes: in the order of their numbers; with them, a column of whole numbers is one of class numbers.
+
+    Raises:
+        ValueError: a value is missing, is none of the classes, or only some are words.
+    """
+    import numpy
+
+    values = column.tolist()
+    words = {value for value in values if isinstance(value, str)}
+    # Words that all read as numbers are rather a column that was read as text: that is for `as_labels` to refuse.
+    if classes is None and (not words or all(map(_reads_as_number, words))):
+        return None
+    if classes is None:
+        own = getattr(getattr(column, "cat", None), "categories", None)
+        classes = sorted(words) if own is None else own.tolist()
+    classes = [str(one) for one in classes]
+    if len(set(classes)) < len(classes):
+        raise ValueError(f"classes= names a class twice\n  found: {classes}\n  fix:   each class once")
+    numbers = {word: number for number, word in enumerate(classes)}
+    if not words:
+        numbers = {number: number for number in range(len(classes))}
+    for row, value in enumerate(values):
+        if _is_missing(value):
+            raise ValueError(
+                f"label {name!r} of row {row} is missing\n  found: {value!r} among {', '.join(classes[:4])}\n"
+                '  fix:   leave such rows out: table.dropna(subset=...); a class "None" of a CSV file is read so, too: '
+                "pandas.read_csv(file, keep_default_na=False)"
+            )
+        if value not in numbers:
+            raise ValueError(
+                f"label {name!r} of row {row} is none of the classes\n"
+                f"  found: {value!r}; classes {', '.join(classes[:8])}{', ...' * (len(classes) > 8)}\n"
+                "  fix:   all of them words of classes=; or all whole numbers, from 0"
+            )
+    return numpy.array([numbers[value] for value in values], numpy.float32), classes
+
+
+def _reads_as_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
 
 
 def number_groups(values):

@@ -80,7 +80,11 @@ def _work(job: dict) -> None:
     target = PackFolder(Path(job["folder"]), job["plan"])
     rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
     items = target.work / "items"
-    source = StoredItems(items, job["labels"]) if items.exists() else Files(Names(target.work / "names"), job["root"])
+    if items.exists():
+        source = StoredItems(items, job["labels"])
+    else:
+        masks = Names(target.work / "masks") if (target.work / "masks").exists() else None
+        source = Files(Names(target.work / "names"), job["root"], masks)
     done = 0
     with open(target.work / "counts", "r+b", buffering=0) as counts:
 
@@ -100,10 +104,10 @@ def _work(job: dict) -> None:
 
 def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, skip: bool, count) -> None:
     """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
-    size, skipped, shapes = target.plan["size"], [], set()
+    size, window, skipped, shapes = target.plan["size"], target.plan.get("window"), [], set()
 
     def records() -> Iterator[bytes]:
-        reads = (functools.partial(prepare, source, int(row["row"]), size) for row in rows)
+        reads = (functools.partial(prepare, source, int(row["row"]), size, window) for row in rows)
         for row, (payload, shape) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
             number = int(row["row"])
             if shape is not None:
@@ -129,13 +133,13 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
     os.replace(part, file)
 
 
-def prepare(source: Files | StoredItems, number: int, size: int | None) -> tuple:
+def prepare(source: Files | StoredItems, number: int, size: int | None, window=None) -> tuple:
     """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
     try:
         data = source[number]
         if source.shape is not None:  # pixels, resized when they were stored
             return data, source.shape
-        image = decode(data, size)
+        image = decode(data, size, window=window)
     except (OSError, ValueError, MemoryError) as error:
         if getattr(error, "errno", None) in _NOT_DAMAGE:
             raise

@@ -1,14 +1,17 @@
-"""What `pack` can read: a folder of images, a table with paths, or anything that yields images and labels."""
+"""What `pack` can read: a folder of images, a table of paths, or anything that yields images and labels."""
 
 import os
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.storage.array_records import row_type
 from tpukit.storage.image_folders import find_images
+from tpukit.storage.image_modes import check_window
+from tpukit.storage.item_parts import ItemColumns
 from tpukit.storage.items import Items
-from tpukit.storage.labels import as_labels, number_groups
+from tpukit.storage.labels import number_groups
+from tpukit.storage.pack_tables import is_table_file, load_table, read_columns
 from tpukit.storage.resumable import fact
 
 
@@ -19,11 +22,12 @@ class PackSource:
     Attributes:
         facts: what tells this source from others, for the plan of a pack: names, labels, groups; of items, contents.
         label_names: one for each label.
-        classes: of a folder, the names its class numbers stand for.
+        classes: what the numbers of a single label stand for: sub-folders, words, the classes of a dataset; or empty.
         group_names: what the numbers in the rows stand for.
         rows: (N,) of `row_type`; None for items, whose labels are not known yet.
         root: the folder the names are in, "" for the current one.
         names: one file for each row; none for items.
+        mask_names: one file for each row; none where images have no masks.
         items: of a source that has no files.
         groups: (N,) int32 of items; None where every image is a group of its own.
     """
@@ -35,90 +39,99 @@ class PackSource:
     rows: object = None
     root: str = ""
     names: tuple[str, ...] = ()
+    mask_names: tuple[str, ...] = ()
     items: Items | None = None
     groups: object = None
 
+    @property
+    def has_masks(self) -> bool:
+        """Tell whether each image has a mask."""
+        return bool(self.mask_names) or (self.items is not None and self.items.has_masks)
 
-def describe_source(source, labels=None, groups=None, classes=None, *, without: Path | None = None) -> PackSource:
+
+@dataclass(frozen=True)
+class Columns:
+    """Which parts of a table or of items are packed, as `pack` takes them; None for what its documentation says."""
+
+    path: object = None
+    root: object = None
+    image: str | None = None
+    masks: object = None
+    window: tuple[float, float] | None = None
+
+
+def describe_source(
+    source, labels=None, groups=None, classes=None, columns: Columns | None = None, *, without: Path | None = None
+) -> PackSource:
     """Describe what is to be packed; of a table and a folder only names are read, of items as much as tells them apart.
 
     Raises:
         ValueError: it cannot be packed, or holds nothing.
-        FileNotFoundError: the folder does not exist.
+        FileNotFoundError: the folder or the CSV file does not exist.
         PermissionError: a folder in it cannot be read.
     """
-    if isinstance(source, str | os.PathLike):
+    columns = columns or Columns()
+    window = check_window(columns.window)
+    if is_table_file(source) or (hasattr(source, "columns") and hasattr(source, "iloc")):
+        _refuse(columns, "a table", "image")
+        described = _describe_table(source, _names(labels), groups, classes, columns)
+    elif isinstance(source, str | os.PathLike):
         if labels is not None or groups is not None:
             raise ValueError(
                 "the labels of a folder are its sub-folders, and it has no groups\n"
                 "  fix:   pass a DataFrame with a path column, with labels= and groups= the names of its columns"
             )
+        _refuse(columns, "a folder", "path", "root", "image", "masks")
         found = find_images(source, classes, without=without)
         numbers = [[number] for number in found.numbers]
-        return _of_files(os.fspath(source), found.names, numbers, None, ["class"], found.classes, [])
-    if classes is not None:
-        raise ValueError(
-            "classes= numbers the sub-folders of a folder, and this is none\n"
-            "  fix:   leave classes= out; a table and items have their labels as numbers already"
-        )
-    if hasattr(source, "columns") and hasattr(source, "iloc"):
-        return _describe_table(source, labels, groups)
-    return _describe_items(source, labels, groups)
+        described = _of_files(os.fspath(source), found.names, numbers, None, ["class"], found.classes, [])
+    else:
+        _refuse(columns, "items", "path", "root")
+        described = _describe_items(source, labels, groups, classes, columns, window)
+    if window is not None:
+        described.facts["window"] = list(window)
+    return described
 
 
-def _describe_table(table, labels, groups) -> PackSource:
-    labels = _names(labels)
-    if not isinstance(groups, Hashable) or isinstance(groups, tuple):  # a Series, a list
-        raise ValueError(
-            f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}\n"
-            f"  found: columns {', '.join(map(str, table.columns))}\n"
-            '  fix:   groups="patient"; for values that are in no column, table.assign(patient=values) first'
-        )
-    for column in ["path", *labels, *([groups] if groups is not None else [])]:
-        if column not in table.columns:
-            raise ValueError(
-                f"the table has no column {column!r}\n  found: {', '.join(map(str, table.columns))}\n"
-                "  fix:   name the image files in a column path, and labels= and groups= as the table does"
-            )
-        if list(table.columns).count(column) > 1:
-            raise ValueError(
-                f"the table has the column {column!r} more than once\n  found: {', '.join(map(str, table.columns))}\n"
-                "  fix:   table.loc[:, ~table.columns.duplicated()] keeps the first of each"
-            )
-    if not len(table):
-        raise ValueError("the table has no row\n  fix:   check how it was made")
-    values = as_labels([table[name] for name in labels], labels) if labels else []
-    numbers, group_names = number_groups(table[groups]) if groups is not None else (None, [])
-    try:
-        names = [path if type(path) is str else os.fsdecode(path) for path in table["path"]]
-    except TypeError as error:
-        raise ValueError(
-            f"the column path holds something else: {error}\n  fix:   drop the rows without one"
-        ) from error
-    return _of_files("", names, values, numbers, list(map(str, labels)), [], group_names)
+def _refuse(columns: Columns, what: str, *names: str) -> None:
+    """Raise for an argument that another kind of source has."""
+    for name in names:
+        if getattr(columns, name) is not None:
+            kind = {"image": "items that are dicts", "masks": "a table or items"}.get(name, "a table")
+            raise ValueError(f"{name}= is an argument for {kind}, and this is {what}\n  fix:   leave {name}= out")
 
 
-def _of_files(root, names, labels, groups, label_names, classes, group_names) -> PackSource:
+def _describe_table(source, labels: list, groups, classes, columns: Columns) -> PackSource:
+    path = "path" if columns.path is None else columns.path
+    words = [name for name in (path, groups, columns.masks) if isinstance(name, str)]
+    table = load_table(source, words=words)
+    root = os.path.dirname(source) if is_table_file(source) and columns.root is None else columns.root or ""
+    read = read_columns(table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes)
+    described = read.labels, read.groups, read.label_names, read.classes, read.group_names
+    return _of_files(os.fspath(root), read.names, *described, mask_names=tuple(read.mask_names))
+
+
+def _of_files(root, names, labels, groups, label_names, classes, group_names, *, mask_names=()) -> PackSource:
     import numpy
 
     joined = "\0".join(names)
-    if joined.count("\0") >= len(names):
-        row = next(row for row, name in enumerate(names) if "\0" in name)
-        raise ValueError(
-            f"the path of row {row} holds a zero character, which no path can\n  found: {names[row]!r}\n"
-            "  fix:   check how the paths were made; a fixed-width field is cut with path.rstrip('\\0')"
-        )
     rows = make_rows(numpy.asarray(labels, numpy.float32).reshape(len(names), len(label_names)), groups)
     facts = {
         "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", joined.encode(errors="surrogateescape")),
         "labels": _names_fact(classes or label_names, "classes" if classes else "labels", rows["labels"]),
         "groups": _names_fact(group_names, "groups", rows["group"] if group_names else None),
     }
-    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names))
+    if mask_names:
+        facts["masks"] = fact("masks", "\0".join(mask_names).encode(errors="surrogateescape"))
+    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names), mask_names)
 
 
-def _describe_items(source, labels, groups) -> PackSource:
-    items, names = Items(source), [str(name) for name in _names(labels)]
+def _describe_items(source, labels, groups, classes, columns: Columns, window) -> PackSource:
+    asked = None if labels is None else _names(labels)
+    items = Items(source, ItemColumns(columns.image, asked, columns.masks, window), classes)
+    names = [str(name) for name in asked or []]
+    if items.columns is not None:  # of dicts, what labels= names are keys, each of one number or several
+        names = [str(name) for name in items.columns] if len(items.columns) == items.labels else []
     if not names:
         names = ["label"] if items.labels == 1 else [f"label_{number}" for number in range(items.labels)]
     if len(names) != items.labels:
@@ -134,12 +147,12 @@ def _describe_items(source, labels, groups) -> PackSource:
     facts = {
         "items": fact("items" if items.length is None else f"{items.length:,} items", str(items.length).encode()),
         "contents": fact("contents", items.digest()),
-        "labels": _names_fact(names, "labels", None),
+        "labels": _names_fact(items.classes or names, "classes" if items.classes else "labels", None),
         "groups": _names_fact(group_names, "groups", numbers),
     }
     if hasattr(source, "facts"):
         facts |= source.facts()
-    return PackSource(facts, names, [], group_names, items=items, groups=numbers)
+    return PackSource(facts, names, items.classes, group_names, items=items, groups=numbers)
 
 
 def make_rows(labels, groups):

@@ -14,7 +14,7 @@ from tpukit.storage.decoding import jpeg_decoder
 from tpukit.storage.files import find_fault, npy, size_and_checksum, whole_number, write_file
 from tpukit.storage.items import store_items
 from tpukit.storage.pack_shards import note_of, prepare, read_shards_so_far, shard_files, write_shards
-from tpukit.storage.pack_sources import PackSource, describe_source, make_rows
+from tpukit.storage.pack_sources import Columns, PackSource, describe_source, make_rows
 from tpukit.storage.records import PackFolder, Records
 from tpukit.storage.source_files import Files, Names, find_changed, look_at
 
@@ -28,6 +28,11 @@ def pack(
     labels=None,
     groups=None,
     classes: Sequence[str] | None = None,
+    path: str | None = None,
+    root=None,
+    image: str | None = None,
+    masks: str | None = None,
+    window: tuple[float, float] | None = None,
     size: int | None = None,
     seed: int = 0,
     shard: int = 8192,
@@ -79,7 +84,9 @@ def pack(
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, size=size, shard=shard, workers=workers)
-    described = describe_source(source, labels, groups, classes, without=Path(folder))
+    described = describe_source(
+        source, labels, groups, classes, Columns(path, root, image, masks, window), without=Path(folder)
+    )
     return pack_described(
         described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
     )
@@ -165,12 +172,14 @@ def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: st
     if described.names:
         if (work / "rows.npy").exists():
             _compare_files(described, target, work / "looks.npy", read_shards_so_far(target))
-        write_file(work / "looks.npy", npy(look_at(described.names, described.root)))  # a mended image is another one
+        write_file(work / "looks.npy", npy(_look_at(described)))  # a mended image is another one
     if (work / "rows.npy").exists():
         return
     if described.items is None:
         rows = described.rows
         write_file(work / "names", Names.encode(described.names))
+        if described.mask_names:
+            write_file(work / "masks", Names.encode(described.mask_names))
     else:
         values = store_items(described.items, work / "items", plan["size"], skip=skip, progress=progress)
         rows = make_rows(values, described.groups)
@@ -182,15 +191,22 @@ def _compare_files(described: PackSource, target: PackFolder, looks: Path, packe
     """Raise FileExistsError if files that are in a pack are not those of the source."""
     import numpy
 
-    before, now = numpy.load(looks), look_at(described.names, described.root)
+    before, now = numpy.load(looks), _look_at(described)
     mine = numpy.isin(before["row"], packed.rows["row"])
-    files, size, head = Files(described.names, described.root), target.plan["size"], packed.rows.dtype.itemsize
+    files = Files(described.names, described.root, described.mask_names)
+    size, window, head = target.plan["size"], target.plan.get("window"), packed.rows.dtype.itemsize
 
     def is_packed(row: int) -> bool:
-        return prepare(files, row, size)[0] == packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0][head:]
+        return (
+            prepare(files, row, size, window)[0] == packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0][head:]
+        )
 
     if found := find_changed(before[mine], now[mine], files, is_packed):
         raise FileExistsError(target.another(found))
+
+
+def _look_at(described: PackSource):
+    return look_at(described.names, described.root, described.mask_names)
 
 
 def _finish(described: PackSource, target: PackFolder, share: float) -> None:
@@ -229,6 +245,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         names=described.label_names,
         classes=described.classes,
         group_names=described.group_names,
+        masks=described.has_masks,
         skipped=skipped,
         shards=[
             {"file": file.name, "bytes": file.stat().st_size, "records": note["records"]}

@@ -178,7 +178,7 @@ class Layout:
 
 def layout_of(plan: dict) -> Layout:
     """Say how the file of images of a cache with this plan is laid out."""
-    return Layout(plan["count"], (plan["size"], plan["size"], 3))
+    return Layout(plan["count"], (plan["size"], plan["size"], plan.get("channels", 3)))
 
 
 def map_file(file: Path) -> mmap.mmap:

@@ -60,7 +60,7 @@ class Records(StoredImages):
                 raise self._pack.damaged(fault)
         self.index = numpy.load(folder / "index.npy")
         super().__init__(folder, self.index, manifest)
-        self.size, self.exact = size, exact
+        self.size, self.exact, self._window = size, exact, manifest["plan"].get("window")
         self.encoding, self.skipped = manifest["encoding"], manifest["skipped"]
         self.digest = hashlib.sha256(seal(manifest)).hexdigest()
         self.shards = Shards(
@@ -75,8 +75,8 @@ class Records(StoredImages):
         if self.encoding == "jpeg":
             jpeg_decoder()  # if it is missing, say so here and not in every worker
             if size is not None:
-                self._shape = (size, size, 3)
-        elif size is not None and self._shape != (size, size, 3):
+                self._shape = (size, size, 3 + self.has_masks)
+        elif size is not None and self._shape[:2] != (size, size):
             raise ValueError(
                 f"{folder} holds pixels of {self._shape[0]} x {self._shape[1]}, not of {size} x {size}\n"
                 f"  fix:   Records(folder), or pack(..., size={size}) into another folder"
@@ -87,7 +87,7 @@ class Records(StoredImages):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(H, W, 3) of every image."""
+        """(H, W, 3) of every image; (H, W, 4) with masks."""
         if self._shape is None:
             raise ValueError(
                 f"the images in {self.folder} differ in size, so they do not fit into one batch\n"
@@ -101,6 +101,8 @@ class Records(StoredImages):
 
     def take(self, indices, out=None):
         """Return (n, H, W, 3) uint8 in [0, 255], in the order asked for; into `out` where it is given.
+
+        With masks (n, H, W, 4): the fourth channel is the class number of each pixel.
 
         Raises:
             IndexError: an index is not one of 0 to N - 1.
@@ -138,7 +140,7 @@ class Records(StoredImages):
         stored = memoryview(record)[self._head :]
         if self.encoding == "jpeg":
             try:
-                return decode(stored, self.size, exact=self.exact, out=out)
+                return decode(stored, self.size, exact=self.exact, out=out, window=self._window)
             except ValueError as error:
                 raise OSError(
                     f"image {index} of {self.folder} cannot be decoded: {self.name(index)}\n  found: {error}\n"

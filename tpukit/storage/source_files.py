@@ -5,6 +5,8 @@ import stat
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 
+from tpukit.storage.masks import join
+
 _LOOKED_AT = 20_000  # files; on a network drive a look takes about a millisecond
 _COMPARED = 100  # of those that may have changed
 # A pipe or a device ends at once, where an ordinary open would wait for somebody to write to it.
@@ -12,20 +14,31 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0)
 
 
 class Files:
-    """The files of a source: `[n]` is the bytes of one."""
+    """The files of a source: `[n]` is the bytes of one, and of its mask if there are masks."""
 
     shape = None  # of pixels; files are encoded
 
-    def __init__(self, names: Sequence[str], root: str):
-        self.names, self._root = names, root
+    def __init__(self, names: Sequence[str], root: str, masks: Sequence[str] | None = None):
+        self.names, self._root, self._masks = names, root, masks
 
     def __getitem__(self, number: int) -> bytes:
-        with open(self.name(number), "rb", opener=lambda path, flags: os.open(path, flags | _FLAGS)) as file:
-            return file.read()
+        image = _read(self.name(number))
+        if not self._masks:
+            return image
+        mask = os.path.join(self._root, self._masks[number])
+        try:
+            return join(image, _read(mask))
+        except OSError as error:
+            raise OSError(error.errno, f"its mask {mask}: {error.strerror}") from error
 
     def name(self, number: int) -> str:
         """Say where a file is."""
         return os.path.join(self._root, self.names[number])
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | _FLAGS)) as file:
+        return file.read()
 
 
 class Names:
@@ -52,20 +65,25 @@ class Names:
 # pack them. Times alone are too strict, as a copy has others; so where only those differ the bytes decide.
 
 
-def look_at(names: Sequence[str], root: str):
-    """Return row, size, time and place of files, evenly spread where there are more than 20,000; size -1: not there."""
+def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
+    """Return row, size, time and place of files, evenly spread where there are more than 20,000; size -1: not there.
+
+    Of an image and its mask, the sum of their sizes and the later of their times.
+    """
     import numpy
 
     rows = range(0, len(names), -(-len(names) // _LOOKED_AT))
     base, looks = os.path.realpath(root or "."), []
     for row in rows:
-        path = os.path.join(base, names[row])
+        paths = [os.path.join(base, mine[row]) for mine in (names, masks) if mine]
         try:
-            status = os.stat(path)
-            size, time = status.st_size if stat.S_ISREG(status.st_mode) else -1, status.st_mtime_ns
+            found = [os.stat(path) for path in paths]
+            there = all(stat.S_ISREG(status.st_mode) for status in found)
+            size = sum(status.st_size for status in found) if there else -1
+            time = max(status.st_mtime_ns for status in found)
         except OSError:
             size, time = -1, 0
-        looks.append((row, size, time, zlib.crc32(os.fsencode(path))))
+        looks.append((row, size, time, zlib.crc32(os.fsencode("\0".join(paths)))))
     return numpy.array(looks, [("row", "<i8"), ("size", "<i8"), ("time", "<i8"), ("place", "<u4")])
 
 

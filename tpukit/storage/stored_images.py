@@ -3,22 +3,24 @@
 import operator
 from pathlib import Path
 
+from tpukit.data.sources import split_masks
 from tpukit.storage.splitting import split_by_group
 
 
 class StoredImages:
     """N images on disk as a map-style dataset, and as a source of whole batches.
 
-    A subclass gives `shape`, `take`, and `_image`, which returns (H, W, 3) uint8 of one image, the caller's own.
+    A subclass gives `shape`, `take`, and `_image`, which returns (H, W, 3 or 4) uint8 of one image, the caller's own.
 
     Attributes:
         folder: where they are.
-        names: of the L labels, or of the classes of a folder: what `show_batch(names=...)` takes.
-        labels: (N, L) float32; of a folder (N,) int64, the number of each image's class. Read-only: other labels are a
+        names: of the L labels, or of the classes: what `show_batch(names=...)` takes.
+        labels: (N, L) float32; with classes (N,) int64, the number of each image's class. Read-only: other labels are a
             new array, `images.labels = ...`.
+        has_masks: True where each image has a mask; what is taken is then (H, W, 4), the fourth channel the mask.
         groups: (N,) int32, the number of each image's group; without groups each image is its own.
         group_names: what those numbers stand for; empty without groups.
-        classes: of a folder, the names of its sub-folders: what the class numbers stand for; else empty.
+        classes: what the class numbers stand for: sub-folders, words, a dataset's classes; empty without classes.
         rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
             `table.fold.to_numpy()[images.rows]` is each image's fold.
     """
@@ -28,6 +30,7 @@ class StoredImages:
 
         self.folder = folder
         self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
+        self.has_masks = manifest.get("masks", False)
         labels, self.groups, self.rows = (numpy.ascontiguousarray(index[name]) for name in ("labels", "group", "row"))
         if self.classes:
             self.names, labels = self.classes, labels[:, 0].astype(numpy.int64)
@@ -58,7 +61,7 @@ class StoredImages:
             raise self._no_such_image(index)
         index %= len(self)
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
-        return image, torch.from_numpy(numpy.array(self.labels[index]))
+        return split_masks(image, torch.from_numpy(numpy.array(self.labels[index])))
 
     def split(self, valid: float = 0.2, seed: int = 0, *, stratify: bool = False):
         """Return the images to train and to validate on, two int64 arrays; no group is on both sides.
