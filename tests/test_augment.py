@@ -447,3 +447,61 @@ def test_on_xla_every_step_is_the_same_graph_and_nothing_falls_back_to_the_host(
     assert {int(labels[LEFT].argmax()) for _, labels in seen} == {LEFT, RIGHT}
     assert all(labels[0].tolist() == torch.eye(10)[0].tolist() for _, labels in seen)
     assert all(images.dtype == torch.uint8 for images, _ in seen)
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+
+def blobs(n, size=64):
+    """Return (n, 1, size, size) uint8 images of 0 and 255 with a margin of 0, and their masks of classes 0 and 7."""
+    images = (smooth(n, 1, size, size) > 127).to(torch.uint8) * 255
+    images[:, :, :12], images[:, :, -12:], images[..., :12], images[..., -12:] = 0, 0, 0, 0
+    return images, (images[:, 0] > 0).long() * 7
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.float32])
+@pytest.mark.parametrize("options", [{}, {"flip": 1.0}, {"rotate": 45.0, "scale": 0.3}, {**OFF, "flip": 0.5}])
+def test_a_mask_moves_with_its_image(options, dtype):
+    images, masks = blobs(16)
+    changed, moved = seeded(Augment(**{"intensity": 0, **options}), images, masks.to(dtype))
+    assert (moved.dtype, moved.shape) == (dtype, masks.shape)
+    assert set(moved.unique().tolist()) == {0, 7}
+    assert not torch.equal(moved, masks.to(dtype))
+    assert ((moved == 7) != (changed[:, 0] > 127)).float().mean() < 0.02  # of the pixels, those at edges
+    still = seeded(Augment(**OFF), images, masks.to(dtype))[1]
+    assert torch.equal(still, masks.to(dtype))
+
+
+def test_masks_are_found_among_several_targets_and_labels_stay_or_change_sides():
+    images, masks = blobs(6)
+    labels = torch.arange(12.0).view(6, 2)
+    augment = Augment(flip=1.0, swap=((0, 1),))
+    expected = seeded(Augment(flip=1.0), images, masks)[1]
+    given = {"labels": labels, "masks": masks, "several": torch.stack([masks, 7 - masks], dim=1)}
+    _, changed = seeded(augment, images, given)
+    assert torch.equal(changed["masks"], expected)
+    assert torch.equal(changed["several"][:, 0], expected)
+    assert torch.equal(changed["labels"], labels.flip(1))
+    _, (numbers, moved) = seeded(Augment(flip=1.0), images, (labels, masks))
+    assert torch.equal(moved, expected)
+    assert torch.equal(numbers, labels)
+    assert torch.equal(given["masks"], masks)
+
+
+@pytest.mark.parametrize("outside", [0, 255, -100])
+def test_what_lies_outside_has_a_number_of_its_own(outside):
+    masks = torch.full((8, 32, 32), 3)
+    _, moved = seeded(Augment(shift=0.5, outside=outside), noise(8, 3, 32, 32), masks)
+    assert set(moved.unique().tolist()) == {3, outside}
+
+
+@pytest.mark.parametrize("outside", [256, -257, 1.0, True])
+def test_a_number_for_outside_that_no_mask_can_hold_is_refused(outside):
+    with pytest.raises(ValueError, match="outside is a class number, -256 to 255"):
+        Augment(outside=outside)
+
+
+def test_both_ways_of_reading_give_the_same_nearest_pixels():
+    rows, places = torch.randint(-256, 257, (2, 1, 9, 33)).float(), torch.rand(2, 9, 40) * 50 - 25
+    places = (places + 16).round() - 16 + 16
+    assert torch.equal(_gather(rows, places), _multiply(rows, places))

@@ -287,11 +287,12 @@ LABELS = {
     "infinity": ([np.inf, 0.5], "no finite number"),
     "NaN": ([0.5, np.nan], "label 'x' of row 1 is missing"),
     "None": ([None, 1], "row 0 is missing"),
-    "None among words": ([None, "sick"], "labels are numbers, and these are not"),
+    "None among words": ([None, "sick"], "label 'x' of row 0 is missing"),
+    "a number among words": ([1, "sick"], "row 0 is none of the classes"),
     "pd.NA": (pd.array([1, None], dtype="Int64"), "row 1 is missing"),
     "dates": (pd.to_datetime(["2020-01-01", "2020-01-02"]), "labels are numbers, and these are not"),
     "durations": (pd.to_timedelta([1, 2], unit="s"), "labels are numbers, and these are not"),
-    "words": (["1", "2"], "labels are numbers, and these are not"),
+    "numbers in text": (["1", "2"], "labels are numbers, and these are not"),
 }
 
 
@@ -474,10 +475,6 @@ UNCLEAR = {
         lambda t, out: pack(t.assign(pid=["a", pd.NA, "b", "b"]), out, groups="pid"),
         "1 images have no group, first image 1",
     ),
-    "items that are dicts": (
-        lambda t, out: pack([{"image": encoded(0), "label": 1}], out),
-        r"(?s)found: dict: keys 'image', 'label'.*item\['image'\]",
-    ),
     "paths and labels": (
         lambda t, out: pack([("a.jpg", 1)], out),
         r'(?s)found: tuple: the path .a.jpg.*pandas.DataFrame\({"path"',
@@ -485,7 +482,13 @@ UNCLEAR = {
     "groups= a word, of items": (lambda t, out: pack(items(), out, groups="pid"), "one value for each item, got 'pid'"),
     "a size of 8.0": (lambda t, out: pack(t, out, size=8.0), "size is a whole number, 1 or more, got 8.0"),
     "a size of True": (lambda t, out: pack(t, out, size=True), "size is a whole number, 1 or more, got True"),
-    "classes= of a table": (lambda t, out: pack(t, out, classes=["a"]), "numbers the sub-folders of a folder"),
+    "classes= without a label": (
+        lambda t, out: pack(t, out, classes=["a"]),
+        "classes of one label, and labels= names 0",
+    ),
+    "path= of a folder": (lambda t, out: pack(out.parent, out, path="file"), "path= is an argument for a table"),
+    "image= of a table": (lambda t, out: pack(t, out, image="x"), "image= is an argument for items that are dicts"),
+    "a window upside down": (lambda t, out: pack(t, out, window=(9, 1)), "the lower one first, got [(]9, 1[)]"),
 }
 
 

@@ -280,7 +280,11 @@ REFUSED = {
     "no column path": (lambda table: table.drop(columns="path"), {}, "no column 'path'\n  found: sick, age, patient"),
     "no such label": (lambda table: table, {"labels": ["weight"]}, "no column 'weight'\n  found: path, sick"),
     "no such group": (lambda table: table, {"groups": "ward"}, "no column 'ward'"),
-    "labels of words": (lambda table: table, {"labels": ["patient"]}, "labels are numbers, and these are not"),
+    "words beside numbers": (
+        lambda table: table,
+        {"labels": ["sick", "patient"]},
+        "labels are numbers, and these are not",
+    ),
     "no row": (lambda table: table[:0], {}, "the table has no row"),
     "a row without a path": (lambda table: table.assign(path=[None] + ["x"] * 59), {}, "column path holds something"),
     "a row without a group": (
@@ -293,11 +297,11 @@ REFUSED = {
     "a used generator": (lambda table: iter(()), {}, "the source yields nothing"),
     "images alone": (lambda table: of_bytes()[0][:1] * 3, {}, r"item 0 is not \(image, labels\)"),
     "float images": (
-        lambda table: [(np.zeros((4, 4, 3)), 0)],
+        lambda table: [(np.full((4, 4, 3), 1.5), 0)],
         {},
-        r"item 0 is not(.|\n)*shape \(4, 4, 3\) and dtype float64",
+        r"item 0 is not(.|\n)*shape \(4, 4, 3\) and dtype float64, from 1.5 to 1.5\n.*window=",
     ),
-    "images of one channel": (lambda table: [(np.zeros((4, 4), np.uint8), 0)], {}, r"shape \(4, 4\) and dtype uint8"),
+    "images of two channels": (lambda table: [(np.zeros((4, 4, 2), np.uint8), 0)], {}, r"shape \(4, 4, 2\)"),
     "bytes and arrays": (lambda table: of_bytes()[:2] + of_arrays()[2:], {}, "item 2 is not like those before"),
     "arrays of two shapes": (
         lambda table: [(np.zeros((4, 4, 3), np.uint8), 0), (np.zeros((5, 4, 3), np.uint8), 0)],

@@ -10,7 +10,7 @@ reads of one number each. The compiler has no estimate for those; at one per cyc
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
@@ -25,7 +25,10 @@ _RANGES = {
 
 @dataclass(frozen=True)
 class Augment:
-    """Change every image of a batch by its own random numbers: `images, labels = augment(images, labels)`.
+    """Change every image of a batch by its own random numbers: `images, targets = augment(images, targets)`.
+
+    Masks among the targets, (N, H, W) of the images' height and width, are moved, scaled, rotated and flipped with
+    their images, to the nearest pixel; alone, or in a dict or tuple of targets.
 
     A flip exchanges left and right. Labels that name a side have to be exchanged as well: `swap` says which. Without it
     such a label is wrong on every flipped image, and no error shows it; therefore `flip` is off by default.
@@ -41,7 +44,10 @@ class Augment:
         intensity: the largest change of brightness, as a share of white, and of contrast about mid-grey, as a share of
             itself, 0 (off) to 1. It has the effect of another level and width of a CT window.
         flip: the probability of a left-right flip, 0 (off) to 1.
-        swap: pairs of labels that a flip exchanges: columns, or names if `names` is given.
+        outside: the class number of a mask where it shows what is outside of the image; 0 is usually the background,
+            255 with `ignore_index=255` what does not count. -256 to 255.
+        swap: pairs of labels that a flip exchanges: columns, or names if `names` is given. In a dict of targets those
+            of "labels"; class numbers in a mask are not exchanged.
         names: the names of all labels, in the order of their columns.
 
     Raises:
@@ -53,6 +59,7 @@ class Augment:
     rotate: float = 10.0
     intensity: float = 0.1
     flip: float = 0.0
+    outside: int = 0
     swap: Sequence[tuple[int | str, int | str]] = ()
     names: Sequence[str] = ()
 
@@ -61,10 +68,12 @@ class Augment:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= most:
                 raise ValueError(f"{name} is 0 (off) to {most}, got {value!r}\n  fix: it is {meaning}")
+        if isinstance(self.outside, bool) or not isinstance(self.outside, int) or not -256 <= self.outside <= 255:
+            raise ValueError(f"outside is a class number, -256 to 255, got {self.outside!r}\n  fix: 0, or 255")
         _opposites(self.swap, self.names)
 
     def __call__(self, images, labels):
-        """Return changed images and their labels; the arguments are not modified.
+        """Return changed images and their targets; the arguments are not modified.
 
         Pixels from outside the image are 0, the value that a scanner writes outside its field of view. uint8 images are
         rounded and stay in [0, 255]; floats are not clamped. All is computed in float32, also under autocast; on a TPU
@@ -72,7 +81,8 @@ class Augment:
 
         Args:
             images: (N, C, H, W) uint8 in [0, 255], or of a float dtype in [0, 1].
-            labels: (N, L) of any dtype; anything, if `swap` is empty.
+            labels: (N, L) of any dtype, (N, H, W) masks of whole numbers from -256 to 255, or a dict or tuple of both;
+                anything else is returned as it is, if `swap` is empty.
 
         Returns:
             A tuple of both, of the same shapes and dtypes, on the same device.
@@ -89,18 +99,14 @@ class Augment:
             draws = torch.rand(7, len(images), dtype=torch.float32, device=images.device)
             turn, zoom, right, down, contrast, brightness = 2 * draws[:6] - 1
             flipped = draws[6] < self.flip
-            if self.flip:
-                labels = self._swapped(labels, flipped)
-                images = torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
-            changed = images
-            if self.shift or self.scale or self.rotate:
-                changed = warp(
-                    images,
-                    turn=math.radians(self.rotate) * turn,
-                    zoom=1 + self.scale * zoom,
-                    right=self.shift * width * right,
-                    down=self.shift * height * down,
-                )
+            moves = {
+                "turn": math.radians(self.rotate) * turn,
+                "zoom": 1 + self.scale * zoom,
+                "right": self.shift * width * right,
+                "down": self.shift * height * down,
+            }
+            labels = self._change_targets(labels, images, flipped, moves)
+            changed = self._move(images, flipped, moves)
             if self.intensity:  # last, so that black inside and outside of the image stays one grey level
                 white = 255 if in_bytes else 1
                 contrast, brightness = (self.intensity * draw.view(-1, 1, 1, 1) for draw in (contrast, brightness))
@@ -108,6 +114,31 @@ class Augment:
             if in_bytes and changed.is_floating_point():
                 changed = changed.round().clamp(0, 255)
             return changed.to(images.dtype), labels
+
+    def _move(self, images, flipped, moves: dict, *, nearest: bool = False):
+        """Return (N, C, H, W) images flipped and warped."""
+        import torch
+
+        if self.flip:
+            images = torch.where(flipped.view(-1, 1, 1, 1), images.flip(3), images)
+        return warp(images, **moves, nearest=nearest) if self.shift or self.scale or self.rotate else images
+
+    def _change_targets(self, targets, images, flipped, moves: dict):
+        """Return the targets: masks moved with their images, labels swapped where these are flipped."""
+        from torch.utils import _pytree as tree
+
+        changed = tree.tree_map(lambda target: self._change_mask(target, images, flipped, moves), targets)
+        if self.flip and isinstance(changed, Mapping) and "labels" in changed:
+            return {**changed, "labels": self._swapped(changed["labels"], flipped)}
+        return self._swapped(changed, flipped) if self.flip else changed
+
+    def _change_mask(self, target, images, flipped, moves: dict):
+        shape = tuple(getattr(target, "shape", ()))
+        if shape[-2:] != tuple(images.shape[2:]) or len(shape) not in (3, 4) or shape[0] != len(images):
+            return target
+        # Pixels from outside become 0, so that is what `outside` is for a moment.
+        masks = (target.float() - self.outside).view(len(images), -1, *shape[-2:])
+        return (self._move(masks, flipped, moves, nearest=True) + self.outside).to(target.dtype).view(shape)
 
     def _swapped(self, labels, flipped):
         """Return the labels, exchanged as `swap` says in the rows of flipped images."""
@@ -129,7 +160,7 @@ class Augment:
         return torch.where(flipped.view(-1, 1), mirrored, labels)
 
 
-def warp(images, *, turn, zoom, right, down):
+def warp(images, *, turn, zoom, right, down, nearest=False):
     """Rotate and scale every image about its centre and shift it, each by its own numbers.
 
     Interpolates linearly between pixels, along rows and then along columns; pixels from outside are 0. The result is as
@@ -142,6 +173,7 @@ def warp(images, *, turn, zoom, right, down):
         zoom: (N,) float32, above 0; 2 makes objects twice as large.
         right: (N,) float32, pixels.
         down: (N,) float32, pixels.
+        nearest: take the nearest pixel, for class numbers, whole and from -256 to 256.
 
     Returns:
         (N, C, H, W) float32.
@@ -155,13 +187,15 @@ def warp(images, *, turn, zoom, right, down):
     x, y = columns - right, rows - down
     # The pixel at (x, y) shows the image at ((x cos - y sin) / zoom, (x sin + y cos) / zoom). Within one row of the
     # image the column depends on x alone, so every row can be resampled on its own, and then every column.
-    images = _read(images.float(), x / (zoom * turn.cos()) - turn.tan() * rows.view(-1, 1))
-    images = _read(images.transpose(2, 3), (y * turn.cos() + x.transpose(1, 2) * turn.sin()) / zoom)
+    images = _read(images.float(), x / (zoom * turn.cos()) - turn.tan() * rows.view(-1, 1), nearest)
+    images = _read(images.transpose(2, 3), (y * turn.cos() + x.transpose(1, 2) * turn.sin()) / zoom, nearest)
     return images.transpose(2, 3)
 
 
-def _read(rows, places):
+def _read(rows, places, nearest=False):
     """Resample (N, C, R, S) rows at (N, R, T) places, counted from their centre, into (N, C, R, T)."""
+    if nearest:
+        places = (places + (rows.shape[3] - 1) / 2).round() - (rows.shape[3] - 1) / 2
     # A TPU rounds the factors of a product to bfloat16, which is exact for whole numbers up to 256 and for multiples of
     # 1/128 up to 1. So bytes and weights are exact, the weights sum to 1, and an image that does not move is unchanged.
     places = (places * 128).round() / 128 + (rows.shape[3] - 1) / 2

@@ -95,7 +95,7 @@ def _of_tuple(item) -> tuple:
     labels = [target for target in targets if not _is_mask(target)]
     if len(masks) > 1 or len(labels) > 1:
         raise TypeError(f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read")
-    return image, masks[0] if masks else None, labels[0] if labels else ()
+    return image, masks[0] if masks else None, labels
 
 
 def _is_mask(target) -> bool:
@@ -103,26 +103,31 @@ def _is_mask(target) -> bool:
     return hasattr(target, "getbands") or getattr(target, "ndim", 0) >= 2
 
 
-def _labels(labels, number: int):
-    """Return labels as (L,) float32."""
+def _labels(labels: list, number: int):
+    """Return labels, each one number or one row of them, as (L,) float32."""
     import numpy
 
-    if isinstance(labels, Mapping):
-        raise ValueError(
-            f"item {number} has a dict for its label: {', '.join(map(repr, labels))}\n"
-            "  fix:   one number or several for each image; target_transform= of the dataset may choose them"
-        )
-    labels = labels if isinstance(labels, tuple | list) else [labels]
-    parts = [numpy.atleast_1d(numpy.asarray(label)) for label in labels]
-    if any(part.ndim > 1 for part in parts):
-        raise ValueError(
-            f"item {number} has labels of shape {max(parts, key=lambda part: part.ndim).shape}\n"
-            "  fix:   one number or several for each image; of a mask, a uint8 array or a Pillow image"
-        )
-    if not sum(map(len, parts)):
+    values = []
+    for label in labels:
+        if isinstance(label, Mapping):
+            raise ValueError(
+                f"item {number} has a dict for its label: {', '.join(map(repr, label))}\n"
+                "  fix:   one number or several for each image; target_transform= of the dataset may choose them"
+            )
+        try:
+            shape = numpy.shape(label)
+        except ValueError:  # rows of different lengths
+            shape = (len(label), "?")
+        if len(shape) > 1:
+            raise ValueError(
+                f"item {number} has labels of shape {shape}, which are rows of rows\n"
+                "  fix:   one number or several for each image; a mask is a Pillow image or an array"
+            )
+        values += numpy.atleast_1d(numpy.asarray(label)).tolist()
+    if not values:
         return numpy.empty(0, numpy.float32)
-    values = numpy.array([value for part in parts for value in part.tolist()]).reshape(1, -1)
-    return as_labels(values, [str(name) for name in range(values.shape[1])], first_row=number, what="item")[0]
+    names = [str(name) for name in range(len(values))]
+    return as_labels(numpy.array([values]), names, first_row=number, what="item")[0]
 
 
 def _with_mask(data, mask):

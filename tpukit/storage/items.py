@@ -35,11 +35,10 @@ class Items:
         self.length = len(source) if hasattr(source, "__len__") else None
         self.by_number = self.length is not None and hasattr(source, "__getitem__") and not _only_iterates(source)
         if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):
-            raise ValueError(
-                f"pack cannot read a {type(source).__name__}\n"
-                "  fix:   pass a folder, a DataFrame with a path column, or items (image, labels), the image bytes or "
-                "uint8" + (f"; of a dict, its part: source[{next(iter(source), 0)!r}]" * isinstance(source, Mapping))
-            )
+            fix = "pass a folder, a table, or items (image, label)"
+            if isinstance(source, Mapping) and source:
+                fix = f"pass one of its parts: source[{next(iter(source))!r}]"
+            raise ValueError(f"pack cannot read a {type(source).__name__}\n  fix:   {fix}")
         self._iterator = None if self.by_number else iter(source)
         self._ahead = []
         failed = None
