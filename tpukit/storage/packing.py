@@ -44,7 +44,8 @@ def pack(
 
     The order is a random one, fixed by the seed: neighbours in a file are no neighbours in the source. Every image is
     decoded once, so that a damaged one is found now: one that its decoder remarks on, or of more than 89,478,485
-    pixels. Interrupted at any moment, even by the machine, the same call goes on where it stopped; when all is packed
+    pixels. Images are turned as their EXIF says, what is transparent shows white, grey ones have three equal channels,
+    and of several pages or frames the first is taken. Interrupted at any moment, even by the machine, the same call goes on where it stopped; when all is packed
     it returns at once. One pack is enough for all folds: `Records.rows` says which row of the table each image was.
 
     A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
@@ -52,18 +53,32 @@ def pack(
     packed. Of a list all items are compared, of a dataset a hundred, of what can only be iterated the first.
 
     Args:
-        source: a folder of images, one sub-folder per class as for torchvision's ImageFolder (the label is the
-            number of the class, and `Records.labels` is (N,) int64; hidden files and folders, `__MACOSX`, packs and
-            caches are left out); or a DataFrame with a `path` column; or a map-style dataset or other iterable of
-            `(image, labels)`, the image as the bytes of its file or (H, W, 3) uint8, the labels one number or several.
+        source: a folder of images, one sub-folder per class as for torchvision's ImageFolder (hidden files and folders,
+            `__MACOSX`, packs and caches are left out); a DataFrame, or the path of a CSV or TSV file, with a column of
+            paths; or a map-style dataset, such as torchvision's and Hugging Face's, or other iterable of
+            `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
+            The image is the bytes of its file, which are stored as they are; a Pillow image of any mode, or an array
+            (H, W, C) or tensor (C, H, W) of 1, 3 or 4 channels, uint8, bool, uint16 or floats in [0, 1], stored as
+            pixels. Labels are one number or several.
             Items are written twice, in their order and then in the random one, so until the end they take twice the
             disk. Interrupted, a source with numbers is read on from where it stopped, any other from its start.
         folder: a new or empty folder, or one where the same pack was begun.
-        labels: the columns that are labels, of a DataFrame; names of the labels, of items. Stored as float32.
-        groups: the column that says what belongs together, such as a patient, of a DataFrame; one value for each
+        labels: the columns that are labels, of a table; of items their names, which are the keys of dicts (None:
+            the first of label, labels, fine_label, target, targets; [] for none). Stored as float32. A single column
+            of words is stored as classes.
+        groups: the column that says what belongs together, such as a patient, of a table; one value for each
             item, of items. `Records.split` has no group on both sides.
-        classes: of a folder, the classes in the order of their numbers, such as `train.classes`; None for its
-            sub-folders, sorted.
+        classes: what the numbers of a single label stand for, in their order, such as `train.classes`; None for a
+            folder's sub-folders or a column's words, sorted, or what a dataset says (`dataset.classes`,
+            `features["label"].names`). With classes, `Records.labels` is (N,) int64. () for none.
+        path: the column of a table that names the image files; None for "path".
+        root: the folder that paths in a table begin at; None for the current one, or that of the CSV file.
+        image: the key of the image in items that are dicts; None for the first of image, img, pixel_values.
+        masks: the column of a table, or the key in dicts, of each image's mask: a file or image of one channel, of its
+            height and width, whose values (with a palette, whose numbers) are the class of each pixel, 0 to 255. In
+            batches masks are the targets, (N, H, W) int64; beside labels, {"labels": ..., "masks": ...}.
+        window: of images of more than 8 bits, the values that become black and white, such as (0, 4095); None for
+            0 and 65,535 of 16 bits, and 0 and 1 of floats in arrays: nothing is clipped. Kept with the pack.
         size: None keeps the files as they are; a number stores pixels of that height and width, resized as `decode`
             does when exact: larger (49,152 bytes at 128 pixels), and many times as fast to read.
         seed: decides the order.
