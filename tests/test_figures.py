@@ -531,3 +531,34 @@ def test_in_a_notebook_a_figure_appears_once_and_only_when_asked():
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
     counts = {cell.source: sum("image/png" in out.get("data", {}) for out in cell.outputs) for cell in notebook.cells}
     assert counts == cells
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+
+MASKS = torch.tensor([0, 1, 255]).repeat(3, 6, 2)[..., :5]
+
+
+@pytest.mark.parametrize("images", [BYTES, UNIT, BYTES[:, :1], torch.from_numpy(UNIT[:, :1])])
+def test_masks_are_drawn_over_their_images_and_class_0_shows_the_image(images):
+    figure = show_batch(images, MASKS)
+    shown, bare = drawn(figure), drawn(show_batch(images))
+    bare = bare / (255 if bare.dtype == "uint8" else 1)
+    bare = bare if bare.ndim == 4 else bare[..., None].repeat(3, axis=3)
+    assert shown.shape == (3, 6, 5, 3)
+    assert np.allclose(shown[..., 0, :], bare[..., 0, :], atol=1e-6)
+    assert np.abs(shown[..., 1, :] - bare[..., 1, :]).mean() > 0.1
+    assert np.allclose(2 * shown[0, 0, 1] - bare[0, 0, 1], matplotlib.colors.to_rgb("#0173b2"), atol=1e-5)
+    assert caption(figure).endswith("masks of classes 0, 1, 255")
+
+
+def test_masks_and_labels_of_a_dict_are_both_drawn():
+    figure = show_batch(BYTES, {"labels": np.eye(3), "masks": MASKS}, names=NAMES, limit=2)
+    assert titles(figure)[:2] == [name.replace("_", " ") for name in NAMES[:2]]
+    assert len(drawn(figure)) == 2
+    assert "masks of classes 0, 1, 255" in caption(figure)
+
+
+@pytest.mark.parametrize("masks", [MASKS[:2], MASKS[:, :4], MASKS.float()])
+def test_what_is_no_mask_of_these_images_is_refused(masks):
+    with pytest.raises(ValueError, match=r"masks are \(N, H, W\) class numbers, here \(3, 6, 5\), got"):
+        show_batch(BYTES, masks)

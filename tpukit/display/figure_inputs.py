@@ -80,6 +80,31 @@ def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
     return (array - low) / ((high - low) or 1), f"{caption}, stretched: {low:.3g} is black, {high:.3g} is white"
 
 
+def labels_and_masks(targets: Any) -> tuple[Any, Any]:
+    """Return the labels and the masks of a batch's targets; None for what they do not have."""
+    if isinstance(targets, Mapping):
+        return targets.get("labels"), targets.get("masks")
+    is_mask = len(getattr(targets, "shape", ())) == 3
+    return (None, targets) if is_mask else (targets, None)
+
+
+def under_masks(images: np.ndarray, masks: Any, count: int, colors: Sequence[str]) -> tuple[np.ndarray, str]:
+    """Return what `pixels` returned as `(n, H, W, 3)` under the colours of masks, and which classes these have."""
+    import numpy as np
+    from matplotlib.colors import to_rgb
+
+    shape = tuple(masks.shape)
+    array = _array(masks[: len(images)])
+    if shape != (count, *images.shape[1:3]) or array.dtype.kind not in "biu":
+        fact = f"masks are (N, H, W) class numbers, here {(count, *images.shape[1:3])}, got {shape} {array.dtype}"
+        raise _error(ValueError, fact, "pass the masks of these images, of their height and width; .long() of floats")
+    below = images / np.float32(255 if images.dtype == "uint8" else 1)
+    below = below if below.ndim == 4 else np.repeat(below[..., None], 3, axis=3)
+    tints = np.float32([to_rgb(color) for color in colors])[(array.astype(int) - 1) % len(colors)]
+    drawn = np.where(array[..., None] == 0, below, (below + tints) / 2)
+    return drawn.astype(np.float32), ", ".join(map(str, np.unique(array)))
+
+
 def titles(labels: Any, names: Sequence[str] | None, images: int) -> list[list[str]]:
     """Return, for each image, the names of its labels, given as `(N, L)` zeros and ones or `(N,)` class numbers."""
     array = _labels(labels, images)

@@ -53,8 +53,9 @@ def show_batch(
     - any other floats are stretched, so that the smallest value drawn is black and the largest white.
 
     `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
-    class numbers; without `names`, numbers are written. `columns=None` chooses up to four; more than twenty images
-    beside each other are not drawn.
+    class numbers; without `names`, numbers are written. Masks, `(N, H, W)` class numbers, are drawn over the images,
+    each class but 0 in a colour; a dict with "labels" and "masks" has both. `columns=None` chooses up to four; more
+    than twenty images beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
@@ -63,6 +64,10 @@ def show_batch(
     """
     figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
+    labels, masks = figure_inputs.labels_and_masks(labels)
+    if masks is not None:
+        pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), _COLORS)
+        caption = f"{caption}, masks of classes {classes}"
     columns = figure_inputs.columns(columns, len(pixels))
     rows = -(-len(pixels) // columns)
     cell = min(3.2, (_WIDTH - _MARGIN) / columns - _MARGIN)

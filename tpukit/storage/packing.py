@@ -44,9 +44,10 @@ def pack(
 
     The order is a random one, fixed by the seed: neighbours in a file are no neighbours in the source. Every image is
     decoded once, so that a damaged one is found now: one that its decoder remarks on, or of more than 89,478,485
-    pixels. Images are turned as their EXIF says, what is transparent shows white, grey ones have three equal channels,
-    and of several pages or frames the first is taken. Interrupted at any moment, even by the machine, the same call goes on where it stopped; when all is packed
-    it returns at once. One pack is enough for all folds: `Records.rows` says which row of the table each image was.
+    pixels. Images are turned as their EXIF says, what is transparent shows white, grey ones have three equal
+    channels, and of several pages or frames the first is taken. Interrupted at any moment, even by the machine, the
+    same call goes on where it stopped; when all is packed it returns at once. One pack is enough for all folds:
+    `Records.rows` says which row of the table each image was.
 
     A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
     the files, 20,000 of them where there are more; where times or places differ, up to a hundred files with what was
