@@ -138,6 +138,16 @@ def test_a_label_that_is_none_of_the_classes_is_told_and_the_fix_works(tmp_path)
         pack(Classified(label=lambda number: (1, 2)), tmp_path / "new", classes=NAMES, **QUIET)
 
 
+def test_words_of_items_are_numbered_by_classes(tmp_path):
+    source = Classified(label=lambda number: NAMES[number % 3])
+    check_trains(pack(source, tmp_path / "out", classes=NAMES, **QUIET))
+    source.classes = None
+    with pytest.raises(ValueError, match=r"(?s)item 0 has the word 'cat' for its label.*fix: +classes="):
+        pack(source, tmp_path / "new", **QUIET)
+    with pytest.raises(ValueError, match=r"(?s)item 2 has the word 'cow'.*found: classes \['cat', 'dog'\]"):
+        pack(source, tmp_path / "other", classes=NAMES[:2], **QUIET)
+
+
 # ---- images of any kind ----------------------------------------------------------------------------------------------
 
 
@@ -270,6 +280,15 @@ def test_a_hugging_face_dataset_is_packed_with_its_classes_and_trained_on(form, 
     for place, row in enumerate(records.rows):
         assert np.array_equal(records.take([place])[0], pixels_of(row))
     check_trains(records)
+
+
+def test_words_of_hugging_face_are_encoded_as_the_fix_says(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    columns = {"image": [picture(number) for number in range(COUNT)], "label": [NAMES[n % 3] for n in range(COUNT)]}
+    data = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    with pytest.raises(ValueError, match=r"dataset.class_encode_column\(\"label\"\)"):
+        pack(data, tmp_path / "out", **QUIET)
+    assert pack(data.class_encode_column("label"), tmp_path / "out", **QUIET).classes == sorted(NAMES)
 
 
 def test_hugging_face_masks_and_parts(tmp_path):

@@ -253,7 +253,8 @@ def test_a_model_learns_masks_on_two_cores(table, tmp_path, stored):
     images = packed(table, tmp_path / "out")
     if stored == "cache":
         images = build_cache(images, tmp_path / "cache", size=SIZE, **QUIET)
-    losses = tpukit.launch(segment, images, cores=2).results[0]
+    part = torch.utils.data.Subset(images, images.split()[0])
+    losses = tpukit.launch(segment, part, cores=2).results[0]
     assert losses[-1] < losses[0] < 1.5
 
 

@@ -301,7 +301,7 @@ REFUSED = {
         {},
         r"item 0 is not(.|\n)*shape \(4, 4, 3\) and dtype float64, from 1.5 to 1.5\n.*window=",
     ),
-    "images of two channels": (lambda table: [(np.zeros((4, 4, 2), np.uint8), 0)], {}, r"shape \(4, 4, 2\)"),
+    "images of two channels": (lambda table: [(np.zeros((5, 5, 2), np.uint8), 0)], {}, r"shape \(5, 5, 2\)"),
     "bytes and arrays": (lambda table: of_bytes()[:2] + of_arrays()[2:], {}, "item 2 is not like those before"),
     "arrays of two shapes": (
         lambda table: [(np.zeros((4, 4, 3), np.uint8), 0), (np.zeros((5, 4, 3), np.uint8), 0)],

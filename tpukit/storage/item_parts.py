@@ -49,7 +49,7 @@ def check_item(item, number: int, columns: ItemColumns) -> tuple:
             f"item {number} is not (image, labels) as pack reads them\n"
             f"  found: {type(item).__name__}: {why}\n  fix:   {fix or _FIX}"
         ) from error
-    values = _labels(labels, number)
+    values = _labels(labels, number, columns.classes)
     if columns.classes and len(values) == 1 and values[0] not in range(len(columns.classes)):
         raise ValueError(
             f"label {values[0]:g} of item {number} is none of the {len(columns.classes)} classes\n"
@@ -103,8 +103,8 @@ def _is_mask(target) -> bool:
     return hasattr(target, "getbands") or getattr(target, "ndim", 0) >= 2
 
 
-def _labels(labels: list, number: int):
-    """Return labels, each one number or one row of them, as (L,) float32."""
+def _labels(labels: list, number: int, classes: Sequence[str]):
+    """Return labels, each one number or one row of them, or the word of a class, as (L,) float32."""
     import numpy
 
     values = []
@@ -123,6 +123,14 @@ def _labels(labels: list, number: int):
                 f"item {number} has labels of shape {shape}, which are rows of rows\n"
                 "  fix:   one number or several for each image; a mask is a Pillow image or an array"
             )
+        if isinstance(label, str):
+            if label not in classes:
+                raise ValueError(
+                    f"item {number} has the word {label!r} for its label, and words are numbered by classes=\n"
+                    f"  found: {f'classes {classes}' if classes else 'no classes='}\n"
+                    '  fix:   classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")'
+                )
+            label = list(classes).index(label)
         values += numpy.atleast_1d(numpy.asarray(label)).tolist()
     if not values:
         return numpy.empty(0, numpy.float32)

@@ -31,7 +31,8 @@ class Items:
     """
 
     def __init__(self, source, columns: ItemColumns | None = None, classes=None):
-        self.source, self._columns = source, columns or ItemColumns()
+        self.source = source
+        self._columns = replace(columns or ItemColumns(), classes=[str(name) for name in classes or ()])
         self.length = len(source) if hasattr(source, "__len__") else None
         self.by_number = self.length is not None and hasattr(source, "__getitem__") and not _only_iterates(source)
         if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):
