@@ -505,3 +505,30 @@ def test_both_ways_of_reading_give_the_same_nearest_pixels():
     rows, places = torch.randint(-256, 257, (2, 1, 9, 33)).float(), torch.rand(2, 9, 40) * 50 - 25
     places = (places + 16).round() - 16 + 16
     assert torch.equal(_gather(rows, places), _multiply(rows, places))
+
+
+def move_masks(core):
+    import torch_xla
+    import torch_xla.core.xla_model as xm
+    import torch_xla.debug.metrics as met
+
+    images, masks = (tensor.to(core.device) for tensor in blobs(8, 32))
+    augment, compiled = Augment(flip=0.5, intensity=0, outside=255), []
+    for _ in range(4):
+        with core.step():
+            changed, moved = augment(images, {"masks": masks})
+        torch_xla.sync(wait=True)
+        compiled.append((met.metric_data("CompileTime") or (0,))[0])
+    fallbacks = [name for name in met.counter_names() if name.startswith("aten::")]
+    return compiled, fallbacks, changed, moved["masks"], xm.get_stablehlo(augment(images, masks))
+
+
+@pytest.mark.xla
+def test_on_an_xla_device_masks_move_with_their_images_in_one_graph():
+    pytest.importorskip("torch_xla")
+    compiled, fallbacks, images, masks, graph = tpukit.launch(move_masks, cores=1, backend="xla").results[0]
+    assert fallbacks == []
+    assert compiled[3] == compiled[1]
+    assert "gather" not in graph
+    assert set(masks.unique().tolist()) <= {0, 7, 255}
+    assert ((masks == 7) != (images[:, 0] > 127)).float().mean() < 0.04

@@ -76,7 +76,9 @@ class Core(NotebookOutput):
         """Make this core's batches of a dataset, on the device, every one of the same shape, prepared ahead.
 
         `Records` and a `Cache`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
-        (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32. Normalise and augment on the device.
+        (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32, or (batch_size,) int64 of classes; with
+        masks `(images, masks)`, (batch_size, H, W) int64, or both as {"labels": ..., "masks": ...}. Normalise and
+        augment on the device.
 
         Any other dataset gives batches nested as its items are: tuples, dicts, and dicts in tuples, whose tensors are
         sent in one transfer. Hugging Face's datasets: `dataset.with_format("torch")`, all texts padded to one length.

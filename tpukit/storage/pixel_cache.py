@@ -42,8 +42,8 @@ class Cache(StoredImages):
             everything else only.
 
     Attributes:
-        images: (N, size, size, 3) uint8, read-only, the mapped file.
-        shape: (size, size, 3).
+        images: (N, size, size, 3) uint8, read-only, the mapped file; with masks (N, size, size, 4).
+        shape: (size, size, 3 or 4).
         names, labels, groups, group_names, classes, rows: as of the `Records` it was made of.
 
     Raises:

@@ -24,8 +24,8 @@ class PackFolder(ResumableFolder):
 class Records(StoredImages):
     """A pack as a map-style dataset, and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or () int64 of a folder's
-    class. Opening it looks at every
+    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or () int64 of a class;
+    with masks `(image, mask)`, (H, W) int64, or `(image, {"labels": ..., "masks": ...})`. Opening it looks at every
     file's size and at the index, not at the images; those are checked as they are read. It can be made in the kernel
     and used in forked workers, in threads, and in a DataLoader's processes of any kind.
 
@@ -35,8 +35,8 @@ class Records(StoredImages):
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Attributes:
-        names, labels, groups, group_names, classes, rows: as of `StoredImages`. `rows` is right also where damaged
-            images were left out.
+        names, labels, has_masks, groups, group_names, classes, rows: as of `StoredImages`. `rows` is right also where
+            damaged images were left out.
         encoding: "jpeg" for encoded images, "uint8" for pixels.
         index: (N,) of `row_type`, the same as on the disk.
         skipped: a dict with "row", "name" and "why" for each image that was left out.
