@@ -4,8 +4,8 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.display.progress import screen
@@ -30,6 +30,11 @@ class PackSource:
         items: pairs of image and labels, for a source that has no files.
         length: how many items there are, if the source says so.
         groups: (N,) int32 of items; None where every image is a group of its own.
+        look: called with the folder's `work`, once the folder is ours; returns the source with what took long to find.
+        shuffled: False keeps the order of `rows`.
+        reader: "package.module:class" of what reads the images in the processes, made of `work`, root and plan, to be
+            used as `Files` is; "" for `Files`.
+        settings: what else decides what is written; becomes part of the plan.
     """
 
     fingerprint: str
@@ -42,6 +47,10 @@ class PackSource:
     items: object = None
     length: int | None = None
     groups: object = None
+    look: Callable[[Path], "PackSource"] | None = None
+    shuffled: bool = True
+    reader: str = ""
+    settings: dict = field(default_factory=dict)
 
 
 def describe_source(source, labels=None, groups=None) -> PackSource:
@@ -185,7 +194,8 @@ def _number_groups(values):
 class Files:
     """The files of a source: `[n]` is the bytes of one."""
 
-    shape = None  # of pixels; files are encoded
+    shape = None  # not known until they are decoded
+    encoding = "jpeg"
 
     def __init__(self, names, root: str):
         self.names, self._root = Names(names), root
@@ -272,7 +282,7 @@ class StoredItems:
         self._file = open(folder / "data", "rb")  # noqa: SIM115 (as long as this lives)
         self._ends = numpy.load(folder / "ends.npy")
         shape = json.loads((folder / "shape.json").read_text())
-        self.shape = shape and tuple(shape)
+        self.shape, self.encoding = shape and tuple(shape), "uint8" if shape else "jpeg"
 
     def __getitem__(self, number: int) -> bytes:
         begin, end = self._ends[number : number + 2].tolist()

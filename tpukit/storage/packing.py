@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import importlib
 import json
 import os
 import shutil
@@ -67,14 +68,26 @@ def pack(
         FileExistsError: the folder holds another pack, or somebody's files.
         ModuleNotFoundError: array_record is not installed.
     """
-    load_array_record()  # before anything is written
+    check_arguments(damaged, size=size, shard=shard, workers=workers)
+    described = describe_source(source, labels, groups)
+    return pack_described(
+        described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
+    )
+
+
+def check_arguments(damaged: str, **numbers: int | None) -> None:
+    """Raise for what no pack can be made with, before anything is read or written."""
+    load_array_record()
     if damaged not in ("raise", "skip"):
         raise ValueError(f'damaged is "raise" or "skip", got {damaged!r}')
-    for name, number in (("size", size), ("shard", shard), ("workers", workers)):
+    for name, number in numbers.items():
         if number is not None and number < 1:
             raise ValueError(f"{name} is 1 or more, got {number}")
-    described = describe_source(source, labels, groups)
-    plan = {"source": described.fingerprint, "size": size, "seed": seed, "shard": shard}
+
+
+def pack_described(described: PackSource, folder, *, size, seed, shard, damaged, workers, progress) -> Records:
+    """Pack what a PackSource describes; everything else is as for `pack`."""
+    plan = {"source": described.fingerprint, "size": size, "seed": seed, "shard": shard, **described.settings}
     target = PackFolder(Path(folder), plan)
     with target.locked():
         if target.is_finished:
@@ -99,6 +112,8 @@ def _fill(target: PackFolder, described: PackSource, damaged: str, workers: int 
         raise FileExistsError(another)  # not cleared: it may be hours of work
     target.begin(from_scratch=not target.find_outputs())  # items that were stored may have changed since
     try:
+        if described.look:
+            described = described.look(target.work)
         _lay_out(described, target, progress)
         _write_shards(described, target, damaged, workers, progress)
         _finish(described, target)
@@ -122,8 +137,9 @@ def _lay_out(described: PackSource, target: PackFolder, progress: str | None) ->
         write_file(work / "names", Names.encode(described.names))
     else:
         rows = store_items(described, work / "items", plan["size"], progress)
-    order = numpy.random.default_rng(plan["seed"]).permutation(len(rows))
-    write_file(work / "rows.npy", npy(rows[order]))
+    if described.shuffled:
+        rows = rows[numpy.random.default_rng(plan["seed"]).permutation(len(rows))]
+    write_file(work / "rows.npy", npy(rows))
 
 
 def _write_shards(described: PackSource, target: PackFolder, damaged: str, workers, progress) -> None:
@@ -135,6 +151,7 @@ def _write_shards(described: PackSource, target: PackFolder, damaged: str, worke
     counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
     counts.write_bytes(bytes(8 * workers))
     job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "damaged": damaged}
+    job["reader"] = described.reader
     run_in_processes(
         "tpukit.storage.packing:_work",
         [{**job, "workers": workers, "rank": rank} for rank in range(workers)],
@@ -212,7 +229,11 @@ def _work(job: dict) -> None:
     target = PackFolder(Path(job["folder"]), job["plan"])
     rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
     items = target.work / "items"
-    source = StoredItems(items) if items.exists() else Files(target.work / "names", job["root"])
+    if job["reader"]:
+        module, reader = job["reader"].split(":")
+        source = getattr(importlib.import_module(module), reader)(target.work, job["root"], target.plan)
+    else:
+        source = StoredItems(items) if items.exists() else Files(target.work / "names", job["root"])
     done = 0
     with open(target.work / "counts", "r+b", buffering=0) as counts:
 
@@ -252,7 +273,7 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, da
 
     part = part_of(target.work / file.name)
     write_shard(part, records())
-    pixels = size is not None or source.shape is not None
+    pixels = size is not None or source.encoding == "uint8"
     note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
     write_file(_note(target, file), json.dumps(note).encode())
     os.replace(part, file)
@@ -262,7 +283,7 @@ def _prepared(source: Files | StoredItems, number: int, size: int | None) -> tup
     """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
     try:
         data = source[number]
-        if source.shape is not None:  # pixels, resized when they were stored
+        if source.shape is not None:  # pixels, resized when they were stored, or images that were just encoded
             return data, source.shape
         image = decode(data, size)
     except (OSError, ValueError) as error:

@@ -1,0 +1,221 @@
+"""The headers of a folder of DICOM files: read in several processes, and put in the order of the body."""
+
+import json
+import os
+from collections import Counter
+from pathlib import Path
+
+from tpukit.machine.resources import cpus
+from tpukit.pe.dicom import check_decoder, find_scale, load_pydicom
+from tpukit.storage.files import npy, write_file
+from tpukit.storage.processes import run_in_processes
+
+CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
+_TAGS = ["Modality", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "InstanceNumber", "Rows", "Columns"]
+_TAGS += ["ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"]
+
+
+def find_files(folder) -> list[str]:
+    """Return the files of a folder that may be DICOM, .dcm or without an ending, in the order of names.
+
+    Raises:
+        FileNotFoundError: the folder does not exist, or holds none.
+        OSError: a folder in it cannot be listed.
+    """
+
+    def give_up(error: OSError):
+        raise error
+
+    names = []
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder}\n  fix: pass the folder that holds the series")
+    for inner, folders, files in os.walk(folder, onerror=give_up):
+        folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
+        found = [name for name in sorted(files) if name[0] != "." and name != "DICOMDIR"]
+        names += [os.path.join(inner, name) for name in found if Path(name).suffix.lower() in (".dcm", ".dicom", "")]
+        # A file named by its UID alone has dots, and so seems to have an ending: digits.
+        names += [os.path.join(inner, name) for name in found if Path(name).suffix[1:].isdigit()]
+    if not names:
+        inside = sorted(os.listdir(folder))[:4] or "an empty folder"
+        raise FileNotFoundError(
+            f"{folder} holds no DICOM file\n  found: {inside}\n  fix:   pass the folder that holds the series"
+        )
+    return [os.path.relpath(name, folder) for name in sorted(names)]
+
+
+def header_type():
+    """Return the dtype of what is kept of a header; NaN for a place that is not given.
+
+    `file` is the number of the file, `position` is in mm from the patient's right, front and feet to the centre of the
+    first pixel, `orientation` holds the directions of a row and of a column.
+    """
+    import numpy
+
+    uids = [(name, "S64") for name in ("study", "series", "image", "syntax")]
+    numbers = [("number", "<i8"), ("position", "<f8", 3), ("orientation", "<f8", 6), ("shape", "<i4", 2)]
+    return numpy.dtype([("file", "<i8"), *uids, *numbers, ("unscaled", "?")])
+
+
+def read_headers(folder, names: list[str], work: Path, workers: int | None, progress: str | None):
+    """Read the headers of files, but for those that an earlier call left in `work`.
+
+    Returns:
+        (N,) of `header_type`, and a list of [number of the file, why] of those that are no CT slices. One that is
+        damaged counts as such, too.
+
+    Raises:
+        ImportError: pydicom is not installed, or what decodes one of the files.
+    """
+    import numpy
+
+    load_pydicom()
+    chunks = range(-(-len(names) // CHUNK))
+    write_file(work / "files.json", json.dumps(names).encode())
+    workers = min(len(chunks), workers or cpus())
+    run_in_processes(
+        "tpukit.pe.series:_work",
+        [[str(folder), str(work), rank, workers] for rank in range(workers)],
+        label="read headers",
+        total=len(names),
+        done=lambda: min(len(names), CHUNK * len(list(work.glob("headers-*.json")))),
+        folder=work,
+        progress=progress,
+    )
+    parts = [numpy.load(_kept(work, chunk, "npy")) for chunk in chunks]
+    others = [other for chunk in chunks for other in json.loads(_kept(work, chunk, "json").read_text())]
+    headers = numpy.concatenate(parts)
+    for syntax, first in zip(*numpy.unique(headers["syntax"], return_index=True), strict=True):
+        check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
+    return headers, others
+
+
+def _kept(work: Path, chunk: int, ending: str) -> Path:
+    return work / f"headers-{chunk:06d}.{ending}"
+
+
+def _work(job: list) -> None:
+    """Read every `workers`th chunk, in one of the processes; the list of others is written last."""
+    import numpy
+
+    folder, work, rank, workers = job
+    names = json.loads((Path(work) / "files.json").read_text())
+    for chunk in range(rank, -(-len(names) // CHUNK), workers):
+        if _kept(Path(work), chunk, "json").exists():
+            continue
+        headers, others = [], []
+        for number in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(names))):
+            try:
+                headers.append((number, *_read_header(os.path.join(folder, names[number]))))
+            except ValueError as error:
+                others.append([number, str(error)])
+        write_file(_kept(Path(work), chunk, "npy"), npy(numpy.array(headers, header_type())))
+        write_file(_kept(Path(work), chunk, "json"), json.dumps(others).encode())
+
+
+def _read_header(path: str) -> tuple:
+    """Return what is kept of one header; ValueError says why it is no CT slice."""
+    import pydicom
+
+    with pydicom.config.disable_value_validation():  # the competition's identifiers are not what the standard wants
+        try:
+            file = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+            uids = [str(file[name].value).encode() for name in _TAGS[1:4]]
+            position, orientation = (
+                [float(number) for number in file.get(name) or [float("nan")] * count]
+                for name, count in (("ImagePositionPatient", 3), ("ImageOrientationPatient", 6))
+            )
+            if (len(position), len(orientation)) != (3, 6):
+                raise ValueError("its ImagePositionPatient or ImageOrientationPatient is not complete")
+            _, missing = find_scale(file, path)
+            shape = int(file.Rows), int(file.Columns)
+            syntax = str(file.file_meta.TransferSyntaxUID).encode()
+            number = int(file.get("InstanceNumber") or 0)
+        except OSError:
+            raise
+        except Exception as error:  # whatever pydicom raises for a damaged header
+            raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+    return *uids, syntax, number, position, orientation, shape, bool(missing)
+
+
+# ---- the order of the body -----------------------------------------------------------------------------------------
+
+
+def arrange(headers) -> tuple:
+    """Order slices by series, and along the body in each; return the order, and what was noticed, counted.
+
+    Along the body is along the normal of the slices, from the feet to the head where they are axial, whichever way they
+    were numbered or the patient lay. Slices without a place, or of another orientation than most of their series, are
+    in the order of their numbers, before the others. Of two files of one image the first is left out of nothing: see
+    `find_copies`.
+
+    Returns:
+        order: (N,) int64.
+        noticed: Counter of sentences.
+    """
+    import numpy
+
+    _, series, counts = numpy.unique(headers["series"], return_inverse=True, return_counts=True)
+    along = numpy.full(len(headers), numpy.nan)
+    noticed = Counter()
+    members = numpy.split(numpy.argsort(series, kind="stable"), counts.cumsum()[:-1])
+    for member in members:
+        along[member] = _along(headers[member], noticed)
+    order = numpy.lexsort((headers["number"], numpy.nan_to_num(along, nan=-numpy.inf), series))
+    return order, noticed
+
+
+def _along(slices, noticed: Counter):
+    """Return each slice's place along the body in mm, NaN where there is none, for one series."""
+    import numpy
+
+    place = numpy.full(len(slices), numpy.nan)
+    noticed["series with one slice"] += len(slices) == 1
+    noticed["series with slices of several sizes"] += len(numpy.unique(slices["shape"], axis=0)) > 1
+    noticed["slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"] += int(
+        slices["unscaled"].sum()
+    )
+    given = numpy.isfinite(slices["position"]).all(1) & numpy.isfinite(slices["orientation"]).all(1)
+    noticed["slices without a place: in the order of their InstanceNumber"] += int((~given).sum())
+    if not given.any():
+        return place
+    directions, which, counts = numpy.unique(
+        slices["orientation"][given].round(2), axis=0, return_inverse=True, return_counts=True
+    )
+    most = counts.argmax()
+    noticed["slices of another orientation than their series, such as a localizer"] += int(given.sum() - counts[most])
+    mine = numpy.flatnonzero(given)[which.reshape(-1) == most]
+    normal = numpy.cross(directions[most][:3], directions[most][3:])
+    normal *= numpy.sign(normal[abs(normal).argmax()])  # to the left, the back or the head, the axes of DICOM
+    place[mine] = slices["position"][mine] @ normal
+    noticed["series stored mirrored or upside down: their images are turned"] += any(turns(directions[most]))
+    _count_gaps(place[mine], slices["number"][mine], noticed)
+    return place
+
+
+def _count_gaps(place, number, noticed: Counter) -> None:
+    import numpy
+
+    order = place.argsort(kind="stable")
+    steps = numpy.diff(place[order])
+    if not len(steps):
+        return
+    apart = steps > 0.01  # mm; places are rounded differently
+    noticed["slices at the place of another one in their series"] += int((~apart).sum())
+    if apart.any():
+        usual = numpy.median(steps[apart])
+        missing = numpy.round(steps / usual)[steps > 1.5 * usual].sum() - (steps > 1.5 * usual).sum()
+        noticed["places in a series where a slice is missing"] += int(missing)
+    noticed["series numbered from the head to the feet: put in order from the feet"] += (
+        numpy.corrcoef(place, number)[0, 1] < 0 if numpy.ptp(number) and numpy.ptp(place) else False
+    )
+
+
+def turns(orientation) -> tuple[bool, bool]:
+    """Tell whether axial images of this orientation are upside down, and whether they are mirrored.
+
+    Upright is as radiologists look: the patient's back below, the left side on the right. A patient who lies on the
+    belly, or feet first, may be stored otherwise, and left and right are labels. Other planes stay as they are.
+    """
+    right, down = orientation[0], orientation[4]  # how far a row goes to the left side, and a column to the back
+    axial = abs(right) > 0.7 and abs(down) > 0.7
+    return (down < 0, right < 0) if axial else (False, False)
