@@ -74,6 +74,8 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     pydicom = load_pydicom()
     try:
         file = pydicom.dcmread(path)
+        if "Modality" not in file and "Rows" not in file:  # pydicom gives up all of a compressed file that is cut off
+            raise EOFError("it ends too early, or has no header")
         check_decoder(file.file_meta.TransferSyntaxUID, path)
         scale, missing = find_scale(file, path)
         orientation = tuple(map(float, file.get("ImageOrientationPatient") or ())) or None

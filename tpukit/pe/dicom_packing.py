@@ -143,9 +143,8 @@ def _describe(source, names, labels, missing, damaged, work, workers, progress) 
     if labels is not None:
         headers, table_rows = _join(headers, labels, missing, source.root)
     order, noticed = arrange(headers)
-    for what, count in noticed.items():
-        if count:
-            print(f"{count:,} {what}")
+    for sentence in noticed:
+        print(sentence)
     headers = headers[order]
     numbers = numpy.arange(len(headers)) if labels is None else table_rows[order]
     studies, groups = numpy.unique(headers["study"], return_inverse=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections import Counter
 from pathlib import Path
 
 from tpukit.machine.resources import cpus
@@ -141,73 +140,78 @@ def _read_header(path: str) -> tuple:
 
 
 def arrange(headers) -> tuple:
-    """Order slices by series, and along the body in each; return the order, and what was noticed, counted.
+    """Order slices by series, and along the body in each; return the order, and sentences on what was noticed.
 
     Along the body is along the normal of the slices, from the feet to the head where they are axial, whichever way they
-    were numbered or the patient lay. Slices without a place, or of another orientation than most of their series, are
-    in the order of their numbers, before the others. Of two files of one image the first is left out of nothing: see
-    `find_copies`.
+    were numbered or the patient lay. Slices without a place, or of another orientation than most of their series, come
+    first, in the order of their numbers.
+
+    Args:
+        headers: (N,) of `header_type`.
 
     Returns:
-        order: (N,) int64.
-        noticed: Counter of sentences.
+        (N,) int64, and a list of str.
     """
     import numpy
 
-    _, series, counts = numpy.unique(headers["series"], return_inverse=True, return_counts=True)
-    along = numpy.full(len(headers), numpy.nan)
-    noticed = Counter()
+    names, series, counts = numpy.unique(headers["series"], return_inverse=True, return_counts=True)
+    along, noticed = numpy.full(len(headers), -numpy.inf), {}
     members = numpy.split(numpy.argsort(series, kind="stable"), counts.cumsum()[:-1])
-    for member in members:
-        along[member] = _along(headers[member], noticed)
-    order = numpy.lexsort((headers["number"], numpy.nan_to_num(along, nan=-numpy.inf), series))
-    return order, noticed
+    for name, member in zip(names.tolist(), members, strict=True):
+        along[member], found = _along(headers[member])
+        for what, count in found.items():
+            if count:
+                before, first = noticed.get(what, (0, name.decode()))
+                noticed[what] = before + int(count), first
+    order = numpy.lexsort((headers["number"], along, series))
+    return order, [f"{count:,} {what}; series {first}" for what, (count, first) in noticed.items()]
 
 
-def _along(slices, noticed: Counter):
-    """Return each slice's place along the body in mm, NaN where there is none, for one series."""
+def _along(slices) -> tuple:
+    """Return each slice's place along the body in mm, -inf where there is none, for one series; and what to notice."""
     import numpy
 
-    place = numpy.full(len(slices), numpy.nan)
-    noticed["series with one slice"] += len(slices) == 1
-    noticed["series with slices of several sizes"] += len(numpy.unique(slices["shape"], axis=0)) > 1
-    noticed["slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"] += int(
-        slices["unscaled"].sum()
-    )
+    place = numpy.full(len(slices), -numpy.inf)
     given = numpy.isfinite(slices["position"]).all(1) & numpy.isfinite(slices["orientation"]).all(1)
-    noticed["slices without a place: in the order of their InstanceNumber"] += int((~given).sum())
+    noticed = {
+        "series of a single slice": len(slices) == 1,
+        "series whose slices differ in size": len(numpy.unique(slices["shape"], axis=0)) > 1,
+        "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken": sum(
+            slices["unscaled"]
+        ),
+        "slices without a place: they are in the order of their InstanceNumber, before the others": sum(~given),
+    }
     if not given.any():
-        return place
+        return place, noticed
     directions, which, counts = numpy.unique(
         slices["orientation"][given].round(2), axis=0, return_inverse=True, return_counts=True
     )
     most = counts.argmax()
-    noticed["slices of another orientation than their series, such as a localizer"] += int(given.sum() - counts[most])
     mine = numpy.flatnonzero(given)[which.reshape(-1) == most]
     normal = numpy.cross(directions[most][:3], directions[most][3:])
-    normal *= numpy.sign(normal[abs(normal).argmax()])  # to the left, the back or the head, the axes of DICOM
+    normal *= numpy.sign(normal[abs(normal).argmax()])  # to the left, the back or the head, as DICOM's axes
     place[mine] = slices["position"][mine] @ normal
-    noticed["series stored mirrored or upside down: their images are turned"] += any(turns(directions[most]))
-    _count_gaps(place[mine], slices["number"][mine], noticed)
-    return place
+    noticed["slices of another orientation than their series, such as a localizer"] = given.sum() - counts[most]
+    noticed["series stored mirrored or upside down: their images are turned"] = any(turns(directions[most]))
+    return place, noticed | _steps(place[mine], slices["number"][mine])
 
 
-def _count_gaps(place, number, noticed: Counter) -> None:
+def _steps(place, number) -> dict:
+    """Return what to notice about the steps from slice to slice of one series."""
     import numpy
 
-    order = place.argsort(kind="stable")
-    steps = numpy.diff(place[order])
-    if not len(steps):
-        return
-    apart = steps > 0.01  # mm; places are rounded differently
-    noticed["slices at the place of another one in their series"] += int((~apart).sum())
-    if apart.any():
-        usual = numpy.median(steps[apart])
-        missing = numpy.round(steps / usual)[steps > 1.5 * usual].sum() - (steps > 1.5 * usual).sum()
-        noticed["places in a series where a slice is missing"] += int(missing)
-    noticed["series numbered from the head to the feet: put in order from the feet"] += (
-        numpy.corrcoef(place, number)[0, 1] < 0 if numpy.ptp(number) and numpy.ptp(place) else False
-    )
+    steps = numpy.diff(numpy.sort(place))
+    apart = steps > 0.01  # mm; a place is rounded when it is written
+    if not apart.any():
+        return {"slices at the place of another one of their series": len(steps)}
+    usual = numpy.median(steps[apart])
+    wide = steps[steps > 1.5 * usual]
+    descending = numpy.ptp(number) > 0 and numpy.corrcoef(place, number)[0, 1] < 0
+    return {
+        "slices at the place of another one of their series": (~apart).sum(),
+        "slices are missing between others of their series": (numpy.round(wide / usual) - 1).sum(),
+        "series numbered from the head to the feet, from the left or from the back: put in order": descending,
+    }
 
 
 def turns(orientation) -> tuple[bool, bool]:

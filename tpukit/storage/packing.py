@@ -110,7 +110,8 @@ def _fill(target: PackFolder, described: PackSource, damaged: str, workers: int 
     begun = target.unfinished_plan()
     if begun and target.find_outputs() and (another := target.differences(begun)):
         raise FileExistsError(another)  # not cleared: it may be hours of work
-    target.begin(from_scratch=not target.find_outputs())  # items that were stored may have changed since
+    # Items that were stored may have changed since; headers of files that have the same names have not.
+    target.begin(from_scratch=not target.find_outputs() and not described.look)
     try:
         if described.look:
             described = described.look(target.work)
