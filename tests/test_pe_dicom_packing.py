@@ -190,6 +190,14 @@ def test_a_damaged_file_is_named_and_can_be_left_out(folder, tmp_path, damage):
     assert len(records) == 14
 
 
+@pytest.mark.parametrize("name", ["x.dcm", "LICENSE"])
+def test_a_folder_without_any_slice_is_refused(tmp_path, name):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_text("x")
+    with pytest.raises(ValueError, match=f"none of the 1 files in .* is a CT slice\n  found: .*{name}.*\n  fix:"):
+        pack_dicom(tmp_path / "in", tmp_path / "records", **QUIET)
+
+
 def test_a_missing_decoder_is_named_before_anything_is_decoded(folder, tmp_path):
     path = paths(folder)[4]
     file = pydicom.dcmread(path)

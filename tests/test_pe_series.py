@@ -137,6 +137,16 @@ def test_files_that_are_no_slices_by_their_names_are_not_read(tmp_path, name):
     assert find_files(tmp_path) == ["x.dcm"]
 
 
+def test_a_file_without_an_ending_that_is_not_dicom_is_not_taken_for_a_damaged_one(tmp_path):
+    write(tmp_path / "in" / "x.dcm")
+    (tmp_path / "in" / "LICENSE").write_text("of something else")
+    (tmp_path / "in" / "y.dcm").write_text("")
+    (tmp_path / "work").mkdir()
+    found, others = read_headers(tmp_path / "in", find_files(tmp_path / "in"), tmp_path / "work", 1, "off")
+    assert len(found) == 1
+    assert others == [[2, "not a DICOM file (0 bytes)"]]
+
+
 def test_a_folder_without_dicom_says_what_is_in_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         find_files(tmp_path / "nowhere")

@@ -124,9 +124,8 @@ def _fingerprint(folder, names: list[str], labels, missing: str) -> str:
     sizes = [os.path.getsize(os.path.join(folder, name)) for name in looked_at]
     fingerprint = hashlib.sha256("\0".join(names).encode(errors="surrogateescape") + repr(sizes).encode())
     if labels is not None:
-        for column in ("SOPInstanceUID", *LABELS):
-            fingerprint.update("\0".join(map(str, labels[column])).encode())
-        fingerprint.update(missing.encode())
+        fingerprint.update("\0".join(labels["SOPInstanceUID"]).encode())
+        fingerprint.update(labels[list(LABELS)].to_numpy("float32").tobytes() + missing.encode())
     return fingerprint.hexdigest()
 
 
@@ -168,13 +167,14 @@ def _describe(source, names, labels, missing, damaged, work, workers, progress) 
 
 def _tell_others(folder, names, others, damaged: str, slices: int) -> None:
     """Say which files are no CT slices, or raise."""
-    if not others:
+    if slices and not others:
         return
-    number, why = others[0]
+    number, why = others[0] if others else (0, "not a DICOM file")
     found = f"for instance {os.path.join(folder, names[number])}: {why}"
     if not slices:
         raise ValueError(
-            f"none of the {len(others):,} files in {folder} is a CT slice\n  found: {found}\n  fix:   pass CT"
+            f"none of the {len(names):,} files in {folder} is a CT slice\n  found: {found}\n"
+            "  fix:   pass the folder that holds series of CT"
         )
     if damaged == "raise":
         raise OSError(

@@ -7,9 +7,11 @@ from pathlib import Path
 from tpukit.machine.resources import cpus
 from tpukit.pe.dicom import check_decoder, find_scale, load_pydicom
 from tpukit.storage.files import npy, write_file
+from tpukit.storage.pack_sources import Names
 from tpukit.storage.processes import run_in_processes
 
 CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
+_ENDINGS = (".dcm", ".dicom")
 _TAGS = ["Modality", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "InstanceNumber", "Rows", "Columns"]
 _TAGS += ["ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"]
 
@@ -31,7 +33,7 @@ def find_files(folder) -> list[str]:
     for inner, folders, files in os.walk(folder, onerror=give_up):
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
         found = [name for name in sorted(files) if name[0] != "." and name != "DICOMDIR"]
-        names += [os.path.join(inner, name) for name in found if Path(name).suffix.lower() in (".dcm", ".dicom", "")]
+        names += [os.path.join(inner, name) for name in found if Path(name).suffix.lower() in (*_ENDINGS, "")]
         # A file named by its UID alone has dots, and so seems to have an ending: digits.
         names += [os.path.join(inner, name) for name in found if Path(name).suffix[1:].isdigit()]
     if not names:
@@ -60,7 +62,7 @@ def read_headers(folder, names: list[str], work: Path, workers: int | None, prog
 
     Returns:
         (N,) of `header_type`, and a list of [number of the file, why] of those that are no CT slices. One that is
-        damaged counts as such, too.
+        damaged counts as such, too; one that is not DICOM, by name and content, does not.
 
     Raises:
         ImportError: pydicom is not installed, or what decodes one of the files.
@@ -69,11 +71,11 @@ def read_headers(folder, names: list[str], work: Path, workers: int | None, prog
 
     load_pydicom()
     chunks = range(-(-len(names) // CHUNK))
-    write_file(work / "files.json", json.dumps(names).encode())
+    write_file(work / "files", Names.encode(names))
     workers = min(len(chunks), workers or cpus())
     run_in_processes(
         "tpukit.pe.series:_work",
-        [[str(folder), str(work), rank, workers] for rank in range(workers)],
+        [[str(folder), str(work), len(names), rank, workers] for rank in range(workers)],
         label="read headers",
         total=len(names),
         done=lambda: min(len(names), CHUNK * len(list(work.glob("headers-*.json")))),
@@ -96,19 +98,26 @@ def _work(job: list) -> None:
     """Read every `workers`th chunk, in one of the processes; the list of others is written last."""
     import numpy
 
-    folder, work, rank, workers = job
-    names = json.loads((Path(work) / "files.json").read_text())
-    for chunk in range(rank, -(-len(names) // CHUNK), workers):
+    folder, work, count, rank, workers = job
+    names = Names(Path(work) / "files")
+    for chunk in range(rank, -(-count // CHUNK), workers):
         if _kept(Path(work), chunk, "json").exists():
             continue
         headers, others = [], []
-        for number in range(chunk * CHUNK, min((chunk + 1) * CHUNK, len(names))):
+        for number in range(chunk * CHUNK, min((chunk + 1) * CHUNK, count)):
             try:
                 headers.append((number, *_read_header(os.path.join(folder, names[number]))))
+            except _NotDicom as error:
+                if names[number].lower().endswith(_ENDINGS):
+                    others.append([number, str(error)])
             except ValueError as error:
                 others.append([number, str(error)])
         write_file(_kept(Path(work), chunk, "npy"), npy(numpy.array(headers, header_type())))
         write_file(_kept(Path(work), chunk, "json"), json.dumps(others).encode())
+
+
+class _NotDicom(ValueError):
+    """A file that does not begin as DICOM does."""
 
 
 def _read_header(path: str) -> tuple:
@@ -131,6 +140,8 @@ def _read_header(path: str) -> tuple:
             number = int(file.get("InstanceNumber") or 0)
         except OSError:
             raise
+        except pydicom.errors.InvalidDicomError:
+            raise _NotDicom(f"not a DICOM file ({os.path.getsize(path):,} bytes)") from None
         except Exception as error:  # whatever pydicom raises for a damaged header
             raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     return *uids, syntax, number, position, orientation, shape, bool(missing)
