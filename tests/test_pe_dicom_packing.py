@@ -25,6 +25,7 @@ from pydicom import uid  # noqa: E402
 from pydicom.encaps import encapsulate  # noqa: E402
 
 from tpukit import launch  # noqa: E402
+from tpukit.data.batches import Batches  # noqa: E402
 from tpukit.pe import LABELS, hounsfield, pack_dicom, phantom, read_dicom, read_labels, three_windows  # noqa: E402
 from tpukit.pe.ct import see  # noqa: E402
 
@@ -109,12 +110,25 @@ def test_one_window_has_the_neighbouring_slices_as_colours(made, tmp_path, windo
 def test_int16_gives_the_hounsfield_units_back(made, tmp_path, size):
     records = pack_dicom(made / "train", tmp_path / "records", form="int16", size=size, **QUIET)
     assert (records.encoding, records.shape) == ("uint8", (size, size, 2))
-    batch = torch.from_numpy(records.take(range(15))).permute(0, 3, 1, 2)
+    ((batch, _),) = [(images.clone(), labels) for images, labels in Batches(records, batch_size=15)]
     units = hounsfield(batch)
     assert (units.shape, units.dtype) == ((15, 1, size, size), torch.float32)
     for number in range(15):
         expected = np.rint(resized(read_dicom(made / "train" / records.name(number)), size))
         assert np.array_equal(units[number, 0].numpy(), expected)
+
+
+def test_a_damaged_slice_takes_its_neighbours_along_where_they_show_it(folder, tmp_path):
+    whole = pack_dicom(folder, tmp_path / "whole", size=16, window="lung", **QUIET)
+    path = folder / whole.name(2)
+    path.write_bytes(path.read_bytes()[:-100])
+    records = pack_dicom(folder, tmp_path / "rest", size=16, window="lung", damaged="skip", **QUIET)
+    assert [skipped["row"] for skipped in records.skipped] == [1, 2, 3]
+
+
+def test_labels_without_their_columns_are_refused(made, tmp_path):
+    with pytest.raises(ValueError, match=r"have no column central_pe\n  fix:"):
+        pack_dicom(made / "train", tmp_path / "records", read_labels(made).drop(columns="central_pe"))
 
 
 @pytest.mark.parametrize("orientation", [[-1, 0, 0, 0, 1, 0], [-1, 0, 0, 0, -1, 0], [1, 0, 0, 0, -1, 0]])
@@ -185,6 +199,7 @@ def test_a_damaged_file_is_named_and_can_be_left_out(folder, tmp_path, damage):
     with pytest.raises(OSError, match="fix:") as error:
         pack_dicom(folder, tmp_path / "records", size=16, **QUIET)
     assert path.name in str(error.value)
+    assert str(error.value).count("fix:") == 1
     records = pack_dicom(folder, tmp_path / "records", size=16, damaged="skip", **QUIET)
     assert path.name not in [Path(records.name(k)).name for k in range(len(records))]
     assert len(records) == 14

@@ -147,6 +147,23 @@ def test_a_file_without_an_ending_that_is_not_dicom_is_not_taken_for_a_damaged_o
     assert others == [[2, "not a DICOM file (0 bytes)"]]
 
 
+def test_a_file_that_was_damaged_and_copied_again_is_read(tmp_path):
+    path = write(tmp_path / "in" / "x.dcm")
+    whole = path.read_bytes()
+    (tmp_path / "work").mkdir()
+    for data, slices in ((whole[:200], 0), (whole, 1)):
+        path.write_bytes(data)
+        found, others = read_headers(tmp_path / "in", ["x.dcm"], tmp_path / "work", 1, "off")
+        assert (len(found), len(others)) == (slices, 1 - slices)
+
+
+def test_links_to_folders_are_not_followed_and_said(tmp_path, capsys):
+    write(tmp_path / "in" / "x.dcm")
+    (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")
+    assert find_files(tmp_path / "in") == ["x.dcm"]
+    assert "1 links to folders in" in capsys.readouterr().out
+
+
 def test_a_folder_without_dicom_says_what_is_in_it(tmp_path):
     with pytest.raises(FileNotFoundError, match="no folder"):
         find_files(tmp_path / "nowhere")

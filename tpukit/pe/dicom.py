@@ -136,6 +136,12 @@ def check_decoder(syntax: str, path) -> None:
         raise ImportError(f"{path} is compressed, and nothing that is installed decodes it\n{why}")
 
 
+def found_in(error: Exception) -> str:
+    """Return what an error of this module found, in one line, for a message that names the file and the fix itself."""
+    lines = str(error).splitlines() or [type(error).__name__]
+    return next((line.strip().removeprefix("found: ") for line in lines if "found: " in line), lines[0])
+
+
 @functools.cache
 def _undecodable(syntax: str) -> str | None:
     pydicom = load_pydicom()

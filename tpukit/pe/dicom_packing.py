@@ -1,6 +1,7 @@
 """A folder of DICOM series becomes a pack: windows as channels, or neighbouring slices, or Hounsfield units."""
 
 import hashlib
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -55,8 +56,8 @@ def pack_dicom(
             the original in each than 90 with halved colours, and 10 % larger.
         shard: slices per file.
         missing: "raise" if a row has no file, or "drop" such rows and print how many.
-        damaged: "raise", or "skip" to leave out what is no whole slice; `Records.skipped` lists those of them whose
-            header is whole.
+        damaged: "raise", or "skip" to leave out what is no whole slice, and with one window its neighbours;
+            `Records.skipped` lists those of them whose header is whole.
         workers: processes; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
@@ -80,6 +81,11 @@ def pack_dicom(
         )
     if form == "int16" and window is not None:
         raise ValueError('form="int16" stores Hounsfield units, which need no window\n  fix:   leave window out')
+    if labels is not None and (lacking := {"SOPInstanceUID", *LABELS} - set(labels.columns)):
+        raise ValueError(
+            f"the labels have no column {', '.join(sorted(lacking))}\n"
+            "  fix:   labels=tpukit.pe.read_labels(path), or some of its rows"
+        )
     names = find_files(folder)
     inside = os.path.relpath(to, folder)
     names = [name for name in names if not name.startswith(inside + os.sep)]
@@ -88,6 +94,8 @@ def pack_dicom(
         settings["quality"] = quality
 
     def look(work: Path) -> PackSource:
+        if (work / "rows.npy").exists():  # laid out by an earlier call; a file copied again since changes nothing
+            return replace(source, group_names=json.loads((work / "studies.json").read_text()))
         return _describe(source, names, labels, missing, damaged, work, workers, progress)
 
     source = PackSource(
@@ -162,6 +170,7 @@ def _describe(source, names, labels, missing, damaged, work, workers, progress) 
     for number, file in zip(numbers.tolist(), headers["file"].tolist(), strict=True):
         ordered[number] = names[file]
     group_names = [study.decode() for study in studies]
+    write_file(work / "studies.json", json.dumps(group_names).encode())
     return replace(source, rows=rows, names=tuple(ordered), group_names=group_names)
 
 

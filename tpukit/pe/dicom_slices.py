@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.dicom import hounsfield_table, read_slice, window_table
+from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.series import turns
 from tpukit.storage.pack_sources import Names
 
@@ -28,6 +28,12 @@ class Slices:
         self._plane = _Recent(self._read_plane, 16)  # each is asked for three times, by threads that run ahead
 
     def __getitem__(self, row: int) -> bytes:
+        try:
+            return self._stored(row)
+        except (OSError, ValueError) as error:  # in one line; with neighbours it may be another file that is damaged
+            raise ValueError(found_in(error)) from error
+
+    def _stored(self, row: int) -> bytes:
         from PIL import Image
 
         if self._plan["form"] == "int16":

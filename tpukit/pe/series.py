@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 from tpukit.machine.resources import cpus
-from tpukit.pe.dicom import check_decoder, find_scale, load_pydicom
+from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
 from tpukit.storage.files import npy, write_file
 from tpukit.storage.pack_sources import Names
 from tpukit.storage.processes import run_in_processes
@@ -27,15 +27,18 @@ def find_files(folder) -> list[str]:
     def give_up(error: OSError):
         raise error
 
-    names = []
+    names, links = [], []
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder}\n  fix: pass the folder that holds the series")
     for inner, folders, files in os.walk(folder, onerror=give_up):
+        links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
         found = [name for name in sorted(files) if name[0] != "." and name != "DICOMDIR"]
         names += [os.path.join(inner, name) for name in found if Path(name).suffix.lower() in (*_ENDINGS, "")]
         # A file named by its UID alone has dots, and so seems to have an ending: digits.
         names += [os.path.join(inner, name) for name in found if Path(name).suffix[1:].isdigit()]
+    if links:
+        print(f"{len(links)} links to folders in {folder} are not followed, for instance {links[0]}")
     if not names:
         inside = sorted(os.listdir(folder))[:4] or "an empty folder"
         raise FileNotFoundError(
@@ -101,7 +104,8 @@ def _work(job: list) -> None:
     folder, work, count, rank, workers = job
     names = Names(Path(work) / "files")
     for chunk in range(rank, -(-count // CHUNK), workers):
-        if _kept(Path(work), chunk, "json").exists():
+        kept = _kept(Path(work), chunk, "json")
+        if kept.exists() and kept.read_bytes() == b"[]":  # else a damaged file may have been copied again since
             continue
         headers, others = [], []
         for number in range(chunk * CHUNK, min((chunk + 1) * CHUNK, count)):
@@ -113,7 +117,7 @@ def _work(job: list) -> None:
             except ValueError as error:
                 others.append([number, str(error)])
         write_file(_kept(Path(work), chunk, "npy"), npy(numpy.array(headers, header_type())))
-        write_file(_kept(Path(work), chunk, "json"), json.dumps(others).encode())
+        write_file(kept, json.dumps(others).encode())
 
 
 class _NotDicom(ValueError):
@@ -142,6 +146,8 @@ def _read_header(path: str) -> tuple:
             raise
         except pydicom.errors.InvalidDicomError:
             raise _NotDicom(f"not a DICOM file ({os.path.getsize(path):,} bytes)") from None
+        except NotACTSlice as error:
+            raise ValueError(found_in(error)) from error
         except Exception as error:  # whatever pydicom raises for a damaged header
             raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
     return *uids, syntax, number, position, orientation, shape, bool(missing)
