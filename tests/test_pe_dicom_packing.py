@@ -2,7 +2,6 @@
 
 import io
 import os
-import random
 import shutil
 import signal
 import subprocess
@@ -28,6 +27,7 @@ from tpukit import launch  # noqa: E402
 from tpukit.data.batches import Batches  # noqa: E402
 from tpukit.pe import LABELS, hounsfield, pack_dicom, phantom, read_dicom, read_labels, three_windows  # noqa: E402
 from tpukit.pe.ct import see  # noqa: E402
+from tpukit.pe.phantoms.dicom_files import Place, write_dicom  # noqa: E402
 
 KIT = Path(__file__).parents[1]
 QUIET = {"progress": "off"}
@@ -265,29 +265,36 @@ def start(source, to, window=None):
     return subprocess.Popen([sys.executable, "-c", call], cwd=KIT, start_new_session=True, stdout=subprocess.DEVNULL)
 
 
+def written(to):
+    """Return the headers and the shards that are there."""
+    return [*(to / "unfinished").glob("headers-*.json"), *to.glob("*.array_record")]
+
+
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-def test_after_many_endings_every_byte_is_the_same(tmp_path, ending):
-    source = phantom(tmp_path / "phantom", 4, 80, size=32, form="dicom", progress="off") / "train"
+def test_ended_at_six_moments_nothing_is_done_twice_and_every_byte_is_the_same(tmp_path, ending):
+    source, rng = tmp_path / "source", np.random.default_rng(0)
+    source.mkdir()
+    for number in range(320):
+        place = Place("st", f"se{number % 4}", f"i{number}", number, z=7.0 * number % 97, pixel=0.5)
+        write_dicom(source / f"{number:03}.dcm", rng.normal(0, 500, (16, 16)), place)
     assert start(source, tmp_path / "at once", "embolism").wait(120) == 0
-    rng, moments = random.Random(0), set()
-    for _ in range(8):
-        process = start(source, tmp_path / "ended", "embolism")
-        headers = list((tmp_path / "ended" / "unfinished").glob("headers-*.json"))
-        deadline = time.monotonic() + rng.uniform(0.5, 3)
-        while time.monotonic() < deadline and process.poll() is None:
-            time.sleep(0.01)
-        with_group = os.killpg if ending == signal.SIGKILL else os.kill
+    to, ended = tmp_path / "ended", 0
+    for progress in (0, 1, 2, 10, 40, 70):  # of 2 files of headers and 107 shards
+        before = {path: path.stat().st_mtime_ns for path in written(to)}
+        process = start(source, to, "embolism")
+        while len(written(to)) < max(progress, len(before)) and process.poll() is None:
+            time.sleep(0.005)
         if process.poll() is None:
-            with_group(process.pid, ending)
-        process.wait(30)
-        assert all(path.exists() for path in headers) or (tmp_path / "ended" / "manifest.json").exists()
-        moments.add((len(headers), len(list((tmp_path / "ended").glob("*.array_record")))))
-        if (tmp_path / "ended" / "manifest.json").exists():
+            ended += 1
+            (os.killpg if ending == signal.SIGKILL else os.kill)(process.pid, ending)
+        process.wait(60)
+        if (to / "manifest.json").exists():
             break
-    assert start(source, tmp_path / "ended", "embolism").wait(120) == 0
-    assert len(moments) > 1, moments
-    assert contents(tmp_path / "ended") == contents(tmp_path / "at once")
-    assert not (tmp_path / "ended" / "unfinished").exists()
+        assert before.items() <= {path: path.stat().st_mtime_ns for path in written(to)}.items()
+    assert ended >= 4
+    assert start(source, to, "embolism").wait(120) == 0
+    assert contents(to) == contents(tmp_path / "at once")
+    assert not (to / "unfinished").exists()
 
 
 def test_a_finished_pack_is_not_made_again(made, tmp_path, capsys):
