@@ -1,9 +1,11 @@
 """The headers of a folder of DICOM files: read in several processes, and put in the order of the body."""
 
+import functools
 import json
 import os
 from pathlib import Path
 
+from tpukit.data.prefetch import run_ahead
 from tpukit.machine.resources import cpus
 from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
 from tpukit.storage.files import npy, write_file
@@ -11,6 +13,7 @@ from tpukit.storage.pack_sources import Names
 from tpukit.storage.processes import run_in_processes
 
 CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
+READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than reading its header
 _ENDINGS = (".dcm", ".dicom")
 _TAGS = ["Modality", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "InstanceNumber", "Rows", "Columns"]
 _TAGS += ["ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"]
@@ -27,16 +30,14 @@ def find_files(folder) -> list[str]:
     def give_up(error: OSError):
         raise error
 
-    names, links = [], []
+    folder, names, links = os.fspath(folder), [], []
     if not os.path.isdir(folder):
         raise FileNotFoundError(f"there is no folder {folder}\n  fix: pass the folder that holds the series")
     for inner, folders, files in os.walk(folder, onerror=give_up):
         links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
-        found = [name for name in sorted(files) if name[0] != "." and name != "DICOMDIR"]
-        names += [os.path.join(inner, name) for name in found if Path(name).suffix.lower() in (*_ENDINGS, "")]
-        # A file named by its UID alone has dots, and so seems to have an ending: digits.
-        names += [os.path.join(inner, name) for name in found if Path(name).suffix[1:].isdigit()]
+        above = "" if inner == folder else os.path.relpath(inner, folder) + os.sep
+        names += [above + name for name in files if _may_be_dicom(name)]
     if links:
         print(f"{len(links)} links to folders in {folder} are not followed, for instance {links[0]}")
     if not names:
@@ -44,7 +45,13 @@ def find_files(folder) -> list[str]:
         raise FileNotFoundError(
             f"{folder} holds no DICOM file\n  found: {inside}\n  fix:   pass the folder that holds the series"
         )
-    return [os.path.relpath(name, folder) for name in sorted(names)]
+    return sorted(names)
+
+
+def _may_be_dicom(name: str) -> bool:
+    ending = os.path.splitext(name)[1].lower()
+    # A file named by its UID alone has dots, and so seems to have an ending: digits.
+    return name[0] != "." and name != "DICOMDIR" and (ending in (*_ENDINGS, "") or ending[1:].isdigit())
 
 
 def header_type():
@@ -100,6 +107,7 @@ def _kept(work: Path, chunk: int, ending: str) -> Path:
 def _work(job: list) -> None:
     """Read every `workers`th chunk, in one of the processes; the list of others is written last."""
     import numpy
+    import pydicom
 
     folder, work, count, rank, workers = job
     names = Names(Path(work) / "files")
@@ -107,49 +115,42 @@ def _work(job: list) -> None:
         kept = _kept(Path(work), chunk, "json")
         if kept.exists() and kept.read_bytes() == b"[]":  # else a damaged file may have been copied again since
             continue
-        headers, others = [], []
-        for number in range(chunk * CHUNK, min((chunk + 1) * CHUNK, count)):
-            try:
-                headers.append((number, *_read_header(os.path.join(folder, names[number]))))
-            except _NotDicom as error:
-                if names[number].lower().endswith(_ENDINGS):
-                    others.append([number, str(error)])
-            except ValueError as error:
-                others.append([number, str(error)])
+        mine = range(chunk * CHUNK, min((chunk + 1) * CHUNK, count))
+        with pydicom.config.disable_value_validation():  # the competition's identifiers are not what the standard wants
+            reads = (functools.partial(_read_header, os.path.join(folder, names[number])) for number in mine)
+            read = list(zip(mine, run_ahead(reads, READ_AHEAD), strict=True))
+        headers = [(number, *header) for number, header in read if isinstance(header, tuple)]
+        others = [[number, why] for number, why in read if isinstance(why, str)]
         write_file(_kept(Path(work), chunk, "npy"), npy(numpy.array(headers, header_type())))
         write_file(kept, json.dumps(others).encode())
 
 
-class _NotDicom(ValueError):
-    """A file that does not begin as DICOM does."""
-
-
-def _read_header(path: str) -> tuple:
-    """Return what is kept of one header; ValueError says why it is no CT slice."""
+def _read_header(path: str) -> tuple | str | None:
+    """Return what is kept of one header, or why it is no CT slice; None of what is not DICOM, by name and content."""
     import pydicom
 
-    with pydicom.config.disable_value_validation():  # the competition's identifiers are not what the standard wants
-        try:
-            file = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
-            uids = [str(file[name].value).encode() for name in _TAGS[1:4]]
-            position, orientation = (
-                [float(number) for number in file.get(name) or [float("nan")] * count]
-                for name, count in (("ImagePositionPatient", 3), ("ImageOrientationPatient", 6))
-            )
-            if (len(position), len(orientation)) != (3, 6):
-                raise ValueError("its ImagePositionPatient or ImageOrientationPatient is not complete")
-            _, missing = find_scale(file, path)
-            shape = int(file.Rows), int(file.Columns)
-            syntax = str(file.file_meta.TransferSyntaxUID).encode()
-            number = int(file.get("InstanceNumber") or 0)
-        except OSError:
-            raise
-        except pydicom.errors.InvalidDicomError:
-            raise _NotDicom(f"not a DICOM file ({os.path.getsize(path):,} bytes)") from None
-        except NotACTSlice as error:
-            raise ValueError(found_in(error)) from error
-        except Exception as error:  # whatever pydicom raises for a damaged header
-            raise ValueError(f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+    try:
+        file = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+        uids = [str(file[name].value).encode() for name in _TAGS[1:4]]
+        position, orientation = (
+            [float(number) for number in file.get(name) or [float("nan")] * count]
+            for name, count in (("ImagePositionPatient", 3), ("ImageOrientationPatient", 6))
+        )
+        if (len(position), len(orientation)) != (3, 6):
+            return "its ImagePositionPatient or ImageOrientationPatient is not complete"
+        _, missing = find_scale(file, path)
+        shape = int(file.Rows), int(file.Columns)
+        syntax = str(file.file_meta.TransferSyntaxUID).encode()
+        number = int(file.get("InstanceNumber") or 0)
+    except OSError:
+        raise
+    except pydicom.errors.InvalidDicomError:
+        ours = path.lower().endswith(_ENDINGS)
+        return f"not a DICOM file ({os.path.getsize(path):,} bytes)" if ours else None
+    except NotACTSlice as error:
+        return found_in(error)
+    except Exception as error:  # whatever pydicom raises for a damaged header
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
     return *uids, syntax, number, position, orientation, shape, bool(missing)
 
 
