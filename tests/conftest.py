@@ -1,6 +1,20 @@
 import importlib.util
+import multiprocessing
+import signal
 
 import pytest
+
+
+def pytest_configure(config):
+    """Let tests that interrupt themselves do so: a shell's `&` leaves SIGINT ignored for all that it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _processes_meet_where_pytest_cleans_up(tmp_path_factory):
+    """A DataLoader's processes that are ended by a signal leave the folder in which they hand tensors over."""
+    multiprocessing.current_process()._config["tempdir"] = str(tmp_path_factory.mktemp("processes"))
 
 
 def pytest_collection_modifyitems(config, items):

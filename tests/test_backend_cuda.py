@@ -155,3 +155,20 @@ def test_an_out_of_memory_error_names_the_core_and_the_next_launch_works():
 def test_a_killed_worker_is_named():
     with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
         on_gpus(lambda core: os.kill(os.getpid(), signal.SIGKILL))
+
+
+def test_each_job_has_a_gpu_of_its_own():
+    def work(core, config):
+        total = core.all_reduce(torch.full((2,), float(config), device=core.device))
+        return os.environ["CUDA_VISIBLE_DEVICES"], str(core.device), total.tolist()
+
+    jobs = tpukit.launch_each(work, range(3), backend="cuda", progress="off")
+    assert not jobs.failures, jobs
+    assert [result[1:] for result in jobs.results] == [("cuda:0", [n, n]) for n in range(3)]
+
+
+@pytest.mark.parametrize(("precision", "bits"), [(None, 11), ("high", 11), ("highest", 24)])
+def test_what_a_gpu_computes_is_explained_by_its_precision(precision, bits):
+    found = tpukit.compare(small_net(True), torch.randn(4, 3, 8, 8), backend="cuda", precision=precision)
+    assert found.bits == bits
+    assert found.first is None, found

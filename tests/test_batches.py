@@ -194,13 +194,38 @@ def test_an_epoch_begun_on_some_cores_is_finished_on_others(before, after):
     ("options", "state", "message"),
     [
         ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, this one has 40"),
-        ({}, {"samples": 6}, "6 samples into an epoch in order, which is not a multiple of the 4"),
+        (
+            {},
+            {"samples": 8, "layout": [1, 8, False]},
+            "1 core with batches of 8; here it is on 1 core with",
+        ),
+        (
+            {},
+            {"samples": 8, "layout": [2, 4, False]},
+            "2 cores with batches of 4; here it is on 1 core",
+        ),
+        ({}, {"samples": 8, "layout": [1, 4, True]}, "batches of 4, drop_last; here it is on 1 core with batches of 4"),
+        ({}, {"samples": 8, "layout": None}, "8 samples into an epoch that was shuffled; here it is in order"),
+        ({"shuffle": True}, {"samples": 8, "layout": [1, 4, False]}, "in order, on 1 core.*; here it is shuffled"),
     ],
 )
 def test_a_state_that_does_not_fit_is_refused(options, state, message):
     batches = Batches(Numbers(40), batch_size=4, **options)
     with pytest.raises(ValueError, match=message):
         batches.load_state_dict({**batches.state_dict(), **state})
+
+
+def test_an_epoch_in_order_is_continued_on_the_same_cores_only():
+    saved = Batches(Numbers(32), batch_size=4, rank=1, world_size=2)
+    assert next(iter(saved)).tolist() == [16, 17, 18, 19]
+    again = Batches(Numbers(32), batch_size=4, rank=0, world_size=2)
+    again.load_state_dict(saved.state_dict())
+    assert torch.cat(list(again)).tolist() == list(range(4, 16))
+    other = Batches(Numbers(32), batch_size=2, rank=0, world_size=4)  # as many samples per step, and others
+    with pytest.raises(ValueError, match=r"(?s)2 cores with batches of 4; here it is on 4 cores.*fix: .*shuffle=True"):
+        other.load_state_dict(saved.state_dict())
+    list(saved)
+    other.load_state_dict(saved.state_dict())  # between two epochs there is nothing to share out
 
 
 def test_a_killed_process_is_continued_with_the_same_samples(tmp_path):

@@ -1,12 +1,19 @@
+import random
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 
+import numpy
 import pytest
 import torch
-from workers import Pairs, small_net, train, train_in_shares, weights
+from workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
 
 from tpukit import WorkerFailed, launch
+from tpukit.backends.protocol import Backend
+from tpukit.data.batches import Batches
+from tpukit.distributed.core import Core
 
 # Plain CPU and XLA:CPU: the same worker function, the same answers.
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
@@ -19,6 +26,8 @@ def quietly(fn, *args, cores=2, **options):
 def distance(first: dict, second: dict) -> float:
     return max(float((first[name] - second[name]).abs().max()) for name in first)
 
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 # ---- training --------------------------------------------------------------------------------------------------
 
@@ -90,6 +99,63 @@ def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone(
     assert quietly(work, cores=3).results == [(0.0, 1.0, None)] * 3  # 1 - mean(0, 1, 2)
 
 
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(backend):
+    def work(core, tied):
+        model = core.model(Tied(tied))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        words = torch.arange(11, device=core.device)
+        for _ in range(3):
+            with core.step():
+                torch.nn.functional.cross_entropy(model(words), words.flip(0)).backward()
+                core.optimizer_step(optimizer)
+        same = (model.head.weight is model.embed.weight, model.head.scale is model.scale, model.first is model.second)
+        return len(list(model.parameters())), len(list(model.buffers())), same, core.to_host(model.state_dict())
+
+    tied, control = (quietly(work, tied, backend=backend).results[0] for tied in (True, False))
+    assert tied[:3] == (len(list(Tied().parameters())), 1, (True, True, True)) == (3, 1, (True, True, True))
+    assert control[:3] == (4, 1, (False, True, True))
+    assert torch.equal(tied[3]["head.weight"], tied[3]["embed.weight"])
+    plain = quietly(work, True, cores=1, backend="cpu").results[0]
+    assert all(torch.allclose(tensor, plain[3][name], atol=1e-5) for name, tensor in tied[3].items())
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("width", [3, 5])
+def test_cores_may_have_gradients_for_different_parameters(backend, width):
+    def work(core):
+        model = core.model(Branches(width))
+        before = core.snapshot(model.state_dict())
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.5)
+        # Layer a everywhere, then a here and b there, then b on core 0 alone.
+        for step, layers in enumerate(["aa", "ab", "bn"]):
+            layer = getattr(model, {"a": "a", "b": "b", "n": "a"}[layers[core.rank]])
+            inputs = torch.full((4, layer.in_features), step + 1.0, device=core.device)
+            with core.step():
+                layer(inputs).square().mean().backward()
+                core.optimizer_step(optimizer)
+        return before, core.to_host(model.state_dict())
+
+    (before, first), (_, second) = quietly(work, backend=backend).results
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not torch.equal(before["a.weight"], first["a.weight"])
+    assert not torch.equal(before["b.weight"], first["b.weight"])
+    for name in ("unused.weight", "frozen.weight"):  # no core had a gradient: not even the weight decay
+        assert torch.equal(before[name], first[name])
+
+
+def test_a_gradient_that_one_core_lacks_counts_as_zero_in_the_mean():
+    def work(core):
+        shared = torch.nn.Parameter(torch.ones(1))
+        optimizer = torch.optim.SGD([shared], lr=1.0)
+        if core.rank:
+            (shared * 4).sum().backward()
+        core.optimizer_step(optimizer)
+        return shared.item()
+
+    assert quietly(work).results == [-1.0, -1.0]
+
+
 # ---- together --------------------------------------------------------------------------------------------------
 
 
@@ -142,6 +208,8 @@ def test_gather_in_order_is_every_sample_once():
         (lambda core: core.all_reduce(torch.ones(1), "median"), "sum, mean, min and max, got 'median'"),
         (lambda core: core.log(loss=torch.ones(3)), r"one-element tensors, got loss = Tensor\(3,\)"),
         (lambda core: core.log(note="text"), "got note = str"),
+        (lambda core: core.log(note="3"), "got note = str"),
+        (lambda core: core.log(loss=numpy.ones(3)), r"got loss = ndarray\(3,\)"),
         (lambda core: core.batches([], batch_size=4), "dataset is empty"),
     ],
 )
@@ -216,7 +284,90 @@ def test_logging_every_step_copies_nothing_between_messages():
     assert [row["loss"] for row in run.log] == [float(step) for step in range(1, 52)]
 
 
+def test_whatever_is_a_number_can_be_logged():
+    def work(core):
+        core.log(
+            a=numpy.float32(0.5), b=numpy.int64(2), c=numpy.float64(3), d=numpy.array(4.0), e=Fraction(1, 4), f=True
+        )
+
+    (row,) = quietly(work).log
+    assert row == {"step": 1, "a": 0.5, "b": 2, "c": 3, "d": 4, "e": 0.25, "f": True}
+
+
 def test_the_worker_side_without_torch_xla_imports_none_of_it():
     work = "lambda core: 'torch_xla' in sys.modules"
     code = f"import sys, tpukit; assert tpukit.launch({work}, cores=1, backend='cpu').results == [False]"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_max_and_min_are_right_for_every_dtype(backend):
+    def work(core):
+        values = torch.tensor([core.rank, 1 - core.rank, 5])
+        return {
+            dtype: (core.all_reduce(values.to(dtype), "max"), core.all_reduce(values.to(dtype), "min"))
+            for dtype in DTYPES
+        }
+
+    for result in quietly(work, backend=backend).results:
+        for dtype, (most, least) in result.items():
+            assert most.dtype == least.dtype == dtype
+            assert most.tolist() == torch.tensor([1, 1, 5]).to(dtype).tolist()
+            assert least.tolist() == torch.tensor([0, 0, 5]).to(dtype).tolist()
+
+
+# ---- two cores in one process, as on v2 and v3 -----------------------------------------------------------------------
+
+
+class Sharing(Backend):
+    """One of two cores that are threads of a process; nothing of it is together."""
+
+    world_size, device, real, shares_process = 2, torch.device("cpu"), torch.float64, True
+
+    def __init__(self, rank):
+        self.rank = rank
+
+    def to_device(self, tensors):
+        return tensors
+
+
+class Drawing:
+    """A dataset whose samples are random numbers of all three kinds, with a pause in which another thread may draw."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        first = random.random()
+        time.sleep(0.001)
+        return torch.tensor([first, numpy.random.random(), torch.rand(()).item()])  # noqa: NPY002
+
+
+def draw(rank, seed_each_step=True):
+    core = Core(Sharing(rank), lambda message: None)
+    drawn = []
+    for step, batch in enumerate(core.batches(Drawing(), batch_size=4, seed=3)):
+        drawn.append(batch)
+        if seed_each_step:
+            core.seed(step)
+    return torch.cat(drawn)
+
+
+def test_what_datasets_draw_for_two_cores_of_a_process_is_each_cores_own():
+    with ThreadPoolExecutor(2) as cores:
+        together = list(cores.map(draw, (0, 1)))
+    alone = [draw(rank) for rank in (0, 1)]
+    in_processes = list(Batches(Drawing(), batch_size=4, rank=1, world_size=2, seed=3, workers=1))
+    assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
+    assert torch.equal(torch.cat(in_processes), alone[1])
+    assert not set(alone[0].flatten().tolist()) & set(alone[1].flatten().tolist())
+
+
+def test_a_batch_of_a_shared_process_leaves_the_random_numbers_as_they_were():
+    core = Core(Sharing(0), lambda message: None)
+    batches = iter(core.batches(Drawing(), batch_size=4))
+    random.seed(5), torch.manual_seed(5), numpy.random.seed(5)  # noqa: NPY002
+    expected = random.random(), torch.rand(()).item(), numpy.random.random()  # noqa: NPY002
+    random.seed(5), torch.manual_seed(5), numpy.random.seed(5)  # noqa: NPY002
+    next(batches)
+    assert (random.random(), torch.rand(()).item(), numpy.random.random()) == expected  # noqa: NPY002

@@ -10,6 +10,7 @@ import pytest
 np = pytest.importorskip("numpy")
 Image = pytest.importorskip("PIL.Image")
 
+from tpukit.storage import decoding  # noqa: E402
 from tpukit.storage.decoding import decode  # noqa: E402
 
 KIT = Path(__file__).parents[1]
@@ -44,7 +45,6 @@ WHOLE = {
     "stored as RGB": encoded(picture(64, 48), keep_rgb=True),
     "turned by its header, which is not applied": encoded(picture(40, 60), exif=TURNED),
     "with a comment after its end": encoded(picture(50, 50)) + b"junk",
-    "one that only Pillow can open": encoded(picture(60, 60))[:-2] + b"\x12\x34" * 20 + b"\xff\xd9",
     "PNG": encoded(picture(50, 70), "PNG"),
     "PNG with a palette": encoded(picture(50, 70).convert("P"), "PNG"),
     "PNG with transparency": encoded(picture(50, 70, "RGBA"), "PNG"),
@@ -87,7 +87,25 @@ def test_bytes_of_any_kind_are_read(kind):
     assert decode(kind(WHOLE["PNG"])).shape == decode(kind(encoded(picture(50, 70)))).shape == (50, 70, 3)
 
 
+def with_zeros(data, at, count):
+    return data[:at] + bytes(count) + data[at + count :]
+
+
+def resized(data, height, width):
+    """Return a JPEG whose header claims another size."""
+    at = data.index(b"\xff\xc0") + 5
+    return data[:at] + height.to_bytes(2) + width.to_bytes(2) + data[at + 4 :]
+
+
+LARGE = encoded(picture(256, 256), quality=90)
 BROKEN = {
+    "a JPEG with zeros in its middle": with_zeros(LARGE, len(LARGE) // 2, 64),
+    "half a JPEG, and an end": LARGE[: len(LARGE) // 2] + b"\xff\xd9",
+    "half a progressive JPEG, and an end": encoded(picture(96, 96), progressive=True)[:-300] + b"\xff\xd9",
+    "half a CMYK JPEG, and an end": encoded(picture(96, 96, "CMYK"))[:-400] + b"\xff\xd9",
+    "a JPEG with more data than pixels": encoded(picture(60, 60))[:-2] + b"\x12\x34" * 20 + b"\xff\xd9",
+    "a JPEG of 3 kB that claims 900 million pixels": resized(encoded(picture(96, 96)), 30_000, 30_000),
+    "a JPEG that claims 4,290 million pixels": resized(encoded(picture(96, 96)), 65_500, 65_500),
     "nothing": b"",
     "text": b"<html>not found</html>",
     "a JPEG that ends within its header": WHOLE["grey"][:100],
@@ -143,3 +161,51 @@ def test_without_simplejpeg_the_pixels_are_the_same_and_it_is_said_once(tmp_path
     assert ran.stdout.count("simplejpeg is not installed") == ran.stdout.count("pip install simplejpeg") == 1
     for pixels in np.load(tmp_path / "pixels.npy"):
         assert np.array_equal(pixels, by_pillow(WHOLE["of odd height and width"], 40))
+
+
+def test_a_jpeg_with_512_zeros_anywhere_in_its_data_is_never_taken_for_whole():
+    data = encoded(picture(256, 256), quality=92)
+    start = data.index(b"\xff\xda") + 20
+    for at in np.linspace(start, len(data) - 600, 101).astype(int):
+        with pytest.raises(ValueError, match="not a whole image: .*(premature end|extraneous|Premature)"):
+            decode(with_zeros(data, at, 512), 64)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "BMP"])
+def test_an_image_that_claims_more_pixels_than_the_limit_costs_no_memory(kind, monkeypatch):
+    data = encoded(picture(99, 101), kind)
+    monkeypatch.setattr(decoding, "PIXEL_LIMIT", 9_999)
+    assert decode(data).shape == (99, 101, 3)
+    monkeypatch.setattr(decoding, "PIXEL_LIMIT", 9_998)
+    with pytest.raises(ValueError, match="it claims 101 x 99 pixels, and more than 9,998 are not decoded"):
+        decode(data)
+
+
+def test_a_lying_header_costs_no_memory():
+    code = (
+        "import resource, sys; from tpukit.storage.decoding import decode; import numpy, PIL.Image, simplejpeg\n"
+        "data = sys.stdin.buffer.read(); before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try: decode(data, 32)\n"
+        "except ValueError as error: print(error)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    data = BROKEN["a JPEG of 3 kB that claims 900 million pixels"]
+    ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, input=data, capture_output=True, check=True)
+    said, kilobytes = ran.stdout.decode().splitlines()
+    assert "it claims 30,000 x 30,000 pixels" in said
+    assert int(kilobytes) < 50_000
+
+
+def test_a_decoder_that_runs_out_of_memory_has_met_no_whole_image():
+    """60 million pixels, where 100 MB of memory are left."""
+    code = (
+        "import resource, sys; from tpukit.storage.decoding import decode; import numpy, PIL.Image, simplejpeg\n"
+        "PIL.Image.init(); data = sys.stdin.buffer.read()\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 100_000_000,) * 2)\n"
+        "try: decode(data, 32)\n"
+        "except ValueError as error: print(error)"
+    )
+    for data in (resized(encoded(picture(96, 96)), 8_000, 8_000), encoded(Image.new("RGB", (8000, 8000)), "PNG")):
+        ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, input=data, capture_output=True)
+        assert b"not a whole image: decoding it takes more memory than there is" in ran.stdout, ran.stderr

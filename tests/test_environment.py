@@ -176,3 +176,18 @@ def test_a_notebook_shows_the_changes_exactly_once_wherever_the_call_stands():
 def test_the_install_line_adds_what_belongs_to_the_torch_that_is_there(versions, machine, line):
     machine = replace(machine, versions=dict(machine.versions) | versions)
     assert install_line(machine) == (f"pip install {line}" if line else "")
+
+
+@pytest.mark.parametrize(
+    ("versions", "system", "line"),
+    [
+        ({"torch": "2.9.0"}, "Linux x86_64", "torch_xla==2.9.0"),
+        ({"torch": "2.8.0+cpu"}, "Linux x86_64", "torch_xla==2.8.0"),
+        ({"torch": "2.15.0"}, "Linux x86_64", "torch==2.9.0 torchvision==0.24.0 torch_xla==2.9.0"),
+        ({"torch": "2.9.0"}, "Darwin arm64", ""),
+    ],
+)
+def test_to_rehearse_graphs_torch_xla_is_added_where_there_is_no_chip(versions, system, line):
+    versions = {"python": "3.12.3", "torch": None, "torch_xla": None, "libtpu": None} | versions
+    machine = replace(LAPTOP, system=system, versions=versions)
+    assert install_line(machine, rehearse_graphs=True) == (f"pip install {line}" if line else "")

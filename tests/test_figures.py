@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -221,19 +222,38 @@ def test_what_is_no_array_of_numbers_is_refused(images, message):
         (MULTI_HOT * 2, NAMES, "must be 0 or 1, got 2\n  found: row 0"),
         (MULTI_HOT * 0.7, NAMES, "labels > 0.5"),
         (MULTI_HOT * np.nan, NAMES, "must be 0 or 1, got nan"),
+        ([[0], [5], [1]], ["cat", "dog"], r"must be 0 or 1, got 5\n  found: row 1\n  fix:   if .* pass labels\[:, 0\]"),
         ([0, 3, 1], NAMES, "class 3 has no name: there are 3"),
+        ([0, 10**12, 1], NAMES, "class 1000000000000 has no name: there are 3"),
+        ([0, np.nan, 1], NAMES, r"class numbers from 0, got nan\n  found: row 1\n  fix:   look for what has no label"),
+        ([0, np.inf, 1], NAMES, r"class numbers from 0, got inf\n  found: row 1\n  fix:   look for what has no label"),
         ([0, -1, 1], NAMES, "class numbers from 0, got -1"),
         ([0.2, 0.9, 1.0], NAMES, "class numbers from 0, got 0.2"),
         (np.zeros((3, 2, 2)), NAMES, r"got \(3, 2, 2\)"),
         (7, NAMES, r"got \(\)"),
         (["a", "b", "c"], NAMES, "found: dtype"),
     ],
-    ids=["too few", "a name short", "a name over", "a two", "probabilities", "nan", "no such class", "minus one"]
+    ids=["too few", "a name short", "a name over", "a two", "probabilities", "nan"]
+    + ["a folder's, in a column", "no such class", "a huge class", "a class that is nan", "infinite", "minus one"]
     + ["fractions", "three axes", "a number", "words"],
 )
 def test_labels_and_names_that_do_not_fit_are_refused(labels, names, message):
     with pytest.raises(ValueError, match=message):
         show_batch(BYTES, labels, names=names)
+
+
+def test_huge_class_numbers_cost_nothing():
+    began = time.perf_counter()
+    assert titles(show_batch(BYTES, torch.full((3,), 10**15))) == ["1000000000000000"] * 3
+    assert time.perf_counter() - began < 5
+
+
+def test_many_columns_are_drawn_or_refused():
+    many = np.repeat(BYTES, 40, axis=0)
+    assert len(show_batch(many, range(120), columns=20, limit=40).axes) == 40
+    assert len(show_batch(BYTES, columns=100).axes) == 3
+    with pytest.raises(ValueError, match=r"columns is 20 at most, got 100\n  fix:   columns=20"):
+        show_batch(many, columns=100, limit=100)
 
 
 @pytest.mark.parametrize("count", [{"limit": 0}, {"columns": 0}, {"columns": -2}])

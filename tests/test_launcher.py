@@ -15,6 +15,7 @@ import torch
 import tpukit
 from tpukit import WorkerFailed, launch
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
+from tpukit.distributed.worker_process import WorkerProcess
 
 
 def quietly(fn, *args, **options):
@@ -150,6 +151,23 @@ def test_whole_lines_arrive_however_many_cores_print(capsys):
     assert lines.count("once") == 1
 
 
+def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(monkeypatch):
+    """Its workers, forked in between, have the control pipes of this run open, whose end would say that it is over."""
+    at_end = {}
+    kill = WorkerProcess.kill
+
+    def note(self):
+        at_end.setdefault(threading.current_thread(), []).append(self.process.exitcode)
+        kill(self)
+
+    monkeypatch.setattr(WorkerProcess, "kill", note)
+    other = threading.Timer(0.5, quietly, [lambda core: time.sleep(6)], {"cores": 2})
+    other.start()
+    quietly(lambda core: time.sleep(2), cores=2)
+    other.join()
+    assert at_end[threading.current_thread()] == [0, 0]
+
+
 # ---- failures --------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +231,37 @@ def test_an_exception_that_does_not_unpickle_is_still_told():
         quietly(work, cores=2)
     assert caught.value.__cause__ is None
     assert "raise Strange(code=7)" in caught.value.traceback
+
+
+ADVICE = "  found: 3 of 4\n         and one more\n  fix:   take four"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"it is wrong\n{ADVICE}", f"it is wrong (sample 3) (the other was ended)\n{{where}}\n{ADVICE}\n"),
+        (
+            "it is wrong\nand more",
+            "it is wrong and more (sample 3) (the other was ended)\n{where}\n  fix:   correct that",
+        ),
+        (f"Traceback:\nFile a\n{ADVICE}", "Traceback: ... "),
+        ("", "(sample 3)"),
+    ],
+)
+def test_an_exception_that_says_what_to_do_is_quoted_as_it_is_and_nothing_is_added(text, said):
+    def work(core):
+        if core.rank:
+            error = ValueError(text)
+            error.add_note("sample 3")
+            raise error
+        core.barrier()
+
+    with pytest.raises(WorkerFailed) as caught:
+        quietly(work, cores=2)
+    message = str(caught.value).partition("\n\n")[0]
+    where = next(line for line in message.splitlines() if line.startswith("  where:"))
+    assert f"core 1 of 2 raised ValueError: {said.format(where=where)}" in f"{message}\n"
+    assert sum(line.startswith("  fix:") for line in message.splitlines()) == 1
 
 
 def test_an_unpicklable_result_names_the_part_and_its_fix_works():
@@ -304,9 +353,23 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
             "backend is one of None, 'cpu', 'cuda', 'xla', 'xla:cpu', 'xla:standin'; got 'tpu'",
         ),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
-        ({"chips": 0, "versions": NO_XLA}, {"backend": "xla"}, "xla backend needs torch_xla"),
+        (
+            {"chips": 0, "versions": NO_XLA, "system": "Linux x86_64"},
+            {"backend": "xla"},
+            "xla backend needs torch_xla(.|\n)*fix:   pip install torch_xla==2.9.0; or backend='cpu'",
+        ),
+        (
+            {"chips": 0, "versions": NO_XLA, "system": "Darwin arm64"},
+            {"backend": "xla"},
+            "fix:   Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels; or",
+        ),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
         ({"chips": 0}, {"stall": "1h"}, "stall is a number of seconds above 0, or None for no limit, got '1h'"),
+        (
+            {"chips": 0},
+            {"precision": "bf16"},
+            "'high', 'highest', or None for the device's own, got 'bf16'",
+        ),
         ({"chips": 0}, {"heartbeat": None}, "heartbeat is a number of seconds above 0, got None"),
     ],
 )

@@ -122,7 +122,9 @@ def test_a_damaged_slice_takes_its_neighbours_along_where_they_show_it(folder, t
     whole = pack_dicom(folder, tmp_path / "whole", size=16, window="lung", **QUIET)
     path = folder / whole.name(2)
     path.write_bytes(path.read_bytes()[:-100])
-    records = pack_dicom(folder, tmp_path / "rest", size=16, window="lung", damaged="skip", **QUIET)
+    with pytest.raises(ValueError, match=r"3 of 15 images .* 10% may be left out(.*\n)*  fix: .* damaged=0.2"):
+        pack_dicom(folder, tmp_path / "rest", size=16, window="lung", damaged="skip", **QUIET)
+    records = pack_dicom(folder, tmp_path / "rest", size=16, window="lung", damaged=0.2, **QUIET)
     assert [skipped["row"] for skipped in records.skipped] == [1, 2, 3]
 
 
@@ -203,6 +205,35 @@ def test_a_damaged_file_is_named_and_can_be_left_out(folder, tmp_path, damage):
     records = pack_dicom(folder, tmp_path / "records", size=16, damaged="skip", **QUIET)
     assert path.name not in [Path(records.name(k)).name for k in range(len(records))]
     assert len(records) == 14
+
+
+def test_more_files_that_are_no_slices_than_a_tenth_are_rather_a_wrong_folder(folder, tmp_path):
+    for number in range(85):
+        (folder / f"{number}.dcm").write_text("x")
+    for damaged in ("raise", "skip", 0.84):
+        with pytest.raises(OSError, match=r"85 of 100 files (.*\n)*  fix: .* pack_dicom\(..., damaged=0.85\) leaves"):
+            pack_dicom(folder, tmp_path / "records", size=16, damaged=damaged, **QUIET)
+    assert len(pack_dicom(folder, tmp_path / "records", size=16, damaged=0.85, **QUIET)) == 15
+
+
+def test_too_many_open_files_leave_no_slice_out(folder, tmp_path):
+    code = (
+        "import resource, sys\n"
+        "from pathlib import Path\n"
+        "import numpy, PIL.Image\n"
+        "from tpukit.pe.dicom_slices import Slices, read_slice; from tpukit.storage.pack_shards import prepare\n"
+        "read_slice(sys.argv[2])\n"
+        "slices = Slices(Path(sys.argv[1]), '', {'pixels': 16, 'window': None, 'form': 'int16'})\n"
+        "slices._names = [sys.argv[2]]\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3))\n"
+        "try: print(prepare(slices, 0, None))\n"
+        "except OSError as error: print('raised', error.strerror)"
+    )
+    (tmp_path / "names").write_bytes(b"x\0")
+    np.save(tmp_path / "neighbours.npy", np.zeros((1, 2), int))
+    code = [sys.executable, "-c", code, tmp_path, paths(folder)[0]]
+    ran = subprocess.run(code, cwd=KIT, capture_output=True, text=True)
+    assert ran.stdout == "raised Too many open files\n", ran.stderr
 
 
 @pytest.mark.parametrize("name", ["x.dcm", "LICENSE"])

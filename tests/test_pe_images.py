@@ -140,3 +140,16 @@ def test_a_table_without_paths_says_what_to_call(labels):
 
 def test_an_index_past_the_end_ends_a_loop(folder, labels):
     assert len(list(PEImages(index_images(labels, folder), 16))) == 6
+
+
+def test_two_files_of_one_image_are_told(tmp_path):
+    table = pd.DataFrame([{"StudyInstanceUID": "a", "SeriesInstanceUID": "s", "SOPInstanceUID": "i"}])
+    (tmp_path / "a" / "s").mkdir(parents=True)
+    for name in ("0001_i.jpg", "0005_i.jpg"):
+        (tmp_path / "a" / "s" / name).write_bytes(b"")
+    with pytest.raises(
+        ValueError, match=r"two files are of one image: .*0001_i.jpg and .*0005_i.jpg\n  found: .*\n  fix:"
+    ):
+        index_images(table, tmp_path)
+    (tmp_path / "a" / "s" / "0005_i.jpg").unlink()
+    assert index_images(table, tmp_path).position.tolist() == [1]

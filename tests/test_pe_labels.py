@@ -1,5 +1,7 @@
 """read_labels and assign_folds: what is wrong with a table is said in words, with the rows and a fix."""
 
+import gzip
+
 import pytest
 
 pd = pytest.importorskip("pandas")
@@ -52,6 +54,47 @@ def test_a_good_table_is_read_from_the_file_or_its_folder(save):
 def test_an_identifier_of_digits_alone_stays_text(save):
     labels = read_labels(save(table(study("000000000012"))))
     assert labels.StudyInstanceUID[0] == "000000000012"
+
+
+def utf16(path):
+    path.write_bytes(path.read_text().encode("utf-16"))
+
+
+def zipped(path):
+    path.write_bytes(gzip.compress(path.read_bytes()))
+
+
+def a_field_more(path):
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *(f"{row},0" for row in rows)]))
+
+
+def a_field_more_in_one_row(path):
+    path.write_text(path.read_text().rstrip("\n") + ",0\n")
+
+
+UNREADABLE = {
+    "UTF-16": utf16,
+    "gzip": zipped,
+    "it begins with": a_field_more,
+    "Expected 17 fields": a_field_more_in_one_row,
+}
+
+
+@pytest.mark.parametrize("found", UNREADABLE)
+def test_a_file_that_is_no_such_table_says_what_it_is(save, found):
+    folder = save(table())
+    UNREADABLE[found](folder / "train.csv")
+    with pytest.raises(ValueError, match=rf"no table of commas in UTF-8\n  found: .*{found}(.|\n)*fix:   copy"):
+        read_labels(folder)
+
+
+def test_folds_are_stratified_on_request():
+    frame = table(*[study(f"s{n}", positive_images=3 * (n < 5), **(POSITIVE if n < 5 else {})) for n in range(20)])
+    shares = assign_folds(frame, 5, stratify="pe_present_on_image").groupby("fold").pe_present_on_image.mean()
+    assert shares.tolist() == [0.25] * 5
+    with pytest.raises(ValueError, match=r"no column 'pe' to stratify by\n  found: Study(.|\n)*fix:"):
+        assign_folds(frame, 5, stratify="pe")
 
 
 def with_(frame, row, column, value):

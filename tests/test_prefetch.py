@@ -1,5 +1,6 @@
 import threading
 import time
+import weakref
 
 import numpy as np
 import pytest
@@ -60,3 +61,20 @@ def test_shared_buffers_are_as_many_as_were_made_and_then_none():
     assert np.array_equal(buffers[buffers.number(first)], first)
     del second
     assert buffers.get() is not None
+
+
+def test_buffers_that_a_loop_held_go_back_and_many_of_them_cost_no_more_each():
+    buffers, alive = Buffers((1000, 1000)), []
+    held = [buffers.get() for _ in range(300)]
+    for array in held:
+        alive.append(weakref.ref(array))
+    assert len({array.ctypes.data for array in held}) == 300
+    del held, array
+    assert sum(one() is not None for one in alive) <= 16
+
+    def seconds(count):
+        small, began = Buffers((1,)), time.perf_counter()
+        held = [small.get() for _ in range(count)]
+        return (time.perf_counter() - began) / len(held)
+
+    assert seconds(8000) < 5 * min(seconds(200) for _ in range(5))

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import pickle
@@ -23,7 +24,7 @@ pytest.importorskip("array_record")
 from tpukit.storage.files import seal, unseal  # noqa: E402
 from tpukit.storage.packing import pack  # noqa: E402
 from tpukit.storage.records import PackFolder, Records  # noqa: E402
-from tpukit.storage.stored_images import split_by_group  # noqa: E402
+from tpukit.storage.splitting import split_by_group  # noqa: E402
 
 KIT = Path(__file__).parents[1]
 COUNT, SHARD = 60, 16
@@ -191,8 +192,8 @@ def test_a_folder_is_read_as_torchvision_reads_it(images, tmp_path):
     datasets = pytest.importorskip("torchvision.datasets")
     records = pack(images, tmp_path, **QUIET)
     expected = datasets.ImageFolder(images)
-    assert (records.classes, records.names) == (expected.classes, ["class"])
-    found = {str(images / records.name(i)): records.labels[i, 0] for i in range(len(records))}
+    assert records.classes == records.names == expected.classes
+    found = {str(images / records.name(i)): records.labels[i] for i in range(len(records))}
     assert found == dict(expected.samples)
     assert [expected.samples[row][0] for row in records.rows] == list(found)
     assert records.group_names == []
@@ -233,8 +234,8 @@ def test_a_finished_pack_is_not_made_again(copy, table):
 OTHER = {
     "another seed": ({"seed": 5}, "seed 0, asked for 5"),
     "another size": ({"size": 32}, "size None, asked for 32"),
-    "other labels": ({"labels": "age"}, "source .*, asked for "),
-    "other groups": ({"groups": None}, "source .*, asked for "),
+    "other labels": ({"labels": "age"}, "labels sick, age, asked for labels age"),
+    "other groups": ({"groups": None}, "groups 13, p0 to p9, asked for no groups"),
     "other shards": ({"shard": 7}, "shard 16, asked for 7"),
 }
 
@@ -270,8 +271,12 @@ def test_a_pack_that_failed_before_its_first_file_is_no_other_pack(table, tmp_pa
 
 
 REFUSED = {
-    "a size of 0": (lambda table: table, {"size": 0}, "size is 1 or more, got 0"),
-    "damaged=ignore": (lambda table: table, {"damaged": "ignore"}, 'damaged is "raise" or "skip"'),
+    "a size of 0": (lambda table: table, {"size": 0}, "size is a whole number, 1 or more, got 0"),
+    "damaged=ignore": (
+        lambda table: table,
+        {"damaged": "ignore"},
+        'damaged is "raise", "skip", or a share from 0 to 1',
+    ),
     "no column path": (lambda table: table.drop(columns="path"), {}, "no column 'path'\n  found: sick, age, patient"),
     "no such label": (lambda table: table, {"labels": ["weight"]}, "no column 'weight'\n  found: path, sick"),
     "no such group": (lambda table: table, {"groups": "ward"}, "no column 'ward'"),
@@ -332,7 +337,7 @@ def spoilt(table, tmp_path):
 @pytest.mark.parametrize("size", [None, 32])
 def test_a_damaged_image_is_named_and_what_the_fix_says_works(spoilt, table, packed, pixels, tmp_path, size):
     with pytest.raises(
-        OSError, match=r"image (7|30|41) cannot be packed: .*spoilt-.*\n  found: .*\n  fix:   copy it ag"
+        OSError, match=r"image (7|30|41) cannot be packed: .*spoilt-.*\n  found: .*\n  fix:   (copy it|check the path)"
     ):
         pack(spoilt, tmp_path / "new", size=size, **HOW)
     with pytest.raises(FileNotFoundError, match=r"no finished pack\n(.|\n)*fix:   call pack.* as before"):
@@ -361,7 +366,7 @@ def test_damaged_images_are_left_out_and_listed(spoilt, tmp_path):
         assert records.labels[i, 1] == records.rows[i] / 4
     patients = [records.group_names[group] for group in records.groups]
     assert patients == spoilt["patient"][records.rows].tolist()
-    with pytest.raises(ValueError, match="3 damaged images were left out of this pack"):
+    with pytest.raises(ValueError, match="3 of 60 images were left out of this pack as damaged"):
         pack(spoilt, tmp_path / "new", **HOW)
 
 
@@ -563,7 +568,7 @@ def test_a_file_cut_off_while_it_is_open_gives_no_empty_image(copy):
 def test_a_pack_of_a_later_format_says_so(copy):
     manifest = unseal((copy / "manifest.json").read_bytes())
     (copy / "manifest.json").write_bytes(seal({**manifest, "format": "tpukit pack 99"}))
-    with pytest.raises(ValueError, match="found: a manifest.json of tpukit pack 99, not of tpukit pack 2\n  fix:"):
+    with pytest.raises(ValueError, match="found: a manifest.json of tpukit pack 99, not of tpukit pack 3\n  fix:"):
         Records(copy)
 
 
@@ -739,6 +744,76 @@ def test_both_sides_of_a_split_have_something(what, seed):
     assert sorted([*train, *valid]) == list(range(len(groups)))
     assert not set(groups[train]) & set(groups[valid])
     assert expected in (None, len(valid))
+
+
+UNEVEN = {
+    "one that is too large": ([90] + [1] * 10, 0.2, 10),
+    "one of four fifths": ([80] + [1] * 20, 0.2, 20),
+    "one that only fits alone": ([20, 30, 50], 0.2, 20),
+    "two that fit together": ([13, 40, 7, 40], 0.2, 20),
+    "three that fit together": ([31, 9, 33, 6, 16, 5], 0.2, 20),
+    "as near as groups allow": ([30, 31, 39], 0.2, 30),
+}
+
+
+@pytest.mark.parametrize("what", UNEVEN)
+def test_groups_of_uneven_size_are_split_as_nearly_as_they_allow(what):
+    sizes, share, expected = UNEVEN[what]
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    for seed in range(50):
+        assert len(split_by_group(groups, share, seed)[1]) == expected
+
+
+def test_a_split_is_the_nearest_of_all_that_there_are():
+    random, missed = np.random.default_rng(0), []
+    for seed in range(200):
+        sizes = np.ceil(random.pareto(1, random.integers(2, 11)) * 10).astype(int)
+        sums = [sum(part) for n in range(1, len(sizes)) for part in itertools.combinations(sizes.tolist(), n)]
+        best = min(abs(each - 0.3 * sizes.sum()) for each in sums)
+        got = len(split_by_group(np.repeat(np.arange(len(sizes)), sizes), 0.3, seed)[1])
+        missed.append((abs(got - 0.3 * sizes.sum()) - best) / sizes.sum())
+    assert max(missed) < 1e-9
+
+
+def test_every_group_has_its_turn_on_the_second_side():
+    sizes = np.arange(1, 41)
+    groups = np.repeat(np.arange(40), sizes)
+    turns = sum(np.bincount(np.unique(groups[split_by_group(groups, 0.25, s)[1]]), minlength=40) for s in range(200))
+    assert turns.min() > 25  # 50 is the mean
+    assert turns.max() < 75
+
+
+@pytest.mark.parametrize("columns", [False, True])
+def test_a_stratified_split_has_the_same_shares_on_both_sides(columns):
+    random = np.random.default_rng(1)
+    sizes = random.integers(1, 30, 120)
+    groups = np.repeat(np.arange(120), sizes)
+    classes = np.repeat(random.choice(3, 120, p=[0.85, 0.1, 0.05]), sizes)
+    wanted = np.eye(3)[classes] if columns else classes
+    for seed in range(10):
+        _, valid = split_by_group(groups, 0.2, seed, wanted)
+        assert not set(groups[valid]) & set(groups[np.setdiff1d(np.arange(len(groups)), valid)])
+        assert np.abs(np.bincount(classes[valid], minlength=3) / np.bincount(classes) - 0.2).max() < 0.02
+
+
+def test_images_without_groups_are_stratified_exactly_however_many_classes_there_are():
+    classes = np.random.default_rng(0).permutation(np.arange(50_000) % 1000)
+    train, valid = split_by_group(np.arange(50_000), 0.2, 3, classes)
+    assert np.bincount(classes[valid]).tolist() == [10] * 1000
+    assert sorted([*train, *valid]) == list(range(50_000))
+    assert not np.array_equal(valid, split_by_group(np.arange(50_000), 0.2, 4, classes)[1])
+
+
+def test_records_are_split_by_their_own_labels(packed):
+    records = Records(packed)
+    with pytest.raises(ValueError, match=r"stratify= in columns holds zeros and ones\n  found: [\d.]+\n  fix:"):
+        records.split(stratify=True)
+    records.labels = records.labels[:, 0].astype(int)
+    train, valid = records.split(0.3, stratify=True)
+    assert not set(records.groups[train]) & set(records.groups[valid])
+    assert abs(records.labels[valid].mean() - 0.5) < 0.1
+    with pytest.raises(ValueError, match=r"stratify= has the shape \(3,\), and there are 60 images"):
+        split_by_group(records.groups, stratify=[1, 2, 3])
 
 
 @pytest.mark.parametrize("share", [0, 1, 1.5, -0.2, 20])

@@ -3,6 +3,7 @@ import pytest
 import torch
 from torch.utils.data import Subset, TensorDataset
 
+from tpukit.data.batches import Batches
 from tpukit.data.sources import as_batch_source
 
 
@@ -69,3 +70,76 @@ def test_a_subset_of_a_source_without_the_optional_attributes_works():
     assert subset.encoding is None
     subset.read_ahead([0])
     assert subset.take(np.array([1]))[0, 0, 0, 0] == 2
+
+
+class ByItem(Pixels):
+    """A source that gives single samples, too."""
+
+    take = Pixels.take
+
+    def __getitem__(self, index):
+        return torch.full((3, 2, 2), index, dtype=torch.uint8), torch.from_numpy(self.labels[index].copy())
+
+
+def changed(sample):
+    image, label = sample
+    return 255 - image, label * 100
+
+
+class OtherItems(ByItem):
+    def __getitem__(self, index):
+        return changed(super().__getitem__(index))
+
+
+class OtherSubset(Subset):
+    def __getitem__(self, index):
+        return changed(super().__getitem__(index))
+
+
+class OtherBatches(Subset):
+    def __getitems__(self, indices):
+        return [changed(super(OtherBatches, self).__getitem__(index)) for index in indices]
+
+
+class LikeASubset:
+    def __init__(self, dataset, indices):
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        return changed(self.dataset[self.indices[index]])
+
+
+OVERRIDDEN = {
+    "a source's": lambda: OtherItems(20),
+    "a source's, in a Subset": lambda: Subset(OtherItems(30), range(20)),
+    "a Subset's": lambda: OtherSubset(ByItem(30), range(20)),
+    "a Subset's, in a Subset": lambda: Subset(OtherSubset(ByItem(30), range(25)), range(20)),
+    "a Subset's of a dataset": lambda: OtherSubset([ByItem(20)[i] for i in range(20)], range(20)),
+    "a Subset's for many": lambda: OtherBatches(ByItem(30), range(20)),
+    "something like a Subset's": lambda: LikeASubset(ByItem(30), list(range(20))),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("whose", OVERRIDDEN)
+def test_an_item_that_a_class_changes_arrives_changed(whose, workers):
+    batches = Batches(OVERRIDDEN[whose](), batch_size=5, workers=workers)
+    images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    assert images[:, 0, 0, 0].tolist() == [255 - i for i in range(20)]
+    assert labels[:, 0].tolist() == [100 * i for i in range(20)]
+
+
+def test_a_class_with_its_own_take_is_a_source_again():
+    class Both(OtherItems):
+        def take(self, indices, out=None):
+            return 255 - super().take(indices)
+
+    assert as_batch_source(both := Both(3)) is both
+    assert as_batch_source(Subset(ByItem(9), [4])) is not None
+
+
+def test_a_subset_of_nothing_is_still_a_source():
+    assert len(as_batch_source(Subset(Pixels(5), []))) == 0

@@ -25,6 +25,33 @@ def small_net(norm: bool) -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3), middle, nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
 
 
+class Tied(nn.Module):
+    """A small language model: one weight and one buffer under two names, and one module under two."""
+
+    def __init__(self, tied=True):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.head = nn.Embedding(11, 6), nn.Linear(6, 11, bias=False)
+        self.first = self.second = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.register_buffer("scale", torch.ones(6))
+        self.head.register_buffer("scale", self.scale)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, words):
+        return self.head(self.second(self.first(self.embed(words) * self.scale)))
+
+
+class Branches(nn.Module):
+    """Three layers of which a batch may use any; the last is used by none."""
+
+    def __init__(self, width=3):
+        super().__init__()
+        torch.manual_seed(3)
+        self.a, self.b = nn.Linear(3, 2), nn.Linear(width, 2)
+        self.unused, self.frozen = nn.Linear(3, 2), nn.Linear(3, 2).requires_grad_(False)
+
+
 def weights(model: nn.Module) -> dict:
     return {name: weight.detach() for name, weight in model.named_parameters()}
 

@@ -6,9 +6,12 @@ from tpukit.diagnostics.profiler import profile
 from tpukit.diagnostics.report import Report
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
+from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
 from tpukit.distributed.core import Core
+from tpukit.distributed.jobs import Jobs, launch_each
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
 from tpukit.distributed.topology import RuntimeInUse
+from tpukit.machine.chips import ChipsBusy
 from tpukit.machine.environment import Changes, prepare
 from tpukit.machine.host import Host, host
 from tpukit.machine.orphans import Released, release
@@ -23,6 +26,8 @@ from tpukit.training.batchnorm import sync_batchnorm
 from tpukit.training.evaluation import Evaluation, evaluate
 from tpukit.training.history import History
 from tpukit.training.losses import NotFinite
+from tpukit.training.parity import Comparison, LayerDifference, compare
+from tpukit.training.prediction import predict
 from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"
@@ -32,12 +37,17 @@ __all__ = [
     "Cache",
     "Changes",
     "Check",
+    "ChipsBusy",
+    "Comparison",
     "Core",
+    "CsvWriter",
     "Evaluation",
     "Finding",
     "History",
     "Host",
     "Interrupted",
+    "Jobs",
+    "LayerDifference",
     "NotFinite",
     "Records",
     "Released",
@@ -45,16 +55,20 @@ __all__ = [
     "Run",
     "RuntimeCheckFailed",
     "RuntimeInUse",
+    "TensorBoardWriter",
     "WorkerFailed",
     "build_cache",
     "cache_or_decode",
     "check",
+    "compare",
     "evaluate",
     "fit",
     "host",
     "launch",
+    "launch_each",
     "pack",
     "pe",
+    "predict",
     "prepare",
     "profile",
     "read_tfrecords",

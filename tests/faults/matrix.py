@@ -25,10 +25,13 @@ import psutil
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from kernels import Kernel, ServedKernel, is_alive  # noqa: E402
 
+from tpukit.backends.standin.build import why_not  # noqa: E402
+
 MOST_SECONDS = 10.0  # until control is back, from when the fault can be noticed
 
 SETUP = """
-import ctypes, mmap, os, resource, signal, struct, sys, threading, time
+import ctypes, mmap, os, resource, signal, struct, subprocess, sys, tempfile, threading, time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 import torch, tpukit
 clock = mmap.mmap(-1, 8)
 
@@ -38,13 +41,25 @@ def now():
 
 def launch(fn, **options):
     clock[:] = bytes(8)
-    return tpukit.launch(fn, backend={backend!r}, cores=2, **options)
+    return tpukit.launch(fn, **{"backend": {backend!r}, "cores": 2, **options})
 
 def together(core):
     return core.all_reduce(torch.ones(2, device=core.device))
 
 def fine(core):
     return together(core).tolist()
+
+def steps(core, before):
+    "Take three steps of a training, whose gradients are averaged in the graph where the backend has one."
+    model = core.model(torch.nn.Linear(3, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(3):
+        if core.rank == 1 and number == 1:
+            now(); before()
+        with core.step():
+            model(torch.ones(4, 3, device=core.device)).square().mean().backward()
+            core.optimizer_step(optimizer)
+    return float(core.to_host(model.bias.detach().sum()))
 
 class Data:
     def __len__(self): return 64
@@ -65,7 +80,9 @@ class Fault:
 
     `work` is the body of the worker function, `sees` a pattern of the error, `call` options of launch, `before` a cell
     run first, `patience` the seconds that the fault needs by its nature to be noticed (a stall limit), `cause` the type
-    of the original exception.
+    of the original exception, `prints` a pattern of what the cell prints. A fault `alone` has a kernel of its own. One
+    `in_graph` is about collectives that are part of the graph: on the stand-in they are, on CPU processes they are
+    put off to the end of the step.
     """
 
     name: str
@@ -79,6 +96,13 @@ class Fault:
     wrap: tuple[str, ...] = ()
     needs_root: bool = False
     check: str = ""
+    prints: str = ""
+    alone: bool = False
+    in_graph: bool = False
+
+    def runs_on(self, backend: str) -> bool:
+        """Say whether this is a fault that the backend can have."""
+        return backend != "xla:cpu" or not self.in_graph
 
 
 def tmpfs(folder: str) -> tuple[str, ...]:
@@ -88,6 +112,36 @@ def tmpfs(folder: str) -> tuple[str, ...]:
 
 
 KILLED = "core 1 of 2 was killed by SIGKILL"
+BOTH = "result.results == [[2, 2], [2, 2]]"
+# Processes are numbered from the last to the first, as a TPU's chips may be.
+REVERSED = """
+from tpukit.backends import RUNTIMES
+
+class Reversed(type(RUNTIMES[{backend!r}])):
+    name = "reversed"
+    def start(self, body, topology, *, process, meeting_point):
+        super().start(body, topology, process=1 - process, meeting_point=meeting_point)
+
+RUNTIMES["reversed"] = Reversed()
+"""
+IN_GRAPH = f"""
+sys.path.append({str(Path(__file__).parents[1])!r})
+import test_in_graph
+test_in_graph.backends.RUNTIMES["in graph"] = test_in_graph.InGraphRuntime()
+"""
+# The second process cannot be had, once.
+REFUSED = """
+import multiprocessing.context, multiprocessing.popen_fork
+forks = []
+
+def refuse_the_second(process):
+    forks.append(process)
+    if len(forks) == 2:
+        now(); raise BlockingIOError(11, "Resource temporarily unavailable")
+    return multiprocessing.popen_fork.Popen(process)
+
+multiprocessing.context.ForkProcess._Popen = staticmethod(refuse_the_second)
+"""
 FAULTS = [
     Fault("exception in rank 0", "if core.rank == 0: now(); raise KeyError('a')\ntogether(core)",
           "core 0 of 2 raised KeyError: 'a'", cause="KeyError"),
@@ -164,6 +218,78 @@ FAULTS = [
           "x = torch.randn(500, 500, device=core.device, requires_grad=True)\n(x @ x).sum().backward()\nnow(); return fine(core)", "",
           before="x = torch.randn(1500, 1500, requires_grad=True); (x @ x).sum().backward()",
           check="result.results == [[2, 2], [2, 2]]"),
+    # ---- the graph
+    Fault("a core that sleeps while the other waits in the graph", "return steps(core, lambda: time.sleep(9999))",
+          r"core 1 of 2 has not moved for \d+ s|core 0 of 2 raised (.|\n)*has not come", call="stall=3, heartbeat=0.3", patience=3, in_graph=True),
+    Fault("a core that is killed while the other waits in the graph", "return steps(core, be_killed)", KILLED, in_graph=True),
+    Fault("a core that raises while the other waits in the graph", "return steps(core, raise_os_error)",
+          "core 1 of 2 raised OSError: a broken JPEG", cause="OSError", in_graph=True),
+    Fault("a core that leaves the graph early", "steps(core, lambda: None)\nif core.rank == 0: now(); steps(core, lambda: None)",
+          r"core 1 of 2 returned while core 0|core \d of 2 raised (.|\n)*has not come", call="stall=3, heartbeat=0.3", patience=5, in_graph=True),
+    # ---- ranks that are not the numbers of processes
+    Fault("ranks in another order than processes", "now(); return core.rank, fine(core)", "", call="backend='reversed'",
+          before=REVERSED, check="result.results == [(0, [2, 2]), (1, [2, 2])]"),
+    Fault("SIGKILL of a rank that is not its process's number",
+          "if core.rank == 1: now(); os.kill(os.getpid(), signal.SIGKILL)\ntogether(core)", KILLED, call="backend='reversed'", before=REVERSED),
+    # ---- processes and threads of the worker function's own
+    Fault("a Pool in a worker", "from multiprocessing import Pool\nwith Pool(2) as pool: result = pool.map(abs, [-1, -2])\nnow(); return result", "",
+          check="result.results == [[1, 2], [1, 2]]"),
+    Fault("a process pool made in a thread that has ended",
+          "made = []\nthread = threading.Thread(target=lambda: made.append(ProcessPoolExecutor(1)) or made[0].submit(abs, -1).result())\n"
+          "thread.start(); thread.join(); time.sleep(0.3); now()\nwith made[0] as pool: return pool.submit(abs, -2).result()", "",
+          check="result.results == [2, 2]"),
+    Fault("joblib in a worker",
+          "import numpy\nfrom joblib import Parallel, delayed\nlarge = numpy.ones(500_000)\n"
+          "total = float(sum(Parallel(n_jobs=2)(delayed(numpy.sum)(large) for _ in range(4))))\nnow(); return total", "",
+          check="result.results == [2e6, 2e6]"),
+    Fault("a program left running", "subprocess.Popen(['sleep', '9999']); now(); return fine(core)", "", check=BOTH),
+    Fault("a process forked by hand that never ends", "if os.fork() == 0: time.sleep(9999)\nnow(); return fine(core)", "", check=BOTH),
+    Fault("a thread left running", "threading.Thread(target=time.sleep, args=(9999,)).start(); now(); return fine(core)", "", check=BOTH),
+    Fault("a launch inside a worker", "now(); return launch(fine)", r"core [01] of 2 raised RuntimeInUse: launch was called inside a worker",
+          cause="RuntimeInUse"),
+    Fault("two launches at once", "now(); return fine(core)", "",
+          check="[one.results for one in ThreadPoolExecutor(2).map(launch, [fine, fine])] == [[[2, 2], [2, 2]]] * 2"),
+    # ---- what stands still or spins
+    Fault("SIGSTOP of one rank", "core.barrier()\nif core.rank == 1: now(); os.kill(os.getpid(), signal.SIGSTOP)\ntogether(core)",
+          "core 1 of 2 has not moved(.|\n)*core 1:\ndoes not answer", call="stall=3, heartbeat=0.3", patience=3),
+    Fault("native code that holds the interpreter", "core.barrier()\nif core.rank == 1: now(); ctypes.PyDLL(None).sleep(9999)\ntogether(core)",
+          "core 1 of 2 has not moved(.|\n)*core 1:\ndoes not answer", call="stall=3, heartbeat=0.3", patience=3),
+    Fault("an endless loop over the time limit", "now()\nwhile True: pass", "core 0 of 2 was not done after timeout=2 seconds",
+          call="timeout=2", patience=2),
+    Fault("interrupt of a hung run shows where the cores stood", "if core.rank == 1: time.sleep(9999)\ntogether(core)",
+          r"where the cores stood:\ncore 0:(.|\n)*core 1:(.|\n)*time\.sleep\(9999\)", call="heartbeat=0.3", interrupt=(10.0,)),
+    Fault("a collective's error is caught, and work goes on",
+          "try: core.gather(torch.ones(1 + core.rank, device=core.device))\nexcept ValueError: time.sleep(8 * (1 - core.rank))\nnow(); return core.rank",
+          "", check="result.results == [0, 1]"),
+    Fault("a result that takes long to pickle", "core.barrier(); now(); return [{} for _ in range(2_000_000 * (1 - core.rank))]", "",
+          check="[len(one) for one in result.results] == [2_000_000, 0]"),
+    # ---- words
+    Fault("death by a real-time signal", "if core.rank == 1: now(); os.kill(os.getpid(), 40)\ntogether(core)", "core 1 of 2 was killed by signal 40"),
+    Fault("exception of 5 MB", "now(); raise ValueError('begin ' + 'x' * 5_000_000 + ' end')",
+          r"core [01] of 2 raised ValueError: begin xxx(.|\n)*characters are left out here(.|\n)*xxx end\s*$", check="len(seen) < 30_000"),
+    Fault("exception whose text cannot be made",
+          "if core.rank == 1: now(); raise Silent\ntogether(core)", "core 1 of 2 raised Silent",
+          before="class Silent(Exception):\n    def __str__(self): raise RuntimeError('no words')"),
+    Fault("endless recursion", "def again(): again()\nif core.rank == 1: now(); again()\ntogether(core)", "core 1 of 2 raised RecursionError",
+          cause="RecursionError"),
+    # ---- what a worker shows
+    Fault("a program that prints without end", "if core.rank == 0: subprocess.run(['yes'])\ntime.sleep(1); now(); raise KeyError('late')",
+          "core 1 of 2 raised KeyError: 'late'", cause="KeyError"),
+    Fault("a last line without an end", "print('accuracy', 0.93, end=''); now()", "", prints=r"\[core 1\] accuracy 0.93\n"),
+    Fault("500 displays from each rank", "from IPython.display import HTML, display\nfor n in range(500): display(HTML(str(n)))\nnow()", "",
+          prints="displays above 10 a second are not shown"),
+    # ---- a machine with little to give
+    Fault("1,100 open files in the kernel", "now(); time.sleep(0.5); return fine(core)", "", check=BOTH, alone=True,
+          before="soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+                 "resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))\n"
+                 "opened = [open(os.devnull) for _ in range(1100)]"),
+    Fault("no more files for a worker to open",
+          "if core.rank == 1:\n    resource.setrlimit(resource.RLIMIT_NOFILE, (3, 3)); now(); open(os.devnull)\ntogether(core)",
+          r"core 1 of 2 raised OSError: \[Errno 24\] Too many open files", cause="OSError"),
+    Fault("a temporary folder with a name of 90 characters",
+          "for _ in core.batches(Data(-1, None), batch_size=4, workers=1): pass\nnow(); return fine(core)", "", check=BOTH, alone=True,
+          before="os.environ['TMPDIR'] = tempfile.gettempdir() + '/' + 'a' * 90; os.mkdir(os.environ['TMPDIR']); tempfile.tempdir = None"),
+    Fault("the second fork is refused", "return 1", "BlockingIOError: .*Resource temporarily unavailable", before=REFUSED, alone=True),
 ]  # fmt: skip
 
 
@@ -187,7 +313,7 @@ class Bench:
     """A kernel whose temporary files go to a folder of its own."""
 
     def __init__(self, backend: str, wrap: tuple[str, ...] = (), served: bool = False):
-        self.folder = Path(tempfile.mkdtemp(prefix="faults-"))
+        self.backend, self.folder = backend, Path(tempfile.mkdtemp(prefix="faults-"))
         environ = {"TMPDIR": str(self.folder), "PYTHONPATH": str(Path(__file__).parents[2])}
         self.kernel = ServedKernel(environ) if served else Kernel(environ, wrap)
         self.kernel.run(SETUP.replace("{backend!r}", repr(backend)))
@@ -198,24 +324,38 @@ class Bench:
     def files(self) -> set[str]:
         """Return what lies in the temporary folder, in shared memory, and open in the kernel."""
         inside = {str(path) for path in self.folder.rglob("*") if "ipykernel" not in str(path)}
-        return inside | {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+        inside |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if was_left_by_a_worker(name)}
+        # Where the temporary folder has too long a name.
+        return inside | {str(path) for path in Path("/tmp").glob(f"tpukit-{self.kernel.process.pid}-*")}
 
     def close(self) -> None:
         self.kernel.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def was_left_by_a_worker(name: str) -> bool:
+    """Say whether a name in shared memory is torch's or joblib's, of a process that is no more."""
+    made_by = re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name)
+    return name.startswith("torch_") or bool(made_by) and not psutil.pid_exists(int(made_by[1]))
+
+
 def run_fault(fault: Fault, bench: Bench) -> Row:
     """Bring the fault about in the kernel, and see what the user sees, and what is left."""
-    kernel = bench.kernel
+    kernel, call = bench.kernel, fault.call
     if fault.before:
-        kernel.run(fault.before)
+        kernel.run(fault.before.replace("{backend!r}", repr(bench.backend)))
+        assert kernel.error is None, kernel.error
+        bench.before |= bench.files()
+    if fault.in_graph and bench.backend == "cpu":
+        kernel.run(IN_GRAPH)
+        assert kernel.error is None, kernel.error
+        call = f"backend='in graph', {call}"
     body = "\n".join(f"    {line}" for line in fault.work.splitlines())
     kernel.run(f"result = seen = cause = None\ndef work(core):\n{body}")
     threads = [kernel.later(seconds, kernel.manager.interrupt_kernel) for seconds in fault.interrupt]
     began = time.time()
     out = kernel.run(
-        f"try:\n    result = launch(work, {fault.call})\n"
+        f"try:\n    result = launch(work, {call})\n"
         "except BaseException as error:\n"
         "    seen, cause = f'{type(error).__name__}: {error}', type(error.__cause__).__name__\n"
         "ended = time.time()",
@@ -229,21 +369,27 @@ def run_fault(fault: Fault, bench: Bench) -> Row:
     seconds = ended - start - fault.patience
     psutil.wait_procs(kernel.workers(), timeout=0.5)
     left = len(kernel.workers())
-    files = len(bench.files() - bench.before)
-    check = kernel.run(f"print(bool({fault.check or True}))").strip() == "True"
+    files = sorted(bench.files() - bench.before)
+    check = kernel.run(f"print(bool({fault.check or True}))").split()[-1:] == ["True"]
     again = "[[2.0, 2.0], [2.0, 2.0]]" in kernel.run("print(launch(fine).results)")
     problems = {
         f"saw {seen[:300]!r}": not re.search(fault.sees, seen) or (not fault.sees and seen),
         f"the cell ended with {interrupted}": interrupted is not None and not fault.interrupt,
+        f"printed {out[-200:]!r}": not re.search(fault.prints, out),
         f"cause {cause}": fault.cause and cause != fault.cause,
         f"{seconds:.1f} s": seconds > MOST_SECONDS,
         f"{left} processes left": left,
-        f"{files} files left": files,
+        f"{len(files)} files left, {', '.join(files[:2])}": files,
         f"not {fault.check}; printed {out[-200:]!r}": not check,
         "the next launch fails": not again,
     }
     return Row(
-        fault.name, max(0.0, seconds), left, files, again, "; ".join(why for why, is_so in problems.items() if is_so)
+        fault.name,
+        max(0.0, seconds),
+        left,
+        len(files),
+        again,
+        "; ".join(why for why, is_so in problems.items() if is_so),
     )
 
 
@@ -280,22 +426,23 @@ def hang_up(kernel: Kernel) -> None:
 
 ENDS = {
     "kernel kill -9": lambda kernel: kernel.process.kill(),
+    "kernel SIGTERM": lambda kernel: kernel.process.terminate(),
     "kernel restart": restart,
     "notebook server kill -9": lambda kernel: kernel.server.kill(),
     "terminal hang-up": hang_up,
 }
 
 
-def run_all(backend: str, only: str) -> list[Row]:
+def run_all(backend: str, only: str, only_in_graph: bool = False) -> list[Row]:
     """Run the rows whose name has the word, those that can share a kernel in one."""
     rows, shared = [], None
     for fault in FAULTS:
-        if only not in fault.name:
+        if not (only in fault.name and fault.runs_on(backend) and (fault.in_graph or not only_in_graph)):
             continue
         if fault.needs_root and not can_mount():
             print(f"not run here, it takes the right to mount: {fault.name}", flush=True)
             continue
-        if fault.wrap:
+        if fault.wrap or fault.alone:
             bench = Bench(backend, fault.wrap)
         else:
             bench = shared = shared or Bench(backend)
@@ -313,7 +460,7 @@ def run_all(backend: str, only: str) -> list[Row]:
     if shared:
         shared.close()
     for name, end in ENDS.items():
-        if only in name:
+        if only in name and not only_in_graph:
             rows.append(end_of_kernel(name, end, backend))
             show(rows[-1])
             if not rows[-1].passed:
@@ -334,21 +481,27 @@ def can_mount() -> bool:
 
 def show(row: Row) -> None:
     again = "yes" if row.again else "NO"
-    print(f"{row.name:<52}{row.seconds:>8.1f} s {row.left:>6} {row.files:>6} {again:>6}  {row.why or 'ok'}", flush=True)
+    print(f"{row.name:<62}{row.seconds:>8.1f} s {row.left:>6} {row.files:>6} {again:>6}  {row.why or 'ok'}", flush=True)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--backend", choices=["cpu", "xla:cpu", "xla:standin", "both"], default="both", help="both: the first two"
+        "--backend",
+        choices=["cpu", "xla:cpu", "xla:standin", "both"],
+        default="both",
+        help="both: the first two, and what is about the graph on the third, where it can be had",
     )
     parser.add_argument("--only", default="", metavar="WORD", help="rows whose name has the word")
     asked = parser.parse_args()
     signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup the kernels would inherit deaf ears
     rows = []
-    for backend in ["cpu", "xla:cpu"] if asked.backend == "both" else [asked.backend]:
-        print(f"{'fault (' + backend + ')':<52}{'control':>10} {'left':>6} {'files':>6} {'again':>6}", flush=True)
-        rows += run_all(backend, asked.only)
+    backends = [asked.backend]
+    if asked.backend == "both":
+        backends = ["cpu", "xla:cpu"] + ["xla:standin"] * (why_not() is None)
+    for backend in backends:
+        print(f"{'fault (' + backend + ')':<62}{'control':>10} {'left':>6} {'files':>6} {'again':>6}", flush=True)
+        rows += run_all(backend, asked.only, only_in_graph=len(backends) > 1 and backend == "xla:standin")
     passed = sum(row.passed for row in rows)
     slowest = max((row.seconds for row in rows), default=0.0)
     orphans = sum(row.left for row in rows)

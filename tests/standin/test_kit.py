@@ -2,9 +2,11 @@
 
 import contextlib
 import dataclasses
+import errno
 import functools
 import importlib.metadata
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -15,11 +17,12 @@ import pytest
 import torch
 from standin.machine import machines
 from torch import nn
-from workers import Pairs, small_net
+from workers import Branches, Pairs, Tied, small_net
 
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
 from tpukit.backends.standin import build, memory, shapes
+from tpukit.machine import chips
 
 # torch_xla 2.8 ends the process where an error on the device is read; 2.9 raises it.
 RAISED = "was killed by SIGABRT" if importlib.metadata.version("torch_xla") < "2.9" else "raised"
@@ -113,6 +116,50 @@ def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works()
     assert len(on(shape, everything).results) == 4
 
 
+def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(monkeypatch, tmp_path, capsys):
+    node, free = tmp_path / "accel0", time.monotonic() + 2
+    node.touch()
+
+    def open_node(path, flags):
+        if time.monotonic() < free:
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+        return os.open(path, flags)
+
+    wait = functools.partial(chips.wait_for_chips, dev=tmp_path, open_node=open_node)
+    monkeypatch.setattr("tpukit.distributed.worker_group.wait_for_chips", wait)
+    run = on(shapes.SHAPES["colab v5e-1"], lambda core: time.monotonic())
+    assert run.results[0] > free
+    assert f"waiting for 1 of 1 chips to become free, 60 s at most: {node} by no process" in capsys.readouterr().out
+    monkeypatch.setattr("tpukit.distributed.worker_group.wait_for_chips", functools.partial(wait, seconds=0.5))
+    free = float("inf")
+    with pytest.raises(tpukit.ChipsBusy, match="1 of 1 chips are still busy"):
+        on(shapes.SHAPES["colab v5e-1"], everything)
+    assert multiprocessing.active_children() == []
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+def test_max_and_min_are_right_for_every_dtype_and_use_what_the_tpus_compiler_can_lower():
+    """It has no all-reduce of s64 and f64 but the sum: "Supported lowering only of Sum all reduce"."""
+
+    def work(core):
+        values, found = torch.tensor([[core.rank, 1 - core.rank, 5]]), {}
+        for dtype in DTYPES:
+            for op in ("max", "min"):
+                tensor = core.all_reduce(values.to(dtype).to(core.device), op)
+                found[dtype, op] = core.backend.graph_text([tensor]), tensor.cpu()
+        return found
+
+    expected = {"max": [[1, 1, 5]], "min": [[0, 0, 5]]}
+    for result in launch(work, cores=2, backend="xla:standin", progress="off").results:
+        for (dtype, op), (graph, tensor) in result.items():
+            assert tensor.dtype == dtype
+            assert tensor.tolist() == torch.tensor(expected[op]).to(dtype).tolist()
+            assert "all-reduce(" in graph  # also a gather is one, a sum of what is 0 in all places but one's own
+            assert not re.search(r"[sf]64\[.* all-reduce\(.*to_apply=%M(ax|in)", graph)
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -189,6 +236,31 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
     assert len(on(shape, one_step).results) == 4
 
 
+def test_shared_weights_stay_one_and_parameters_that_no_core_uses_are_left_alone():
+    def work(core):
+        tied, branches = core.model(Tied()), core.model(Branches())
+        optimizer = torch.optim.AdamW([*tied.parameters(), *branches.parameters()], lr=0.1, weight_decay=0.5)
+        words = torch.arange(11, device=core.device)
+        inputs = torch.ones(4, 3, device=core.device) + core.rank
+        layers, compiles = [branches.a] * 3 + [branches.b] * 3, []
+        for layer in layers:
+            with core.step():
+                loss = nn.functional.cross_entropy(tied(words), words.flip(0)) + layer(inputs).square().mean()
+                loss.backward()
+                core.optimizer_step(optimizer)
+            compiles.append(core.backend.compiles()[0])
+        return len(list(tied.parameters())), compiles, core.to_host([tied.state_dict(), branches.state_dict()])
+
+    results = on(shapes.SHAPES["v4-8"], work).results
+    for count, compiles, (tied, branches) in results:
+        assert count == 3
+        assert torch.equal(tied["head.weight"], tied["embed.weight"])
+        assert torch.equal(branches["unused.weight"], Branches().unused.weight)
+        assert not torch.equal(branches["b.weight"], Branches().b.weight)
+        assert compiles[2] - compiles[1] == compiles[5] - compiles[4] == 0
+        assert torch.equal(branches["a.weight"], results[0][2][1]["a.weight"])
+
+
 # ---- training --------------------------------------------------------------------------------------------------------
 
 
@@ -213,6 +285,14 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+@pytest.mark.every_machine
+def test_cores_that_share_a_process_are_said_to_share_random_numbers(capsys):
+    on(shapes.SHAPES["v3-8"], lambda core: core.rank)
+    assert "cores that share a chip share the host's random numbers" in capsys.readouterr().out
+    on(shapes.SHAPES["colab v5e-1"], lambda core: core.rank)
+    assert "share" not in capsys.readouterr().out
+
+
 @EVERY_MACHINE
 def test_fit_trains_evaluates_and_resumes_to_the_last_bit(machine, tmp_path):
     shape = shapes.SHAPES[machine]
@@ -231,6 +311,46 @@ def test_fit_trains_evaluates_and_resumes_to_the_last_bit(machine, tmp_path):
     assert first["loss"] == pytest.approx(nn.functional.mse_loss(expected, data.targets).item(), rel=1e-5)
     findings = {finding.name: finding for finding in first["report"].findings}
     assert findings["fallbacks"].state == "ok"
+
+
+@EVERY_MACHINE
+def test_named_inputs_streamed_metrics_and_a_hook_work_and_no_step_is_compiled_again(machine, capsys):
+    from torchmetrics.regression import MeanSquaredError
+
+    class Net(nn.Linear):  # without buffers: there is nothing to average before an evaluation
+        def forward(self, x):
+            return {"y": super().forward(x)}
+
+    class Error(MeanSquaredError):
+        def update(self, outputs, targets):
+            super().update(outputs["y"], targets)
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(32 * CORES[machine], 4, generator=generator)
+    data = [{"x": row, "labels": row[:2]} for row in x]
+    valid = torch.utils.data.Subset(data, range(4 * CORES[machine] + 3))
+
+    def criterion(outputs, targets):
+        return nn.functional.mse_loss(outputs["y"], targets)
+
+    def work(core):
+        torch.manual_seed(0)
+        model = core.model(Net(4, 2))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
+        batches = core.batches(data, batch_size=4, shuffle=True, drop_last=True)
+        options = {"metrics": {"error": Error()}, "keep_outputs": False, "on_epoch": lambda history: None}
+        valid_batches = core.batches(valid, batch_size=4)
+        history = fit(core, model, optimizer, criterion, batches, valid_batches, epochs=2, **options)
+        found = evaluate(core, model, criterion, valid_batches)
+        return history.epochs, found.loss, tpukit.predict(core, model, valid_batches), model.state_dict()
+
+    for epochs, loss, outputs, state in on(shapes.SHAPES[machine], work).results:
+        expected = nn.functional.linear(x[: len(valid)], state["weight"], state["bias"])
+        assert torch.allclose(outputs["y"], expected, atol=1e-5)
+        assert loss == pytest.approx(nn.functional.mse_loss(expected, x[: len(valid), :2]).item(), rel=1e-5)
+        assert epochs[-1]["valid_error"] == pytest.approx(epochs[-1]["valid_loss"], rel=1e-5)
+        assert epochs[-1]["valid_loss"] == pytest.approx(loss, rel=1e-5)
+    assert "compiled again" not in capsys.readouterr().out
 
 
 def ten_steps(core, batch_size, size=32):
@@ -366,3 +486,45 @@ def test_nothing_is_left_in_shared_memory_by_a_run_that_was_killed():
     with pytest.raises(WorkerFailed):
         launch(is_killed, cores=2, backend="xla:standin", progress="off")
     assert set(os.listdir("/dev/shm")) <= before
+
+
+# ---- independent jobs ------------------------------------------------------------------------------------------------
+
+
+def its_chip(core, config):
+    import torch_xla.runtime as xr
+
+    variables = ("TPU_VISIBLE_CHIPS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_BOUNDS")
+    time.sleep(0.5)
+    return {
+        "chip": [os.environ[name] for name in variables],
+        "cores": (core.world_size, xr.world_size(), xr.global_ordinal()),
+        "sum": core.all_reduce(torch.ones(2, device=core.device) * config),
+    }
+
+
+@EVERY_MACHINE
+def test_each_job_has_a_chip_of_its_own(machine):
+    shape = shapes.SHAPES[machine]
+    with played(shape) as host:
+        jobs = tpukit.launch_each(its_chip, range(shape.chips + 1), machine=host, progress="off")
+    assert not jobs.failures, jobs
+    assert [result["cores"] for result in jobs.results] == [(1, 1, 0)] * (shape.chips + 1)
+    assert [result["sum"].tolist() for result in jobs.results] == [[n, n] for n in range(shape.chips + 1)]
+    used = [result["chip"] for result in jobs.results]
+    assert used[: shape.chips] == [[str(chip), "1,1,1", "1,1,1"] for chip in range(shape.chips)]
+
+
+def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
+    with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 8)) as host:
+        jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, machine=host, progress="off")
+    assert not jobs.failures, jobs
+    assert jobs.seconds > 3
+    assert capsys.readouterr().out.count("[job 0] its chip does not start, it may be busy; trying for 60 s") == 1
+
+
+def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):
+    monkeypatch.setattr("tpukit.distributed.jobs._BUSY_SECONDS", 4.0)
+    with played(shapes.SHAPES["colab v5e-1"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 600)) as host:
+        jobs = tpukit.launch_each(its_chip, [1], machine=host, progress="off")
+    assert "chips stay busy for some seconds" in str(jobs.failures[0])

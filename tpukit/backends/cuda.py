@@ -2,11 +2,11 @@
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpukit.backends.cpu import Cpu, CpuRuntime
-from tpukit.backends.protocol import Topology
+from tpukit.backends.protocol import Backend, Topology
 
 _PROC = Path("/proc/driver/nvidia/gpus")
 
@@ -20,8 +20,11 @@ def count(environ: Mapping[str, str] = os.environ, gpus: Path = _PROC) -> int:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
         return there
-    chosen = [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
-    return min(there, len(chosen))
+    return min(there, len(_chosen(visible)))
+
+
+def _chosen(visible: str) -> list[str]:
+    return [part for part in visible.split(",") if part.strip() not in ("", "-1", "NoDevFiles")]
 
 
 class Cuda(Cpu):
@@ -40,6 +43,15 @@ class Cuda(Cpu):
         import torch
 
         torch.cuda.manual_seed(seed)
+
+    def set_precision(self, precision: str) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = precision == "high"  # convolutions, which torch rounds by default
+
+    def product_bits(self, precision: str | None) -> int:
+        return 24 if precision == "highest" else 11  # TF32, where it is used: torch's default in convolutions
 
     def _for_collectives(self, tensors: list) -> list:  # NCCL wants them on the GPU
         return [tensor.detach().to(self.device) for tensor in tensors]
@@ -70,6 +82,12 @@ class CudaRuntime(CpuRuntime):
                 "  fix:   leave cores out for all there are, or backend='cpu' to rehearse"
             )
         return Topology(self.name, "CUDA GPU", cores or gpus, processes=cores or gpus)
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        if topology.device_number is not None:
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count()))))
+            os.environ["CUDA_VISIBLE_DEVICES"] = _chosen(visible)[topology.device_number]
+        super().start(body, topology, process=process, meeting_point=meeting_point)
 
     def is_started(self) -> bool:
         torch = sys.modules.get("torch")  # without torch nothing has

@@ -16,6 +16,8 @@ class Topology:
         cores: cores of the run, its world size.
         processes: worker processes, each with as many cores as every other.
         rehearsal: True where CPU processes stand in for the cores of a TPU.
+        device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
+            others; None where it is alone on the machine.
     """
 
     backend: str
@@ -23,6 +25,7 @@ class Topology:
     cores: int
     processes: int
     rehearsal: bool = False
+    device_number: int | None = None
 
     def ranks(self, process: int) -> range:
         """Return the ranks of the cores in worker process number `process`."""
@@ -41,6 +44,7 @@ class Backend:
         in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
             `sync` and when they read a tensor, not in the call of the collective.
         waits_idle: True where a core that waits for others uses no processor.
+        shares_process: True where other cores are threads of the same process, as on v2 and v3.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -50,10 +54,18 @@ class Backend:
     real: object
     in_graph = False
     waits_idle = True
+    shares_process = False
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
         """Seed the device's own random numbers, where they are not the CPU's."""
+
+    def set_precision(self, precision: str) -> None:
+        """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
+
+    def product_bits(self, precision: str | None) -> int:
+        """Return how many significant bits products keep of their float32 factors with this precision; 24 are all."""
+        return 24
 
     def sync(self) -> None:
         """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
@@ -168,7 +180,11 @@ class Runtime:
 
     def load(self, topology: Topology) -> None:
         """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
-        import torch.distributed  # noqa: F401
+        import torch.distributed
+
+        if torch.distributed.is_available():
+            with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
+                import torch.distributed.nn.jit.instantiator  # noqa: F401
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

@@ -17,6 +17,12 @@ class TorchXla(Backend):
 
         torch_xla.manual_seed(seed)  # of this core alone: its random numbers are drawn on the device
 
+    def set_precision(self, precision: str) -> None:
+        import torch_xla
+
+        # torch_xla.backends.set_mat_mul_precision, without the warning that it logs every time (2.8 and 2.9).
+        torch_xla._XLAC._xla_set_mat_mul_precision(precision)
+
     def sync(self) -> None:
         import torch_xla
 
@@ -102,14 +108,23 @@ class Tpu(TorchXla):
         self.device = torch_xla.device()
         self.real = torch.float32  # a TPU has no float64 of its own
 
+    def product_bits(self, precision: str | None) -> int:
+        # One, three and six bfloat16 products: the numbers of torch_xla.backends.set_mat_mul_precision.
+        return {"high": 14, "highest": 22}.get(precision, 8)
+
     def barrier(self) -> None:
         import torch_xla.core.xla_model as xm
 
         xm.rendezvous("tpukit")
 
     def all_reduce(self, tensor, op: str):
+        import torch
         import torch_xla.core.xla_model as xm
 
+        if op in ("min", "max") and tensor.dtype in (torch.int64, torch.float64) and self.world_size > 1:
+            # The TPU compiler: "Supported lowering only of Sum all reduce" for these two (libtpu 0.0.17 and 0.0.21).
+            everyone = xm.all_gather(tensor.unsqueeze(0), dim=0)
+            return everyone.amin(0) if op == "min" else everyone.amax(0)
         kinds = {"min": xm.REDUCE_MIN, "max": xm.REDUCE_MAX}
         if op == "mean" and not tensor.is_floating_point():
             tensor = tensor.to(self.real)
@@ -130,7 +145,7 @@ class Tpu(TorchXla):
     def average(self, tensors: list) -> None:
         import torch_xla.core.xla_model as xm
 
-        if self.world_size > 1:
+        if self.world_size > 1 and tensors:  # of no tensors, torch_xla 2.9 ends with a segmentation fault
             xm.all_reduce(xm.REDUCE_SUM, tensors, scale=1.0 / self.world_size)
 
     def memory(self) -> dict[str, int]:
@@ -167,6 +182,7 @@ class XlaRuntime(Runtime):
         return runtime_started()
 
     def load(self, topology: Topology) -> None:
+        super().load(topology)
         try:
             import_torch_xla("TPU")
         except OSError as error:
@@ -183,7 +199,20 @@ class XlaRuntime(Runtime):
             ) from error
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
-        start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
+        if topology.device_number is not None:
+            # What torch_xla's configure_one_chip_topology sets for chip 0, unless an image has set something else.
+            os.environ |= {
+                "TPU_VISIBLE_CHIPS": str(topology.device_number),
+                "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+                "TPU_PROCESS_BOUNDS": "1,1,1",
+            }
+
+        def on_core() -> None:
+            backend = Tpu()
+            backend.shares_process = topology.cores > topology.processes
+            body(backend)
+
+        start_pjrt("TPU", on_core, process=process, processes=topology.processes)
 
 
 def runtime_started() -> bool:

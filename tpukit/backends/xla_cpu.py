@@ -39,6 +39,7 @@ class XlaCpuRuntime(CpuRuntime):
         return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
 
     def load(self, topology: Topology) -> None:
+        super().load(topology)
         import_torch_xla("CPU")
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:

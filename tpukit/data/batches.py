@@ -1,10 +1,11 @@
 """Batches of one fixed shape for each core, prepared ahead of the step that takes them."""
 
+import copy
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
-from tpukit.data.sampler import ShardedSampler
+from tpukit.data.sampler import FirstStep, ShardedSampler
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
 from tpukit.machine.resources import cpus
 
@@ -37,6 +38,7 @@ class Batches:
         workers: int | None = None,
         threads: int = 1,
         send: Callable[[list], list] | None = None,
+        shares_process: bool = False,
     ):
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
@@ -57,6 +59,7 @@ class Batches:
         if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
+        self._shares_process = shares_process  # with other cores, and so the host's random numbers
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
         self.epoch, self.waited, self.current = 0, 0.0, None
@@ -92,11 +95,19 @@ class Batches:
         """Return the samples that this core sees in an epoch, batch by batch."""
         return self.sampler.samples(self.sampler.positions(), epoch=epoch, seed=self._seed).tolist()
 
+    def first_step(self) -> "Batches":
+        """Return batches that are the first of these, of any epoch, and have a position of their own."""
+        first = copy.copy(self)
+        first.sampler = FirstStep(**vars(self.sampler))
+        return first
+
     # ---- saving and restoring the position in the data ---------------------------------------------------------
 
     def state_dict(self) -> dict:
         """Return the position in the data; batches that are prepared but not yet received do not count."""
-        return {"epoch": self.epoch, "samples": self._done, "seed": self._seed, "count": self.sampler.count}
+        sampler, done = self.sampler, {"epoch": self.epoch, "samples": self._done, "seed": self._seed}
+        layout = None if sampler.shuffle else [sampler.world_size, sampler.batch_size, sampler.drop_last]
+        return {**done, "count": sampler.count, "layout": layout}
 
     def end_epoch(self) -> None:
         """End an epoch that was left early: the next loop begins the next one."""
@@ -106,22 +117,26 @@ class Batches:
     def load_state_dict(self, state: dict) -> None:
         """Continue where the state was saved: the next loop yields the rest of that epoch, in the same order.
 
-        If the samples are shuffled, the number of cores and the batch size may differ from those of the saved run.
+        If the samples are shuffled, the number of cores and the batch size may differ from those of the saved run. In
+        order each core has a part of its own, of which it has seen the beginning; other cores would repeat samples.
 
         Raises:
-            ValueError: the state belongs to a dataset of another length; or the samples are in order, and their number
-                per step has changed.
+            ValueError: the state belongs to a dataset of another length; or it was saved within an epoch in order, and
+                the number of cores, the batch size or the order has changed.
         """
         if state["count"] != self.sampler.count:
             raise ValueError(
                 f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}\n"
                 "  fix:   pass the dataset that the state was saved with, or start without the state"
             )
-        if not self.sampler.shuffle and state["samples"] % self.samples_per_step:
+        saved, here = state["layout"], self.state_dict()["layout"]
+        if 0 < state["samples"] < state["count"] and saved != here:
+            was = f"in order, on {_in_words(*saved)}" if saved else "that was shuffled"
+            now = f"on {_in_words(*here)}" if saved and here else "in order" if here else "shuffled"
             raise ValueError(
-                f"the state is {state['samples']} samples into an epoch in order, which is not a multiple of the "
-                f"{self.samples_per_step} samples per step of all cores\n"
-                "  fix:   use the same number of cores and batch size as when it was saved, or shuffle=True"
+                f"the state is {state['samples']} samples into an epoch {was}; here it is {now}\n"
+                "  fix:   use the same cores, batch size, drop_last and order as when it was saved; "
+                "with shuffle=True from the start, cores and batch size may change"
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
         if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch
@@ -139,7 +154,8 @@ class Batches:
             return run_ahead(calls, self._threads)
         dataset = self.dataset if self._source is None else self._source
         jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
-        loaded = load_batches(dataset, jobs, self._workers, (self._seed, self.epoch))
+        seed = self._seed, self.epoch
+        loaded = load_batches(dataset, jobs, self._workers, seed, in_turn=self._shares_process)
         finished = ((lambda step=step: self._finish(next(loaded), real[step])) for step in steps)
         # Without workers the dataset is called in this process and may draw its random numbers. A thread would draw
         # them at any moment of the step; so each batch is made when the loop asks for it.
@@ -161,6 +177,8 @@ class Batches:
         if self._mask:
             batch = _with_mask(batch, torch.from_numpy(real))
         leaves, structure = tree.tree_flatten(batch)
+        if any(isinstance(leaf, Mapping) for leaf in leaves):  # Hugging Face's BatchEncoding, which pytree cannot open
+            leaves, structure = tree.tree_flatten(_with_dicts(batch))
         sent = iter(self._send([leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]))
         leaves = [next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return tree.tree_unflatten(leaves, structure)
@@ -174,9 +192,24 @@ class Batches:
 
 
 def _with_mask(batch: object, real) -> object:
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {**batch, "mask": real}
     return (*batch, real) if isinstance(batch, list | tuple) else (batch, real)
+
+
+def _in_words(world_size: int, batch_size: int, drop_last: bool) -> str:
+    cores = "1 core" if world_size == 1 else f"{world_size} cores"
+    return f"{cores} with batches of {batch_size}{', drop_last' * drop_last}"
+
+
+def _with_dicts(batch: object) -> object:
+    """Return a batch whose mappings of other kinds are dicts."""
+    from torch.utils import _pytree as tree
+
+    def convert(leaf: object) -> object:
+        return {key: _with_dicts(value) for key, value in leaf.items()} if isinstance(leaf, Mapping) else leaf
+
+    return tree.tree_map(convert, batch)
 
 
 def _spare_processors(world_size: int) -> int:

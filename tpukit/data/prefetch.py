@@ -10,8 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from tpukit.data.seeding import seed_host
-from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
+from tpukit.data.seeding import seed_host, seeded_in_turn
+from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, reads_many
+
+# Two ahead for each of five threads, and the loop's own. A loop that holds more, as list(batches) does, has them from
+# the system: kept, they would be looked through for every batch (9.6 s for 16,000) and never be given back.
+_KEPT = 16
 
 
 def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
@@ -30,16 +34,19 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
                 future.cancel()
 
 
-def load_batches(dataset: MapDataset, jobs: list, workers: int, seed: tuple[int, ...]) -> Iterator[object]:
+def load_batches(
+    dataset: MapDataset, jobs: list, workers: int, seed: tuple[int, ...], *, in_turn: bool = False
+) -> Iterator[object]:
     """Yield the batches of a dataset, made by the processes of a DataLoader; with 0 workers, in the caller's thread.
 
     A job is (number, samples) of one batch. Its number is unique in the epoch over all cores: together with `seed` it
-    seeds the batch, so the batch is the same whichever process makes it.
+    seeds the batch, so the batch is the same whichever process makes it. In the caller's thread a batch draws on from
+    whatever the caller has drawn; unless `in_turn`, where threads share the process, and each batch is seeded as well.
     """
     source = as_batch_source(dataset)
     if source is not None:
         return _load_images(source, jobs, workers, seed)
-    batches = _iterate_loader(_BatchDataset(dataset, seed), jobs, workers)
+    batches = _iterate_loader(_BatchDataset(dataset, seed, in_turn), jobs, workers)
     return _explain_broken_pipes(batches) if workers else batches
 
 
@@ -110,7 +117,7 @@ class Buffers:
     Args:
         shape: the shape of each array.
         shared: how many arrays to make, at once, in memory that processes forked later can write into; 0 makes
-            ordinary arrays, as many as are needed.
+            ordinary arrays, as many as are needed, and keeps up to 16.
     """
 
     def __init__(self, shape: tuple[int, ...], shared: int = 0):
@@ -134,8 +141,10 @@ class Buffers:
                     return self._arrays[number]
             if self._shared:
                 return None
-            self._arrays.append(_new_array(self._shape))
-            return self._arrays[-1]
+            array = _new_array(self._shape)
+            if len(self._arrays) < _KEPT:
+                self._arrays.append(array)
+            return array
 
     def _references(self, number: int) -> int:
         # A tensor made by torch.from_numpy and a numpy view both refer to the array, so no one has to give it back.
@@ -177,20 +186,27 @@ class _SharedImages:
 class _BatchDataset:
     """A dataset as a dataset of batches; an error names its sample, also if a worker process raised it."""
 
-    def __init__(self, dataset: MapDataset, seed: tuple[int, ...]):
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: MapDataset, seed: tuple[int, ...], in_turn: bool = False):
+        self.dataset, self.seed, self.in_turn = dataset, seed, in_turn
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, job: tuple):
-        from torch.utils.data import default_collate, get_worker_info
+        from torch.utils.data import get_worker_info
 
         number, samples = job
         if get_worker_info() is not None:
             seed_host((*self.seed, number))
-        samples = samples.tolist()
-        if hasattr(self.dataset, "__getitems__"):
+        elif self.in_turn:
+            with seeded_in_turn((*self.seed, number)):
+                return self._collate(samples.tolist())
+        return self._collate(samples.tolist())
+
+    def _collate(self, samples: list[int]) -> object:
+        from torch.utils.data import default_collate
+
+        if hasattr(self.dataset, "__getitems__") and reads_many(self.dataset):
             return default_collate(self.dataset.__getitems__(samples))
         return default_collate([self._read(sample) for sample in samples])
 

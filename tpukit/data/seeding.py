@@ -1,6 +1,11 @@
 """The one way in which the host's random numbers are seeded: per core, per step, per batch of a loader process."""
 
+import contextlib
 import hashlib
+import threading
+from collections.abc import Iterator
+
+_TURN = threading.RLock()  # the generators are the process's, and two cores of a v2 or v3 chip are threads of one
 
 
 def seed_host(numbers: tuple[int, ...]) -> int:
@@ -22,3 +27,31 @@ def seed_host(numbers: tuple[int, ...]) -> int:
     # Not torch.manual_seed: it keeps a stack trace for every device that is not started, half a millisecond a step.
     torch.default_generator.manual_seed(seed)
     return seed
+
+
+@contextlib.contextmanager
+def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
+    """Seed the host's random numbers for a block that the threads of a process enter in turn; then put back what was.
+
+    What the block draws is the same whatever other threads draw in blocks of their own, or seed by `seed_in_turn`.
+    """
+    import random
+
+    import numpy
+    import torch
+
+    with _TURN:
+        before = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
+        seed_host(numbers)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            numpy.random.set_state(before[1])
+            torch.default_generator.set_state(before[2])
+
+
+def seed_in_turn(numbers: tuple[int, ...]) -> int:
+    """Do as `seed_host`, but not while another thread is in a block of `seeded_in_turn`."""
+    with _TURN:
+        return seed_host(numbers)

@@ -19,7 +19,7 @@ class BatchSource(Protocol):
 
     Attributes:
         shape: (height, width, 3) of every image.
-        labels: (N, L) float32.
+        labels: (N, L) float32, or (N,) int64 class numbers.
     """
 
     shape: tuple[int, int, int]
@@ -30,12 +30,41 @@ class BatchSource(Protocol):
 
 
 def as_batch_source(dataset: object) -> BatchSource | None:
-    """Return the dataset as a source of whole batches, or None if it is not one; Subsets of sources are sources."""
+    """Return the dataset as a source of whole batches, or None if it is not one; Subsets of sources are sources.
+
+    A class that has its own `__getitem__`, for a transform or other labels, is none, unless `take` is its own, too:
+    `take` of the class above would give other samples.
+    """
     if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        inner = as_batch_source(dataset.dataset)
-        return inner and _SourceSubset(inner, dataset.indices)
+        inner = as_batch_source(dataset.dataset) if _is_plain_subset(dataset) else None
+        return None if inner is None else _SourceSubset(inner, dataset.indices)
     is_source = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
-    return dataset if is_source else None
+    return dataset if is_source and _stands_for_getitem(dataset, "take") else None
+
+
+def reads_many(dataset: object) -> bool:
+    """Tell whether `__getitems__` of a dataset gives the same samples as its `__getitem__`.
+
+    torch's Subset passes it on to the dataset inside, and a class made of Subset inherits it, whatever its own
+    `__getitem__` does.
+    """
+    if not _stands_for_getitem(dataset, "__getitems__"):
+        return False
+    inner = getattr(dataset, "dataset", None)
+    return not _is_plain_subset(dataset) or not hasattr(inner, "__getitems__") or reads_many(inner)
+
+
+def _stands_for_getitem(dataset: object, method: str) -> bool:
+    """Tell whether a method that returns many samples was defined with `__getitem__`, or after it."""
+    classes = [next((k for k in type(dataset).__mro__ if name in vars(k)), object) for name in (method, "__getitem__")]
+    return issubclass(*classes)
+
+
+def _is_plain_subset(dataset: object) -> bool:
+    from torch.utils.data import Subset  # here, as only what wraps another dataset asks for it
+
+    names = ("__getitem__", "__getitems__")
+    return all(getattr(type(dataset), name, None) is getattr(Subset, name, None) for name in names)
 
 
 class _SourceSubset:
@@ -44,7 +73,8 @@ class _SourceSubset:
     def __init__(self, source: BatchSource, indices):
         import numpy
 
-        self._source, self._indices = source, numpy.asarray(indices)
+        indices = numpy.asarray(indices)
+        self._source, self._indices = source, indices if indices.size else indices.astype(int)
         self.shape, self.labels = source.shape, source.labels[self._indices]
         self.encoding = getattr(source, "encoding", None)
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 # torchvision's weights expect (image - mean) / std with these numbers (documentation of its models).
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_COLUMNS = 20  # with a third of an inch for each image
 _AXES = ("step", "epoch")  # candidates for the horizontal axis of a history; the first that it has is taken
 
 
@@ -21,6 +22,15 @@ def at_least_one(**counts: int) -> None:
     for name, count in counts.items():
         if count < 1:
             raise _error(ValueError, f"{name} must be 1 or more, got {count}", f"leave {name} out for its default")
+
+
+def columns(asked: int | None, images: int) -> int:
+    """Return how many images are drawn beside each other."""
+    at_least_one(columns=4 if asked is None else asked)
+    count = min(asked or 4, images)
+    if count > _COLUMNS:
+        raise _error(ValueError, f"columns is {_COLUMNS} at most, got {asked}", f"columns={_COLUMNS}, and further rows")
+    return count
 
 
 def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
@@ -76,11 +86,13 @@ def titles(labels: Any, names: Sequence[str] | None, images: int) -> list[list[s
     if array.ndim == 2:
         words = label_names(names, array.shape[1])
         return [[words[label] for label in row.nonzero()[0]] for row in array]
+    if names is None:
+        return [[str(label)] for label in array]
     last = int(array.max())
-    if names is not None and last >= len(names):
+    if last >= len(names):
         fix = f"pass {last + 1} names or more; for one yes-or-no label per image, labels[:, None]"
         raise _error(ValueError, f"class {last} has no name: there are {len(names)}", fix)
-    words = label_names(names, last + 1 if names is None else len(names))
+    words = label_names(names, len(names))
     return [[words[label]] for label in array]
 
 
@@ -206,11 +218,19 @@ def _labels(labels: Any, images: int) -> np.ndarray:
         fact = f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; got {array.shape}"
         found = "" if array.dtype.kind in "biuf" else f"dtype {array.dtype}"
         raise _error(ValueError, fact, "pass the labels of these images, one row per image", found)
-    wrong = ~np.isin(array, (0, 1)) if array.ndim == 2 else ~np.isin(array, np.arange(max(array.max(), 0) + 1))
+    if array.ndim == 2:
+        wrong = ~np.isin(array, (0, 1))
+    else:  # nan is not at least 0, and infinity no int64
+        wrong = ~((array >= 0) & (array < 2**63) & (array == np.trunc(array)))
     if wrong.any():
+        values = array[np.isfinite(array)] if array.dtype.kind == "f" else array
         what, fix = "0 or 1", "if they are probabilities, pass labels > 0.5"
         if array.ndim == 1:
             what, fix = "class numbers from 0", "if it is one yes-or-no label per image, pass labels[:, None] > 0.5"
+        if not np.isfinite(array[wrong][0]):
+            fix = "look for what has no label in the table that they come from: table.isna().sum()"
+        elif array.shape[1:] == (1,) and (values == np.trunc(values)).all() and (values >= 0).all():
+            fix = "if they are class numbers, as a folder's, pass labels[:, 0]"
         found = f"row {np.argwhere(wrong)[0][0]}"
         raise _error(ValueError, f"labels must be {what}, got {array[wrong][0]:.4g}", fix, found)
     return array.astype(int)

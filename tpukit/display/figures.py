@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from tpukit.display import figure_inputs
+from tpukit.display.measures import better
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,8 +31,6 @@ _SMALL, _BODY = 8.0, 10.0  # points
 
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
-_LOW_IS_GOOD = {"loss", "error", "nll", "mse", "mae", "rmse", "perplexity"}
-_HIGH_IS_GOOD = {"auroc", "auc", "accuracy", "acc", "f1", "precision", "recall", "dice", "iou", "ap", "map"}
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
 
 
@@ -54,16 +53,17 @@ def show_batch(
     - any other floats are stretched, so that the smallest value drawn is black and the largest white.
 
     `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
-    class numbers; without `names`, numbers are written. `columns=None` chooses up to four.
+    class numbers; without `names`, numbers are written. `columns=None` chooses up to four; more than twenty images
+    beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
         ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
             not match the images.
     """
-    figure_inputs.at_least_one(limit=limit, columns=4 if columns is None else columns)
+    figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
-    columns = min(columns or 4, len(pixels))
+    columns = figure_inputs.columns(columns, len(pixels))
     rows = -(-len(pixels) // columns)
     cell = min(3.2, (_WIDTH - _MARGIN) / columns - _MARGIN)
     height = cell * _aspect(pixels)
@@ -269,7 +269,7 @@ def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) 
 def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str) -> None:
     import numpy as np
 
-    better = {"low": np.nanargmin, "high": np.nanargmax}.get(_good(kind))
+    find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
     alone, below = len(series) == 1, axis
     rest = iter(_COLORS[2:] * len(series))
     for name, (x, y) in series.items():
@@ -279,8 +279,8 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
         noisy = len(y) >= _NOISY
         if noisy:
             axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
-        if better and split in _VALIDATION:
-            at = int(better(y))
+        if find_best and split in _VALIDATION:
+            at = int(find_best(y))
             axes.plot(x[at], y[at], "o", markersize=10, markerfacecolor="none", markeredgecolor=color)
             below = f"{axis}    ○ best {y[at]:.4g} at {x[at]:.4g}"
         marks = {"marker": "o", "markersize": 4} if len(y) <= 12 else {}
@@ -314,11 +314,6 @@ def _split(name: str) -> str:
 def _kind(name: str) -> str:
     """Return the kind of measure, a name without its split: train_loss and loss_valid are both loss."""
     return " ".join(word for word in name.lower().split("_") if word not in _SPLITS) or name
-
-
-def _good(kind: str) -> str | None:
-    words = set(kind.split())
-    return "low" if words & _LOW_IS_GOOD else "high" if words & _HIGH_IS_GOOD else None
 
 
 def _wrap(words: list[str], inches: float) -> str:

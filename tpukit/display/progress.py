@@ -68,6 +68,12 @@ class Screen:
         """Print one whole line."""
         sys.stdout.write(text + "\n")
 
+    def show(self, data: dict, metadata: dict, **options: object) -> None:
+        """Show in the notebook what IPython has made of an object elsewhere: its representations by MIME type."""
+        from IPython.display import publish_display_data
+
+        publish_display_data(data, metadata, **options)
+
     def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
         """Record the progress of a loop; fewer items done than before mean that it has started again."""
         bar = self.bars.get(label)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from tpukit.backends.protocol import Backend
 from tpukit.data.batches import Batches
-from tpukit.data.seeding import seed_host
+from tpukit.data.seeding import seed_in_turn
 from tpukit.data.sources import BatchSource, MapDataset
 from tpukit.diagnostics.report import Report, report
+from tpukit.distributed.gradients import GradientAverage
 from tpukit.distributed.notebook_output import NotebookOutput
 from tpukit.storage.files import write_whole
 
@@ -39,6 +40,7 @@ class Core(NotebookOutput):
         self.backend = backend
         self.waiting: str | None = None
         self.ends_between_steps = self.end_requested = False
+        self._average_gradients = GradientAverage(backend)
         self._seed, self._began = seed, time.monotonic()
 
     def __repr__(self) -> str:
@@ -50,9 +52,11 @@ class Core(NotebookOutput):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
         A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
-        Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips.
+        Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips. Weights and
+        buffers that have several names, such as an embedding that is also the output layer, stay one. A loss that has
+        parameters, or weights of classes, goes through here as well.
         """
-        module = copy.deepcopy(module).to(self.device)
+        module = _move(copy.deepcopy(module), self.device)
         with self._together("model"):
             self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
@@ -73,6 +77,10 @@ class Core(NotebookOutput):
 
         `Records` and a `Cache`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
         (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32. Normalise and augment on the device.
+
+        Any other dataset gives batches nested as its items are: tuples, dicts, and dicts in tuples, whose tensors are
+        sent in one transfer. Hugging Face's datasets: `dataset.with_format("torch")`, all texts padded to one length.
+        Strings stay in host memory, as lists; `fit` and `evaluate` refuse them.
 
         Args:
             dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
@@ -102,6 +110,7 @@ class Core(NotebookOutput):
             workers=workers,
             threads=threads,
             send=self.backend.to_device,
+            shares_process=self.backend.shares_process,
         )
 
     @contextlib.contextmanager
@@ -115,7 +124,9 @@ class Core(NotebookOutput):
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
 
-        Gradients that were added up over several calls of `backward` are averaged once, here.
+        Gradients that were added up over several calls of `backward` are averaged once, here. A core that has none for
+        some parameter counts as zero there; a parameter for which no core has one is left alone. Both are sent, so
+        freeze what is not trained: `parameter.requires_grad_(False)`.
 
         Args:
             optimizer: any of torch.optim's.
@@ -124,11 +135,10 @@ class Core(NotebookOutput):
         """
         import torch
 
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         with self._together("optimizer_step"):
-            self.backend.average([*gradients, *also])
+            self._average_gradients(optimizer, also)
         if clip is not None:
+            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -146,8 +156,14 @@ class Core(NotebookOutput):
         """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.
 
         `fit` calls it with the number of each step, so that a step draws the same whether or not a run was resumed.
+
+        On v2 and v3 two cores are threads of one process. What is drawn on the device, and what a dataset draws in
+        `core.batches`, is each core's own there, too: without `workers=` they read in turn. What else the worker
+        function draws on the host (`random`, `numpy.random`, torch on the CPU, as a new model's weights) comes from
+        generators that the two share, and differs from run to run: make the model in the notebook, and draw from
+        generators of your own.
         """
-        self.backend.seed(seed_host((self._seed, *words, self.rank)))
+        self.backend.seed(seed_in_turn((self._seed, *words, self.rank)))
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
@@ -269,3 +285,20 @@ class Core(NotebookOutput):
     def _in_graph(self, name: str) -> contextlib.AbstractContextManager:
         """Mark the same where collectives are part of the graph, and this is where the graph is waited for."""
         return self._together(name) if self.backend.in_graph and self.waiting is None else contextlib.nullcontext()
+
+
+def _move(module, device):
+    """Move a module to a device; a tensor that lies in several places of it stays one.
+
+    On XLA `Module.to` makes a new tensor for each of these places, which then train apart.
+    """
+    places: dict[int, list[tuple[dict, str]]] = {}
+    for part in module.modules():
+        for tensors in (part._parameters, part._buffers):
+            for name, tensor in tensors.items():
+                places.setdefault(id(tensor), []).append((tensors, name))
+    module = module.to(device)
+    for (first, name), *others in places.values():
+        for tensors, other in others:
+            tensors[other] = first[name]
+    return module

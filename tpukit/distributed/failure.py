@@ -16,6 +16,8 @@ from tpukit.distributed.channel import Unsendable, deserialize, serialize
 from tpukit.distributed.signals import FAILURE_IN_A_COLLECTIVE_SECONDS, FAILURE_SECONDS, Terminated
 
 _KIT = str(Path(__file__).parents[1])  # the whole kit, so that errors blame the line of whoever called it
+_LONGEST_FACT, _LONGEST_TRACE = 2_000, 20_000  # characters of a message; `WorkerFailed.traceback` is whole
+_LONGEST_CAUSE = 100_000  # characters of an exception that becomes `__cause__`, which a notebook prints whole
 _LAST_READ_SECONDS = 0.1  # for the last rows of a log, once every core has returned or failed
 
 
@@ -33,6 +35,7 @@ class Failure:
         title: what `trace` is.
         error: the exception itself where it survives pickling.
         fix: what to do, where that is known.
+        advice: the lines "found:" and "fix:" that the exception itself brings; they take the place of `fix`.
     """
 
     rank: int
@@ -44,6 +47,7 @@ class Failure:
     title: str = "its traceback"
     error: BaseException | None = None
     fix: str = "correct that line and run the cell again; the kernel need not be restarted"
+    advice: str = ""
 
 
 class Failures:
@@ -101,15 +105,17 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
     while steps and steps.tb_frame.f_code.co_filename.startswith(_KIT) and steps.tb_next:
         steps = steps.tb_next  # the reader wants their own function first
     trace = "".join(traceback.format_exception(type(error), error, steps))
+    fact, advice = _fact_and_advice(error)
     if isinstance(error, SystemExit):
         what = f"called sys.exit({error.code!r}) before it returned a result"
     elif isinstance(error, Terminated):
         what = _TERMINATED
     else:
-        what = f"raised {type(error).__name__}: {_in_a_line(error)}".removesuffix(": ")
+        what = f"raised {type(error).__name__}: {_in_a_line(error, fact)}".removesuffix(": ")
     waiting = next((one.waiting for one in _chain(error) if hasattr(one, "waiting")), None)  # as Core marks it
     fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
-    return Failure(rank, when, what, waiting, where=_where(error), trace=trace, error=_sendable(error), fix=fix)
+    where, sent = _where(error), _sendable(error)
+    return Failure(rank, when, what, waiting, where=where, trace=trace, error=sent, fix=fix, advice=advice)
 
 
 _TERMINATED = "was told to end by SIGTERM"
@@ -135,12 +141,19 @@ def process_ended(rank: int, exitcode: int, *, started: bool, memory: int | None
         what = f"was killed by SIGKILL, which is what happens where host memory runs out{seen}"
         fix = "a smaller batch_size, fewer DataLoader workers, or a dataset that is read from disk, not held in memory"
     elif exitcode < 0:
-        what = f"was killed by {signal.Signals(-exitcode).name}" + " before its device was up" * (not started)
+        what = f"was killed by {_signal_name(-exitcode)}" + " before its device was up" * (not started)
         fix = "a native library ended it; see what it printed last" if started else _fix_of_a_start(last_output)
     else:
         what = f"ended with exit status {exitcode} before it returned"
         fix = "leave the worker function with return, not os._exit"
     return Failure(rank, time.monotonic(), what, fix=fix, trace=last_output, title="the last it printed")
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # Python has no names for most real-time signals
+        return f"signal {number}"
 
 
 def result_unreadable(rank: int, error: Exception) -> Failure:
@@ -164,15 +177,23 @@ def message(failure: Failure, topology: Topology) -> str:
     """Write what the user reads: fact, evidence, fix, then the traceback of the core that failed first."""
     cores = topology.cores
     others = ("", " (the other was ended)", f" (the other {cores - 1} were ended)")[min(cores, 3) - 1]
-    lines = [f"core {failure.rank} of {cores} {failure.what}{others}"]
+    lines = [f"core {failure.rank} of {cores} {_shortened(failure.what, _LONGEST_FACT)}{others}"]
     if failure.waiting:
         lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
     if failure.where:
         lines.append(f"  where: {_place(*failure.where)}")
-    lines.append(f"  fix:   {failure.fix}")
+    lines.append(failure.advice or f"  fix:   {failure.fix}")
     if failure.trace:
-        lines.append(f"\n{failure.title}:\n{failure.trace}")
+        lines.append(f"\n{failure.title}:\n{_shortened(failure.trace, _LONGEST_TRACE)}")
     return "\n".join(lines)
+
+
+def _shortened(text: str, most: int) -> str:
+    """Leave out the middle of a text of more than so many characters: an exception may hold a whole tensor's print."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]} [... {left_out:,} characters are left out here ...] {text[-(most // 2) :]}"
 
 
 def stack_text(frame: object) -> str:
@@ -231,9 +252,25 @@ def _fix_of_a_dead_loader() -> str:
     )
 
 
-def _in_a_line(error: BaseException) -> str:
+def _fact_and_advice(error: BaseException) -> tuple[str, str]:
+    """Split the text of an exception into its fact and the lines in which it says what was found and what to do."""
+    fact, *lines = _text(error).splitlines() or [""]
+    advises = any(line.startswith("  fix:") for line in lines)
+    if advises and all(line.startswith("  ") for line in lines):  # not within a traceback, as a DataLoader sends
+        return fact, "\n".join(lines)
+    return _text(error), ""
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # its class may do anything in __str__
+        return f"(its text cannot be made: {type(another).__name__})"
+
+
+def _in_a_line(error: BaseException, text: str | None = None) -> str:
     """Return an exception's text and notes in one line; of many lines, as a DataLoader's process sends, three."""
-    lines = [line for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in (_text(error) if text is None else text).splitlines() if line.strip()]
     if len(lines) > 3:
         lines = [lines[0], "...", "; ".join(lines[-2:])]
     return " ".join([*lines, *(f"({note})" for note in getattr(error, "__notes__", []))])
@@ -250,6 +287,8 @@ def _where(error: BaseException) -> tuple[str, int, str] | None:
 def _sendable(error: BaseException) -> BaseException | None:
     """Return the exception if the kernel will be able to unpickle it: many cannot be built from their `args`."""
     try:
+        if len(str(error)) > _LONGEST_CAUSE:
+            return None
         again = deserialize([bytearray(part) for part in serialize(error)])
     except Exception:  # an exception class may do anything in __reduce__ and __init__
         return None

@@ -1,12 +1,15 @@
 """Run a function on every core and bring every core's result back, or the first failure."""
 
-from collections.abc import Callable
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpukit.backends import RUNTIMES
+from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
-from tpukit.distributed.failure import message
-from tpukit.distributed.signals import sigterm_ends_the_run
+from tpukit.distributed.failure import Failure, message
+from tpukit.distributed.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
 from tpukit.distributed.worker import Task
@@ -27,13 +30,30 @@ class WorkerFailed(RuntimeError):
         super().__init__(message)
         self.rank, self.traceback, self.run = rank, traceback, run
 
+    def __reduce__(self) -> tuple:  # an exception is pickled by its args alone, which would lack the keywords
+        again = functools.partial(type(self), rank=self.rank, traceback=self.traceback, run=self.run)
+        return again, self.args, vars(self)
+
 
 class Interrupted(KeyboardInterrupt):
-    """The run was interrupted and its workers ended; `run` holds what it had brought by then."""
+    """The run was interrupted and its workers ended.
 
-    def __init__(self, run: "Run"):
-        super().__init__("the run was interrupted; its workers were ended")
-        self.run = run
+    Attributes:
+        run: what it had brought by then: a `Run` of `launch`, the `Jobs` of `launch_each`.
+        stacks: by rank, where each core stood that had not returned; without a core that did not answer at once, and
+            empty for `launch_each`.
+    """
+
+    def __init__(self, run, stacks: Mapping[int, str] | None = None, *, hung: bool = False):
+        stacks = dict(stacks or {})
+        text = "the run was interrupted; its workers were ended"
+        if hung:
+            text += "\n\nwhere the cores stood:\n" + "".join(f"core {rank}:\n{stacks[rank]}" for rank in sorted(stacks))
+        super().__init__(text)
+        self.run, self.stacks = run, stacks
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.run, self.stacks), vars(self) | {"args": self.args}
 
 
 @dataclass(frozen=True)
@@ -76,7 +96,10 @@ def launch(
     stall: float | None = 120.0,
     heartbeat: float = 1.0,
     progress: str | None = None,
+    to: Writer | Sequence[Writer] | None = None,
+    precision: str | None = None,
     machine: Host | None = None,
+    **unknown: object,
 ) -> Run:
     """Run `fn(core, *args)` on every core, each in a process of its own, and return when all are done.
 
@@ -95,42 +118,81 @@ def launch(
             with the stacks of all; None to wait for ever. A core that compiles uses a processor.
         heartbeat: seconds between two signs of life of a worker.
         progress: "widgets", "line", "text" or "off"; None decides by where this runs.
+        to: a function, or a list of them, that the kernel calls with each row of `core.log` as it arrives, a dict with
+            "step" and the values: `TensorBoardWriter(folder)`, `CsvWriter(file)`; for wandb `to=wandb.log`; for MLflow
+            `to=lambda row: mlflow.log_metrics(row, step=row["step"])`. The kernel waits for it, and does not look at
+            the cores meanwhile, so keep it fast. One that raises is told and gets no more rows; the run goes on.
+        precision: of matrix products and convolutions in float32. None for the device's own: a TPU rounds their inputs
+            to bfloat16 (8 significant bits) and adds up in float32, a GPU does float32 products as they are and rounds
+            the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
+            them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
+            convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
         machine: the `Host` to plan for, if not this one.
+        **unknown: refused: every keyword is an option of launch. What `fn` takes by keyword goes through
+            `functools.partial(fn, lr=0.1)`.
 
     Raises:
-        ValueError: `cores` or `backend` cannot be had on this machine, or a number of seconds is not above 0.
-        RuntimeInUse: this process has started the XLA or CUDA runtime.
+        TypeError: a keyword is none of these options, or `to` is neither a function nor a list of functions.
+        ValueError: `cores` or `backend` cannot be had on this machine, a number of seconds is not above 0, or there is
+            no such `precision`.
+        RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
+        ChipsBusy: on a TPU, other programs still hold the chips after a minute.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
-            pickled.
-        Interrupted: a KeyboardInterrupt, with what had been brought by then.
+            pickled and has no text of megabytes.
+        Interrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
     """
+    if unknown:
+        raise TypeError(_not_an_option(fn, unknown))
     machine = machine or host()
-    limits = Limits(timeout, stall, heartbeat)
+    limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed, precision)
     topology = choose_topology(machine, cores, backend)
     refuse_if_in_use(machine)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with (
         sigterm_ends_the_run(),
         screen(progress) as display,
-        group_type(topology, Task(fn, args, seed), limits, display) as group,
+        group_type(topology, task, limits, display, LogWriters(to, display.line).write) as group,
     ):
         if topology.rehearsal:
             stand = "processes stand" if topology.cores > 1 else "process stands"
             note = RUNTIMES[topology.backend].note
             display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
+        if topology.cores > topology.processes > 0:
+            display.line(
+                "cores that share a chip share the host's random numbers: those of the device and of datasets in "
+                "core.batches can be drawn again from the seed, others on the host cannot (see Core.seed)"
+            )
         try:
             failure = group.watch()
         except KeyboardInterrupt:
+            hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
             group.end()
-            raise Interrupted(_run(group)) from None
-    run = _run(group)
+            raise Interrupted(collect(group), stacks, hung=hung) from None
     if failure is None:
-        return run
-    text = message(failure, topology)
-    raise WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=run) from failure.error
+        return collect(group)
+    raise worker_failed(failure, group)
 
 
-def _run(group: WorkerGroup) -> Run:
+def _not_an_option(fn: Callable, unknown: dict) -> str:
+    name = getattr(fn, "__name__", "fn")
+    options = [one.name for one in inspect.signature(launch).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    given = ", ".join(f"{key}=..." for key in unknown)
+    return (
+        f"launch has no option {', '.join(map(repr, unknown))}\n"
+        f"  found: its options are {', '.join(options)}; nothing by keyword is passed on to {name}\n"
+        f"  fix:   launch(functools.partial({name}, {given}), ...), if it is meant for {name}"
+    )
+
+
+def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerFailed:
+    """Return the error that tells of a group's failure; `what` names the group where there are several."""
+    text = what + message(failure, group.topology)
+    error = WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=collect(group))
+    error.__cause__ = failure.error
+    return error
+
+
+def collect(group: WorkerGroup) -> Run:
     """Return what the group has brought by now."""
     ranks = range(group.topology.cores)
     return Run(

@@ -1,9 +1,16 @@
-"""What a core says to the notebook: lines, logged numbers, progress; sent as messages, drawn by the kernel."""
+"""What a core says to the notebook: lines, numbers, progress, displays; sent as messages, drawn by the kernel."""
 
+import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from tpukit.display.notebook import running_shell
+
 _SECONDS_BETWEEN_MESSAGES = 0.25
+_DISPLAYS_PER_SECOND = 10  # of one process; what is above either limit is said not to be shown, once
+_LARGEST_DISPLAY = 10 * 10**6  # bytes or characters
+_WIDGET = "application/vnd.jupyter.widget-view+json"  # the view of a widget that lives in this process
 
 
 class NotebookOutput:
@@ -44,7 +51,7 @@ class NotebookOutput:
 
         Args:
             step: what the curve is drawn over; counted from 1 if left out.
-            **values: numbers or one-element tensors by name.
+            **values: numbers, numpy's too, or one-element tensors by name.
 
         Raises:
             TypeError: a value is neither.
@@ -58,10 +65,7 @@ class NotebookOutput:
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
             elif not isinstance(value, int | float):
-                raise TypeError(
-                    f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}"
-                    f"{tuple(getattr(value, 'shape', ()))}\n  fix:   {name}.mean(), or return it from the worker"
-                )
+                values[name] = _as_float(name, value)
         self._rows.append({"step": self._logged, **values})
         if time.monotonic() >= self._next_send:
             self.flush()
@@ -101,5 +105,53 @@ class NotebookOutput:
         raise NotImplementedError
 
 
+def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) -> None:
+    """Have IPython's `display`, and so `plt.show`, send what it shows to the kernel: from a fork it goes nowhere.
+
+    Args:
+        send: sends a message to the kernel.
+        rank: returns the rank of the core that asks.
+    """
+    shell = running_shell()
+    if not hasattr(shell, "kernel"):  # a terminal's IPython prints
+        return
+    process, shown, told = os.getpid(), deque(maxlen=_DISPLAYS_PER_SECOND), set()
+
+    def publish(data: dict, metadata: dict | None = None, *, transient=None, update=False, **_: object) -> None:
+        if os.getpid() != process:  # a DataLoader's, say: it must not write into the same pipe
+            return
+        refusal = _why_not_shown(data, shown)
+        if refusal is None:
+            shown.append(time.monotonic())
+            send(("display", rank(), data, metadata or {}, {"transient": transient or {}, "update": update}))
+        elif refusal not in told:
+            told.add(refusal)
+            send(("line", rank(), refusal, True))
+
+    shell.display_pub.publish = publish
+
+
+def _why_not_shown(data: dict, shown: deque) -> str | None:
+    if _WIDGET in data:
+        return "a widget cannot be shown from a worker; core.progress and core.log draw bars and curves"
+    size = sum(len(part if isinstance(part, str | bytes) else str(part)) for part in data.values())
+    if size > _LARGEST_DISPLAY:
+        return f"a display of more than {_LARGEST_DISPLAY / 1e6:.0f} MB is not shown; save it to a file, or return it"
+    if len(shown) == shown.maxlen and time.monotonic() - shown[0] < 1:
+        return f"displays above {_DISPLAYS_PER_SECOND} a second are not shown"
+    return None
+
+
 def _number(value: object) -> int | float:
     return value.item() if hasattr(value, "item") else value
+
+
+def _as_float(name: str, value: object) -> float:
+    try:  # `item`, since numpy warns where an array of one element is converted
+        return float(value.item() if hasattr(value, "item") else value if hasattr(value, "__float__") else None)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = tuple(getattr(value, "shape", ()))
+        raise TypeError(
+            f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}{shape or ''}\n"
+            f"  fix:   {name}.mean(), or return it from the worker"
+        ) from error

@@ -10,7 +10,8 @@ cell ends a run in the same way, and so does the failure of a core:
    native code would hear of it late. `Terminated` is then raised in the worker function, so that its `finally` blocks
    run; unless the function ends between steps (`Core.finishing_steps`, as `fit` does), which only sets `end_requested`.
 4. The kernel waits `END_SECONDS`; for core 0, where it ends between steps and saves, up to `SAVE_SECONDS`.
-5. The kernel closes the control pipes: a worker that is done exits, any other kills itself and its children.
+5. The kernel says so on the control pipes and closes them: a worker that is done exits, any other kills itself and its
+   children.
 6. What is left after another `END_SECONDS` is killed, with its process group.
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group: only the kernel decides. A worker whose kernel
@@ -32,8 +33,11 @@ FAILURE_SECONDS = 0.5  # for a failure that happened earlier and is still in its
 # For a failure in a collective: the core that left the others there is heard of a moment later.
 FAILURE_IN_A_COLLECTIVE_SECONDS = 2.0
 STACKS_SECONDS = 2.0  # for the cores of a run that hangs to say where they stand
+INTERRUPT_STACKS_SECONDS = 0.5  # the same for a run that is interrupted, whose user waits
 
 _PR_SET_PDEATHSIG = 1
+# Heard by children of threads, sent by Linux alone; ignored where a program that the child becomes does not know it.
+_THREAD_ENDED = getattr(signal, "SIGURG", signal.SIGTERM)
 
 
 class Terminated(BaseException):
@@ -95,6 +99,19 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
+def _die_with_process(parent: int) -> None:
+    """Do the same in a child of a thread: Linux signals the end of that thread, which may end before its process."""
+
+    def end(*_: object) -> None:
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    if sys.platform == "linux":
+        signal.signal(_THREAD_ENDED, end)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, _THREAD_ENDED)
+    end()
+
+
 def tie_children() -> None:
     """Have processes that this one forks, a DataLoader's or a pool's, die with it, and hear none of its signals.
 
@@ -105,13 +122,17 @@ def tie_children() -> None:
 
     def before() -> None:
         fork.parent = os.getpid()
+        fork.is_main = threading.current_thread() is threading.main_thread()
         fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 
     def in_parent() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)
 
     def in_child() -> None:
-        die_with_parent(fork.parent)
+        if fork.is_main:
+            die_with_parent(fork.parent)
+        else:
+            _die_with_process(fork.parent)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)

@@ -1,14 +1,19 @@
 """Which backend a run takes on a machine, and how its cores are laid out over processes."""
 
+import multiprocessing
+
 from tpukit.backends import RUNTIMES
 from tpukit.backends.protocol import Runtime, Topology
 from tpukit.machine.environment import install_line
 from tpukit.machine.host import Host
 from tpukit.machine.instructions import how_to_restart
 
+_WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels"
+WORKER = "tpukit core"  # how the name of a worker process begins
+
 
 class RuntimeInUse(RuntimeError):
-    """This process has started the device's runtime, so a forked worker could not start its own."""
+    """This process is a worker, or has started the device's runtime, so a fork of it could not start its own."""
 
 
 def choose_topology(machine: Host, cores: int | None, backend: str | None) -> Topology:
@@ -26,7 +31,7 @@ def choose_topology(machine: Host, cores: int | None, backend: str | None) -> To
         raise ValueError(
             f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed\n"
             f"  found: {machine.summary}\n"
-            f"  fix:   {install_line(machine) or 'Linux on x86-64, the only one it has wheels for'}; or backend='cpu'"
+            f"  fix:   {install_line(machine, rehearse_graphs=True) or _WHEELS}; or backend='cpu'"
         )
     return runtime.topology(machine, cores)
 
@@ -41,7 +46,14 @@ def _choose_runtime(machine: Host, backend: str | None) -> Runtime:
 
 
 def refuse_if_in_use(machine: Host) -> None:
-    """Raise `RuntimeInUse` if this process has started a device's runtime, which a fork of it cannot share."""
+    """Raise `RuntimeInUse` if this process is a worker, or has started a device's runtime, which no fork can share."""
+    for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
+        if process and process.name.startswith(WORKER):
+            raise RuntimeInUse(
+                "launch was called inside a worker, whose run has the cores already\n"
+                f"  found: this is {process.name}, or a process of its own\n"
+                "  fix:   call launch in the notebook, one after the other; in here call the function itself: fn(core)"
+            )
     started = [name.upper() for name, runtime in RUNTIMES.items() if runtime.is_started()]
     if started:
         raise RuntimeInUse(

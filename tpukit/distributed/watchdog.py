@@ -96,6 +96,11 @@ class Watchdog:
         if last is self._silent or (last.activity, last.waiting) != (activity, waiting):
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
+    def waits_long(self, returned: set[int]) -> bool:
+        """Say whether a core that has not returned has been in one collective for longer than cores are uneven."""
+        running = [beat for rank, beat in self._heartbeats.items() if rank not in returned]
+        return any(beat.waiting and time.monotonic() - beat.since > _UNEVEN_SECONDS for beat in running)
+
     def find_stall(self, returned: set[int], sending: Collection[int] = ()) -> Stall | None:
         """Name the core that the others wait for in vain; None while all is well.
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import faulthandler
+import logging
 import multiprocessing
 import os
 import select
@@ -16,19 +17,32 @@ from tpukit.distributed import signals
 from tpukit.distributed.channel import Sender, Unsendable, serialize
 from tpukit.distributed.core import Core
 from tpukit.distributed.failure import device_not_started, exception_raised, sigterm_received, stack_text
+from tpukit.distributed.notebook_output import forward_displays
 from tpukit.machine import orphans
 from tpukit.machine.resources import peak_memory
 
-SEND_STACKS = b"s"  # on the control pipe
+SEND_STACKS, GO = b"s", b"g"  # on the control pipe
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to run: the worker function, its arguments, and the seed of its random numbers."""
+    """What to run: the worker function, its arguments, the seed of its random numbers, the precision of its products.
+
+    Raises:
+        ValueError: there is no such precision.
+    """
 
     fn: Callable
     args: tuple
     seed: int
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in (None, "high", "highest"):
+            raise ValueError(
+                f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}\n"
+                "  fix:   for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast"
+            )
 
 
 @dataclass(frozen=True)
@@ -42,8 +56,7 @@ class WorkerPipes:
         heartbeat: seconds between two signs of life.
         messages: the pipe for `Sender`.
         output: the pipe that standard output and error become.
-        control: the pipe on which the kernel asks for stacks, and which ends when the kernel wants this process to go,
-            or is gone itself.
+        control: the pipe on which the kernel asks for stacks and says when to go; it ends when the kernel is gone.
         inherited: the kernel's ends of all pipes, which the fork brought along; to be closed.
     """
 
@@ -62,6 +75,7 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
     _cut_loose(pipes)
     worker, signal_pipe = _Worker(pipes), signals.signal_pipe()
     signal.signal(signal.SIGTERM, worker.end)
+    forward_displays(worker.sender.send, worker.rank_here)
     threading.Thread(target=worker.obey, args=(signal_pipe,), daemon=True).start()
     threading.Thread(target=worker.beat, daemon=True).start()
 
@@ -81,6 +95,8 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
 
 def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tuple[Core, int]]) -> None:
     """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
+    if task.precision:
+        backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
     core = Core(backend, send, task.seed)
     cores.append((core, threading.get_ident()))
     send(("started", core.rank))
@@ -120,6 +136,11 @@ class _Worker:
         self.cores: list[tuple[Core, int]] = []
         self.finished = threading.Event()
 
+    def rank_here(self) -> int:
+        """Return the rank of the core that runs in the calling thread; of another thread, the process's first."""
+        ranks = {thread: core.rank for core, thread in self.cores}
+        return ranks.get(threading.get_ident(), min(ranks.values(), default=self.pipes.rank))
+
     def beat(self) -> None:
         """Send now and then what each core has done, and what it waits for: a heartbeat for the watchdog."""
         with contextlib.suppress(OSError):  # the kernel is gone; the control pipe says so too
@@ -156,22 +177,27 @@ class _Worker:
 
     def _report_sigterm(self) -> None:
         """Report every core, which may sit in native code and hear of SIGTERM late, and unwind those in threads."""
-        frames = sys._current_frames()
-        for core, thread in self.cores:
+        for core, thread, frame in self._running():
             core.end_requested = True
             if core.ends_between_steps:
                 continue
             with contextlib.suppress(OSError):
-                self.sender.send(("failed", sigterm_received(core.rank, frames[thread])))
+                self.sender.send(("failed", sigterm_received(core.rank, frame)))
             if thread != threading.main_thread().ident:
                 signals.raise_in_thread(thread)
 
     def _send_stacks(self) -> None:
-        frames = sys._current_frames()
-        started = [(core.rank, thread) for core, thread in self.cores]
+        stacks = [(core.rank, frame) for core, _, frame in self._running()]
+        if not self.cores:  # the device is still on its way up
+            stacks = [(self.pipes.rank, sys._current_frames()[threading.main_thread().ident])]
         with contextlib.suppress(OSError):
-            for rank, thread in started or [(self.pipes.rank, threading.main_thread().ident)]:
-                self.sender.send(("stacks", rank, stack_text(frames[thread])))
+            for rank, frame in stacks:
+                self.sender.send(("stacks", rank, stack_text(frame)))
+
+    def _running(self) -> list[tuple[Core, int, object]]:
+        """Return each core with its thread and where that stands; a core that is done may have none left."""
+        frames = sys._current_frames()
+        return [(core, thread, frames[thread]) for core, thread in self.cores if thread in frames]
 
 
 def _cut_loose(pipes: WorkerPipes) -> None:
@@ -189,13 +215,25 @@ def _cut_loose(pipes: WorkerPipes) -> None:
     os.dup2(pipes.output, 1)
     os.dup2(pipes.output, 2)
     # From a fork, ipykernel's own streams lose lines and mix them; plain files on the pipe do not.
+    before = sys.stdout, sys.stderr
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
     sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    _redirect_logging(before, (sys.stdout, sys.stderr))
     faulthandler.enable(file=sys.stderr)
     _refuse_questions()
     # A DataLoader's processes hand tensors over through sockets in a folder that nobody removes if they are killed.
     multiprocessing.current_process()._config["tempdir"] = str(pipes.folder)
+    os.environ.setdefault("JOBLIB_TEMP_FOLDER", str(pipes.folder))  # not /dev/shm, for the same reason
+
+
+def _redirect_logging(before: tuple, after: tuple) -> None:
+    """Let the log handlers that the notebook has made write where this process prints, so that lines name the core."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
+        for old, new in zip(before, after, strict=True):
+            if getattr(handler, "stream", None) is old:
+                handler.stream = new  # not setStream, which flushes the old one
 
 
 def _refuse_questions() -> None:

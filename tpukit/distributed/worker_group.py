@@ -3,7 +3,7 @@
 import selectors
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.backends import RUNTIMES
@@ -16,6 +16,7 @@ from tpukit.distributed.watchdog import Limits, Stall, Watchdog
 from tpukit.distributed.worker import Task
 from tpukit.distributed.worker_process import WorkerProcess
 from tpukit.machine import orphans
+from tpukit.machine.chips import wait_for_chips
 
 _TICK_SECONDS = 0.1  # at most between two looks at the processes
 
@@ -23,14 +24,31 @@ _TICK_SECONDS = 0.1  # at most between two looks at the processes
 class WorkerGroup:
     """The worker processes of one run, from the fork until the last of them is gone.
 
+    Args:
+        topology: of the run.
+        task: what every core runs.
+        limits: how long it may take.
+        display: shows what the cores say.
+        write_log: is given the rows of `core.log` as they arrive.
+        beside: the groups that run at the same time; a worker closes the pipes of theirs that its fork brings along.
+
     Attributes:
         results: what has come back so far, by rank.
         memory: peak host memory in bytes, by rank.
         log: the rows of `core.log` so far.
     """
 
-    def __init__(self, topology: Topology, task: Task, limits: Limits, display: Screen):
+    def __init__(
+        self,
+        topology: Topology,
+        task: Task,
+        limits: Limits,
+        display: Screen,
+        write_log: Callable[[list[dict]], None] = lambda rows: None,
+        beside: Sequence["WorkerGroup"] = (),
+    ):
         self.topology, self.task, self.limits, self.display = topology, task, limits, display
+        self._write_log, self._beside = write_log, beside
         self._runtime = RUNTIMES[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
@@ -41,9 +59,20 @@ class WorkerGroup:
         self._folder: Path | None = None  # where the workers' own processes meet, removed with them
         self._stacks: dict[int, str] = {}
         self._core_0_saves = False
+        self._told_to_end = False
 
     def __enter__(self) -> "WorkerGroup":
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+
+    def start(self) -> None:
+        """Fork the processes; after an exception here none is left."""
         self._runtime.load(self.topology)
+        if self.topology.backend == "xla" and self.topology.device_number is None:
+            wait_for_chips(self.topology.processes, self.display.line)
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
         with self._runtime.meeting_point(self.topology) as meeting_point:
@@ -62,10 +91,6 @@ class WorkerGroup:
             in_graph=backend.in_graph,
             waits_idle=backend.waits_idle,
         )
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
         return WorkerProcess(
@@ -75,20 +100,26 @@ class WorkerGroup:
             heartbeat=self.limits.heartbeat,
             folder=self._folder,
             meeting_point=meeting_point,
-            inherited=[fd for one in self.workers for fd in one.fds()],
+            inherited=[fd for group in (self, *self._beside) for one in group.workers for fd in one.fds()],
         )
 
     # ---- watching ----------------------------------------------------------------------------------------------
 
     def watch(self) -> Failure | None:
         """Take in what the workers send until all have returned, or one has failed; return the first failure."""
+        for _ in self.looks(_TICK_SECONDS):
+            pass
+        return self.failures.first()
+
+    def looks(self, seconds: float) -> Iterator[None]:
+        """Do the same in steps that wait for at most so many seconds each, so that one loop can watch several runs."""
         with selectors.DefaultSelector() as pipes:
             for one in self.workers:
                 pipes.register(one.messages.fd, selectors.EVENT_READ, one)
                 pipes.register(one.output.fd, selectors.EVENT_READ, one)
             while len(self.results) < self.topology.cores:
                 gone = [one for one in self.workers if one.is_gone()]  # asked before the last read
-                for key, _ in pipes.select(_TICK_SECONDS):
+                for key, _ in pipes.select(seconds):
                     self._read(key.data)
                     if key.data.is_closed(key.fd):
                         pipes.unregister(key.fd)
@@ -102,11 +133,11 @@ class WorkerGroup:
                     break
                 if self.failures.are_settled(self.failures.ranks | self.results.keys() >= {*self._all_ranks()}):
                     break
+                yield
         self.ended = time.monotonic()
         for one in self.workers:
             self._read(one)
             self._show(one, one.output.rest())
-        return self.failures.first()
 
     def _read(self, one: WorkerProcess) -> None:
         self._show(one, one.output.lines())
@@ -127,6 +158,7 @@ class WorkerGroup:
             case ("log", _, rows):
                 self.log += rows
                 self.display.curve(rows)
+                self._write_log(rows)
             case ("progress", label, done, total, samples):
                 self.display.bar(label, done, total, samples)
             case ("alive", rank, activity, waiting, memory):
@@ -138,6 +170,10 @@ class WorkerGroup:
                 self._stacks[rank] = text
             case ("line", rank, text, named):
                 self.display.line(f"[core {rank}] {text}" if named else text)
+            case ("display", rank, data, metadata, options):
+                if self.topology.cores > 1:
+                    self.display.line(f"[core {rank}] shows:")
+                self.display.show(data, metadata, **options)
             case Exception():
                 self.failures.add(result_unreadable(sender, message))
 
@@ -157,27 +193,41 @@ class WorkerGroup:
         )
 
     def _with_stacks(self, stall: Stall) -> Failure:
-        """Ask every core where it stands, and describe the stall with their stacks."""
-        deadline = time.monotonic() + signals.STACKS_SECONDS
+        """Describe the stall with the stacks of all cores."""
+        found = self.stacks(signals.STACKS_SECONDS)
+        missing = sorted({*self._all_ranks()} - self.results.keys())
+        return run_hangs(stall.rank, stall.what, stall.fix, stacks={rank: found.get(rank) for rank in missing})
+
+    def stacks(self, seconds: float) -> dict[int, str]:
+        """Ask every core that has not returned where it stands; those that answer within so many seconds, by rank."""
+        deadline = time.monotonic() + seconds
         for one in self.workers:
             one.ask_for_stacks()
-        missing = {*self._all_ranks()} - self.results.keys()
-        while missing - self._stacks.keys() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        missing = {*self._all_ranks()} if self.workers else set()
+        while missing - self.results.keys() - self._stacks.keys() and time.monotonic() < deadline:
+            time.sleep(0.02)
             for one in self.workers:
                 self._read(one)
-        return run_hangs(
-            stall.rank, stall.what, stall.fix, stacks={rank: self._stacks.get(rank) for rank in sorted(missing)}
-        )
+        return {rank: text for rank, text in self._stacks.items() if rank not in self.results}
+
+    def waits_long(self) -> bool:
+        """Say whether a core has been in one collective for longer than healthy cores are apart."""
+        return self._watchdog.waits_long(set(self.results))
 
     # ---- ending ------------------------------------------------------------------------------------------------
+
+    def tell_to_end(self) -> None:
+        """Send SIGTERM to every process that is not done, once: a second would cut its `finally` blocks short."""
+        unfinished = [] if self._told_to_end else [one for one in self.workers if not self._is_done(one)]
+        self._told_to_end = True
+        for one in unfinished:
+            one.terminate()
 
     def end(self) -> None:
         """End every process: those that are done at once, the others after their `finally` blocks, all in the end."""
         try:
+            self.tell_to_end()
             unfinished = [one for one in self.workers if not self._is_done(one)]
-            for one in unfinished:
-                one.terminate()
             if self._core_0_saves and unfinished and not self.failures:
                 self._wait_for_save()
             else:
@@ -189,6 +239,7 @@ class WorkerGroup:
             for one in self.workers:
                 one.kill()
             self.workers = []
+            self.ended = self.ended or time.monotonic()  # interrupted
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -220,12 +271,13 @@ class WorkerGroup:
 class InProcessGroup(WorkerGroup):
     """The group where there is no fork (Windows): one core, in this very process."""
 
-    def __enter__(self) -> "InProcessGroup":
+    def start(self) -> None:
+        """Start nothing: the core runs when it is watched."""
         self._runtime.load(self.topology)
+        self._watchdog = Watchdog(1, self.limits, lambda rank: 0.0)
         self.began = time.monotonic()
-        return self
 
-    def watch(self) -> Failure | None:
+    def looks(self, seconds: float) -> Iterator[None]:
         """Run the worker function here and take in what it sends as it sends it."""
         import torch.distributed as dist
 
@@ -241,7 +293,7 @@ class InProcessGroup(WorkerGroup):
         failure = self.failures.first()
         if failure and isinstance(failure.error, KeyboardInterrupt):
             raise failure.error
-        return failure
+        yield from ()
 
 
 def _wait(workers: Iterable[WorkerProcess], seconds: float) -> None:

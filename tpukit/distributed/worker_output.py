@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 
 _LINES_PER_SECOND = 500  # of one process; a browser that has to lay out a hundred thousand lines stops answering
@@ -17,7 +18,7 @@ class WorkerOutput:
 
     def __init__(self, fd: int):
         self.fd, self.closed = fd, False
-        self._last: list[str] = []
+        self._last: deque[str] = deque(maxlen=_LAST_LINES)
         self._line = bytearray()  # what has arrived of a line that is not complete
         self._shown = self._hidden = 0
         self._second = 0
@@ -47,8 +48,9 @@ class WorkerOutput:
 
     def last_lines(self) -> str:
         """Return what a dying process printed last; of a crash, the lines around Python's own word of it."""
-        crash = next((n for n, line in enumerate(self._last) if line.startswith("Fatal Python error")), None)
-        return "\n".join(self._last[-20:] if crash is None else self._last[max(0, crash - 10) : crash + 10])
+        last = list(self._last)
+        crash = next((n for n, line in enumerate(last) if line.startswith("Fatal Python error")), None)
+        return "\n".join(last[-20:] if crash is None else last[max(0, crash - 10) : crash + 10])
 
     def close(self) -> None:
         """Close the pipe."""
@@ -73,7 +75,7 @@ class WorkerOutput:
         """Take so many bytes off the line under way, as a line of its own."""
         text = _text(self._line[:size])
         del self._line[:size]
-        self._last = [*self._last, text][-_LAST_LINES:]
+        self._last.append(text)
         return [text]
 
     def _within_limit(self, lines: list[str]) -> Iterator[str]:

@@ -14,6 +14,7 @@ from tpukit.backends import RUNTIMES
 from tpukit.backends.protocol import Topology
 from tpukit.distributed import worker
 from tpukit.distributed.channel import Receiver
+from tpukit.distributed.topology import WORKER
 from tpukit.distributed.worker import Task, WorkerPipes
 from tpukit.distributed.worker_output import WorkerOutput
 
@@ -72,7 +73,7 @@ class WorkerProcess:
             RUNTIMES[topology.backend].start, topology=topology, process=number, meeting_point=meeting_point
         )
         self.process = multiprocessing.get_context("fork").Process(
-            target=worker.main, args=(task, start, pipes), name=f"tpukit core {self.rank}"
+            target=worker.main, args=(task, start, pipes), name=f"{WORKER} {self.rank}"
         )
         try:
             with warnings.catch_warnings():
@@ -131,6 +132,8 @@ class WorkerProcess:
     def dismiss(self) -> None:
         """Close the control pipe: a worker that is done exits, any other kills itself."""
         if self._control >= 0:
+            with contextlib.suppress(OSError):  # said, too: a launch in another thread may have forked this end along
+                os.write(self._control, worker.GO)
             os.close(self._control)
             self._control = -1
 
@@ -164,6 +167,9 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
+        # joblib's semaphores have names, which a process that is killed with them would have removed.
+        for semaphore in Path("/dev/shm").glob(f"sem.loky-{self.process.pid}-*"):
+            semaphore.unlink(missing_ok=True)
         self.process.close()
         self.messages.close()
         self.output.close()

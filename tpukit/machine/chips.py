@@ -1,8 +1,10 @@
-"""Which processes hold a chip, that is, have its device node open; read from /proc."""
+"""Which processes hold a chip, that is, have its device node open; and the wait until they do not."""
 
+import errno
 import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 
@@ -56,3 +58,66 @@ def command(proc: Path, pid: int) -> str:
         return "its command cannot be read"
     line = " ".join(words)
     return line if len(line) <= 90 else line[:89] + "…"
+
+
+class ChipsBusy(RuntimeError):
+    """The chips that a run needs are in use."""
+
+
+def wait_for_chips(
+    needed: int,
+    say: Callable[[str], None],
+    *,
+    seconds: float = 60.0,
+    dev: Path = Path("/dev"),
+    proc: Path = Path("/proc"),
+    environ: Mapping[str, str] = os.environ,
+    open_node: Callable[[str, int], int] = os.open,
+) -> None:
+    """Wait until so many chips can be opened, at most so many seconds, saying so once with who holds the others.
+
+    After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8 ends a process that
+    tries twice; so a run looks before it forks. A node is opened and closed at once, which tells EBUSY and starts
+    nothing. Where the chips are shared between programs (TPU_VISIBLE_CHIPS), or no node is visible, nothing is awaited.
+
+    Raises:
+        ChipsBusy: they are still busy.
+    """
+    nodes = [node for node in [*entries(dev), *entries(dev / "vfio")] if is_chip(node.name)]
+    if not nodes or any(environ.get(name) for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")):
+        return
+    deadline, said = time.monotonic() + seconds, False
+    while len(nodes) - len(busy := [node for node in nodes if _is_busy(node, open_node)]) < min(needed, len(nodes)):
+        facts = _who_holds(busy, proc, dev)
+        if time.monotonic() > deadline:
+            raise ChipsBusy(
+                f"{len(busy)} of {len(nodes)} chips are still busy after {seconds:.0f} s\n"
+                f"  found: {facts}\n"
+                "  fix:   shut down the notebook or program that holds them; tpukit.release() ends workers of a killed "
+                "kernel;\n         a restart of the session frees them in any case"
+            )
+        if not said:
+            say(f"waiting for {len(busy)} of {len(nodes)} chips to become free, {seconds:.0f} s at most: {facts}")
+            said = True
+        time.sleep(min(0.5, seconds / 10))
+
+
+def _is_busy(node: Path, open_node: Callable[[str, int], int]) -> bool:
+    try:
+        os.close(open_node(str(node), os.O_RDWR | os.O_CLOEXEC))
+    except OSError as error:  # any other is for libtpu to tell, which knows more
+        return error.errno == errno.EBUSY
+    return False
+
+
+def _who_holds(busy: list[Path], proc: Path, dev: Path) -> str:
+    """Say who holds these chips, one after the other; those of one holder together."""
+    holders = {node: pid for pid, node in chip_holders(proc, dev)}
+    by_holder: dict[int | None, list[str]] = {}
+    for node in busy:
+        by_holder.setdefault(holders.get(str(node.resolve())), []).append(str(node))
+    return "; ".join(
+        f"{', '.join(nodes)} by "
+        + (f"process {pid}: {command(proc, pid)}" if pid else "no process that is visible from here")
+        for pid, nodes in by_holder.items()
+    )

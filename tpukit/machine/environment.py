@@ -125,18 +125,19 @@ def needed_changes(environ: Mapping[str, str], machine: Host) -> tuple[Change, .
     return tuple(changes)
 
 
-def install_line(machine: Host) -> str:
+def install_line(machine: Host, *, rehearse_graphs: bool = False) -> str:
     """Return the pip line that completes torch, torch_xla and libtpu here; empty where nothing can be added.
 
     The torch of a platform's image is kept, and what matches it is added. torch_xla has wheels for Linux x86-64 only;
-    elsewhere torch alone is enough to rehearse, as it is on a machine without chips that has torch already.
+    elsewhere torch alone is enough to rehearse, as it is on a machine without chips that has torch already, unless
+    graphs are to be rehearsed.
     """
     torch, torch_xla, libtpu = (machine.versions.get(name) for name in ("torch", "torch_xla", "libtpu"))
     newest = list(RELEASES)[-1]
     has_wheels = machine.system == "Linux x86_64" and _minor(machine.versions["python"]) in _PYTHONS
     if not has_wheels:
         return "" if torch else "pip install torch torchvision"
-    wants_torch_xla = bool(machine.chips or torch_xla or not torch)
+    wants_torch_xla = bool(machine.chips or torch_xla or not torch or rehearse_graphs)
     parts = []
     if not torch or (wants_torch_xla and base(torch) not in RELEASES and machine.platform not in IMAGES):
         torch = newest

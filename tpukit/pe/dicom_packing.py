@@ -1,7 +1,7 @@
 """A folder of DICOM series becomes a pack: windows as channels, or neighbouring slices, or Hounsfield units."""
 
-import hashlib
 import json
+import math
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +11,10 @@ from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import LABELS
 from tpukit.pe.series import arrange, find_files, read_headers
 from tpukit.storage.array_records import row_type
-from tpukit.storage.files import npy, write_file
+from tpukit.storage.files import npy, whole_number, write_file
 from tpukit.storage.pack_sources import PackSource
-from tpukit.storage.packing import check_arguments, pack_described
+from tpukit.storage.packing import check_arguments, pack_described, share_of
+from tpukit.storage.resumable import fact
 
 _SIZES_LOOKED_AT = 1000  # files; the sizes of all 1.8 million would take minutes on a network drive
 
@@ -29,7 +30,7 @@ def pack_dicom(
     quality: int = 85,
     shard: int = 4096,
     missing: str = "raise",
-    damaged: str = "raise",
+    damaged: str | float = "raise",
     workers: int | None = None,
     progress: str | None = None,
 ):
@@ -56,8 +57,9 @@ def pack_dicom(
             the original in each than 90 with halved colours, and 10 % larger.
         shard: slices per file.
         missing: "raise" if a row has no file, or "drop" such rows and print how many.
-        damaged: "raise", or "skip" to leave out what is no whole slice, and with one window its neighbours;
-            `Records.skipped` lists those of them whose header is whole.
+        damaged: "raise"; or "skip" to leave out what is no whole slice, and with one window its neighbours, up to a
+            tenth of all, or the share that may be left out, as 0.5; `Records.skipped` lists those of them whose header
+            is whole.
         workers: processes; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
@@ -66,7 +68,8 @@ def pack_dicom(
         `labels`, or count the slices in their order; its groups are the studies.
 
     Raises:
-        ValueError: an argument is not as above, or none of the files is a CT slice.
+        ValueError: an argument is not as above, none of the files is a CT slice, or more slices are damaged than may
+            be left out.
         FileNotFoundError: there is no DICOM file in the folder, or a row has none.
         OSError: a file is damaged, named in the message; or the disk is full.
         FileExistsError: `to` holds another pack, or somebody's files.
@@ -89,17 +92,19 @@ def pack_dicom(
     names = find_files(folder)
     inside = os.path.relpath(to, folder)
     names = [name for name in names if not name.startswith(inside + os.sep)]
-    settings = {"pixels": size, "window": _window(window), "form": form}
+    settings = {"pixels": whole_number("size", size, 1), "window": _window(window), "form": form}
     if form == "jpeg":
-        settings["quality"] = quality
+        settings["quality"] = whole_number("quality", quality, 1)
+    if labels is not None:
+        settings["missing"] = missing
 
     def look(work: Path) -> PackSource:
         if (work / "rows.npy").exists():  # laid out by an earlier call; a file copied again since changes nothing
             return replace(source, group_names=json.loads((work / "studies.json").read_text()))
-        return _describe(source, names, labels, missing, damaged, work, workers, progress)
+        return _describe(source, names, labels, missing, share_of(damaged), work, workers, progress)
 
     source = PackSource(
-        _fingerprint(folder, names, labels, missing),
+        _facts(folder, names, labels),
         [] if labels is None else list(LABELS),
         [],
         [],
@@ -127,25 +132,27 @@ def _window(window) -> list[float] | None:
     return [level, width]
 
 
-def _fingerprint(folder, names: list[str], labels, missing: str) -> str:
+def _facts(folder, names: list[str], labels) -> dict:
+    """Return what tells this source from others."""
     looked_at = names[:: -(-len(names) // _SIZES_LOOKED_AT)]
     sizes = [os.path.getsize(os.path.join(folder, name)) for name in looked_at]
-    fingerprint = hashlib.sha256("\0".join(names).encode(errors="surrogateescape") + repr(sizes).encode())
+    files = "\0".join(names).encode(errors="surrogateescape") + repr(sizes).encode()
+    facts = {"files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", files), "labels": fact("no labels", b"")}
     if labels is not None:
-        fingerprint.update("\0".join(labels["SOPInstanceUID"]).encode())
-        fingerprint.update(labels[list(LABELS)].to_numpy("float32").tobytes() + missing.encode())
-    return fingerprint.hexdigest()
+        values = "\0".join(labels["SOPInstanceUID"]).encode() + labels[list(LABELS)].to_numpy("float32").tobytes()
+        facts["labels"] = fact(f"labels of {len(labels):,} images", values)
+    return facts
 
 
 # ---- which slices, in which order ----------------------------------------------------------------------------------
 
 
-def _describe(source, names, labels, missing, damaged, work, workers, progress) -> PackSource:
+def _describe(source, names, labels, missing, share, work, workers, progress) -> PackSource:
     """Read the headers, and return the source with its rows and names; what a slice's neighbours are is noted."""
     import numpy
 
     headers, others = read_headers(source.root, names, work, workers, progress)
-    _tell_others(source.root, names, others, damaged, len(headers))
+    _tell_others(source.root, names, others, share, len(headers))
     headers = _without_copies(headers)
     if labels is not None:
         headers, table_rows = _join(headers, labels, missing, source.root)
@@ -174,7 +181,7 @@ def _describe(source, names, labels, missing, damaged, work, workers, progress) 
     return replace(source, rows=rows, names=tuple(ordered), group_names=group_names)
 
 
-def _tell_others(folder, names, others, damaged: str, slices: int) -> None:
+def _tell_others(folder, names, others, share: float, slices: int) -> None:
     """Say which files are no CT slices, or raise."""
     if slices and not others:
         return
@@ -185,10 +192,12 @@ def _tell_others(folder, names, others, damaged: str, slices: int) -> None:
             f"none of the {len(names):,} files in {folder} is a CT slice\n  found: {found}\n"
             "  fix:   pass the folder that holds series of CT"
         )
-    if damaged == "raise":
+    if len(others) > share * len(names):
+        lost = len(others) / len(names)
+        enough = '"skip"' if lost <= share_of("skip") else math.ceil(100 * lost) / 100
         raise OSError(
             f"{len(others):,} of {len(names):,} files in {folder} are no CT slices\n  found: {found}\n"
-            '  fix:   copy them again or remove them; or pack_dicom(..., damaged="skip") leaves them out'
+            f"  fix:   copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves them out"
         )
     print(f"left out {len(others):,} of {len(names):,} files that are no CT slices, {found}")
 

@@ -11,7 +11,8 @@ from pathlib import Path
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.series import turns
-from tpukit.storage.pack_sources import Names
+from tpukit.storage.pack_shards import NOT_DAMAGE
+from tpukit.storage.source_files import Names
 
 
 class Slices:
@@ -31,6 +32,8 @@ class Slices:
         try:
             return self._stored(row)
         except (OSError, ValueError) as error:  # in one line; with neighbours it may be another file that is damaged
+            if getattr(error, "errno", None) in NOT_DAMAGE:
+                raise
             raise ValueError(found_in(error)) from error
 
     def _stored(self, row: int) -> bytes:

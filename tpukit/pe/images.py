@@ -20,6 +20,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
+        ValueError: two files are of one image.
     """
     if missing not in ("raise", "drop"):
         raise ValueError(f'missing is "raise" or "drop", got {missing!r}')
@@ -34,6 +35,11 @@ def index_images(labels, folder, *, missing: str = "raise"):
             for entry in _entries(os.path.join(folder, study, series)):
                 position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
                 if underscore and position.isdigit() and entry.name.endswith(".jpg"):
+                    if (twice := files.get((study, series, image))) is not None:
+                        raise ValueError(
+                            f"two files are of one image: {twice[0]} and {entry.path}\n"
+                            f"  found: positions {twice[1]} and {int(position)}\n  fix:   delete the one that is wrong"
+                        )
                     files[study, series, image] = (entry.path, int(position))
     if not files:  # most often the folder above or below was passed: show what is in it
         inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"

@@ -1,5 +1,6 @@
 """The labels of the RSNA STR 2020 pulmonary-embolism set: read, check, and split into folds by study."""
 
+import warnings
 from pathlib import Path
 
 IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
@@ -63,9 +64,17 @@ def read_labels(path, *, inconsistent: str = "raise"):
             " or make one with tpukit.pe.phantom(folder)"
         )
     try:
-        table = pd.read_csv(file, dtype=dict.fromkeys(IDS, str))
+        with warnings.catch_warnings():
+            # A field too many in every row would make the first column an index, and shift the others by one.
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            table = pd.read_csv(file, dtype=dict.fromkeys(IDS, str), index_col=False)
     except pd.errors.EmptyDataError:
         raise ValueError(f"{file} is empty\n  fix: copy it again from the competition's data") from None
+    except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
+        raise ValueError(
+            f"{file} is no table of commas in UTF-8\n  found: {_first_bytes(file)}; {str(error).strip()}\n"
+            f"  fix:   copy it again from the competition's data, or save it as UTF-8 with as many fields in each row"
+        ) from error
     _check_values(table, file)
     table = table.astype(dict.fromkeys(COLUMNS[3:], "uint8"))
     broken = _broken_rules(table)
@@ -83,16 +92,27 @@ def read_labels(path, *, inconsistent: str = "raise"):
     return table[~table.StudyInstanceUID.isin(studies)].reset_index(drop=True)
 
 
-def assign_folds(labels, folds: int = 5):
+def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
     """Add a column `fold`, 0 to folds - 1, so that all images of a study are in the same one.
 
     The same table gives the same folds every time; all folds have about the same number of images.
 
+    Args:
+        labels: as `read_labels` returns them.
+        folds: how many.
+        stratify: a column of which all folds are to have about the same share, such as "pe_present_on_image".
+
     Raises:
-        ValueError: folds is below 2, or there are fewer studies than folds.
+        ValueError: folds is below 2, there are fewer studies than folds, or no such column.
     """
     import numpy as np
-    from sklearn.model_selection import GroupKFold
+    from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
+
+    if stratify is not None and stratify not in labels.columns:
+        raise ValueError(
+            f"the table has no column {stratify!r} to stratify by\n  found: {', '.join(map(str, labels.columns))}\n"
+            '  fix:   stratify="pe_present_on_image"'
+        )
 
     studies = labels["StudyInstanceUID"].nunique()
     if not 2 <= folds <= studies:
@@ -102,9 +122,18 @@ def assign_folds(labels, folds: int = 5):
         )
     # By study: neighbouring slices are nearly the same image, and a split between them would hide overfitting.
     fold = np.empty(len(labels), np.int8)
-    for number, (_, rows) in enumerate(GroupKFold(folds).split(labels, groups=labels["StudyInstanceUID"])):
+    splitter = GroupKFold(folds) if stratify is None else StratifiedGroupKFold(folds)
+    classes = None if stratify is None else labels[stratify]
+    for number, (_, rows) in enumerate(splitter.split(labels, classes, groups=labels["StudyInstanceUID"])):
         fold[rows] = number
     return labels.assign(fold=fold)
+
+
+def _first_bytes(file) -> str:
+    with open(file, "rb") as begun:
+        start = begun.read(4)
+    kinds = {b"\x1f\x8b": "gzip", b"PK": "a zip archive", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+    return kinds.get(start[:2], f"it begins with {start!r}")
 
 
 def _check_values(table, file) -> None:

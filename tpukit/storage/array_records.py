@@ -3,6 +3,7 @@
 import errno
 import functools
 import os
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -72,10 +73,10 @@ class Shards:
 
         self.files, self.rows, self.at_once = files, rows, at_once
         self._ends = numpy.cumsum(counts)
-        self._readers = {}
+        self._readers = defaultdict(OrderedDict)
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_readers": {}}
+        return {**self.__dict__, "_readers": defaultdict(OrderedDict)}
 
     def read(self, numbers) -> list[bytes]:
         """Return whole records, their row in front.
@@ -99,12 +100,14 @@ class Shards:
     def _read_from_one(self, numbers) -> list[bytes]:
         shard, first = self._place(numbers[0])
         width = self.rows.dtype.itemsize
-        key = os.getpid(), shard  # what a parent opened is left alone: one of its threads may have been reading
+        readers = self._readers[os.getpid()]  # those of a parent are left alone: its threads may have been reading
         places = (numbers - first).tolist()
         try:
-            if key not in self._readers:
-                self._readers[key] = _open(self.files[shard])
-            reader = self._readers[key]
+            reader = readers.get(shard)
+            if reader is None:
+                reader = readers[shard] = _open(self.files[shard])
+            if len(readers) > _most_open():
+                readers.popitem(last=False)
             if self.at_once and _home() == os.getpid():
                 records = reader.read(places)
             else:
@@ -128,6 +131,12 @@ class Shards:
 
     def _damaged(self, number, why: str) -> OSError:
         shard, first = self._place(number)
+        if os.strerror(errno.EMFILE) in why or os.strerror(errno.ENFILE) in why:
+            return OSError(
+                errno.EMFILE,
+                f"{self.files[shard]} cannot be opened\n  found: {os.strerror(errno.EMFILE)}, the file is as it was\n"
+                "  fix:   close what this process has open, or allow more: resource.setrlimit, ulimit -n",
+            )
         return OSError(
             f"record {number - first} of {self.files[shard]} cannot be read\n"
             f"  found: {why}\n"
@@ -144,6 +153,17 @@ def _open(file: Path):
     if not reader.ok():
         reader.read([0])  # raises, and says why
     return reader
+
+
+@functools.cache
+def _most_open() -> int:
+    """Return how many shards a process keeps open: a quarter of the files it may, as it and its parent have others."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return 512
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return max(1, limit // 4) if limit != resource.RLIM_INFINITY else 2**20
 
 
 @functools.cache

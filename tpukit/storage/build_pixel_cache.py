@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tpukit.display.tables import human_size
 from tpukit.machine.resources import available_memory, cpus
-from tpukit.storage.files import npy, size_and_checksum, write_file
+from tpukit.storage.files import npy, size_and_checksum, whole_number, write_file
 from tpukit.storage.pixel_cache import Cache, CacheFolder, layout_of, map_file
 from tpukit.storage.processes import run_in_processes
 from tpukit.storage.records import Records
@@ -114,7 +114,7 @@ def cache_or_decode(
         OSError: a record, or the cache that is there, is damaged; the message names it.
     """
     plan = _plan(records, size, exact)
-    needed = layout_of(plan).bytes
+    size, needed = plan["size"], layout_of(plan).bytes
     what = f"{len(records):,} images at {size} pixels, {human_size(needed)}"
     memory = available_memory() if available is None else available
     places = [Path(folder)] if folder is not None else _places(records, size)
@@ -154,10 +154,18 @@ def _plan(records: Records, size: int, exact: bool) -> dict:
     Raises:
         ValueError: no cache can be made so.
     """
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-        raise ValueError(f"size is the height and width in pixels, got {size!r}\n  fix:   size=128")
+    if not isinstance(records, Records):
+        fix = "Records(folder)" if isinstance(records, str | os.PathLike) else "the Records that pack returned"
+        if isinstance(inner := getattr(records, "dataset", None), Records):
+            fix = f"cache all {len(inner):,} images of the Records, and take the Subset of the cache"
+        raise ValueError(f"a cache is made of Records, got {type(records).__name__}\n  fix:   {fix}")
+    try:
+        size = whole_number("size", size or 0, 1)
+    except ValueError:
+        raise ValueError(f"size is the height and width in pixels, got {size!r}\n  fix:   size=128") from None
     Records(records.folder, size)  # raises for pixels of another size
-    return {"records": records.digest, "count": len(records), "size": size, "exact": exact}
+    made_of = {"words": f"records {records.folder}", "digest": records.digest}
+    return {"records": made_of, "count": len(records), "size": size, "exact": exact}
 
 
 def _open(target: CacheFolder) -> Cache:

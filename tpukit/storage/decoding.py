@@ -3,6 +3,9 @@
 import functools
 import io
 
+# Where Pillow begins to warn: a quarter of a GiB as RGB. A file of 3 kB whose header lies would cost gigabytes.
+PIXEL_LIMIT = 89_478_485
+
 
 def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None):
     """Decode a JPEG, PNG or other image Pillow knows into (H, W, 3) uint8 in [0, 255], red, green, blue.
@@ -12,6 +15,9 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
     as it decodes, down to the least that is still `size`, and resizes only what is then not `size` yet: three times
     as fast, and about 1.6 grey levels away on average (256 to 128 pixels).
 
+    A JPEG is whole when libjpeg has nothing to remark on. Pillow opens many that are not: of 101 with 512 bytes of
+    zeros in their data, all.
+
     Args:
         data: the bytes of the file.
         size: height and width in pixels, the aspect is not kept; None for the image's own.
@@ -19,7 +25,8 @@ def decode(data: bytes, size: int | None = None, *, exact: bool = True, out=None
         out: the contiguous uint8 array that the pixels go to; None for a new one.
 
     Raises:
-        ValueError: not a whole image, or one of 16 bits, which would be clipped to white.
+        ValueError: not a whole image, one of more than 89,478,485 pixels, or one of 16 bits, which would be clipped to
+            white.
     """
     pixels = _decode_jpeg(data, size, exact, out)
     if pixels is None or (size is not None and pixels.shape != (size, size, 3)):
@@ -44,26 +51,52 @@ def jpeg_decoder():
     try:
         import simplejpeg
     except ImportError:
-        print("simplejpeg is not installed: Pillow decodes, at about half the speed\n  fix: pip install simplejpeg")
+        print(
+            "simplejpeg is not installed: Pillow decodes, at about half the speed, and does not notice all damage\n"
+            "  fix:   pip install simplejpeg"
+        )
         return None
     return simplejpeg
 
 
 def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
-    """Return the pixels of a JPEG, or of one that is shrunk to no less than `size`; None where Pillow has to look."""
+    """Return the pixels of a JPEG, or of one that is shrunk to no less than `size`; None where Pillow has to decode.
+
+    Raises:
+        ValueError: it is not whole.
+    """
     decoder = jpeg_decoder()
     if decoder is None or not decoder.is_jpeg(data):
         return None
     least = 0 if exact or size is None else size
     try:
         height, width, colors, _ = decoder.decode_jpeg_header(data, min_height=least, min_width=least)
-        if colors == "CMYK":  # not rounded as Pillow rounds
-            return None
-        fits = out is not None and out.shape == (height, width, 3)
-        pixels = decoder.decode_jpeg(data, "RGB", min_height=least, min_width=least, buffer=out if fits else None)
-        return out if fits else pixels
-    except ValueError:  # what one decoder calls damaged another may open: Pillow decides, on every machine
+    except ValueError:  # what one decoder cannot open another may: Pillow decides
         return None
+    if 64 * width * height > PIXEL_LIMIT:  # it may be shrunk, by eight at most
+        _check_pixels(*decoder.decode_jpeg_header(data)[1::-1], data)
+    as_cmyk = colors == "CMYK"  # not rounded as Pillow rounds, so only looked through here
+    fits = not as_cmyk and out is not None and out.shape == (height, width, 3)
+    how = {"min_height": least, "min_width": least, "buffer": out if fits else None}
+    how["colorspace"] = "CMYK" if as_cmyk else "RGB"
+    try:
+        pixels = decoder.decode_jpeg(data, **how)
+    except MemoryError as error:
+        raise _not_whole(_NO_MEMORY, data) from error
+    except ValueError as error:
+        if _is_a_remark(decoder, data, how):
+            raise _not_whole(str(error), data) from error
+        return None
+    return None if as_cmyk else out if fits else pixels
+
+
+def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
+    """Tell whether libjpeg decodes a file in spite of what it remarked on: it made up what was missing."""
+    try:
+        decoder.decode_jpeg(data, strict=False, **how)
+    except ValueError:
+        return False
+    return True
 
 
 def _decode_any(data: bytes):
@@ -72,13 +105,29 @@ def _decode_any(data: bytes):
 
     try:
         with Image.open(io.BytesIO(data)) as file:
+            _check_pixels(*file.size, data)
             if file.mode[0] in "IF":  # I, I;16, F
                 raise ValueError(
                     f"a {file.format} of mode {file.mode} has more than 8 bits a pixel: RGB would be mostly white\n"
                     "  fix:   choose a window of its values and save that as 8 bits"
                 )
             return file.convert("RGB")
-    # SyntaxError from a broken PNG; a header that lies may ask for more pixels than Pillow grants.
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        why = str(error).partition(" file <")[0]  # Pillow names the buffer, which helps nobody
-        raise ValueError(f"not a whole image: {why} ({len(data):,} bytes)") from error
+    except MemoryError as error:
+        raise _not_whole(_NO_MEMORY, data) from error
+    # SyntaxError from a broken PNG; the others where a header asks for more pixels than Pillow grants.
+    except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise _not_whole(str(error).partition(" file <")[0], data) from error  # its buffer's name helps nobody
+
+
+_NO_MEMORY = "decoding it takes more memory than there is"
+
+
+def _not_whole(why: str, data: bytes) -> ValueError:
+    return ValueError(f"not a whole image: {why} ({len(data):,} bytes)")
+
+
+def _check_pixels(width: int, height: int, data: bytes) -> None:
+    if width * height > PIXEL_LIMIT:
+        raise _not_whole(
+            f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded", data
+        )

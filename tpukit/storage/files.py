@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import operator
 import os
 import zlib
 from collections.abc import Callable, Iterator
@@ -102,6 +103,23 @@ def find_fault(file: Path, expected: dict) -> str | None:
     return None
 
 
+def whole_number(name: str, value, least: int) -> int | None:
+    """Return an argument as an int, which JSON can carry; None stays None.
+
+    Raises:
+        ValueError: it is no whole number, or below the least.
+    """
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}")
+    return number
+
+
 @contextlib.contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
     """Let one process at a time into a folder; the system releases the lock when a process dies."""
@@ -113,7 +131,11 @@ def lock_folder(folder: Path) -> Iterator[None]:
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # some network drives have none either
-            fcntl.flock(handle, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"{folder}: another process writes here, and this one waits for it to end", flush=True)
+                fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     finally:
         os.close(handle)

@@ -1,24 +1,24 @@
 """Pack images into a few large files: in one random order, once; an interrupted call continues where it stopped."""
 
 import errno
-import functools
-import importlib
 import json
-import os
+import math
+import re
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
-from tpukit.data.prefetch import run_ahead
-from tpukit.machine.resources import cpus
-from tpukit.storage.array_records import load_array_record, write_shard
-from tpukit.storage.decoding import decode
-from tpukit.storage.files import npy, part_of, size_and_checksum, write_file
-from tpukit.storage.pack_sources import Files, Names, PackSource, StoredItems, describe_source, store_items
-from tpukit.storage.processes import run_in_processes
+from tpukit.storage.array_records import Shards, load_array_record
+from tpukit.storage.decoding import jpeg_decoder
+from tpukit.storage.files import find_fault, npy, size_and_checksum, whole_number, write_file
+from tpukit.storage.items import store_items
+from tpukit.storage.pack_shards import note_of, prepare, read_shards_so_far, shard_files, write_shards
+from tpukit.storage.pack_sources import PackSource, describe_source, make_rows
 from tpukit.storage.records import PackFolder, Records
+from tpukit.storage.source_files import Files, Names, find_changed, look_at
 
-_READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than decoding it
+_FEW = 0.1  # of the images may be left out; more are rather a wrong path than damage
 
 
 def pack(
@@ -27,35 +27,44 @@ def pack(
     *,
     labels=None,
     groups=None,
+    classes: Sequence[str] | None = None,
     size: int | None = None,
     seed: int = 0,
     shard: int = 8192,
-    damaged: str = "raise",
+    damaged: str | float = "raise",
     workers: int | None = None,
     progress: str | None = None,
 ):
     """Pack images and labels into a few large files that are read at random, fast and checked.
 
     The order is a random one, fixed by the seed: neighbours in a file are no neighbours in the source. Every image is
-    decoded once, so that a damaged one is found now. Interrupted at any moment, even by the machine, the same call goes
-    on where it stopped; when all is packed it returns at once. One pack is enough for all folds: `Records.rows` says
-    which row of the table each image was.
+    decoded once, so that a damaged one is found now: one that its decoder remarks on, or of more than 89,478,485
+    pixels. Interrupted at any moment, even by the machine, the same call goes on where it stopped; when all is packed
+    it returns at once. One pack is enough for all folds: `Records.rows` says which row of the table each image was.
+
+    A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
+    the files, 20,000 of them where there are more; where times or places differ, up to a hundred files with what was
+    packed. Of a list all items are compared, of a dataset a hundred, of what can only be iterated the first.
 
     Args:
         source: a folder of images, one sub-folder per class as for torchvision's ImageFolder (the label is the
-            number of the class); or a DataFrame with a `path` column; or a map-style dataset or other iterable of
+            number of the class, and `Records.labels` is (N,) int64; hidden files and folders, `__MACOSX`, packs and
+            caches are left out); or a DataFrame with a `path` column; or a map-style dataset or other iterable of
             `(image, labels)`, the image as the bytes of its file or (H, W, 3) uint8, the labels one number or several.
             Items are written twice, in their order and then in the random one, so until the end they take twice the
-            disk.
+            disk. Interrupted, a source with numbers is read on from where it stopped, any other from its start.
         folder: a new or empty folder, or one where the same pack was begun.
-        labels: the columns that are labels, of a DataFrame; names of the labels, of items.
+        labels: the columns that are labels, of a DataFrame; names of the labels, of items. Stored as float32.
         groups: the column that says what belongs together, such as a patient, of a DataFrame; one value for each
             item, of items. `Records.split` has no group on both sides.
+        classes: of a folder, the classes in the order of their numbers, such as `train.classes`; None for its
+            sub-folders, sorted.
         size: None keeps the files as they are; a number stores pixels of that height and width, resized as `decode`
             does when exact: larger (49,152 bytes at 128 pixels), and many times as fast to read.
         seed: decides the order.
         shard: images per file.
-        damaged: "raise", or "skip" to leave out what is no whole image; `Records.skipped` lists it.
+        damaged: "raise"; or "skip" to leave out what is no whole image, up to a tenth of all, or the share that may
+            be left out, as 0.5. How many and why is printed; `Records.skipped` lists them.
         workers: processes that decode; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
@@ -63,61 +72,87 @@ def pack(
         The finished `Records`.
 
     Raises:
-        ValueError: an argument or the source is not as above, or images have no labels of one length.
+        ValueError: an argument or the source is not as above, images have no labels of one length, a label would not
+            be the same as float32, or more images are damaged than may be left out.
         OSError: an image is damaged or missing, named in the message; or the disk is full.
         FileExistsError: the folder holds another pack, or somebody's files.
-        ModuleNotFoundError: array_record is not installed.
+        ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, size=size, shard=shard, workers=workers)
-    described = describe_source(source, labels, groups)
+    if jpeg_decoder() is None:
+        raise ModuleNotFoundError(
+            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one\n"
+            "  fix:   %pip install simplejpeg, then run this cell again"
+        )
+    described = describe_source(source, labels, groups, classes, without=Path(folder))
     return pack_described(
         described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
     )
 
 
-def check_arguments(damaged: str, **numbers: int | None) -> None:
+def check_arguments(damaged: str | float, **numbers: int | None) -> None:
     """Raise for what no pack can be made with, before anything is read or written."""
     load_array_record()
-    if damaged not in ("raise", "skip"):
-        raise ValueError(f'damaged is "raise" or "skip", got {damaged!r}')
+    share_of(damaged)
     for name, number in numbers.items():
-        if number is not None and number < 1:
-            raise ValueError(f"{name} is 1 or more, got {number}")
+        whole_number(name, number, 1)
+
+
+def share_of(damaged: str | float) -> float:
+    """Return the share of the images that may be left out."""
+    if isinstance(damaged, str):
+        damaged = {"raise": 0.0, "skip": _FEW}.get(damaged, damaged)
+    if isinstance(damaged, bool) or not isinstance(damaged, int | float) or not 0 <= damaged <= 1:
+        raise ValueError(f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}')
+    return damaged
 
 
 def pack_described(described: PackSource, folder, *, size, seed, shard, damaged, workers, progress) -> Records:
     """Pack what a PackSource describes; everything else is as for `pack`."""
-    plan = {"source": described.fingerprint, "size": size, "seed": seed, "shard": shard, **described.settings}
-    target = PackFolder(Path(folder), plan)
+    size, shard, workers = (whole_number(*each, 1) for each in (("size", size), ("shard", shard), ("workers", workers)))
+    numbers = {"size": size, "seed": whole_number("seed", seed, 0), "shard": shard}
+    plan = {**described.facts, **numbers, **described.settings}
+    target, share = PackFolder(Path(folder), plan), share_of(damaged)
     with target.locked():
         if target.is_finished:
             if another := target.differences(target.read_manifest()["plan"]):
                 raise FileExistsError(another)
+            records = Records(target.folder)
+            if described.names:
+                if fault := find_fault(target.folder / "looks.npy", records.files["looks.npy"]):
+                    raise target.damaged(fault)
+                _compare_files(described, target, target.folder / "looks.npy", records.shards)
+            elif described.items and not described.items.by_number:
+                print(f"pack: {folder} is finished; of a source without numbers only the first item was compared")
             target.remove_work()  # which an earlier call had no time for
         else:
-            _fill(target, described, damaged, workers, progress)
-    records = Records(target.folder)
-    if records.skipped and damaged == "raise":
-        raise ValueError(
-            f"{len(records.skipped)} damaged images were left out of this pack, for instance {records.skipped[0]}\n"
-            '  fix:   pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder'
-        )
+            _fill(target, described, share, workers, progress)
+            records = Records(target.folder)
+    if records.skipped:
+        left_out = f"{len(records.skipped):,} of {len(records.skipped) + len(records):,} images were left out"
+        if share == 0:
+            raise ValueError(
+                f"{left_out} of this pack as damaged\n  found: {_reasons(records.skipped)}\n"
+                '  fix:   pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder'
+            )
+        print(f"pack: {left_out}: {_reasons(records.skipped)}; Records.skipped lists them")
     return records
 
 
-def _fill(target: PackFolder, described: PackSource, damaged: str, workers: int | None, progress) -> None:
+def _fill(target: PackFolder, described: PackSource, share: float, workers: int | None, progress) -> None:
     """Pack what no earlier call has packed."""
     begun = target.unfinished_plan()
     if begun and target.find_outputs() and (another := target.differences(begun)):
         raise FileExistsError(another)  # not cleared: it may be hours of work
-    # Items that were stored may have changed since; headers of files that have the same names have not.
-    target.begin(from_scratch=not target.find_outputs() and not described.look)
+    # What can only be iterated may have changed behind its first item; headers of the same files have not.
+    keep = target.find_outputs() or described.look or (described.items and described.items.by_number)
+    target.begin(from_scratch=not keep)
     try:
         if described.look:
             described = described.look(target.work)
-        _lay_out(described, target, progress)
-        _write_shards(described, target, damaged, workers, progress)
-        _finish(described, target)
+        _lay_out(described, target, share > 0, progress)
+        write_shards(described, target, share > 0, workers, progress)
+        _finish(described, target, share)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise _full(target.folder) from error
@@ -126,61 +161,70 @@ def _fill(target: PackFolder, described: PackSource, damaged: str, workers: int 
         target.remove_parts()
 
 
-def _lay_out(described: PackSource, target: PackFolder, progress: str | None) -> None:
-    """Write the rows of all images in their random order, and where the images are."""
+def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: str | None) -> None:
+    """Write the rows of all images in the order they are packed in, and where the images are."""
     import numpy
 
     work, plan = target.work, target.plan
+    if described.names and not described.reader:
+        if (work / "rows.npy").exists():
+            _compare_files(described, target, work / "looks.npy", read_shards_so_far(target))
+        write_file(work / "looks.npy", npy(look_at(described.names, described.root)))  # a mended image is another one
     if (work / "rows.npy").exists():
         return
     if described.items is None:
         rows = described.rows
         write_file(work / "names", Names.encode(described.names))
     else:
-        rows = store_items(described, work / "items", plan["size"], progress)
+        values = store_items(described.items, work / "items", plan["size"], skip=skip, progress=progress)
+        rows = make_rows(values, described.groups)
     if described.shuffled:
         rows = rows[numpy.random.default_rng(plan["seed"]).permutation(len(rows))]
     write_file(work / "rows.npy", npy(rows))
 
 
-def _write_shards(described: PackSource, target: PackFolder, damaged: str, workers, progress) -> None:
-    """Write the shards that are not there yet, in several processes."""
+def _compare_files(described: PackSource, target: PackFolder, looks: Path, packed: Shards) -> None:
+    """Raise FileExistsError if files that are in a pack are not those of the source."""
     import numpy
 
-    count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
-    workers = min(len(_shards(target, count)), workers or cpus())
-    counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
-    counts.write_bytes(bytes(8 * workers))
-    job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "damaged": damaged}
-    job["reader"] = described.reader
-    run_in_processes(
-        "tpukit.storage.packing:_work",
-        [{**job, "workers": workers, "rank": rank} for rank in range(workers)],
-        label="pack images",
-        total=count,
-        done=lambda: int(numpy.fromfile(counts, "<i8").sum()),
-        folder=target.work,
-        progress=progress,
-    )
+    before, now = numpy.load(looks), look_at(described.names, described.root)
+    mine = numpy.isin(before["row"], packed.rows["row"])
+    files, size, head = Files(described.names, described.root), target.plan["size"], packed.rows.dtype.itemsize
+
+    def is_packed(row: int) -> bool:
+        return prepare(files, row, size)[0] == packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0][head:]
+
+    if found := find_changed(before[mine], now[mine], files, is_packed):
+        raise FileExistsError(target.another(found))
 
 
-def _finish(described: PackSource, target: PackFolder) -> None:
+def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     """Join what was noted beside the shards to the index, and write the manifest last."""
     import numpy
 
     planned = numpy.load(target.work / "rows.npy")
-    files = _shards(target, len(planned))
-    notes = [json.loads(_note(target, file).read_bytes()) for file in files]
+    files = shard_files(target, len(planned))
+    notes = [json.loads(note_of(target, file).read_bytes()) for file in files]
     skipped = sorted((image for note in notes for image in note["skipped"]), key=lambda image: image["row"])
     if len(skipped) == len(planned):
         raise ValueError(
             f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}\n"
             "  fix:   check that these are images, and that the paths are right"
         )
+    if share and len(skipped) > share * len(planned):
+        for file, note in zip(files, notes, strict=True):
+            if note["skipped"]:
+                file.unlink()  # so that images that are put in their place are packed
+        raise ValueError(
+            f"{len(skipped):,} of {len(planned):,} images are damaged or missing, and {share:.0%} may be left out\n"
+            f"  found: {_reasons(skipped)}\n"
+            f"  fix:   check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / len(planned)) / 100}"
+        )
     packed = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     index = {"index.npy": npy(planned[packed])}
-    if (target.work / "names").exists():
-        index["names"] = (target.work / "names").read_bytes()
+    for name in ("names", "looks.npy"):
+        if (target.work / name).exists():
+            index[name] = (target.work / name).read_bytes()
     for name, data in index.items():
         write_file(target.folder / name, data)
     shapes = {tuple(shape) for note in notes for shape in note["shapes"]}
@@ -199,14 +243,14 @@ def _finish(described: PackSource, target: PackFolder) -> None:
     )
 
 
-def _shards(target: PackFolder, count: int) -> list[Path]:
-    number = -(-count // target.plan["shard"])
-    return [target.folder / f"{k:05d}-of-{number:05d}.array_record" for k in range(number)]
-
-
-def _note(target: PackFolder, shard: Path) -> Path:
-    """Name the file that lists the images left out of a shard, and the shapes of the others."""
-    return target.work / f"{shard.stem}.json"
+def _reasons(skipped: list[dict]) -> str:
+    """Say why images were left out, the most frequent reasons with an example each."""
+    # Counted without the numbers in them: how many bytes, how many of them extraneous.
+    kinds = [re.sub(r"\d[\d,]*", "", image["why"]) for image in skipped]
+    examples = dict(zip(reversed(kinds), reversed(skipped), strict=True))
+    counts = Counter(kinds).most_common()
+    few = "; ".join(f"{n:,} x {examples[kind]['why']}, as {examples[kind]['name']}" for kind, n in counts[:3])
+    return few + ("; and others" if len(counts) > 3 else "")
 
 
 def _full(folder: Path) -> OSError:
@@ -218,75 +262,3 @@ def _full(folder: Path) -> OSError:
         f"  found: {len(done)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free\n"
         "  fix:   make room and call pack again, it continues from here; or pack onto a larger disk",
     )
-
-
-# ---- in the processes ----------------------------------------------------------------------------------------------
-
-
-def _work(job: dict) -> None:
-    """Write every `workers`th shard."""
-    import numpy
-
-    target = PackFolder(Path(job["folder"]), job["plan"])
-    rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
-    items = target.work / "items"
-    if job["reader"]:
-        module, reader = job["reader"].split(":")
-        source = getattr(importlib.import_module(module), reader)(target.work, job["root"], target.plan)
-    else:
-        source = StoredItems(items) if items.exists() else Files(target.work / "names", job["root"])
-    done = 0
-    with open(target.work / "counts", "r+b", buffering=0) as counts:
-
-        def count(images: int) -> None:
-            nonlocal done
-            done += images
-            os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
-
-        for number, file in enumerate(_shards(target, len(rows))):
-            if number % job["workers"] == job["rank"]:
-                mine = rows[number * target.plan["shard"] : (number + 1) * target.plan["shard"]]
-                if file.exists():
-                    count(len(mine))
-                else:
-                    _write(target, file, mine, source, job["damaged"], count)
-
-
-def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, damaged: str, count) -> None:
-    """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
-    size, skipped, shapes = target.plan["size"], [], set()
-
-    def records() -> Iterator[bytes]:
-        reads = (functools.partial(_prepared, source, int(row["row"]), size) for row in rows)
-        for row, (payload, shape) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
-            number = int(row["row"])
-            if shape is not None:
-                shapes.add(shape)
-                yield row.tobytes() + payload
-            elif damaged == "skip":
-                skipped.append({"row": number, "name": source.name(number), "why": payload})
-            else:
-                raise OSError(
-                    f"image {number} cannot be packed: {source.name(number)}\n  found: {payload}\n"
-                    '  fix:   copy it again; or pack(..., damaged="skip") leaves such images out and lists them'
-                )
-            count(1)
-
-    part = part_of(target.work / file.name)
-    write_shard(part, records())
-    pixels = size is not None or source.encoding == "uint8"
-    note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
-    write_file(_note(target, file), json.dumps(note).encode())
-    os.replace(part, file)
-
-
-def _prepared(source: Files | StoredItems, number: int, size: int | None) -> tuple:
-    """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
-    try:
-        data = source[number]
-        if source.shape is not None:  # pixels, resized when they were stored, or images that were just encoded
-            return data, source.shape
-        image = decode(data, size)
-    except (OSError, ValueError) as error:
-        return getattr(error, "strerror", None) or str(error), None
-    return (data if size is None else image.tobytes()), image.shape

@@ -21,7 +21,7 @@ BLOCK = 1024  # images that share a checksum, and are decoded again together aft
 class CacheFolder(ResumableFolder):
     """A folder that `build_cache` writes: all pixels in one file, and the index of the records."""
 
-    kind, version = "cache", 2
+    kind, version = "cache", 3
     outputs = ("images.npy", "index.npy")
     make = "build_cache(records, folder, size=...)"
     repair = "delete it, shutil.rmtree('{folder}'), and build it again"
@@ -30,10 +30,10 @@ class CacheFolder(ResumableFolder):
 class Cache(StoredImages):
     """Decoded images on disk as a map-style dataset, and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and (L,) float32 tensor. Make it in the kernel
-    and use it in the workers: the map of the file goes through a fork, a pickle is the path, and all processes of a
-    machine share the memory. Leave the files as they are while it is open: a process that reads where one was cut off
-    is ended by the system (SIGBUS).
+    `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as of `Records`. Make it in the
+    kernel and use it in the workers: the map of the file goes through a fork, a pickle is the path, and all processes
+    of a machine share the memory. Leave the files as they are while it is open: a process that reads where one was cut
+    off is ended by the system (SIGBUS).
 
     Args:
         folder: where `build_cache` wrote.
@@ -84,7 +84,7 @@ class Cache(StoredImages):
         self._in_memory = verify and self.images.nbytes < (available_memory() or 0)
 
     def __reduce__(self):
-        return functools.partial(Cache, verify=False), (self.folder,)
+        return functools.partial(Cache, verify=False), (self.folder,), self._relabelled()
 
     def __repr__(self) -> str:
         return f"Cache({str(self.folder)!r}): {len(self):,} images {self.shape}, {human_size(self.images.nbytes)}"

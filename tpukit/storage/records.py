@@ -6,17 +6,17 @@ from pathlib import Path
 
 from tpukit.storage.array_records import Shards
 from tpukit.storage.decoding import decode, jpeg_decoder
-from tpukit.storage.files import find_fault, seal
-from tpukit.storage.pack_sources import Names
+from tpukit.storage.files import find_fault, seal, whole_number
 from tpukit.storage.resumable import ResumableFolder
+from tpukit.storage.source_files import Names
 from tpukit.storage.stored_images import StoredImages
 
 
 class PackFolder(ResumableFolder):
     """A folder that `pack` writes: shards, their index, and the names of the files that were packed."""
 
-    kind, version = "pack", 2
-    outputs = ("*.array_record", "index.npy", "names")
+    kind, version = "pack", 3
+    outputs = ("*.array_record", "index.npy", "names", "looks.npy")
     make = "pack(source, folder)"
     repair = "copy it again from where it is whole, or pack the images again into a new folder"
 
@@ -24,7 +24,8 @@ class PackFolder(ResumableFolder):
 class Records(StoredImages):
     """A pack as a map-style dataset, and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor. Opening it looks at every
+    `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or () int64 of a folder's
+    class. Opening it looks at every
     file's size and at the index, not at the images; those are checked as they are read. It can be made in the kernel
     and used in forked workers, in threads, and in a DataLoader's processes of any kind.
 
@@ -50,10 +51,11 @@ class Records(StoredImages):
     def __init__(self, folder, size: int | None = None, *, exact: bool = False):
         import numpy
 
+        size = whole_number("size", size, 1)
         self._pack = PackFolder(Path(folder).absolute())
         folder, manifest = self._pack.folder, self._pack.read_manifest()
-        self._files, shards = manifest["files"], manifest["shards"]
-        for name, expected in [("index.npy", self._files["index.npy"]), *((shard["file"], shard) for shard in shards)]:
+        self.files, shards = manifest["files"], manifest["shards"]
+        for name, expected in [("index.npy", self.files["index.npy"]), *((shard["file"], shard) for shard in shards)]:
             if fault := find_fault(folder / name, expected):
                 raise self._pack.damaged(fault)
         self.index = numpy.load(folder / "index.npy")
@@ -61,7 +63,7 @@ class Records(StoredImages):
         self.size, self.exact = size, exact
         self.encoding, self.skipped = manifest["encoding"], manifest["skipped"]
         self.digest = hashlib.sha256(seal(manifest)).hexdigest()
-        self._shards = Shards(
+        self.shards = Shards(
             [folder / shard["file"] for shard in shards],
             [shard["records"] for shard in shards],
             self.index,
@@ -81,7 +83,7 @@ class Records(StoredImages):
             )
 
     def __reduce__(self):
-        return partial(Records, exact=self.exact), (self.folder, self.size)
+        return partial(Records, exact=self.exact), (self.folder, self.size), self._relabelled()
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -95,7 +97,7 @@ class Records(StoredImages):
 
     def read(self, indices) -> list[bytes]:
         """Return what is stored of each image, checked: the bytes of its file, or its (H, W, 3) pixels."""
-        return [record[self._head :] for record in self._shards.read(self._indices(indices))]
+        return [record[self._head :] for record in self.shards.read(self._indices(indices))]
 
     def take(self, indices, out=None):
         """Return (n, H, W, 3) uint8 in [0, 255], in the order asked for; into `out` where it is given.
@@ -112,30 +114,36 @@ class Records(StoredImages):
             out = numpy.empty((len(indices), *self.shape), numpy.uint8)
         else:
             self._check_out(out, len(indices))
-        for place, record in zip(out, self._shards.read(indices), strict=True):
-            self._pixels(record, place)
+        for index, place, record in zip(indices, out, self.shards.read(indices), strict=True):
+            self._pixels(index, record, place)
         return out
 
     def name(self, index: int) -> str:
         """Say which file an image was, as the source named it, or which item."""
         row = int(self.rows[index])
-        if "names" not in self._files:
+        if "names" not in self.files:
             return f"item {row}"
         if self._names is None:
-            if fault := find_fault(self.folder / "names", self._files["names"]):
+            if fault := find_fault(self.folder / "names", self.files["names"]):
                 raise self._pack.damaged(fault)
             self._names = Names(self.folder / "names")
         return self._names[row]
 
     def _image(self, index: int):
-        return self._pixels(*self._shards.read([index]))
+        return self._pixels(index, *self.shards.read([index]))
 
-    def _pixels(self, record: bytes, out=None):
+    def _pixels(self, index: int, record: bytes, out=None):
         import numpy
 
         stored = memoryview(record)[self._head :]
         if self.encoding == "jpeg":
-            return decode(stored, self.size, exact=self.exact, out=out)
+            try:
+                return decode(stored, self.size, exact=self.exact, out=out)
+            except ValueError as error:
+                raise OSError(
+                    f"image {index} of {self.folder} cannot be decoded: {self.name(index)}\n  found: {error}\n"
+                    "  fix:   leave it out, torch.utils.data.Subset(records, indices), or pack the images again"
+                ) from error
         pixels = numpy.frombuffer(stored, numpy.uint8).reshape(self.shape)
         if out is None:
             return pixels.copy()  # a record's own cannot be written to

@@ -1,6 +1,7 @@
 """A folder filled by calls that may be ended at any moment; it is finished when its manifest is there."""
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,13 @@ from pathlib import Path
 from tpukit.storage.files import lock_folder, remove_parts, seal, unseal, write_file
 
 UNFINISHED = "unfinished"  # the sub-folder of what is only needed until the manifest is there
+
+_OPENED_BY = {"pack": ("Records(folder)", "build_cache(Records(folder), ...)"), "cache": ("Cache(folder)",)}
+
+
+def fact(words: str, data: bytes) -> dict:
+    """Return an entry of a plan that stands for much data: two are the same if their data is, and are told in words."""
+    return {"words": words, "digest": hashlib.sha256(data).hexdigest()}
 
 
 class ResumableFolder:
@@ -74,10 +82,15 @@ class ResumableFolder:
                 raise self.damaged(f"{self.manifest_name} is not what was written: {error}") from error
             manifest = {}
         if manifest.get("format") != self.format:
+            found = manifest.get("format", "something else")
+            fix = f"pass a folder that {self.make} has written, or a new one for it to write"
+            if found.startswith(f"tpukit {self.kind} "):
+                fix = f"call {self.make} again with a new folder; or use the tpukit that wrote this one"
+            elif found.startswith("tpukit "):
+                fix = f"this folder is for another call: {' or '.join(_OPENED_BY.get(found.split()[1], ()))}"
             raise ValueError(
                 f"{self.folder} holds no {self.kind} that this tpukit can read\n"
-                f"  found: a {self.manifest_name} of {manifest.get('format', 'something else')}, not of {self.format}\n"
-                f"  fix:   pass a folder that {self.make} has written, or a new one for it to write"
+                f"  found: a {self.manifest_name} of {found}, not of {self.format}\n  fix:   {fix}"
             )
         return manifest
 
@@ -88,10 +101,15 @@ class ResumableFolder:
 
     def differences(self, plan: dict) -> str | None:
         """Say in what the plan of this folder, as it was found there, is not the one asked for; None: in nothing."""
-        differing = [key for key in {**self.plan, **plan} if plan.get(key) != self.plan.get(key)]
-        return differing and (
+        keys = {**self.plan, **plan}
+        differing = [key for key in keys if _identity(plan.get(key)) != _identity(self.plan.get(key))]
+        return self.another("; ".join(_difference(key, plan.get(key), self.plan.get(key)) for key in differing))
+
+    def another(self, found: str | None) -> str | None:
+        """Return the text of the error to raise where something else was found in the folder; None: nothing was."""
+        return found and (
             f"{self.folder} holds another {self.kind}{'' if self.is_finished else ', not finished'}\n"
-            f"  found: {'; '.join(f'{key} {plan.get(key)}, asked for {self.plan.get(key)}' for key in differing)}\n"
+            f"  found: {found}\n"
             f"  fix:   name another folder, or delete this one: shutil.rmtree({str(self.folder)!r})"
         )
 
@@ -164,3 +182,17 @@ class ResumableFolder:
         """Remove the beginnings of files that killed processes have left."""
         remove_parts(self.folder)
         remove_parts(self.work)
+
+
+def _identity(value):
+    return value["digest"] if isinstance(value, dict) else value
+
+
+def _difference(key: str, found, asked) -> str:
+    """Say in what an entry of a plan differs."""
+    if not (isinstance(found, dict) and isinstance(asked, dict)):
+        found, asked = (value["words"] if isinstance(value, dict) else f"{key} {value}" for value in (found, asked))
+        return f"{found}, asked for {asked.removeprefix(f'{key} ')}"
+    if found["words"] == asked["words"]:
+        return f"other {key}" if key == found["words"] else f"other {key} under the same names: {found['words']}"
+    return f"{found['words']}, asked for {asked['words']}"

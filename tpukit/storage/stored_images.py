@@ -1,6 +1,9 @@
 """What a pack and a cache have in common: labels, groups and rows of N images, and the checks of what is asked for."""
 
+import operator
 from pathlib import Path
+
+from tpukit.storage.splitting import split_by_group
 
 
 class StoredImages:
@@ -10,11 +13,12 @@ class StoredImages:
 
     Attributes:
         folder: where they are.
-        names: of the L labels.
-        labels: (N, L) float32.
+        names: of the L labels, or of the classes of a folder: what `show_batch(names=...)` takes.
+        labels: (N, L) float32; of a folder (N,) int64, the number of each image's class. Read-only: other labels are a
+            new array, `images.labels = ...`.
         groups: (N,) int32, the number of each image's group; without groups each image is its own.
         group_names: what those numbers stand for; empty without groups.
-        classes: of a folder, the names of its sub-folders: what the numbers in its one label stand for.
+        classes: of a folder, the names of its sub-folders: what the class numbers stand for; else empty.
         rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
             `table.fold.to_numpy()[images.rows]` is each image's fold.
     """
@@ -24,28 +28,45 @@ class StoredImages:
 
         self.folder = folder
         self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
-        self.labels, self.groups, self.rows = (
-            numpy.ascontiguousarray(index[field]) for field in ("labels", "group", "row")
-        )
+        labels, self.groups, self.rows = (numpy.ascontiguousarray(index[name]) for name in ("labels", "group", "row"))
+        if self.classes:
+            self.names, labels = self.classes, labels[:, 0].astype(numpy.int64)
+        self.labels = self._stored_labels = labels
+        # What was changed in place would be lost where this is pickled, as for the processes of a DataLoader.
+        for array in (self.labels, self.groups, self.rows):
+            array.setflags(write=False)
+
+    def _relabelled(self) -> dict | None:
+        """Return what a pickle has to hold beside the path: labels that were put in place of the stored ones."""
+        return None if self.labels is self._stored_labels else {"labels": self.labels}
 
     def __len__(self) -> int:
         return len(self.labels)
 
     def __getitem__(self, index: int):
+        import numpy
         import torch
 
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"one image is asked for by its number, got {index!r}\n"
+                "  fix:   images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset"
+            ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
-        index = int(index) % len(self)
+        index %= len(self)
         image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
-        return image, torch.from_numpy(self.labels[index].copy())
+        return image, torch.from_numpy(numpy.array(self.labels[index]))
 
-    def split(self, valid: float = 0.2, seed: int = 0):
+    def split(self, valid: float = 0.2, seed: int = 0, *, stratify: bool = False):
         """Return the images to train and to validate on, two int64 arrays; no group is on both sides.
 
-        See `split_by_group`. A cache and the records it was made of give the same.
+        `stratify=True` gives both sides about the same share of each class, or of each label of zeros and ones. See
+        `split_by_group`. A cache and the records it was made of give the same.
         """
-        return split_by_group(self.groups, valid, seed)
+        return split_by_group(self.groups, valid, seed, self.labels if stratify else None)
 
     def _indices(self, indices):
         """Return the indices of some images as an array, checked."""
@@ -77,31 +98,3 @@ class StoredImages:
                 f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}\n"
                 f"  fix:   out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out"
             )
-
-
-def split_by_group(groups, valid: float = 0.2, seed: int = 0):
-    """Split images into two parts with no group in both; return the images of each, int64, in order.
-
-    Args:
-        groups: (N,) int, the group of each image.
-        valid: share of the images in the second part, between 0 and 1; met as nearly as whole groups allow.
-        seed: decides which groups.
-
-    Raises:
-        ValueError: valid is out of range, or there is only one group.
-    """
-    import numpy
-
-    if not 0 < valid < 1:
-        raise ValueError(f"valid is the share of the images to validate on, between 0 and 1, got {valid}")
-    names, numbers, counts = numpy.unique(groups, return_inverse=True, return_counts=True)
-    if len(names) < 2:
-        raise ValueError(
-            f"{len(numbers):,} images in one group cannot be split\n"
-            "  fix:   pack(..., groups=...) with the column that says which images belong together"
-        )
-    order = numpy.random.default_rng(seed).permutation(len(names))
-    chosen = counts[order].cumsum()[:-1]  # images in the second part if it got the first group, two, ...
-    enough = int(numpy.abs(chosen - valid * len(numbers)).argmin()) + 1
-    second = numpy.isin(numbers, order[:enough])
-    return numpy.flatnonzero(~second), numpy.flatnonzero(second)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.storage.resumable import fact
+
 
 def read_tfrecords(
     files: str | os.PathLike | Iterable[str | os.PathLike], *, image: str = "image", labels: Iterable[str] = ("target",)
@@ -65,6 +67,14 @@ class TFRecords:
     image: str
     labels: tuple[str, ...]
 
+    def facts(self) -> dict:
+        """Return what tells these records from others, for the plan of a pack: names and sizes, and the features."""
+        files = [f"{file.name} {file.stat().st_size}" for file in self.files]
+        return {
+            "files": fact(f"{len(files)} TFRecord files, {files[0]} to {files[-1]} bytes", "\0".join(files).encode()),
+            "features": fact(f"{self.image}, {', '.join(self.labels)}", repr((self.image, self.labels)).encode()),
+        }
+
     def __iter__(self) -> Iterator[tuple]:
         import numpy
 
@@ -106,15 +116,15 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
                     length = _length(head, file, number, offset)
                     data, check = stream.read(length), stream.read(4)
                 except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-                    fact = f"{file} is damaged: its gzip stream breaks off in record {number}"
-                    raise _damaged(fact, str(error)) from error
+                    what = f"{file} is damaged: its gzip stream breaks off in record {number}"
+                    raise _damaged(what, str(error)) from error
                 found, begin = len(data) + len(check), offset + 12
                 if found < length + 4:
-                    fact = f"{file} is cut short in record {number}"
-                    raise _damaged(fact, f"{found:,} of {length + 4:,} bytes after byte {begin:,}")
+                    what = f"{file} is cut short in record {number}"
+                    raise _damaged(what, f"{found:,} of {length + 4:,} bytes after byte {begin:,}")
                 if not _fits(data, check):
-                    fact = f"record {number} of {file} is damaged"
-                    raise _damaged(fact, f"the checksum of its {length:,} bytes from byte {begin:,} on does not fit")
+                    what = f"record {number} of {file} is damaged"
+                    raise _damaged(what, f"the checksum of its {length:,} bytes from byte {begin:,} on does not fit")
                 yield data
                 number, offset = number + 1, offset + length + 16
 
@@ -122,15 +132,20 @@ def records(file: str | os.PathLike) -> Iterator[bytes]:
 def _length(head: bytes, file, number: int, offset: int) -> int:
     """Return the length of a record from the 12 bytes that it begins with."""
     if len(head) < 12:
-        fact = f"{file} is cut short in record {number}"
-        raise _damaged(fact, f"{len(head)} bytes at byte {offset:,}, where its length and a checksum take 12")
+        what = f"{file} is cut short in record {number}"
+        raise _damaged(what, f"{len(head)} bytes at byte {offset:,}, where its length and a checksum take 12")
     if _fits(head[:8], head[8:]):
         return int.from_bytes(head[:8], "little")
     if number == 0:
-        fact = f"{file} is no TFRecord file, or is damaged at its start"
-        raise _damaged(fact, f"{head!r}, which begin no record: the checksum of its length does not fit")
-    fact = f"{file} is damaged where record {number} begins, at byte {offset:,}"
-    raise _damaged(fact, "the checksum of its length does not fit")
+        if head[0] == 0x78 and int.from_bytes(head[:2]) % 31 == 0:  # how zlib begins; gzip is read
+            raise OSError(
+                f"{file} is compressed with zlib, which is not read here\n  found: it begins with {head[:2]!r}\n"
+                "  fix:   decompress it: open(new, 'wb').write(zlib.decompress(open(file, 'rb').read()))"
+            )
+        what = f"{file} is no TFRecord file, or is damaged at its start"
+        raise _damaged(what, f"{head!r}, which begin no record: the checksum of its length does not fit")
+    what = f"{file} is damaged where record {number} begins, at byte {offset:,}"
+    raise _damaged(what, "the checksum of its length does not fit")
 
 
 def _fits(data: bytes, check: bytes) -> bool:
@@ -145,8 +160,8 @@ def _fits(data: bytes, check: bytes) -> bool:
     return masked.to_bytes(4, "little") == check
 
 
-def _damaged(fact: str, found: str) -> OSError:
-    return OSError(f"{fact}\n  found: {found}\n  fix:   copy or download this file again, or leave it out")
+def _damaged(what: str, found: str) -> OSError:
+    return OSError(f"{what}\n  found: {found}\n  fix:   copy or download this file again, or leave it out")
 
 
 def _features(record: bytes, where: str):

@@ -1,16 +1,18 @@
 """What makes a run survive: its state saved and loaded, a time budget, a last checkpoint on SIGTERM."""
 
+import contextlib
 import math
 import re
 import textwrap
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.distributed.core import Core
 from tpukit.distributed.signals import STEP_SECONDS
-from tpukit.training.checkpoints import Checkpoints
+from tpukit.training.checkpoints import Checkpoint, Checkpoints
+from tpukit.training.folder_lock import one_run
 
 
 @dataclass
@@ -50,6 +52,7 @@ class RunState:
     Args:
         core: this core.
         parts: by name, whatever has `state_dict` and `load_state_dict`; None for a part that this run does not have.
+            "optimizer" and "schedule" are among them.
         folder: of the checkpoints; None to keep nothing.
         keep: how many of the newest checkpoints to keep, in addition to the best.
         save_every: seconds between two saves.
@@ -61,6 +64,7 @@ class RunState:
     def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float):
         self._core, self._parts, self._save_every = core, parts, save_every
         self._checkpoints = Checkpoints(folder, keep) if folder is not None else None
+        self._kinds = {"optimizer": _kind(parts["optimizer"]), "schedule": _kind(parts["schedule"])}
         self._saved = time.monotonic()
         self._sigterm_seen: float | None = None
 
@@ -90,13 +94,24 @@ class RunState:
             return
         if self._core.is_main:
             state = {name: part.state_dict() if part is not None else None for name, part in self._parts.items()}
-            self._checkpoints.save(self._core.snapshot(state), step=step, best=best)
+            state["kinds"] = self._kinds
+            self._checkpoints.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
         self._saved = time.monotonic()
 
-    def save_best(self, model) -> None:
-        """Write the weights of a model to `best.pt` in the folder, together."""
+    def save_best(self, model, *, in_memory: bool = False) -> None:
+        """Write the weights of a model to `best.pt` in the folder, together; without a folder keep them, if wanted."""
         if self.is_kept:
             self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")
+        elif in_memory:
+            self._best = self._core.snapshot(model.state_dict())
+
+    def best_weights(self) -> dict:
+        """Return the weights that `save_best` was last called with, in host memory."""
+        import torch
+
+        if not self.is_kept:
+            return self._best
+        return torch.load(self._checkpoints.folder / "best.pt", map_location="cpu", weights_only=True)
 
     def close(self) -> None:
         """Wait until the last save is complete."""
@@ -107,7 +122,7 @@ class RunState:
         """Load the newest whole checkpoint into the parts; return its name, or None where there is none.
 
         Raises:
-            ValueError: there is one and `resume` is False, or it is of another architecture or dataset.
+            ValueError: there is one and `resume` is False, or it is of another architecture, optimiser or dataset.
         """
         report = self._core.print if self._core.is_main else lambda line: None
         checkpoint = self._checkpoints.newest(say=report) if self._checkpoints else None
@@ -118,14 +133,53 @@ class RunState:
                 f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}\n"
                 "  fix:   another folder, or remove that one; resume=True continues from there"
             )
+        before = _settings(self._parts["optimizer"])
         for name, part in self._parts.items():
-            if part is None or checkpoint.state[name] is None:
+            if part is None or checkpoint.state.get(name) is None:
                 continue
+            self._check_kind(name, checkpoint)
             try:
                 part.load_state_dict(checkpoint.state[name])
             except RuntimeError as error:  # torch's, of a module: every missing, unknown and misshapen tensor
-                raise ValueError(_other_architecture(checkpoint.path, error)) from error
+                raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
+        if changed := _changed(before, _settings(self._parts["optimizer"])):
+            self._core.print(
+                f"the checkpoint's {changed}: a resumed run goes on with the settings it began with; for others give a "
+                "new folder, and load best.pt or the model of a checkpoint into the model"
+            )
         return checkpoint.path.name
+
+    def _check_kind(self, name: str, checkpoint: Checkpoint) -> None:
+        """Raise where the state is of another optimiser or schedule: it would fail in the next step, or mix."""
+        saved, here = checkpoint.state["kinds"].get(name), self._kinds.get(name)
+        if saved != here:
+            raise ValueError(
+                f"{checkpoint.path} is of another {name}\n"
+                f"  found: {saved}; this run has {here}\n"
+                f"  fix:   make the {name} as it was when that was saved, or give this run a folder of its own"
+            )
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other runs out of the folder; wait, together, until the last save is complete.
+
+        Raises:
+            CannotSave: another run holds the folder, or the last save failed.
+        """
+        if not self.is_kept:
+            yield
+            return
+        folder, say = self._checkpoints.folder, self._core.print
+        with one_run(folder, say=say) if self._core.is_main else contextlib.nullcontext():
+            self._core.barrier()  # before any core looks for the newest checkpoint: that of the last run is complete
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(Exception):  # the first error is the one to tell
+                    self.close()
+                raise
+            self.close()
+        self._core.barrier()  # so that no core begins another run in this folder before
 
     def must_end(self) -> bool:
         """Return whether SIGTERM has arrived, from the platform or an interrupt, and this core is to leave now.
@@ -141,15 +195,48 @@ class RunState:
         return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
 
 
-def _other_architecture(path: Path, error: RuntimeError) -> str:
+def _kind(part: object) -> str | None:
+    if part is None:
+        return None
+    sizes = [len(group["params"]) for group in getattr(part, "param_groups", [])]
+    return type(part).__name__ + (f" of {' + '.join(map(str, sizes))} parameters" if sizes else "")
+
+
+def _settings(optimizer) -> list[dict]:
+    """Return the settings of each parameter group; of a learning rate that a schedule changes, the first."""
+    groups = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in optimizer.param_groups]
+    kinds = bool | int | float | tuple
+    return [{name: value for name, value in group.items() if isinstance(value, kinds)} for group in groups]
+
+
+def _changed(given: list[dict], used: list[dict]) -> str:
+    """Say which settings are used in place of those given: `lr 0.1 is used, not 0.01`; empty where all are the same."""
+    pairs = [
+        f"{name} {after[name]} is used, not {value}"
+        for before, after in zip(given, used, strict=True)
+        for name, value in before.items()
+        if name != "initial_lr" and name in after and after[name] != value
+    ]
+    return "; ".join(dict.fromkeys(pairs))
+
+
+def _without_numpy(state: dict) -> dict:
+    """Return a state with Python's numbers for numpy's, which `torch.load(weights_only=True)` would refuse."""
+    import numpy
+    from torch.utils import _pytree as tree
+
+    return tree.tree_map(lambda leaf: leaf.item() if isinstance(leaf, numpy.generic) else leaf, state)
+
+
+def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
     _, *lines = str(error).splitlines()  # the first only announces them
     lines = [textwrap.shorten(line, 200, placeholder=" ...") for line in lines or [str(error)]]
     more = [f"and {len(lines) - 3} more lines, in the error above"] if len(lines) > 3 else []
     found = "\n         ".join([*lines[:3], *more])
     return (
-        f"{path} is of another architecture than the model\n"
+        f"{path} is of another architecture than the {name}\n"
         f"  found: {found}\n"
-        "  fix:   make the model as it was when that was saved, or give this run a folder of its own"
+        f"  fix:   make the {name} as it was when that was saved, or give this run a folder of its own"
     )
 
 

@@ -79,6 +79,33 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
     return _schedule(optimizer, warmup, fall)
 
 
+def is_plateau(schedule) -> bool:
+    """Return whether a schedule is stepped with a number, as torch's ReduceLROnPlateau is."""
+    import torch
+
+    return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def check_schedule(schedule, every: str, *, column: str, lower: bool) -> str:
+    """Return how often `fit` steps a schedule, "step" or "epoch".
+
+    Raises:
+        ValueError: `every` is neither, or a ReduceLROnPlateau waits for `column` to change the wrong way.
+    """
+    if every not in ("step", "epoch"):
+        raise ValueError(f'schedule_every is "step" or "epoch", got {every!r}')
+    if not is_plateau(schedule):
+        return every
+    mode = "min" if lower else "max"
+    if schedule.mode != mode:
+        raise ValueError(
+            f"ReduceLROnPlateau would lower the learning rate while {column} gets better\n"
+            f'  found: mode="{schedule.mode}", its default is "min"\n'
+            f'  fix:   ReduceLROnPlateau(optimizer, mode="{mode}")'
+        )
+    return "epoch"
+
+
 def _schedule(optimizer, warmup: int, factor: Callable[[int], float]):
     import torch
 

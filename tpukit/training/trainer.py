@@ -12,10 +12,20 @@ from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
 from tpukit.distributed.signals import Terminated
 from tpukit.machine.resources import peak_memory
-from tpukit.training.evaluation import evaluate_synced
+from tpukit.training.checks import (
+    Best,
+    best_of,
+    check_batches,
+    check_numbers,
+    check_parameters,
+    check_same_weights,
+)
+from tpukit.training.evaluation import Evaluation, evaluate_synced
 from tpukit.training.history import History
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
+from tpukit.training.metrics import gather_objects
 from tpukit.training.resume import Progress, RunState, TimeBudget, parse_duration
+from tpukit.training.schedules import check_schedule, is_plateau
 from tpukit.training.step import TrainStep
 
 
@@ -30,7 +40,9 @@ def fit(
     epochs: int = 1,
     steps_per_epoch: int | None = None,
     schedule=None,
+    schedule_every: str = "step",
     metrics: Mapping[str, Callable] | None = None,
+    keep_outputs: bool = True,
     prepare: Callable | None = None,
     augment: Callable | None = None,
     bf16: bool = False,
@@ -38,6 +50,10 @@ def fit(
     clip: float | None = None,
     average=None,
     best: str = "valid_loss",
+    mode: str | None = None,
+    patience: int | None = None,
+    restore_best: bool = False,
+    on_epoch: Callable[[History], bool | None] | None = None,
     log_every: int = 50,
     folder: str | Path | None = None,
     keep: int = 3,
@@ -49,21 +65,43 @@ def fit(
 
     Losses stay on the device: one copy to the host every `log_every` steps. Gradients, float buffers and the loss are
     averaged over the cores in one message, so all cores hold the same model after every step. Random numbers of a step
-    depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit.
+    depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit;
+    for v2 and v3, `Core.seed` says which.
+
+    What a batch is, and how the model is called:
+
+    - `(inputs, targets)`, a tuple: `loss(model(inputs), targets)`. Further parts are ignored.
+    - A mapping, as Hugging Face's datasets give: all of it is the inputs, and its entry "labels" (or "label",
+      "targets", "target"; exactly one of them) is the targets: `loss(model(**batch), batch["labels"])`.
+    - Inputs that are a mapping are always passed by name. The entry "labels" is left out where the model's `forward`
+      has no such argument; with one, the model may compute its own loss: `loss=lambda outputs, labels: outputs.loss`.
+      That number is of one batch, so an evaluation needs a loss of (outputs, targets).
+    - Outputs and targets may be nested in tuples and dicts, or of a type that torch's pytree knows, as Hugging Face's
+      are; the loss and the metrics get them as they are. For a dataclass, `torch.export.register_dataclass` first.
+    - Everything in inputs and targets is a tensor: no text columns.
+
+    Before the first step one batch of `valid` is evaluated: a metric that raises, or a shuffled `valid`, is found then
+    and not after an epoch. If that fails, all of `valid` decides, since some metrics cannot be had of one batch.
 
     Args:
         core: this core.
-        model: from `core.model`; takes the batch's first part.
-        optimizer: over the model's parameters.
-        loss: from (outputs, targets) to one number, the mean over the samples.
-        train: `core.batches(..., shuffle=True, drop_last=True)`, batches of (inputs, targets).
+        model: from `core.model`.
+        optimizer: over the model's parameters; any of torch.optim's but LBFGS. On resuming, its settings are those of
+            the checkpoint.
+        loss: from (outputs, targets) to one number, the mean over the samples. A module is kept in the checkpoints; one
+            with parameters comes from `core.model`, too, and its parameters are in the optimizer.
+        train: `core.batches(..., shuffle=True, drop_last=True)`.
         valid: `core.batches(...)` in order, evaluated after every epoch as `evaluate` does; None for no evaluation.
         epochs: passes over the data, or over `steps_per_epoch` of it.
         steps_per_epoch: optimiser steps after which an epoch is over; None for all the data.
-        schedule: of torch.optim.lr_scheduler, stepped after every optimiser step.
+        schedule: of torch.optim.lr_scheduler.
+        schedule_every: "step", after every optimiser step, so that its numbers count steps; or "epoch", after every
+            epoch, for a schedule that counts epochs. ReduceLROnPlateau is stepped after every epoch, with `best`.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name; rows say `valid_<name>`.
-        prepare: changes the inputs on the device, in training and evaluation; for example, it normalises.
-        augment: changes (inputs, targets) on the device before that, in training only.
+        keep_outputs: whether evaluation gathers all outputs; False where they do not fit into memory, see `evaluate`.
+        prepare: changes the inputs on the device, in training and evaluation; for example, it normalises. Of a mapping
+            it gets and returns all, or what it returns is the model's one argument.
+        augment: changes (inputs, targets), or a batch that is a mapping, on the device before that, in training only.
         bf16: run the forward pass under autocast to bfloat16; loss, BatchNorm's statistics and optimiser stay float32.
         accumulate: batches whose gradients one optimiser step takes, all in one graph.
         clip: the largest norm of the gradients; None for no limit.
@@ -71,36 +109,52 @@ def fit(
             in place of the model. Make it after `core.model` and without `device=`: with device="xla" its counter lives
             on the device and Python compares it with 0, two copies to the host per update that cut the step into three
             graphs (measured on torch_xla 2.9).
-        best: the column that says which epoch is best: lower is better for a loss or an error, else higher.
+        best: the column that says which epoch is best; an epoch in which it is NaN never is.
+        mode: "min" if lower is better there, "max" if higher; None decides by its name, of a loss or an accuracy, say.
+        patience: epochs in a row without a better `best` after which to stop; None to go on to the last.
+        restore_best: at the end, give the best epoch's weights back to the model, or to the averaged one.
+        on_epoch: called on every core with the history after each epoch; True, from any of them, stops. A run that
+            resumes between two epochs calls it at once, so what it stopped stays stopped.
         log_every: optimiser steps between two copies of the losses to the host.
-        folder: of checkpoints and `best.pt`, the best epoch's weights; None to keep nothing.
+        folder: of checkpoints and `best.pt`, the best epoch's weights; one run at a time. None to keep nothing.
         keep: how many of the newest checkpoints to keep, in addition to the best.
-        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway.
+        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway,
+            and one before its evaluation.
         resume: continue from the newest whole checkpoint in the folder, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
 
     Raises:
         NotFinite: the loss became NaN or infinite.
-        ValueError: an argument is out of range, the model has no parameters, the loss is not one number, or the
-            checkpoint is of another architecture or dataset.
-        OSError: a checkpoint could not be written.
+        ValueError: an argument is out of range; the model has no parameters, or the optimiser holds none of them; the
+            cores hold different weights; the loss or a metric is not one number; `best` is no column, or its name does
+            not say which numbers are better; the checkpoint is of another architecture, optimiser or dataset.
+        TypeError: `train` or `valid` is not what `core.batches` makes.
+        OSError: a checkpoint could not be written, or another run saves in the folder.
     """
-    for name, value in (("epochs", epochs), ("accumulate", accumulate), ("log_every", log_every), ("keep", keep)):
-        if value < 1:
-            raise ValueError(f"{name} is at least 1, got {value}")
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ValueError(
-            "the model has no parameters to train\n  fix:   pass a torch.nn.Module with layers, and unfreeze some: "
-            "parameter.requires_grad_(True)"
-        )
-    steps = min(len(train) // accumulate, steps_per_epoch or len(train))
+    check_batches("train", train)
+    if valid is not None:
+        check_batches("valid", valid)
+    check_numbers(
+        clip=clip, steps_per_epoch=steps_per_epoch, epochs=epochs, accumulate=accumulate, log_every=log_every, keep=keep
+    )
+    check_parameters(core, model, loss, optimizer)
+    if patience is not None and patience < 1:
+        raise ValueError(f"patience is epochs, at least 1, got {patience}\n  fix:   patience=None for no limit")
+    by = best_of(core, best, mode, metrics=metrics or {}, valid=valid is not None)
+    every = check_schedule(schedule, schedule_every, column=by.column, lower=by.lower)
+    by_step, by_epoch = (schedule, None) if every == "step" else (None, schedule)
+    steps = len(train) // accumulate
     if steps < 1:
         raise ValueError(
             f"an epoch has {len(train)} batches, which is less than accumulate={accumulate}\n"
             f"  fix:   accumulate={len(train)}, or a smaller batch_size"
         )
+    if steps_per_epoch and steps_per_epoch > steps:
+        core.print(f"steps_per_epoch={steps_per_epoch} is more than the data has: an epoch is {steps} steps")
+    steps = min(steps, steps_per_epoch or steps)
     parts = {
         "model": model,
+        "loss": loss if hasattr(loss, "load_state_dict") else None,
         "optimizer": optimizer,
         "schedule": schedule,
         "average": average,
@@ -111,14 +165,19 @@ def fit(
     }
     trainer = Trainer(
         core=core,
-        step=TrainStep(core, model, optimizer, loss, schedule, prepare, augment, bf16, clip, average),
+        step=TrainStep(core, model, optimizer, loss, by_step, prepare, augment, bf16, clip, average),
         train=train,
         valid=valid,
         epochs=epochs,
         accumulate=accumulate,
         log_every=log_every,
         metrics=copy.deepcopy(dict(metrics or {})),  # torchmetrics' have a state, and cores may be threads of a process
-        best=best if valid is not None else "train_loss",
+        keep_outputs=keep_outputs,
+        epoch_schedule=by_epoch,
+        best=by,
+        patience=patience,
+        restore_best=restore_best,
+        on_epoch=on_epoch,
         losses=parts["losses"],
         progress=parts["progress"],
         history=parts["history"],
@@ -140,7 +199,12 @@ class Trainer:
     accumulate: int
     log_every: int
     metrics: dict[str, Callable]
-    best: str
+    keep_outputs: bool
+    epoch_schedule: object
+    best: Best
+    patience: int | None
+    restore_best: bool
+    on_epoch: Callable[[History], bool | None] | None
     losses: StepLosses
     progress: Progress
     history: History
@@ -149,14 +213,22 @@ class Trainer:
 
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
-        self._resume(resume)
-        with self.core.finishing_steps():
-            while self.progress.epoch <= self.epochs and not self.history.stopped:
-                began = time.monotonic()
-                self._train_epoch()
-                if not self.history.stopped:
-                    self._end_epoch(began)
-        self.state.close()
+        with self.state.held():
+            self._resume(resume)
+            check_same_weights(self.core, self.step.model, self.step.loss)
+            if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
+                self._stop_early()  # a run that was stopped stays stopped
+            with self.core.finishing_steps():
+                if self.progress.epoch <= self.epochs and not self.history.stopped:
+                    self._try_evaluation()
+                while self.progress.epoch <= self.epochs and not self.history.stopped:
+                    began = time.monotonic()
+                    self._train_epoch()
+                    if not self.history.stopped:
+                        self._end_epoch(began)
+                        self._stop_early()
+            if self.restore_best and self.history.best:
+                self.step.evaluated_model.load_state_dict(self.state.best_weights())
         return self.history
 
     def _resume(self, resume: bool) -> None:
@@ -197,45 +269,59 @@ class Trainer:
     def _end_epoch(self, began: float) -> None:
         at = self.progress
         row = {"epoch": at.epoch, "step": at.step, "train_loss": self.losses.epoch_mean()}
+        if self.valid is not None:
+            self._save()  # before the evaluation, which may raise, run out of memory, or be killed: the epoch is kept
         self.train.end_epoch()
         if self.valid is not None:
             row |= self._evaluate()
+            self.core.log(step=at.step, **{name: value for name, value in row.items() if name.startswith("valid_")})
         row |= {"lr": self.step.lr, "seconds": time.monotonic() - began}
-        is_best = self._is_best(row)
+        is_best = self.best.is_better(row, than=self.history.best)
         self.history.epochs.append(row)
         if is_best:
-            self.history.best = {**row, "by": self.best}
+            self.history.best = {**row, "by": self.best.column}
         at.epoch, at.in_epoch = at.epoch + 1, 0
         self.losses.start_epoch()
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
         self.core.print(f"epoch {row['epoch']}: {numbers}")
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
-            self.state.save_best(self.step.evaluated_model)
+            self.state.save_best(self.step.evaluated_model, in_memory=self.restore_best)
+        if self.epoch_schedule is not None:  # before the checkpoint, which holds its state
+            self.epoch_schedule.step(*([row[self.best.column]] if is_plateau(self.epoch_schedule) else []))
         self._save(best=is_best)
 
     def _evaluate(self) -> dict[str, float]:
         began = time.monotonic()
-        # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
-        found = evaluate_synced(
-            self.core,
-            self.step.evaluated_model,
-            self.step.loss,
-            self.valid,
-            metrics=self.metrics,
-            prepare=self.step.prepare,
-            bf16=self.step.bf16,
-            between_steps=self._end_on_sigterm,
-        )
+        found = self._evaluation(self.valid)
         self.budget.record("evaluation", time.monotonic() - began)
         return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
 
-    def _is_best(self, row: dict) -> bool:
-        name, best = self.best, self.history.best
-        if name not in row:
-            raise ValueError(f"best names a column of an epoch, got {name!r}\n  fix:   one of {', '.join(row)}")
-        if best is None:
-            return True
-        return row[name] < best[name] if name.endswith(("loss", "error")) else row[name] > best[name]
+    def _evaluation(self, batches: Batches) -> Evaluation:
+        # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
+        return evaluate_synced(
+            self.core,
+            self.step.evaluated_model,
+            self.step.loss,
+            batches,
+            metrics=copy.deepcopy(self.metrics),  # so that none begins with what another evaluation left in it
+            prepare=self.step.prepare,
+            bf16=self.step.bf16,
+            keep_outputs=self.keep_outputs,
+            between_steps=self._end_on_sigterm,
+        )
+
+    def _try_evaluation(self) -> None:
+        """Evaluate one batch, whose graph is that of every evaluation, to find now what would fail after an epoch."""
+        if self.valid is None:
+            return
+        try:
+            self._evaluation(self.valid.first_step())
+        except Exception as error:
+            if hasattr(error, "waiting"):  # in a collective: it is another core's
+                raise
+        else:
+            return
+        self._evaluation(self.valid)  # an AUROC, for example, cannot be had of one class
 
     # ---- a log interval ----------------------------------------------------------------------------------------
 
@@ -291,6 +377,19 @@ class Trainer:
         self._save()
         advice = "run this again to continue" if self.state.is_kept else "with folder= it could be continued"
         self.core.print(f"{self.history.stopped}; {advice}")
+
+    def _stop_early(self) -> None:
+        """Stop after an epoch, on all cores, where `patience` is at its end or `on_epoch` says so."""
+        last, best, reason = self.history.epochs[-1]["epoch"], self.history.best, None
+        since = best["epoch"] if best else 0
+        if self.patience and last - since >= self.patience:
+            reason = f"no better {self.best.column} since epoch {since}, patience={self.patience}"
+        # All stop if one says so: what they see differs in seconds, and a core that stopped alone would be waited for.
+        if self.on_epoch and any(gather_objects(self.core, bool(self.on_epoch(self.history)))):
+            reason = reason or f"on_epoch returned True after epoch {last}"
+        if reason and self.progress.epoch <= self.epochs:
+            self.history.stopped = reason
+            self.core.print(f"stopped: {reason}")
 
     def _end_on_sigterm(self) -> None:
         """Save and leave if SIGTERM has come, from the platform or from an interrupt of the cell."""

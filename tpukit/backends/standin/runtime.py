@@ -35,6 +35,7 @@ class StandInRuntime(Runtime):
         return Topology(self.name, "XLA:CPU", cores, processes=cores, rehearsal=True)
 
     def load(self, topology: Topology) -> None:
+        super().load(topology)
         library()  # compiled here, before the run's time is counted
         import_torch_xla("CPU")
 

@@ -1,0 +1,102 @@
+"""Labels as the float32 they are stored as, where that changes none of them; groups as numbers."""
+
+from collections.abc import Sequence
+
+_EXACT = 2**24  # float32 holds every whole number up to here; beyond, an identifier would come out as another
+
+
+def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "row"):
+    """Return labels as (N, L) float32.
+
+    Args:
+        values: (N, L) of numbers; or L columns as a table has them.
+        names: of the L labels, for messages.
+        first_row: the number of the first row, for messages.
+        what: what a row is, for messages.
+
+    Raises:
+        ValueError: a value is missing, infinite, no number, or one that float32 would change into another.
+    """
+    import numpy
+
+    columns = [_numbers(values[:, k] if hasattr(values, "ndim") else values[k], name) for k, name in enumerate(names)]
+    for name, column in zip(names, columns, strict=True):
+        with numpy.errstate(over="ignore"):
+            stored = column.astype(numpy.float32)
+        large = (column > _EXACT) | (column < -_EXACT)  # not abs: the least int64 has no positive counterpart
+        if column.dtype.kind == "f":  # a column of identifiers with a gap is one of floats; beyond 2**53 none is exact
+            large &= (numpy.abs(column) <= 2.0**53) & (column == numpy.trunc(column)) & (stored != column)
+        wrong = {
+            "is missing": numpy.isnan(stored),
+            "is no finite number as float32": numpy.isinf(stored),
+            "is beyond 2**24, where float32 holds not every whole number": large,
+        }
+        for why, rows in wrong.items():
+            if rows.any():
+                row = int(rows.argmax())
+                raise ValueError(
+                    f"label {name!r} of {what} {first_row + row} {why}\n"
+                    f"  found: {column[row]}, and {int(rows.sum()) - 1} more like it; labels are stored as float32\n"
+                    f"  fix:   {_FIXES[why]}"
+                )
+    return numpy.stack([column.astype(numpy.float32) for column in columns], axis=1)
+
+
+_FIXES = {
+    "is missing": "leave these rows out, or give them a number that your loss knows: table.fillna(-1)",
+    "is no finite number as float32": "leave these rows out, or divide the label by a constant",
+    "is beyond 2**24, where float32 holds not every whole number": "leave identifiers out of labels=, as "
+    "`Records.rows` gives each image's row; divide a quantity by a constant",
+}
+
+
+def _numbers(column, name: str):
+    """Return a column as an array of booleans, integers or floats."""
+    import numpy
+
+    dtype = getattr(column, "dtype", None)
+    if hasattr(column, "isna"):  # pandas' own types of integers hold pd.NA, which numpy has no number for
+        column = column.to_numpy(float, na_value=numpy.nan) if _is_nullable(column) else column.to_numpy()
+    array = numpy.asarray(column)
+    if array.dtype.kind == "O":
+        array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
+    if array.dtype.kind not in "biuf":
+        value = array.reshape(-1)[0]
+        raise ValueError(
+            f"labels are numbers, and these are not: {name!r} holds {value!r}\n  found: dtype {dtype or array.dtype}\n"
+            f"  fix:   of words, table[{name!r}].astype('category').cat.codes gives each a number; of times, a duration"
+        )
+    return array
+
+
+def _is_nullable(column) -> bool:
+    return getattr(column.dtype, "na_value", None) is not None and column.dtype.kind in "biuf" and column.isna().any()
+
+
+def number_groups(values):
+    """Return each value's number (int32), and the values, sorted: the same whatever the order of the images.
+
+    Raises:
+        ValueError: an image has no group.
+    """
+    import numpy
+
+    # None and NaN belong to no group, and would put the same patient on both sides of a split.
+    values = list(values)
+    try:
+        missing = [number for number, value in enumerate(values) if value is None or value != value]
+    except TypeError:  # pd.NA is neither equal to itself nor not
+        missing = [number for number, value in enumerate(values) if _is_missing(value)]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} images have no group, first image {missing[0]}\n  fix:   name a group for each"
+        )
+    names, numbers = numpy.unique([str(value) for value in values], return_inverse=True)
+    return numbers.astype(numpy.int32), names.tolist()
+
+
+def _is_missing(value) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:
+        return True

@@ -1,0 +1,85 @@
+"""A batch taken apart: what the model gets, and what its outputs are compared with."""
+
+import inspect
+from collections.abc import Mapping
+
+# The keys of a mapping that may hold its targets: Hugging Face's models and datasets use the first two.
+TARGETS = ("labels", "label", "targets", "target")
+
+
+def inputs_and_targets(batch: object) -> tuple:
+    """Return (inputs, targets) of a batch: its first two parts, or a mapping and its entry "labels".
+
+    Raises:
+        TypeError: the batch has no targets, or holds something that is not a tensor; its key is named.
+    """
+    import torch
+
+    if isinstance(batch, list | tuple) and len(batch) > 1:
+        inputs, targets = batch[:2]
+        if not (isinstance(inputs, torch.Tensor) and isinstance(targets, torch.Tensor)):  # the usual case costs nothing
+            _check_tensors((inputs, targets))
+        return inputs, targets
+    if isinstance(batch, Mapping):
+        names = [name for name in TARGETS if name in batch]
+        if len(names) == 1:
+            _check_tensors(batch)
+            return batch, batch[names[0]]
+        found = f"a mapping with the keys {', '.join(map(repr, batch))}"
+    else:
+        found = f"a {type(batch).__name__}" + f" of {len(batch)}" * isinstance(batch, list | tuple)
+    raise TypeError(
+        f"a batch is (inputs, targets), or a mapping with one of the keys {', '.join(TARGETS)}\n"
+        f"  found: {found}\n"
+        "  fix:   let the dataset return (inputs, targets); each may be a dict of several tensors"
+    )
+
+
+def inputs_only(batch: object) -> tuple:
+    """Return (inputs, None) of a batch, whether or not it has targets.
+
+    Raises:
+        TypeError: the inputs hold something that is not a tensor.
+    """
+    inputs = batch[0] if isinstance(batch, list | tuple) else batch
+    _check_tensors(inputs)
+    return inputs, None
+
+
+def call(model, inputs: object) -> object:
+    """Return the model's outputs; a mapping is passed by name, with its targets only where `forward` takes them."""
+    if not isinstance(inputs, Mapping):
+        return model(inputs)
+    parameters = inspect.signature(model.forward).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return model(**inputs)
+    if unknown := [name for name in inputs if name not in parameters and name not in TARGETS]:
+        raise TypeError(
+            f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name\n"
+            f"  found: inputs {', '.join(inputs)}; arguments {', '.join(parameters)}\n"
+            f"  fix:   leave it out of the dataset, or prepare=lambda inputs: {{{_first(inputs, parameters)}}}"
+        )
+    return model(**{name: value for name, value in inputs.items() if name in parameters})
+
+
+def _first(inputs: Mapping, parameters: Mapping) -> str:
+    """Return how a mapping for the model's first argument is written."""
+    name = next(iter(parameters), "name")
+    source = name if name in inputs else next(iter(inputs))
+    return f'"{name}": inputs["{source}"]'
+
+
+def _check_tensors(batch: object) -> None:
+    import torch
+    from torch.utils import _pytree as tree
+
+    for path, leaf in tree.tree_flatten_with_path(batch)[0]:
+        if not isinstance(leaf, torch.Tensor):
+            text = f" {leaf[:40]!r}" if isinstance(leaf, str) else ""
+            key = next((part.key for part in path if hasattr(part, "key")), None)
+            where = f"of the key {key!r}" if key is not None else f"at {tree.keystr(path)}"
+            raise TypeError(
+                f"a model takes tensors, and this batch holds a {type(leaf).__name__}{text} {where}\n"
+                "  fix:   leave it out of what the dataset returns; Hugging Face's: dataset.remove_columns"
+                f"({str(key if key is not None else 'text')!r}).with_format('torch')"
+            )
