@@ -207,6 +207,55 @@ def test_a_damaged_file_is_named_and_can_be_left_out(folder, tmp_path, damage):
     assert len(records) == 14
 
 
+def test_a_damaged_slice_is_copied_again_and_the_pack_goes_on(made, folder, tmp_path):
+    path, to = paths(folder)[-1], tmp_path / "records"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(OSError, match="copy it again"):
+        pack_dicom(folder, to, size=16, shard=3, workers=1, **QUIET)
+    before = {path: path.stat().st_mtime_ns for path in written(to)}
+    assert any(path.suffix == ".array_record" for path in before)
+    shutil.copy(made / "train" / path.relative_to(folder), path)
+    assert len(pack_dicom(folder, to, size=16, shard=3, workers=1, **QUIET)) == 15
+    assert {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}.items() >= {
+        (path, time) for path, time in before.items() if path.suffix == ".array_record"
+    }
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_files_of_other_sizes_under_the_names_of_packed_ones_are_another_pack(folder, tmp_path, finished):
+    arguments = {"to": tmp_path / "records", "size": 16, "shard": 3, "workers": 1, **QUIET}
+    whole = paths(folder)[-1].read_bytes()
+    if not finished:
+        paths(folder)[-1].write_bytes(whole[:-100])
+        with pytest.raises(OSError, match="copy it again"):
+            pack_dicom(folder, **arguments)
+        paths(folder)[-1].write_bytes(whole)
+    else:
+        pack_dicom(folder, **arguments)
+    for path in paths(folder):
+        change(path, ImageComments="another file")
+    with pytest.raises(FileExistsError, match="files have another size, for instance"):
+        pack_dicom(folder, **arguments)
+    for path in paths(folder):
+        del (file := pydicom.dcmread(path)).ImageComments
+        file.save_as(path)
+    assert len(pack_dicom(folder, **arguments)) == 15
+
+
+def test_before_anything_is_packed_other_files_under_the_same_names_are_arranged_anew(folder, tmp_path):
+    whole = paths(folder)[-1].read_bytes()
+    paths(folder)[-1].write_bytes(whole[:-100])
+    with pytest.raises(OSError, match="copy it again"):
+        pack_dicom(folder, tmp_path / "records", size=16, **QUIET)
+    paths(folder)[-1].write_bytes(whole)
+    for path in paths(folder):
+        x, y, z = pydicom.dcmread(path).ImagePositionPatient
+        change(path, ImagePositionPatient=[x, y, -z])
+    records = pack_dicom(folder, tmp_path / "records", size=16, **QUIET)
+    z = [pydicom.dcmread(folder / records.name(number)).ImagePositionPatient[2] for number in range(15)]
+    assert (np.diff(np.reshape(z, (3, 5)), axis=1) > 0).all()
+
+
 def test_more_files_that_are_no_slices_than_a_tenth_are_rather_a_wrong_folder(folder, tmp_path):
     for number in range(85):
         (folder / f"{number}.dcm").write_text("x")

@@ -172,16 +172,19 @@ def test_a_folder_without_dicom_says_what_is_in_it(tmp_path):
         find_files(tmp_path)
 
 
-def test_headers_that_were_read_are_not_read_again(tmp_path):
+def test_headers_are_read_again_only_where_they_are_missing_or_a_file_has_changed(tmp_path):
     names = [f"{number:04}.dcm" for number in range(CHUNK + 3)]
     for name in names:
         write(tmp_path / "in" / name)
     work = tmp_path / "work"
     work.mkdir()
     first, _ = read_headers(tmp_path / "in", names, work, 2, "off")
+    before = (work / "headers-000000.npy").stat().st_mtime_ns
     (work / "headers-000001.json").unlink()
-    for name in names[:CHUNK]:
-        (tmp_path / "in" / name).write_bytes(b"gone")
     again, others = read_headers(tmp_path / "in", names, work, 1, "off")
     assert again.tobytes() == first.tobytes()
     assert others == []
+    write(tmp_path / "in" / names[-1], z=7.5)
+    changed, _ = read_headers(tmp_path / "in", names, work, 1, "off")
+    assert changed["position"][:, 2].tolist() == [2.5] * (CHUNK + 2) + [7.5]
+    assert (work / "headers-000000.npy").stat().st_mtime_ns == before

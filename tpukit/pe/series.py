@@ -10,7 +10,7 @@ from tpukit.machine.resources import cpus
 from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
 from tpukit.storage.files import npy, write_file
 from tpukit.storage.processes import run_in_processes
-from tpukit.storage.source_files import Names
+from tpukit.storage.source_files import Names, look_at
 
 CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
 READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than reading its header
@@ -82,6 +82,7 @@ def read_headers(folder, names: list[str], work: Path, workers: int | None, prog
     load_pydicom()
     chunks = range(-(-len(names) // CHUNK))
     write_file(work / "files", Names.encode(names))
+    _forget_changed(folder, names, work)
     workers = min(len(chunks), workers or cpus())
     run_in_processes(
         "tpukit.pe.series:_work",
@@ -98,6 +99,17 @@ def read_headers(folder, names: list[str], work: Path, workers: int | None, prog
     for syntax, first in zip(*numpy.unique(headers["syntax"], return_index=True), strict=True):
         check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
     return headers, others
+
+
+def _forget_changed(folder, names: list[str], work: Path) -> None:
+    """Remove the headers of files that are no longer the ones that were read."""
+    import numpy
+
+    now, looks = look_at(names, os.fspath(folder)), work / "looks-of-headers.npy"
+    if looks.exists():
+        for chunk in numpy.unique(now["row"][now != numpy.load(looks)] // CHUNK).tolist():
+            _kept(work, chunk, "json").unlink(missing_ok=True)
+    write_file(looks, npy(now))
 
 
 def _kept(work: Path, chunk: int, ending: str) -> Path:

@@ -29,7 +29,7 @@ class PackSource:
         look: called with the folder's `work`, once the folder is ours; returns the source with what took long to find.
         shuffled: False keeps the order of `rows`.
         reader: "package.module:class" of what reads the images in the processes, made of `work`, root and plan, to be
-            used as `Files` is; "" for `Files`. Only `facts` tell whether its files are those that were packed.
+            used as `Files` is; "" for `Files`. Whether its files are those that were packed, only names and sizes tell.
         settings: what else decides what is written; becomes part of the plan.
     """
 

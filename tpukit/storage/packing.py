@@ -118,11 +118,12 @@ def pack_described(described: PackSource, folder, *, size, seed, shard, damaged,
             if another := target.differences(target.read_manifest()["plan"]):
                 raise FileExistsError(another)
             records = Records(target.folder)
-            if described.names:
-                if fault := find_fault(target.folder / "looks.npy", records.files["looks.npy"]):
-                    raise target.damaged(fault)
-                _compare_files(described, target, target.folder / "looks.npy", records.shards)
-            elif described.items and not described.items.by_number:
+            if described.items is None:
+                for name in ("names", "looks.npy"):
+                    if fault := find_fault(target.folder / name, records.files[name]):
+                        raise target.damaged(fault)
+                _compare_files(described, target, target.folder, records.shards)
+            elif not described.items.by_number:
                 print(f"pack: {folder} is finished; of a source without numbers only the first item was compared")
             target.remove_work()  # which an earlier call had no time for
         else:
@@ -166,16 +167,17 @@ def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: st
     import numpy
 
     work, plan = target.work, target.plan
-    if described.names and not described.reader:
-        if (work / "rows.npy").exists():
-            _compare_files(described, target, work / "looks.npy", read_shards_so_far(target))
-        write_file(work / "looks.npy", npy(look_at(described.names, described.root)))  # a mended image is another one
-    if (work / "rows.npy").exists():
-        return
+    laid_out = (work / "rows.npy").exists()
     if described.items is None:
-        rows = described.rows
-        write_file(work / "names", Names.encode(described.names))
-    else:
+        if laid_out:
+            _compare_files(described, target, work, read_shards_so_far(target))
+        else:
+            write_file(work / "names", Names.encode(described.names))
+        write_file(work / "looks.npy", npy(look_at(Names(work / "names"), described.root)))  # a mended one is another
+    if laid_out:
+        return
+    rows = described.rows
+    if described.items is not None:
         values = store_items(described.items, work / "items", plan["size"], skip=skip, progress=progress)
         rows = make_rows(values, described.groups)
     if described.shuffled:
@@ -183,18 +185,19 @@ def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: st
     write_file(work / "rows.npy", npy(rows))
 
 
-def _compare_files(described: PackSource, target: PackFolder, looks: Path, packed: Shards) -> None:
-    """Raise FileExistsError if files that are in a pack are not those of the source."""
+def _compare_files(described: PackSource, target: PackFolder, noted: Path, packed: Shards) -> None:
+    """Raise FileExistsError if files that are in a pack are not those of the source, by what was noted in a folder."""
     import numpy
 
-    before, now = numpy.load(looks), look_at(described.names, described.root)
+    names = Names(noted / "names")
+    before, now = numpy.load(noted / "looks.npy"), look_at(names, described.root)
     mine = numpy.isin(before["row"], packed.rows["row"])
-    files, size, head = Files(described.names, described.root), target.plan["size"], packed.rows.dtype.itemsize
+    files, size, head = Files(names, described.root), target.plan["size"], packed.rows.dtype.itemsize
 
     def is_packed(row: int) -> bool:
         return prepare(files, row, size)[0] == packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0][head:]
 
-    if found := find_changed(before[mine], now[mine], files, is_packed):
+    if found := find_changed(before[mine], now[mine], files, None if described.reader else is_packed):
         raise FileExistsError(target.another(found))
 
 
@@ -211,7 +214,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
             f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}\n"
             "  fix:   check that these are images, and that the paths are right"
         )
-    if share and len(skipped) > share * len(planned):
+    if share and len(skipped) / len(planned) > share:  # not a product: 0.29 * 100 < 29
         for file, note in zip(files, notes, strict=True):
             if note["skipped"]:
                 file.unlink()  # so that images that are put in their place are packed
