@@ -1,8 +1,8 @@
 """What `pack` can read: a folder of images, a table with paths, or anything that yields images and labels."""
 
 import os
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.storage.array_records import row_type
@@ -26,6 +26,11 @@ class PackSource:
         names: one file for each row; none for items.
         items: of a source that has no files.
         groups: (N,) int32 of items; None where every image is a group of its own.
+        look: called with the folder's `work`, once the folder is ours; returns the source with what took long to find.
+        shuffled: False keeps the order of `rows`.
+        reader: "package.module:class" of what reads the images in the processes, made of `work`, root and plan, to be
+            used as `Files` is; "" for `Files`. Whether its files are those that were packed, only names and sizes tell.
+        settings: what else decides what is written; becomes part of the plan.
     """
 
     facts: dict
@@ -37,6 +42,10 @@ class PackSource:
     names: tuple[str, ...] = ()
     items: Items | None = None
     groups: object = None
+    look: Callable[[Path], "PackSource"] | None = None
+    shuffled: bool = True
+    reader: str = ""
+    settings: dict = field(default_factory=dict)
 
 
 def describe_source(source, labels=None, groups=None, classes=None, *, without: Path | None = None) -> PackSource:
