@@ -165,8 +165,8 @@ class WorkerGroup:
                 self.log += rows
                 self.display.curve(rows)
                 self._write_log(rows)
-            case ("progress", label, done, total, samples):
-                self.display.bar(label, done, total, samples)
+            case ("progress", *progress):
+                self.display.bar(*progress)
             case ("alive", rank, activity, waiting, memory):
                 self.memory[rank] = max(memory, self.memory.get(rank, 0))
                 self._watchdog.beat(rank, activity, waiting)
