@@ -13,6 +13,7 @@ does not count, for nobody: processes are forked and queues filled before the cl
   decoder that the records use, which is faster than the one they would bring.
 - A step of ResNet-18 on two rehearsal cores with batches of the cache, against the same step with one resident batch.
 - What a worker that has read the whole cache holds for itself.
+- DICOM slices, read, seen through windows and resized, against pydicom alone: see dicom_slices.py.
 """
 
 import argparse
@@ -31,6 +32,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dicom_slices import measure_dicom
+
 SIZE, BATCH = 128, 128
 SERIES, SLICES, PICTURES = 25, 240, 10  # a series is 10 drawn slices, each in 24 places
 SPEEDS = ("cache_1_thread", "cache_2_threads", "jpeg_per_core", "jpeg_2_processes", "webdataset", "grain", "dataloader")
@@ -42,7 +45,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="of everything, about 15 s each")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "tpukit-benchmark"), help="is kept")
+    parser.add_argument("--only", choices=["dicom"], help="one part alone")
     options = parser.parse_args()
+    if options.only == "dicom":
+        print(json.dumps(measure_dicom(options.data, options.rounds)))
+        return
     import torch
 
     torch.set_num_threads(1)  # as in the kit's workers; the tutorial's pipeline is no faster with more
@@ -64,7 +71,8 @@ def main() -> None:
     extra, window = worker_extra(data)  # first, in a process that has done nothing yet: later it was not the same twice
     rounds = [run_round(contestants, data, number) for number in range(options.rounds)]
     steps = step_ratios(data, options.rounds)
-    report(contestants, rounds, steps, extra, window)
+    dicom = measure_dicom(options.data, options.rounds)
+    report(contestants, rounds, steps, extra, window, dicom)
 
 
 # ---- the data ------------------------------------------------------------------------------------------------------
@@ -516,7 +524,7 @@ def difference(data: Data, count: int = 64) -> str:
     return f"the cache's pixels differ from its by {cached.max():.0f}, the records' by {decoded.mean():.1f} on average"
 
 
-def report(contestants: dict, rounds: list, steps: list[float], extra: float, window: float) -> None:
+def report(contestants: dict, rounds: list, steps: list[float], extra: float, window: float, dicom: dict) -> None:
     """Print one line for each contestant, the few numbers beside them, and last the JSON."""
     print(f"\nmedians of {len(rounds)} rounds, least and most in brackets; a round's times are of its own tutorial\n")
     print(f"{'':34}{'images/s':>27}{'times, wall':>25}{'times, processor':>19}")
@@ -546,7 +554,7 @@ def report(contestants: dict, rounds: list, steps: list[float], extra: float, wi
         ("MB a worker holds for itself", found["worker_extra_mb"], f"<= {window:.0f}"),
     ):
         print(f"{what:60}{value:>10,.3g}   target {target}")
-    print(json.dumps(found))
+    print(json.dumps({**found, **dicom}))
 
 
 def ratios(rounds: list, name: str, to: str, of: str = "wall") -> list[float]:

@@ -1,5 +1,11 @@
+import contextlib
 import os
+import select
+import signal
+import sys
 import threading
+import time
+import types
 import warnings
 
 import numpy
@@ -7,7 +13,13 @@ import pytest
 import torch
 from torch import nn
 
+from tpukit.backends.protocol import Topology
+from tpukit.display.progress import Screen
 from tpukit.distributed.channel import Receiver, Sender, Unsendable, deserialize, serialize
+from tpukit.distributed.signals import Terminated
+from tpukit.distributed.watchdog import Limits
+from tpukit.distributed.worker_group import WorkerGroup
+from tpukit.distributed.worker_output import WorkerOutput
 
 
 def there_and_back(*values):
@@ -158,3 +170,84 @@ def test_an_array_is_not_copied_into_the_pickle():
     assert first.nbytes < 1000
     assert second.nbytes == array.nbytes
     assert deserialize([bytearray(first), bytearray(second)]).nbytes == array.nbytes
+
+
+# ---- signals ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def showered(number, function):
+    """Send this process a signal every 0.2 ms, whose handler raises if it comes while the function runs."""
+    raised, over = [], threading.Event()
+
+    def handle(_, frame):
+        while frame:
+            if frame.f_code is function.__code__:
+                raised.append(number)
+                raise Terminated
+            frame = frame.f_back
+
+    def shower():
+        while not over.wait(0.0002):
+            os.kill(os.getpid(), number)
+
+    before, interval = signal.signal(number, handle), sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=shower)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+        signal.signal(number, before)
+    assert len(raised) > 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_kernel_reads_does_not_end_the_reading(number):
+    (reading, writing), (printed, printing) = os.pipe(), os.pipe()
+    one = types.SimpleNamespace(receive=Receiver(reading).receive, output=WorkerOutput(printed), rank=0)
+    group = WorkerGroup(Topology("cpu", "CPU", 1, 1), task=None, limits=Limits(), display=Screen())
+    sender = Sender(writing)
+    with showered(number, WorkerGroup._read):
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            before, late = len(group.log), time.monotonic() + 5
+            sender.send(("log", 0, [{"step": 1}] * 20))
+            while len(group.log) == before:
+                assert time.monotonic() < late
+                with contextlib.suppress(Terminated):
+                    group._read(one)
+    sender.send(("result", 0, "arrived", 1))
+    group._read(one)
+    assert group.results == {0: "arrived"}
+    for fd in (reading, writing, printed, printing):
+        os.close(fd)
+
+
+def test_a_signal_while_a_worker_sends_leaves_its_next_messages_whole():
+    reading, writing = os.pipe()
+    receiver, came = Receiver(reading), []
+
+    def read():
+        while not receiver.closed:
+            select.select([reading], [], [])
+            came.extend(receiver.receive())
+
+    reader = threading.Thread(target=read, daemon=True)
+    reader.start()
+    sender, array = Sender(writing), numpy.arange(30_000)
+    with showered(signal.SIGTERM, Sender.send):
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            with contextlib.suppress(Terminated):
+                sender.send(array)
+    sender.send("the last")
+    os.close(writing)
+    reader.join(timeout=20)
+    assert not reader.is_alive()
+    receiver.close()
+    assert came[-1] == "the last"
+    assert all((one == array).all() for one in came[:-1])

@@ -367,6 +367,15 @@ def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, caps
     assert "4 of 100 images were left out: 4 x No such file or directory, as" in capsys.readouterr().out
 
 
+def test_the_share_that_the_message_names_is_enough(tmp_path):
+    fill(tmp_path / "a", [5])
+    real = str(next((tmp_path / "a").rglob("*.bmp")))
+    table = pd.DataFrame({"path": [str(tmp_path / f"{n}.jpg") for n in range(29)] + [real] * 71})
+    with pytest.raises(ValueError, match=r"or damaged=0.29$"):  # 0.29 * 100 is 28.999999999999996
+        pack(table, tmp_path / "out", damaged="skip", **QUIET)
+    assert len(pack(table, tmp_path / "out", damaged=0.29, **QUIET)) == 71
+
+
 def test_images_that_are_put_in_the_place_of_missing_ones_are_packed(tmp_path):
     fill(tmp_path / "a", [5])
     real = str(next((tmp_path / "a").rglob("*.bmp")))

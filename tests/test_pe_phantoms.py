@@ -15,7 +15,17 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("scipy")
 
-from tpukit.pe import COLUMNS, LABELS, PEImages, assign_folds, index_images, phantom, read_labels  # noqa: E402
+from tpukit.pe import (  # noqa: E402
+    COLUMNS,
+    LABELS,
+    PEImages,
+    assign_folds,
+    index_images,
+    phantom,
+    read_dicom,
+    read_labels,
+    three_windows,
+)
 from tpukit.pe.phantoms.anatomy import HEIGHT, Findings, make_patient  # noqa: E402
 from tpukit.pe.phantoms.drawing import decide_findings  # noqa: E402
 from tpukit.pe.phantoms.scanner import scan  # noqa: E402
@@ -70,6 +80,16 @@ def test_a_finished_phantom_is_not_made_again(made, tmp_path):
     phantom(folder, **SMALL | {"slices": 3}, workers=1)
     assert len(read_labels(folder)) == 9
     assert not mark.exists() or mark.read_bytes() != b"marked"
+
+
+@pytest.mark.parametrize("form", ["jpeg", "dicom"])
+def test_a_phantom_that_has_lost_one_image_is_made_again(tmp_path, form):
+    if form == "dicom":
+        pytest.importorskip("pydicom")
+    folder = phantom(tmp_path, 2, 2, size=32, form=form)
+    whole = contents(folder)
+    next(path for path in folder.rglob("*") if path.suffix in (".jpg", ".dcm")).unlink()
+    assert contents(phantom(folder, 2, 2, size=32, form=form)) == whole
 
 
 INTERRUPTIONS = {
@@ -127,9 +147,33 @@ def test_numbers_out_of_range_are_refused_before_anything_is_written(tmp_path, w
     assert not (tmp_path / "new").exists()
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"workers": -1}, {"workers": 0}, {"seed": -1}, {"studies": 2.5}, {"slices": "4"}, {"form": "png"}]
+)
+def test_an_argument_that_makes_no_sense_is_refused_before_anything_is_written(tmp_path, wrong):
+    ((name, value),) = wrong.items()
+    with pytest.raises(ValueError, match=f"{name}.*{value}"):
+        phantom(tmp_path / "new", **{**SMALL, **wrong})
+    assert not (tmp_path / "new").exists()
+
+
+def test_dicom_phantoms_are_the_same_slices_in_the_competitions_layout(tmp_path):
+    pydicom = pytest.importorskip("pydicom")
+    folder = phantom(tmp_path / "dicom", **SMALL, form="dicom")
+    drawn = phantom(tmp_path / "jpeg", **SMALL)
+    assert (folder / "train.csv").read_text() == (drawn / "train.csv").read_text()
+    for row in index_images(read_labels(drawn), drawn / "train-jpegs").itertuples():
+        path = folder / "train" / row.StudyInstanceUID / row.SeriesInstanceUID / f"{row.SOPInstanceUID}.dcm"
+        header = pydicom.dcmread(path)
+        assert header.ImagePositionPatient[2] == pytest.approx(HEIGHT * (0.03 + 0.94 * row.position / 3), abs=0.001)
+        with Image.open(row.path) as picture:
+            seen = three_windows(read_dicom(path)).astype(float)
+            assert abs(seen - np.asarray(picture)).mean() < 10  # the loss of a JPEG of noise
+
+
 def test_a_process_that_fails_is_told_with_its_traceback_and_leaves_nothing_complete(tmp_path):
     with pytest.raises(RuntimeError, match="(?s)ended with status 1.*Error"):
-        phantom(tmp_path / "new", studies=2, slices=2, size=64.5)
+        phantom(tmp_path / "new", studies=2, slices=2, size=10**7)  # more than can be addressed: MemoryError
     assert not (tmp_path / "new" / "phantom.json").exists()
 
 

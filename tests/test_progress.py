@@ -46,10 +46,25 @@ def test_nothing_new_is_not_drawn_again():
         (Bar("train", 0, 12, 64), r"train  0/12  0%"),
         (Bar("read", 7, None, 0), r"read  7  .* steps/s"),
         (Bar("empty", 0, 0, 0), r"empty  0  in \d+ s"),
+        (Bar("jobs", 1, 3, None, seconds=2.0), r"jobs  1/3  33%  4 s left"),
+        (Bar("train", 3, 12, 64, seconds=2.0), r"train  3/12  25%  96 samples/s  6 s left"),
     ],
 )
 def test_a_bar_says_in_a_line_how_far_it_has_come(bar, text):
     assert re.fullmatch(text, bar.text())
+
+
+def test_a_loop_that_is_over_keeps_its_time_and_its_rate():
+    shown = Screen()
+    shown.bar("read", 0, 8)
+    time.sleep(0.05)
+    shown.bar("read", 8, 8)
+    shown.bar("train", 8, 8, 16, 4.0)
+    before = [bar.text() for bar in shown.bars.values()]
+    time.sleep(0.2)
+    shown.bar("read", 8, 8)
+    assert [bar.text() for bar in shown.bars.values()] == before
+    assert before[1] == "train  8/8  32 samples/s  in 4 s"
 
 
 def test_text_says_a_whole_line_when_a_loop_ends_and_not_for_every_step(capsys):

@@ -69,6 +69,14 @@ class Data:
         return torch.zeros(3)
     def __init__(self, bad, fail): self.bad, self.fail = bad, fail
 
+def trained(core, folder):
+    "Train a little and keep checkpoints in a folder."
+    model = core.model(torch.nn.Linear(3, 2))
+    batches = core.batches([(torch.ones(3), torch.ones(2))] * 16, batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fit = lambda epochs: tpukit.fit(core, model, optimizer, torch.nn.functional.mse_loss, batches, epochs=epochs, folder=folder)
+    return [len(fit(1).epochs), len(fit(2).epochs)]
+
 def raise_os_error(): raise OSError("a broken JPEG")
 def be_killed(): os.kill(os.getpid(), signal.SIGKILL)
 """
@@ -278,6 +286,23 @@ FAULTS = [
     Fault("a last line without an end", "print('accuracy', 0.93, end=''); now()", "", prints=r"\[core 1\] accuracy 0.93\n"),
     Fault("500 displays from each rank", "from IPython.display import HTML, display\nfor n in range(500): display(HTML(str(n)))\nnow()", "",
           prints="displays above 10 a second are not shown"),
+    # ---- training
+    Fault("gradients of other parameters on each core",
+          "parts = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)])\n"
+          "model = core.model(parts); now()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+          "with core.step():\n    model[core.rank](torch.ones(4, 2, device=core.device)).sum().backward()\n"
+          "    core.optimizer_step(optimizer)\nreturn [part.tolist() for part in core.to_host(list(model.parameters()))]", "",
+          check="result.results[0] == result.results[1]"),
+    Fault("two fits in one folder, one after the other", "now(); return trained(core, '/tmp/tpukit-tiny')", "",
+          check="result.results == [[1, 2], [1, 2]]", wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True),
+    Fault("a fit in the folder of a run that goes on",
+          "from pathlib import Path\nfrom tpukit.training.folder_lock import one_run\n"
+          "folder = Path('/tmp/tpukit-tiny')\n"
+          "if core.is_main and os.fork() == 0:\n    with one_run(folder, say=print): time.sleep(9999)\n"
+          "while not (folder / '.run.lock').is_file() or not (folder / '.run.lock').read_text(): time.sleep(0.01)\n"
+          "now(); trained(core, folder)",
+          r"core 0 of 2 raised CannotSave: another run saves in(.|\n)*found: process \d+ on ", patience=5.0,
+          wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True),
     # ---- a machine with little to give
     Fault("1,100 open files in the kernel", "now(); time.sleep(0.5); return fine(core)", "", check=BOTH, alone=True,
           before="soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"

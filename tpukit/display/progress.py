@@ -22,28 +22,42 @@ _UNATTENDED = ("nbconvert", "papermill", "nbclient", "jupyter-execute", "jupyter
 
 @dataclass
 class Bar:
-    """The progress of core 0 in one loop."""
+    """The progress of one loop.
+
+    Attributes:
+        label: the loop's name.
+        done: items so far.
+        total: items to expect, None if that is not known.
+        samples_per_step: in an item; 0 for items that are steps, None for items that no rate is told of.
+        seconds: since the loop began, by the clock of whoever runs it; None counts them here, until it is finished.
+    """
 
     label: str
     done: int
     total: int | None
-    samples_per_step: int
+    samples_per_step: int | None
+    seconds: float | None = None
     began: float = field(default_factory=time.monotonic)
+    ended: float | None = None
 
     @property
     def finished(self) -> bool:
         """True once the last item is done."""
         return self.done == self.total
 
+    def elapsed(self) -> float:
+        """Return the seconds since the loop began, up to its end."""
+        return self.seconds if self.seconds is not None else (self.ended or time.monotonic()) - self.began
+
     def text(self) -> str:
         """Describe the progress in one line: `train  120/640  19%  1,034 samples/s  2 s left`."""
-        seconds = max(time.monotonic() - self.began, 1e-9)
+        seconds = max(self.elapsed(), 1e-9)
         parts = [self.label, f"{self.done}/{self.total}" if self.total else f"{self.done}"]
         if self.total and not self.finished:
             parts.append(f"{self.done / self.total:.0%}")
         if self.done and self.samples_per_step:
             parts.append(f"{self.done * self.samples_per_step / seconds:,.0f} samples/s")
-        elif self.done:
+        elif self.done and self.samples_per_step is not None:
             parts.append(f"{self.done / seconds:,.1f} steps/s")
         if self.finished:
             parts.append(f"in {seconds:.0f} s")
@@ -74,12 +88,21 @@ class Screen:
 
         publish_display_data(data, metadata, **options)
 
-    def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
-        """Record the progress of a loop; fewer items done than before mean that it has started again."""
+    def bar(
+        self,
+        label: str,
+        done: int,
+        total: int | None,
+        samples_per_step: int | None = 0,
+        seconds: float | None = None,
+    ) -> None:
+        """Record the progress of a loop; fewer items done than before mean that it has started again; see `Bar`."""
         bar = self.bars.get(label)
         if bar is None or done < bar.done:  # the next epoch: the clock starts again
             bar = self.bars[label] = Bar(label, done, total, samples_per_step)
-        bar.done, bar.total, self._changed = done, total, True
+        bar.done, bar.total, bar.seconds, self._changed = done, total, seconds, True
+        if bar.finished and bar.ended is None:
+            bar.ended = time.monotonic()
 
     def curve(self, rows: list[dict]) -> None:
         """Record logged numbers, to be drawn over their "step"."""
@@ -142,12 +165,12 @@ class Text(Screen):
         super().__init__()
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
 
-    def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
+    def bar(self, label: str, done: int, total: int | None, *others: object, **options: object) -> None:
         """Record the progress of a loop; its end is printed at once."""
         before = self.bars.get(label)
         # The last position of a loop may be reported more than once; its line is printed once.
         printed = before is not None and before.finished and done == before.done
-        super().bar(label, done, total, samples_per_step)
+        super().bar(label, done, total, *others, **options)
         if self.bars[label].finished and not printed:
             self._print(self.bars[label].text())
 

@@ -8,6 +8,8 @@ import sys
 import threading
 from collections.abc import Iterator
 
+from tpukit.distributed.signals import without_interrupts
+
 _COUNT = struct.Struct("!I")
 _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
@@ -18,11 +20,15 @@ class Unsendable(TypeError):
 
 
 class Sender:
-    """The worker's end of a pipe. Threads may share it: each message is written whole."""
+    """The worker's end of a pipe. Threads may share it: each message is written whole.
+
+    Attributes:
+        lock: held while a message is written.
+    """
 
     def __init__(self, fd: int):
         self.fd = fd
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def send(self, value: object) -> None:
         """Write one message, waiting for the reader where the pipe is full.
@@ -32,7 +38,7 @@ class Sender:
         """
         parts = serialize(value)
         header = _COUNT.pack(len(parts)) + b"".join(_LENGTH.pack(part.nbytes) for part in parts)
-        with self._lock:
+        with self.lock, without_interrupts():  # half a message would spoil all that follow it
             for part in (memoryview(header), *parts):
                 while part:
                     part = part[os.write(self.fd, part) :]

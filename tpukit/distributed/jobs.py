@@ -222,7 +222,7 @@ class _Queue:
             self._failures[job.number] = error = worker_failed(failure, job.group, f"job {job.number}: ")
             self._display.line(_without_traceback(error))
         done = sum(run is not None for run in self._runs)
-        self._display.bar("jobs", done, len(self._tasks))
+        self._display.bar("jobs", done, len(self._tasks), None, time.monotonic() - self._began)
         self._display.draw()
 
     def _may_be_busy(self, job: _Job) -> bool:
@@ -255,8 +255,8 @@ class _JobScreen(Screen):
         self.line("shows:")
         self._display.show(data, metadata, **options)
 
-    def bar(self, label: str, done: int, total: int | None, samples_per_step: int = 0) -> None:
-        self._display.bar(self._name, done, total, samples_per_step)
+    def bar(self, label: str, *progress: object) -> None:
+        self._display.bar(self._name, *progress)
 
     def curve(self, rows: list[dict]) -> None:
         pass

@@ -87,18 +87,18 @@ class NotebookOutput:
         """
         total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
         samples = getattr(iterable, "samples_per_step", 0)
-        done, next_send = 0, 0.0
+        done, next_send, began = 0, 0.0, time.monotonic()
         try:
             for item in iterable:
                 self.activity += 1
                 if self.is_main and time.monotonic() >= next_send:
-                    self._send(("progress", label, done, total, samples))
+                    self._send(("progress", label, done, total, samples, time.monotonic() - began))
                     next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
                 done += 1
                 yield item
         finally:  # a loop that was left early is over, too
             if self.is_main:
-                self._send(("progress", label, done, done, samples))
+                self._send(("progress", label, done, done, samples, time.monotonic() - began))
 
     def to_host(self, value: object) -> object:
         """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""

@@ -71,21 +71,25 @@ def sigterm_ends_the_run() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Put an interrupt off to the end of the block; only the main thread gets any.
+    """Put SIGINT and SIGTERM off to the end of the block; only the main thread gets any.
 
-    Blocking the signal would not do: another thread of the kernel would take it, and Python tell the main one.
+    Blocking them would not do: another thread of the process would take them, and Python tell the main one.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     arrived = []
-    before = signal.signal(signal.SIGINT, lambda *_: arrived.append(True))
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: handler for number, handler in before.items() if callable(handler)}  # others do not raise
     try:
+        for number in before:
+            signal.signal(number, lambda number, _: arrived.append(number))
         yield
     finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-        if arrived:
-            signal.raise_signal(signal.SIGINT)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        for number in dict.fromkeys(arrived):
+            signal.raise_signal(number)
 
 
 # ---- in a worker -----------------------------------------------------------------------------------------------------

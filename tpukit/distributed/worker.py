@@ -184,7 +184,8 @@ class _Worker:
             with contextlib.suppress(OSError):
                 self.sender.send(("failed", sigterm_received(core.rank, frame)))
             if thread != threading.main_thread().ident:
-                signals.raise_in_thread(thread)
+                with self.sender.lock:  # not while it writes a message
+                    signals.raise_in_thread(thread)
 
     def _send_stacks(self) -> None:
         stacks = [(core.rank, frame) for core, _, frame in self._running()]

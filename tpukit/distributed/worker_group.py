@@ -3,6 +3,7 @@
 import selectors
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -57,6 +58,7 @@ class WorkerGroup:
         self.failures = Failures()
         self.began = self.ended = 0.0
         self._folder: Path | None = None  # where the workers' own processes meet, removed with them
+        self._arrived: deque[tuple[object, int]] = deque()  # messages, and the ranks that they are from
         self._stacks: dict[int, str] = {}
         self._core_0_saves = False
         self._told_to_end = False
@@ -140,9 +142,13 @@ class WorkerGroup:
             self._show(one, one.output.rest())
 
     def _read(self, one: WorkerProcess) -> None:
-        self._show(one, one.output.lines())
-        for message in one.receive():
-            self._take(message, one.rank)
+        with signals.without_interrupts():  # one in the middle would lose what has arrived, and all that follows it
+            lines = [*one.output.lines()]
+            self._arrived += [(message, one.rank) for message in one.receive()]
+        self._show(one, lines)
+        while self._arrived:
+            self._take(*self._arrived[0])  # an interrupt in here has it taken twice, and never lost
+            self._arrived.popleft()
 
     def _show(self, one: WorkerProcess, lines: Iterable[str]) -> None:
         for text in lines:
@@ -159,8 +165,8 @@ class WorkerGroup:
                 self.log += rows
                 self.display.curve(rows)
                 self._write_log(rows)
-            case ("progress", label, done, total, samples):
-                self.display.bar(label, done, total, samples)
+            case ("progress", *progress):
+                self.display.bar(*progress)
             case ("alive", rank, activity, waiting, memory):
                 self.memory[rank] = max(memory, self.memory.get(rank, 0))
                 self._watchdog.beat(rank, activity, waiting)

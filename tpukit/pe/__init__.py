@@ -1,6 +1,8 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
-from tpukit.pe.ct import read_dicom, three_windows
+from tpukit.pe.ct import hounsfield, three_windows
+from tpukit.pe.dicom import read_dicom
+from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
@@ -12,8 +14,10 @@ __all__ = [
     "PEImages",
     "assign_folds",
     "augment",
+    "hounsfield",
     "index_images",
     "normalize",
+    "pack_dicom",
     "phantom",
     "read_dicom",
     "read_labels",

@@ -1,6 +1,4 @@
-"""CT slices as images: the three windows of the JPEG set, and a reader for DICOM files."""
-
-from pathlib import Path
+"""CT slices as images: Hounsfield units through windows, the three of the JPEG set or any other."""
 
 # Level and width in Hounsfield units of the red, green and blue channel, as in Kaggle's 256-pixel JPEG set.
 WINDOWS = {"lung": (-600, 1500), "embolism": (100, 700), "mediastinum": (40, 400)}
@@ -26,37 +24,34 @@ def three_windows(hounsfield):
             f"three_windows takes one (H, W) slice in Hounsfield units, got shape {slice_.shape}\n"
             "  fix: pass one slice at a time, for instance three_windows(volume[i])"
         )
-    channels = [(slice_ - (level - width / 2)) / width for level, width in WINDOWS.values()]
-    return np.round(np.clip(np.stack(channels, axis=-1), 0, 1) * 255).astype(np.uint8)
+    return np.stack([see(slice_, *window) for window in WINDOWS.values()], axis=-1)
 
 
-def read_dicom(path):
-    """Read one CT slice from a DICOM file, as Hounsfield units.
+def see(hounsfield, level: float, width: float):
+    """Return float32 Hounsfield units of any shape through one window, as uint8; see `three_windows`."""
+    import numpy as np
+
+    return np.round(np.clip((hounsfield - (level - width / 2)) / width, 0, 1) * 255).astype(np.uint8)
+
+
+def hounsfield(images):
+    """Convert what `pack_dicom(..., form="int16")` stored to Hounsfield units, on the device the images are on.
+
+    Args:
+        images: (N, 2, H, W) uint8 as `core.batches` yields them: the low byte of each int16, and the high one.
 
     Returns:
-        (H, W) float32 Hounsfield units: stored values times RescaleSlope plus RescaleIntercept.
+        (N, 1, H, W) float32 Hounsfield units.
 
     Raises:
-        ImportError: pydicom is not installed.
-        ValueError: the file is not DICOM, or not a single grey CT slice.
+        ValueError: the images are not (N, 2, H, W) uint8.
     """
-    try:
-        import pydicom
-    except ImportError:
-        raise ImportError(
-            "read_dicom needs pydicom, which is not installed\n"
-            "  fix: %pip install pydicom (compressed slices also need pylibjpeg)"
-        ) from None
-    try:
-        file = pydicom.dcmread(path)
-    except pydicom.errors.InvalidDicomError:
+    import torch
+
+    if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 2:
         raise ValueError(
-            f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)\n"
-            "  fix: pass a .dcm file of the competition"
-        ) from None
-    if "RescaleSlope" not in file or file.pixel_array.ndim != 2:
-        raise ValueError(
-            f"{path} is not a CT slice\n  found: modality {file.get('Modality', 'not given')}, "
-            f"RescaleSlope {file.get('RescaleSlope', 'not given')}\n  fix:   pass one slice of a CT series"
+            f"hounsfield takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}\n"
+            '  fix: pass a batch of pack_dicom(..., form="int16") as core.batches yields it'
         )
-    return file.pixel_array.astype("float32") * float(file.RescaleSlope) + float(file.RescaleIntercept)
+    low, high = images[:, :1].float(), images[:, 1:].float()
+    return low + 256 * high - 65536 * (high >= 128)

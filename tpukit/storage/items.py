@@ -222,7 +222,7 @@ class StoredItems:
         self._ends = numpy.concatenate([[0], numpy.fromfile(folder / "notes", _note_type(labels))["end"]])
         self._failed = dict(map(json.loads, (folder / "failed").read_text().splitlines()))
         shape = _read_shape(folder)
-        self.shape = None if isinstance(shape, str) else tuple(shape)
+        self.shape, self.encoding = (None, "jpeg") if isinstance(shape, str) else (tuple(shape), "uint8")
 
     def __getitem__(self, number: int) -> bytes:
         if number in self._failed:

@@ -2,6 +2,7 @@
 
 import errno
 import functools
+import importlib
 import json
 import os
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tpukit.storage.source_files import Files, Names
 
 _READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than decoding it
 # The machine's fault, not the image's: too many open files, a network drive that is gone.
-_NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
+NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
 
 
 def write_shards(described: PackSource, target: PackFolder, skip: bool, workers, progress) -> None:
@@ -31,8 +32,8 @@ def write_shards(described: PackSource, target: PackFolder, skip: bool, workers,
     workers = min(len(shard_files(target, count)), workers or cpus())
     counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
     counts.write_bytes(bytes(8 * workers))
-    labels = len(described.label_names)
-    job = {"labels": labels, "folder": str(target.folder), "plan": target.plan, "root": described.root, "skip": skip}
+    job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "skip": skip}
+    job |= {"reader": described.reader, "labels": len(described.label_names)}
     run_in_processes(
         "tpukit.storage.pack_shards:_work",
         [{**job, "workers": workers, "rank": rank} for rank in range(workers)],
@@ -79,13 +80,7 @@ def _work(job: dict) -> None:
 
     target = PackFolder(Path(job["folder"]), job["plan"])
     rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
-    items = target.work / "items"
-    if items.exists():
-        source = StoredItems(items, job["labels"])
-    else:
-        masks = Names(target.work / "masks") if (target.work / "masks").exists() else None
-        source = Files(Names(target.work / "names"), job["root"], masks)
-    done = 0
+    source, done = _open_source(target, job), 0
     with open(target.work / "counts", "r+b", buffering=0) as counts:
 
         def count(images: int) -> None:
@@ -100,6 +95,18 @@ def _work(job: dict) -> None:
                     count(len(mine))
                 else:
                     _write(target, file, mine, source, job["skip"], count)
+
+
+def _open_source(target: PackFolder, job: dict) -> Files | StoredItems:
+    """Return what reads the images by their numbers."""
+    if job["reader"]:
+        module, reader = job["reader"].split(":")
+        return getattr(importlib.import_module(module), reader)(target.work, job["root"], target.plan)
+    items = target.work / "items"
+    if items.exists():
+        return StoredItems(items, job["labels"])
+    masks = Names(target.work / "masks") if (target.work / "masks").exists() else None
+    return Files(Names(target.work / "names"), job["root"], masks)
 
 
 def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, skip: bool, count) -> None:
@@ -127,7 +134,7 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
 
     part = part_of(target.work / file.name)
     write_shard(part, records())
-    pixels = size is not None or source.shape is not None
+    pixels = size is not None or source.encoding == "uint8"
     note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
     write_file(note_of(target, file), json.dumps(note).encode())
     os.replace(part, file)
@@ -137,11 +144,11 @@ def prepare(source: Files | StoredItems, number: int, size: int | None, window=N
     """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
     try:
         data = source[number]
-        if source.shape is not None:  # pixels, resized when they were stored
+        if source.shape is not None:  # pixels, resized when they were stored, or images that were just encoded
             return data, source.shape
         image = decode(data, size, window=window)
     except (OSError, ValueError, MemoryError) as error:
-        if getattr(error, "errno", None) in _NOT_DAMAGE:
+        if getattr(error, "errno", None) in NOT_DAMAGE:
             raise
         return getattr(error, "strerror", None) or str(error), None
     return (data if size is None else image.tobytes()), image.shape

@@ -1,8 +1,8 @@
 """What `pack` can read: a folder of images, a table of paths, or anything that yields images and labels."""
 
 import os
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpukit.storage.array_records import row_type
@@ -30,6 +30,11 @@ class PackSource:
         mask_names: one file for each row; none where images have no masks.
         items: of a source that has no files.
         groups: (N,) int32 of items; None where every image is a group of its own.
+        look: called with the folder's `work`, once the folder is ours; returns the source with what took long to find.
+        shuffled: False keeps the order of `rows`.
+        reader: "package.module:class" of what reads the images in the processes, made of `work`, root and plan, to be
+            used as `Files` is; "" for `Files`. Whether its files are those that were packed, only names and sizes tell.
+        settings: what else decides what is written; becomes part of the plan.
     """
 
     facts: dict
@@ -42,6 +47,10 @@ class PackSource:
     mask_names: tuple[str, ...] = ()
     items: Items | None = None
     groups: object = None
+    look: Callable[[Path], "PackSource"] | None = None
+    shuffled: bool = True
+    reader: str = ""
+    settings: dict = field(default_factory=dict)
 
     @property
     def has_masks(self) -> bool:
@@ -88,9 +97,7 @@ def describe_source(
     else:
         _refuse(columns, "items", "path", "root")
         described = _describe_items(source, labels, groups, classes, columns, window)
-    if window is not None:
-        described.facts["window"] = list(window)
-    return described
+    return replace(described, settings={"window": list(window)}) if window is not None else described
 
 
 def _refuse(columns: Columns, what: str, *names: str) -> None:

@@ -100,6 +100,11 @@ def pack(
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, size=size, shard=shard, workers=workers)
+    if jpeg_decoder() is None:
+        raise ModuleNotFoundError(
+            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one\n"
+            "  fix:   %pip install simplejpeg, then run this cell again"
+        )
     described = describe_source(
         source, labels, groups, classes, Columns(path, root, image, masks, window), without=Path(folder)
     )
@@ -111,17 +116,12 @@ def pack(
 def check_arguments(damaged: str | float, **numbers: int | None) -> None:
     """Raise for what no pack can be made with, before anything is read or written."""
     load_array_record()
-    if jpeg_decoder() is None:
-        raise ModuleNotFoundError(
-            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one\n"
-            "  fix:   %pip install simplejpeg, then run this cell again"
-        )
-    _share(damaged)
+    share_of(damaged)
     for name, number in numbers.items():
         whole_number(name, number, 1)
 
 
-def _share(damaged: str | float) -> float:
+def share_of(damaged: str | float) -> float:
     """Return the share of the images that may be left out."""
     if isinstance(damaged, str):
         damaged = {"raise": 0.0, "skip": _FEW}.get(damaged, damaged)
@@ -133,18 +133,20 @@ def _share(damaged: str | float) -> float:
 def pack_described(described: PackSource, folder, *, size, seed, shard, damaged, workers, progress) -> Records:
     """Pack what a PackSource describes; everything else is as for `pack`."""
     size, shard, workers = (whole_number(*each, 1) for each in (("size", size), ("shard", shard), ("workers", workers)))
-    plan = {**described.facts, "size": size, "seed": whole_number("seed", seed, 0), "shard": shard}
-    target, share = PackFolder(Path(folder), plan), _share(damaged)
+    numbers = {"size": size, "seed": whole_number("seed", seed, 0), "shard": shard}
+    plan = {**described.facts, **numbers, **described.settings}
+    target, share = PackFolder(Path(folder), plan), share_of(damaged)
     with target.locked():
         if target.is_finished:
             if another := target.differences(target.read_manifest()["plan"]):
                 raise FileExistsError(another)
             records = Records(target.folder)
-            if described.names:
-                if fault := find_fault(target.folder / "looks.npy", records.files["looks.npy"]):
-                    raise target.damaged(fault)
-                _compare_files(described, target, target.folder / "looks.npy", records.shards)
-            elif described.items and not described.items.by_number:
+            if described.items is None:
+                for name in ("names", "looks.npy"):
+                    if fault := find_fault(target.folder / name, records.files[name]):
+                        raise target.damaged(fault)
+                _compare_files(described, target, target.folder, records.shards)
+            elif not described.items.by_number:
                 print(f"pack: {folder} is finished; of a source without numbers only the first item was compared")
             target.remove_work()  # which an earlier call had no time for
         else:
@@ -166,9 +168,12 @@ def _fill(target: PackFolder, described: PackSource, share: float, workers: int 
     begun = target.unfinished_plan()
     if begun and target.find_outputs() and (another := target.differences(begun)):
         raise FileExistsError(another)  # not cleared: it may be hours of work
-    # What can only be iterated may have changed behind its first item.
-    target.begin(from_scratch=not target.find_outputs() and not (described.items and described.items.by_number))
+    # What can only be iterated may have changed behind its first item; headers of the same files have not.
+    keep = target.find_outputs() or described.look or (described.items and described.items.by_number)
+    target.begin(from_scratch=not keep)
     try:
+        if described.look:
+            described = described.look(target.work)
         _lay_out(described, target, share > 0, progress)
         write_shards(described, target, share > 0, workers, progress)
         _finish(described, target, share)
@@ -181,48 +186,48 @@ def _fill(target: PackFolder, described: PackSource, share: float, workers: int 
 
 
 def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: str | None) -> None:
-    """Write the rows of all images in their random order, and where the images are."""
+    """Write the rows of all images in the order they are packed in, and where the images are."""
     import numpy
 
     work, plan = target.work, target.plan
-    if described.names:
-        if (work / "rows.npy").exists():
-            _compare_files(described, target, work / "looks.npy", read_shards_so_far(target))
-        write_file(work / "looks.npy", npy(_look_at(described)))  # a mended image is another one
-    if (work / "rows.npy").exists():
-        return
+    laid_out = (work / "rows.npy").exists()
     if described.items is None:
-        rows = described.rows
-        write_file(work / "names", Names.encode(described.names))
-        if described.mask_names:
-            write_file(work / "masks", Names.encode(described.mask_names))
-    else:
+        if laid_out:
+            _compare_files(described, target, work, read_shards_so_far(target))
+        else:
+            write_file(work / "names", Names.encode(described.names))
+            if described.mask_names:
+                write_file(work / "masks", Names.encode(described.mask_names))
+        write_file(
+            work / "looks.npy", npy(look_at(Names(work / "names"), described.root, described.mask_names))
+        )  # a mended one is another
+    if laid_out:
+        return
+    rows = described.rows
+    if described.items is not None:
         values = store_items(described.items, work / "items", plan["size"], skip=skip, progress=progress)
         rows = make_rows(values, described.groups)
-    order = numpy.random.default_rng(plan["seed"]).permutation(len(rows))
-    write_file(work / "rows.npy", npy(rows[order]))
+    if described.shuffled:
+        rows = rows[numpy.random.default_rng(plan["seed"]).permutation(len(rows))]
+    write_file(work / "rows.npy", npy(rows))
 
 
-def _compare_files(described: PackSource, target: PackFolder, looks: Path, packed: Shards) -> None:
-    """Raise FileExistsError if files that are in a pack are not those of the source."""
+def _compare_files(described: PackSource, target: PackFolder, noted: Path, packed: Shards) -> None:
+    """Raise FileExistsError if files that are in a pack are not those of the source, by what was noted in a folder."""
     import numpy
 
-    before, now = numpy.load(looks), _look_at(described)
+    names, masks = Names(noted / "names"), described.mask_names
+    before, now = numpy.load(noted / "looks.npy"), look_at(names, described.root, masks)
     mine = numpy.isin(before["row"], packed.rows["row"])
-    files = Files(described.names, described.root, described.mask_names)
+    files = Files(names, described.root, masks)
     size, window, head = target.plan["size"], target.plan.get("window"), packed.rows.dtype.itemsize
 
     def is_packed(row: int) -> bool:
-        return (
-            prepare(files, row, size, window)[0] == packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0][head:]
-        )
+        record = packed.read(numpy.flatnonzero(packed.rows["row"] == row))[0]
+        return prepare(files, row, size, window)[0] == record[head:]
 
-    if found := find_changed(before[mine], now[mine], files, is_packed):
+    if found := find_changed(before[mine], now[mine], files, None if described.reader else is_packed):
         raise FileExistsError(target.another(found))
-
-
-def _look_at(described: PackSource):
-    return look_at(described.names, described.root, described.mask_names)
 
 
 def _finish(described: PackSource, target: PackFolder, share: float) -> None:
@@ -238,7 +243,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
             f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}\n"
             "  fix:   check that these are images, and that the paths are right"
         )
-    if share and len(skipped) > share * len(planned):
+    if share and len(skipped) / len(planned) > share:  # not a product: 0.29 * 100 < 29
         for file, note in zip(files, notes, strict=True):
             if note["skipped"]:
                 file.unlink()  # so that images that are put in their place are packed

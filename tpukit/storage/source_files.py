@@ -16,7 +16,8 @@ _FLAGS = getattr(os, "O_NONBLOCK", 0)
 class Files:
     """The files of a source: `[n]` is the bytes of one, and of its mask if there are masks."""
 
-    shape = None  # of pixels; files are encoded
+    shape = None  # not known until they are decoded
+    encoding = "jpeg"
 
     def __init__(self, names: Sequence[str], root: str, masks: Sequence[str] | None = None):
         self.names, self._root, self._masks = names, root, masks
@@ -49,6 +50,9 @@ class Names:
 
         self._bytes = numpy.memmap(file, numpy.uint8, "r")
         self._ends = numpy.flatnonzero(self._bytes == 0)
+
+    def __len__(self) -> int:
+        return len(self._ends)
 
     def __getitem__(self, number: int) -> str:
         begin = self._ends[number - 1] + 1 if number else 0
@@ -87,7 +91,7 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
     return numpy.array(looks, [("row", "<i8"), ("size", "<i8"), ("time", "<i8"), ("place", "<u4")])
 
 
-def find_changed(before, now, files: Files, is_packed: Callable[[int], bool]) -> str | None:
+def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | None) -> str | None:
     """Say which files are not those that were packed; None: none is known to be another.
 
     Files that are gone are not compared: a pack may outlive its source.
@@ -96,7 +100,7 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool]) ->
         before: what `look_at` returned when they were packed.
         now: what it returns now, of the same names.
         files: to name them.
-        is_packed: tells whether the bytes of a file are those in the pack.
+        is_packed: tells whether the bytes of a file are those in the pack; None compares sizes alone.
     """
     there = (now["size"] >= 0) & (before["size"] >= 0)
     other = there & (now["size"] != before["size"])
@@ -106,6 +110,8 @@ def find_changed(before, now, files: Files, is_packed: Callable[[int], bool]) ->
             f"{int(other.sum())} of {len(now)} files have another size, for instance {files.name(now['row'][first])}: "
             f"{now['size'][first]:,} bytes, packed were {before['size'][first]:,}"
         )
+    if is_packed is None:
+        return None
     doubtful = now["row"][there & ((now["time"] != before["time"]) | (now["place"] != before["place"]))]
     for row in doubtful[:: -(-len(doubtful) // _COMPARED) or 1].tolist():
         if not is_packed(row):

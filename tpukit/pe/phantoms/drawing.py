@@ -1,10 +1,13 @@
 """Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
 
 import hashlib
+import operator
 import os
 from pathlib import Path
 
 from tpukit.machine.resources import cpus
+from tpukit.pe.dicom import load_pydicom
+from tpukit.pe.phantoms.dicom_files import Place, write_dicom
 from tpukit.storage.processes import run_in_processes
 from tpukit.storage.resumable import ResumableFolder
 
@@ -15,7 +18,7 @@ class PhantomFolder(ResumableFolder):
     """A folder that `phantom` writes."""
 
     kind, version, manifest_name = "phantom", 1, "phantom.json"
-    outputs = ("train-jpegs", "train.csv")
+    outputs = ("train-jpegs", "train", "train.csv")
     make = "phantom(folder)"
     repair = "call it again with the same arguments: it draws everything again"
 
@@ -28,6 +31,7 @@ def phantom(
     seed: int = 0,
     size: int = 256,
     positive: float = 0.4,
+    form: str = "jpeg",
     workers: int | None = None,
     progress: str | None = None,
 ) -> Path:
@@ -37,8 +41,9 @@ def phantom(
     contrast, and the labels say what was drawn. A model trained on phantoms has learned nothing about medicine.
 
     Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`, as in the
-    competition's data and in the JPEG set. Called again with the same arguments it returns at once; with others, or
-    after an interruption, it makes the phantoms again. The same arguments give the same bytes.
+    competition's data and in the JPEG set; or, as DICOM, `<folder>/train/<study>/<series>/<image>.dcm`. Called again
+    with the same arguments it returns at once; with others, or after an interruption, it makes the phantoms again. The
+    same arguments give the same bytes.
 
     Args:
         folder: an empty or new folder, or one that an earlier call made.
@@ -47,6 +52,7 @@ def phantom(
         seed: determines everything that is drawn.
         size: height and width in pixels; at least 32.
         positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
+        form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units, uncompressed.
         workers: processes that draw; None for one per CPU.
         progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
@@ -54,9 +60,13 @@ def phantom(
         The folder.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or not a whole one.
         FileExistsError: the folder holds something that is not a phantom.
+        ImportError: form is "dicom", and pydicom is not installed.
     """
+    _check_numbers(studies=studies, slices=slices, seed=seed, size=size, workers=1 if workers is None else workers)
+    if form not in ("jpeg", "dicom"):
+        raise ValueError(f'form is "jpeg" or "dicom", got {form!r}')
     recipe = {"recipe": RECIPE, "studies": studies, "slices": slices, "seed": seed, "size": size, "positive": positive}
     if studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
         raise ValueError(
@@ -64,6 +74,9 @@ def phantom(
             f"got studies={studies}, slices={slices}, size={size}, positive={positive}\n"
             "  fix: phantom(folder, studies=300, slices=12) is enough to train on"
         )
+    if form == "dicom":
+        recipe["form"] = form
+        load_pydicom()  # before anything is written
     target = PhantomFolder(Path(folder), recipe)
     if not _is_complete(target):
         with target.locked():
@@ -71,7 +84,7 @@ def phantom(
                 target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
                 _draw_in_processes(recipe, target.work, min(studies, workers or cpus()), progress)
                 _join_tables(target.work, target.folder / "train.csv")
-                (target.work / "train-jpegs").rename(target.folder / "train-jpegs")
+                (target.work / _images(recipe)).rename(target.folder / _images(recipe))
                 target.finish()
     return target.folder
 
@@ -138,7 +151,7 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     rng = np.random.default_rng([recipe["seed"], 1, number])
     patient = make_patient(rng, findings)
     study, series = (_uid(recipe["seed"], number, word) for word in ("study", "series"))
-    into = work / "train-jpegs" / study / series
+    into = work / _images(recipe) / study / series
     into.mkdir(parents=True)
     rows = []
     for position in range(recipe["slices"]):
@@ -146,7 +159,12 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
         z = HEIGHT * (0.97 - 0.94 * position / (recipe["slices"] - 1))
         hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
         image = _uid(recipe["seed"], number, position)
-        Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
+        if "form" in recipe:
+            mm = patient.field_of_view / recipe["size"]
+            where = Place(study, series, image, number=recipe["slices"] - position, z=HEIGHT - z, pixel=mm)
+            write_dicom(into / f"{image}.dcm", hounsfield, where)
+        else:
+            Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
         row = {"pe_present_on_image": int(shows_embolus), **findings.labels}
         rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
     # Not in the order of positions, as in the competition's table: code that relies on that order would fail there.
@@ -186,10 +204,30 @@ def _is_complete(target: PhantomFolder) -> bool:
     """Tell whether the folder holds just these phantoms, all of them."""
     try:
         made = target.read_manifest()["plan"]
-        drawn = len(os.listdir(target.folder / "train-jpegs"))
     except (OSError, ValueError):
         return False
-    return made == target.plan and drawn == made["studies"] and (target.folder / "train.csv").is_file()
+    drawn = sum(len(files) for _, _, files in os.walk(target.folder / _images(target.plan)))
+    there = drawn == target.plan["studies"] * target.plan["slices"] and (target.folder / "train.csv").is_file()
+    return made == target.plan and there
+
+
+def _images(recipe: dict) -> str:
+    """Name the folder of the images, as the competition or the JPEG set does."""
+    return "train" if "form" in recipe else "train-jpegs"
+
+
+def _check_numbers(workers: int, seed: int, **numbers) -> None:
+    """Raise ValueError unless all are whole numbers, the workers 1 or more, the seed 0 or more."""
+    for name, number in {"workers": workers, "seed": seed, **numbers}.items():
+        try:
+            operator.index(number)
+        except TypeError:
+            raise ValueError(f"{name} is a whole number, got {name}={number!r}\n  fix: {name}=int(...)") from None
+    if workers < 1 or seed < 0:
+        raise ValueError(
+            f"phantom needs 1 or more workers and a seed of 0 or more, got workers={workers}, seed={seed}\n"
+            "  fix: leave workers out for one per CPU"
+        )
 
 
 def _uid(*parts) -> str:

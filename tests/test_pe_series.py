@@ -1,0 +1,190 @@
+"""Series in the order of the body: whatever the names, the numbers and the way the patient lay; odd ones are said."""
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pydicom = pytest.importorskip("pydicom")
+
+from tpukit.pe.phantoms.dicom_files import Place, write_dicom  # noqa: E402
+from tpukit.pe.series import CHUNK, arrange, find_files, header_type, read_headers, turns  # noqa: E402
+
+HEAD_FIRST = [1, 0, 0, 0, 1, 0]
+
+
+def headers(places, *, numbers=None, orientation=HEAD_FIRST, series="s", axis=2, shape=(8, 8)):
+    """Return headers of one series of slices at these places in mm along an axis."""
+    made = np.zeros(len(places), header_type())
+    made["series"], made["orientation"], made["shape"] = series.encode(), orientation, shape
+    made["number"] = range(len(places)) if numbers is None else numbers
+    made["position"][:, axis] = places
+    return made
+
+
+ORIENTATIONS = {
+    "head first": (HEAD_FIRST, 2),
+    "feet first, stored mirrored": ([-1, 0, 0, 0, 1, 0], 2),
+    "on the belly": ([-1, 0, 0, 0, -1, 0], 2),
+    "the gantry tilted": ([1, 0, 0, 0, 0.97, -0.26], 2),
+    "coronal": ([1, 0, 0, 0, 0, -1], 1),
+    "sagittal": ([0, 1, 0, 0, 0, -1], 0),
+}
+
+
+@pytest.mark.parametrize("orientation", ORIENTATIONS)
+@pytest.mark.parametrize("numbers", [[0, 1, 2, 3], [3, 2, 1, 0], [5, 5, 5, 5]])
+def test_slices_are_in_the_order_of_the_axis_they_are_stacked_along(orientation, numbers):
+    directions, axis = ORIENTATIONS[orientation]
+    order, _ = arrange(headers([30, -20, 0, 10.5], numbers=numbers, orientation=directions, axis=axis))
+    assert order.tolist() == [1, 2, 3, 0]
+
+
+def test_series_stay_apart():
+    order, noticed = arrange(np.concatenate([headers([2, 1, 3], series="b"), headers([2, 3, 1], series="a")]))
+    assert order.tolist() == [5, 3, 4, 1, 0, 2]
+
+
+def localizer():
+    return np.concatenate([headers([4, 2, 0], numbers=[7, 8, 9]), headers([1], orientation=[1, 0, 0, 0, 0, -1])])
+
+
+def two_sizes():
+    return np.concatenate([headers([0, 1]), headers([2], shape=(9, 8))])
+
+
+def placeless():
+    made = headers([4, 2, 0])
+    made["position"][1] = np.nan
+    return made
+
+
+def unscaled():
+    made = headers([0, 2, 4])
+    made["unscaled"][1] = True
+    return made
+
+
+ODD = {  # the series, its order, what is said
+    "one slice": (headers([3]), [0], "1 series of a single slice"),
+    "a gap": (headers([0, 2, 4, 10, 12]), [0, 1, 2, 3, 4], "2 slices are missing between others"),
+    "two at one place": (headers([0, 2, 2, 4]), [0, 1, 2, 3], "1 slices at the place of another"),
+    "all at one place": (headers([2, 2]), [0, 1], "1 slices at the place of another"),
+    "two sizes": (two_sizes(), [0, 1, 2], "1 series whose slices differ in size"),
+    "numbered downwards": (headers([4, 2, 0]), [2, 1, 0], "1 series numbered from the head to the feet"),
+    "mirrored": (headers([0, 2], orientation=[-1, 0, 0, 0, 1, 0]), [0, 1], "1 series stored mirrored"),
+    "a localizer": (localizer(), [3, 2, 1, 0], "1 slices of another orientation"),
+    "one without a place": (placeless(), [1, 2, 0], "1 slices without a place"),
+    "one without a slope": (unscaled(), [0, 1, 2], "1 slices without RescaleSlope"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_what_is_unusual_is_put_right_or_said(odd):
+    series, expected, said = ODD[odd]
+    order, noticed = arrange(series)
+    assert order.tolist() == expected
+    assert any(sentence.startswith(said) and sentence.endswith("series s") for sentence in noticed), noticed
+
+
+def test_nothing_is_said_about_series_as_they_should_be():
+    assert arrange(np.concatenate([headers([0, 1.25, 2.5, 3.75]), headers([-7, -5, -3], series="t")]))[1] == []
+
+
+@pytest.mark.parametrize(
+    ("orientation", "expected"),
+    [
+        (HEAD_FIRST, (False, False)),
+        ([-1, 0, 0, 0, 1, 0], (False, True)),
+        ([1, 0, 0, 0, -1, 0], (True, False)),
+        ([-1, 0, 0, 0, -1, 0], (True, True)),
+        ([0.98, 0.17, 0, -0.17, 0.98, 0], (False, False)),
+        ([1, 0, 0, 0, 0, -1], (False, False)),
+        ([0, 1, 0, 0, 0, -1], (False, False)),
+    ],
+)
+def test_only_axial_images_that_are_mirrored_or_upside_down_are_turned(orientation, expected):
+    assert turns(orientation) == expected
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+def write(path, **changes):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    place = {"study": "st", "series": "se", "image": path.stem, "number": 1, "z": 2.5, "pixel": 0.5}
+    write_dicom(path, np.zeros((6, 8)), Place(**{**place, **changes}))
+    return path
+
+
+def test_headers_hold_what_the_files_say(tmp_path):
+    write(tmp_path / "in" / "b" / "y.dcm", image="i1", z=7.25, number=4)
+    write(tmp_path / "in" / "a" / "1.2.840.77", image="i2", series="other")
+    (tmp_path / "work").mkdir()
+    names = find_files(tmp_path / "in")
+    assert names == ["a/1.2.840.77", "b/y.dcm"]
+    found, others = read_headers(tmp_path / "in", names, tmp_path / "work", 2, "off")
+    assert others == []
+    assert found["image"].tolist() == [b"i2", b"i1"]
+    assert found["series"].tolist() == [b"other", b"se"]
+    assert found["position"][1].tolist() == [-1.25, -1.25, 7.25]
+    assert found["orientation"].tolist() == [HEAD_FIRST] * 2
+    assert (found["shape"].tolist(), found["number"].tolist()) == ([[6, 8]] * 2, [1, 4])
+
+
+@pytest.mark.parametrize("name", [".hidden.dcm", "notes.txt", "DICOMDIR", ".git/x.dcm", "__MACOSX/x.dcm", "a/x.csv"])
+def test_files_that_are_no_slices_by_their_names_are_not_read(tmp_path, name):
+    write(tmp_path / "x.dcm")
+    write(tmp_path / name)
+    assert find_files(tmp_path) == ["x.dcm"]
+
+
+def test_a_file_without_an_ending_that_is_not_dicom_is_not_taken_for_a_damaged_one(tmp_path):
+    write(tmp_path / "in" / "x.dcm")
+    (tmp_path / "in" / "LICENSE").write_text("of something else")
+    (tmp_path / "in" / "y.dcm").write_text("")
+    (tmp_path / "work").mkdir()
+    found, others = read_headers(tmp_path / "in", find_files(tmp_path / "in"), tmp_path / "work", 1, "off")
+    assert len(found) == 1
+    assert others == [[2, "not a DICOM file (0 bytes)"]]
+
+
+def test_a_file_that_was_damaged_and_copied_again_is_read(tmp_path):
+    path = write(tmp_path / "in" / "x.dcm")
+    whole = path.read_bytes()
+    (tmp_path / "work").mkdir()
+    for data, slices in ((whole[:200], 0), (whole, 1)):
+        path.write_bytes(data)
+        found, others = read_headers(tmp_path / "in", ["x.dcm"], tmp_path / "work", 1, "off")
+        assert (len(found), len(others)) == (slices, 1 - slices)
+
+
+def test_links_to_folders_are_not_followed_and_said(tmp_path, capsys):
+    write(tmp_path / "in" / "x.dcm")
+    (tmp_path / "in" / "loop").symlink_to(tmp_path / "in")
+    assert find_files(tmp_path / "in") == ["x.dcm"]
+    assert "1 links to folders in" in capsys.readouterr().out
+
+
+def test_a_folder_without_dicom_says_what_is_in_it(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        find_files(tmp_path / "nowhere")
+    (tmp_path / "x.jpg").write_text("")
+    with pytest.raises(FileNotFoundError, match=r"holds no DICOM file\n  found: \['x.jpg'\]\n  fix:"):
+        find_files(tmp_path)
+
+
+def test_headers_are_read_again_only_where_they_are_missing_or_a_file_has_changed(tmp_path):
+    names = [f"{number:04}.dcm" for number in range(CHUNK + 3)]
+    for name in names:
+        write(tmp_path / "in" / name)
+    work = tmp_path / "work"
+    work.mkdir()
+    first, _ = read_headers(tmp_path / "in", names, work, 2, "off")
+    before = (work / "headers-000000.npy").stat().st_mtime_ns
+    (work / "headers-000001.json").unlink()
+    again, others = read_headers(tmp_path / "in", names, work, 1, "off")
+    assert again.tobytes() == first.tobytes()
+    assert others == []
+    write(tmp_path / "in" / names[-1], z=7.5)
+    changed, _ = read_headers(tmp_path / "in", names, work, 1, "off")
+    assert changed["position"][:, 2].tolist() == [2.5] * (CHUNK + 2) + [7.5]
+    assert (work / "headers-000000.npy").stat().st_mtime_ns == before

@@ -1,0 +1,255 @@
+"""The headers of a folder of DICOM files: read in several processes, and put in the order of the body."""
+
+import functools
+import json
+import os
+from pathlib import Path
+
+from tpukit.data.prefetch import run_ahead
+from tpukit.machine.resources import cpus
+from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
+from tpukit.storage.files import npy, write_file
+from tpukit.storage.processes import run_in_processes
+from tpukit.storage.source_files import Names, look_at
+
+CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
+READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than reading its header
+_ENDINGS = (".dcm", ".dicom")
+_TAGS = ["Modality", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "InstanceNumber", "Rows", "Columns"]
+_TAGS += ["ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"]
+
+
+def find_files(folder) -> list[str]:
+    """Return the files of a folder that may be DICOM, .dcm or without an ending, in the order of names.
+
+    Raises:
+        FileNotFoundError: the folder does not exist, or holds none.
+        OSError: a folder in it cannot be listed.
+    """
+
+    def give_up(error: OSError):
+        raise error
+
+    folder, names, links = os.fspath(folder), [], []
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"there is no folder {folder}\n  fix: pass the folder that holds the series")
+    for inner, folders, files in os.walk(folder, onerror=give_up):
+        links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
+        folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
+        above = "" if inner == folder else os.path.relpath(inner, folder) + os.sep
+        names += [above + name for name in files if _may_be_dicom(name)]
+    if links:
+        print(f"{len(links)} links to folders in {folder} are not followed, for instance {links[0]}")
+    if not names:
+        inside = sorted(os.listdir(folder))[:4] or "an empty folder"
+        raise FileNotFoundError(
+            f"{folder} holds no DICOM file\n  found: {inside}\n  fix:   pass the folder that holds the series"
+        )
+    return sorted(names)
+
+
+def _may_be_dicom(name: str) -> bool:
+    ending = os.path.splitext(name)[1].lower()
+    # A file named by its UID alone has dots, and so seems to have an ending: digits.
+    return name[0] != "." and name != "DICOMDIR" and (ending in (*_ENDINGS, "") or ending[1:].isdigit())
+
+
+def header_type():
+    """Return the dtype of what is kept of a header; NaN for a place that is not given.
+
+    `file` is the number of the file, `position` is in mm from the patient's right, front and feet to the centre of the
+    first pixel, `orientation` holds the directions of a row and of a column.
+    """
+    import numpy
+
+    uids = [(name, "S64") for name in ("study", "series", "image", "syntax")]
+    numbers = [("number", "<i8"), ("position", "<f8", 3), ("orientation", "<f8", 6), ("shape", "<i4", 2)]
+    return numpy.dtype([("file", "<i8"), *uids, *numbers, ("unscaled", "?")])
+
+
+def read_headers(folder, names: list[str], work: Path, workers: int | None, progress: str | None):
+    """Read the headers of files, but for those that an earlier call left in `work`.
+
+    Returns:
+        (N,) of `header_type`, and a list of [number of the file, why] of those that are no CT slices. One that is
+        damaged counts as such, too; one that is not DICOM, by name and content, does not.
+
+    Raises:
+        ImportError: pydicom is not installed, or what decodes one of the files.
+    """
+    import numpy
+
+    load_pydicom()
+    chunks = range(-(-len(names) // CHUNK))
+    write_file(work / "files", Names.encode(names))
+    _forget_changed(folder, names, work)
+    workers = min(len(chunks), workers or cpus())
+    run_in_processes(
+        "tpukit.pe.series:_work",
+        [[str(folder), str(work), len(names), rank, workers] for rank in range(workers)],
+        label="read headers",
+        total=len(names),
+        done=lambda: min(len(names), CHUNK * len(list(work.glob("headers-*.json")))),
+        folder=work,
+        progress=progress,
+    )
+    parts = [numpy.load(_kept(work, chunk, "npy")) for chunk in chunks]
+    others = [other for chunk in chunks for other in json.loads(_kept(work, chunk, "json").read_text())]
+    headers = numpy.concatenate(parts)
+    for syntax, first in zip(*numpy.unique(headers["syntax"], return_index=True), strict=True):
+        check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
+    return headers, others
+
+
+def _forget_changed(folder, names: list[str], work: Path) -> None:
+    """Remove the headers of files that are no longer the ones that were read."""
+    import numpy
+
+    now, looks = look_at(names, os.fspath(folder)), work / "looks-of-headers.npy"
+    if looks.exists():
+        for chunk in numpy.unique(now["row"][now != numpy.load(looks)] // CHUNK).tolist():
+            _kept(work, chunk, "json").unlink(missing_ok=True)
+    write_file(looks, npy(now))
+
+
+def _kept(work: Path, chunk: int, ending: str) -> Path:
+    return work / f"headers-{chunk:06d}.{ending}"
+
+
+def _work(job: list) -> None:
+    """Read every `workers`th chunk, in one of the processes; the list of others is written last."""
+    import numpy
+    import pydicom
+
+    folder, work, count, rank, workers = job
+    names = Names(Path(work) / "files")
+    for chunk in range(rank, -(-count // CHUNK), workers):
+        kept = _kept(Path(work), chunk, "json")
+        if kept.exists() and kept.read_bytes() == b"[]":  # else a damaged file may have been copied again since
+            continue
+        mine = range(chunk * CHUNK, min((chunk + 1) * CHUNK, count))
+        with pydicom.config.disable_value_validation():  # the competition's identifiers are not what the standard wants
+            reads = (functools.partial(_read_header, os.path.join(folder, names[number])) for number in mine)
+            read = list(zip(mine, run_ahead(reads, READ_AHEAD), strict=True))
+        headers = [(number, *header) for number, header in read if isinstance(header, tuple)]
+        others = [[number, why] for number, why in read if isinstance(why, str)]
+        write_file(_kept(Path(work), chunk, "npy"), npy(numpy.array(headers, header_type())))
+        write_file(kept, json.dumps(others).encode())
+
+
+def _read_header(path: str) -> tuple | str | None:
+    """Return what is kept of one header, or why it is no CT slice; None of what is not DICOM, by name and content."""
+    import pydicom
+
+    try:
+        file = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+        uids = [str(file[name].value).encode() for name in _TAGS[1:4]]
+        position, orientation = (
+            [float(number) for number in file.get(name) or [float("nan")] * count]
+            for name, count in (("ImagePositionPatient", 3), ("ImageOrientationPatient", 6))
+        )
+        if (len(position), len(orientation)) != (3, 6):
+            return "its ImagePositionPatient or ImageOrientationPatient is not complete"
+        _, missing = find_scale(file, path)
+        shape = int(file.Rows), int(file.Columns)
+        syntax = str(file.file_meta.TransferSyntaxUID).encode()
+        number = int(file.get("InstanceNumber") or 0)
+    except OSError:
+        raise
+    except pydicom.errors.InvalidDicomError:
+        ours = path.lower().endswith(_ENDINGS)
+        return f"not a DICOM file ({os.path.getsize(path):,} bytes)" if ours else None
+    except NotACTSlice as error:
+        return found_in(error)
+    except Exception as error:  # whatever pydicom raises for a damaged header
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return *uids, syntax, number, position, orientation, shape, bool(missing)
+
+
+# ---- the order of the body -----------------------------------------------------------------------------------------
+
+
+def arrange(headers) -> tuple:
+    """Order slices by series, and along the body in each; return the order, and sentences on what was noticed.
+
+    Along the body is along the normal of the slices, from the feet to the head where they are axial, whichever way they
+    were numbered or the patient lay. Slices without a place, or of another orientation than most of their series, come
+    first, in the order of their numbers.
+
+    Args:
+        headers: (N,) of `header_type`.
+
+    Returns:
+        (N,) int64, and a list of str.
+    """
+    import numpy
+
+    names, series, counts = numpy.unique(headers["series"], return_inverse=True, return_counts=True)
+    along, noticed = numpy.full(len(headers), -numpy.inf), {}
+    members = numpy.split(numpy.argsort(series, kind="stable"), counts.cumsum()[:-1])
+    for name, member in zip(names.tolist(), members, strict=True):
+        along[member], found = _along(headers[member])
+        for what, count in found.items():
+            if count:
+                before, first = noticed.get(what, (0, name.decode()))
+                noticed[what] = before + int(count), first
+    order = numpy.lexsort((headers["number"], along, series))
+    return order, [f"{count:,} {what}; series {first}" for what, (count, first) in noticed.items()]
+
+
+def _along(slices) -> tuple:
+    """Return each slice's place along the body in mm, -inf where there is none, for one series; and what to notice."""
+    import numpy
+
+    place = numpy.full(len(slices), -numpy.inf)
+    given = numpy.isfinite(slices["position"]).all(1) & numpy.isfinite(slices["orientation"]).all(1)
+    noticed = {
+        "series of a single slice": len(slices) == 1,
+        "series whose slices differ in size": len(numpy.unique(slices["shape"], axis=0)) > 1,
+        "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken": sum(
+            slices["unscaled"]
+        ),
+        "slices without a place: they are in the order of their InstanceNumber, before the others": sum(~given),
+    }
+    if not given.any():
+        return place, noticed
+    directions, which, counts = numpy.unique(
+        slices["orientation"][given].round(2), axis=0, return_inverse=True, return_counts=True
+    )
+    most = counts.argmax()
+    mine = numpy.flatnonzero(given)[which.reshape(-1) == most]
+    normal = numpy.cross(directions[most][:3], directions[most][3:])
+    normal *= numpy.sign(normal[abs(normal).argmax()])  # to the left, the back or the head, as DICOM's axes
+    place[mine] = slices["position"][mine] @ normal
+    noticed["slices of another orientation than their series, such as a localizer"] = given.sum() - counts[most]
+    noticed["series stored mirrored or upside down: their images are turned"] = any(turns(directions[most]))
+    return place, noticed | _steps(place[mine], slices["number"][mine])
+
+
+def _steps(place, number) -> dict:
+    """Return what to notice about the steps from slice to slice of one series."""
+    import numpy
+
+    steps = numpy.diff(numpy.sort(place))
+    apart = steps > 0.01  # mm; a place is rounded when it is written
+    if not apart.any():
+        return {"slices at the place of another one of their series": len(steps)}
+    usual = numpy.median(steps[apart])
+    wide = steps[steps > 1.5 * usual]
+    descending = numpy.ptp(number) > 0 and numpy.corrcoef(place, number)[0, 1] < 0
+    return {
+        "slices at the place of another one of their series": (~apart).sum(),
+        "slices are missing between others of their series": (numpy.round(wide / usual) - 1).sum(),
+        "series numbered from the head to the feet, from the left or from the back: put in order": descending,
+    }
+
+
+def turns(orientation) -> tuple[bool, bool]:
+    """Tell whether axial images of this orientation are upside down, and whether they are mirrored.
+
+    Upright is as radiologists look: the patient's back below, the left side on the right. A patient who lies on the
+    belly, or feet first, may be stored otherwise, and left and right are labels. Other planes stay as they are.
+    """
+    right, down = orientation[0], orientation[4]  # how far a row goes to the left side, and a column to the back
+    axial = abs(right) > 0.7 and abs(down) > 0.7
+    return (down < 0, right < 0) if axial else (False, False)
