@@ -4,11 +4,12 @@ import contextlib
 import copy
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.backends.protocol import Backend
 from tpukit.data.batches import Batches
+from tpukit.data.buckets import Buckets
 from tpukit.data.seeding import seed_in_turn
 from tpukit.data.sources import BatchSource, MapDataset
 from tpukit.diagnostics.report import Report, report
@@ -69,6 +70,7 @@ class Core(NotebookOutput):
         shuffle: bool = False,
         drop_last: bool = False,
         mask: bool = False,
+        buckets: Buckets | Sequence[int] | None = None,
         seed: int = 0,
         workers: int | None = None,
         threads: int = 1,
@@ -79,8 +81,17 @@ class Core(NotebookOutput):
         (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32. Normalise and augment on the device.
 
         Any other dataset gives batches nested as its items are: tuples, dicts, and dicts in tuples, whose tensors are
-        sent in one transfer. Hugging Face's datasets: `dataset.with_format("torch")`, all texts padded to one length.
-        Strings stay in host memory, as lists; `fit` and `evaluate` refuse them.
+        sent in one transfer: text, sound, tables. Hugging Face's: `dataset.with_format("torch")`. Strings stay in host
+        memory, as lists; `fit` and `evaluate` refuse them.
+
+        Samples of varying length need `buckets=(64, 128, 256)`: each batch is padded to one of these lengths, at a step
+        the same on all cores, so a step is compiled once for each; core 0 says how often. A mask of the positions that
+        hold data comes along, (batch_size, length): "attention_mask" in mappings, a last part otherwise. What is padded
+        and with what, the axis, lengths known beforehand, and whether longer samples are cut, says `tpukit.Buckets`;
+        a sample longer than the largest is an error otherwise. `evaluate` and `predict` take such batches, too, where
+        the model returns one row for each sample, as a classifier does. What has a row for each position can only be
+        joined at one length, `buckets=(256,)`, or not be kept, `keep_outputs=False`. An epoch in order then is in
+        order of length, and `Batches.current` says which samples a batch has.
 
         Args:
             dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
@@ -90,15 +101,19 @@ class Core(NotebookOutput):
                 `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
             drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
             mask: add a (batch_size,) bool tensor to every batch, False for such repeated samples.
+            buckets: the lengths that samples of varying length are padded to, or a `Buckets`.
             seed: decides the order.
             workers: processes a core that make batches. None: for records that hold JPEG, as many as the machine has
                 processors left; for any other dataset 0, which calls it in the training loop.
             threads: that gather a source's batches where no process does.
 
         Raises:
-            ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range.
+            ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range; a sample is
+                longer than the largest bucket.
         """
-        return Batches(
+        if buckets is not None and not isinstance(buckets, Buckets):
+            buckets = Buckets(buckets)
+        batches = Batches(
             dataset,
             batch_size=batch_size,
             rank=self.rank,
@@ -106,12 +121,18 @@ class Core(NotebookOutput):
             shuffle=shuffle,
             drop_last=drop_last,
             mask=mask,
+            buckets=buckets,
             seed=seed,
             workers=workers,
             threads=threads,
             send=self.backend.to_device,
             shares_process=self.backend.shares_process,
         )
+        if buckets is not None:
+            lengths, count = ", ".join(map(str, batches.sampler.shapes())), batches.shapes
+            shapes = f"{count} shapes, so {count} graphs" if count > 1 else "one shape, so one graph"
+            self.print(f"batches of length {lengths}: {shapes} of each step will be compiled")
+        return batches
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
