@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tpukit.data.buckets import Buckets, BucketSampler, checksum
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.data.sampler import ShardedSampler
-from tpukit.data.sources import BatchSource, MapDataset, as_batch_source
+from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, only_iterates
 from tpukit.machine.resources import cpus
 
 
@@ -42,6 +42,11 @@ class Batches:
         send: Callable[[list], list] | None = None,
         shares_process: bool = False,
     ):
+        if only_iterates(dataset):
+            raise TypeError(
+                f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number\n"
+                f"  fix:   core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch"
+            )
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
@@ -142,6 +147,8 @@ class Batches:
             ValueError: the state belongs to a dataset of another length; or it was saved within an epoch in order, and
                 the number of cores, the batch size or the order has changed.
         """
+        if "steps" in state:
+            raise ValueError("the state is of a stream, this dataset has a length\n  fix:   the same dataset")
         if state["count"] != self.sampler.count:
             raise ValueError(
                 f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}\n"

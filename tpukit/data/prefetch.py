@@ -54,7 +54,7 @@ def load_batches(
     source = as_batch_source(dataset)
     if source is not None:
         return _load_images(source, jobs, workers, seed)
-    batches = _iterate_loader(_BatchDataset(dataset, seed, in_turn, collate), jobs, workers)
+    batches = iterate_loader(_BatchDataset(dataset, seed, in_turn, collate), jobs, workers)
     return _explain_broken_pipes(batches) if workers else batches
 
 
@@ -70,7 +70,7 @@ def _load_images(source: BatchSource, jobs: list, workers: int, seed: tuple[int,
             requested.append((samples, buffer))
             yield number, samples, None if buffer is None else buffers.number(buffer)
 
-    loaded = _explain_broken_pipes(_iterate_loader(_SharedImages(source, seed, buffers), requests(), workers))
+    loaded = _explain_broken_pipes(iterate_loader(_SharedImages(source, seed, buffers), requests(), workers))
 
     def received() -> Iterator[tuple]:
         import torch
@@ -82,7 +82,8 @@ def _load_images(source: BatchSource, jobs: list, workers: int, seed: tuple[int,
     return received()
 
 
-def _iterate_loader(dataset: MapDataset, jobs: Iterable[tuple], workers: int) -> Iterator[object]:
+def iterate_loader(dataset: MapDataset, jobs: Iterable, workers: int) -> Iterator[object]:
+    """Yield what the dataset returns for each job, in their order, from processes that take turns."""
     import torch
     from torch.utils.data import DataLoader
 

@@ -12,6 +12,7 @@ from tpukit.data.batches import Batches
 from tpukit.data.buckets import Buckets
 from tpukit.data.seeding import seed_in_turn
 from tpukit.data.sources import BatchSource, MapDataset
+from tpukit.data.streams import StreamBatches
 from tpukit.diagnostics.report import Report, report
 from tpukit.distributed.gradients import GradientAverage
 from tpukit.distributed.notebook_output import NotebookOutput
@@ -64,9 +65,10 @@ class Core(NotebookOutput):
 
     def batches(
         self,
-        dataset: MapDataset | BatchSource,
+        dataset: MapDataset | BatchSource | Iterable | Callable[[int, int], Iterable],
         *,
         batch_size: int,
+        steps: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
         mask: bool = False,
@@ -93,10 +95,19 @@ class Core(NotebookOutput):
         joined at one length, `buckets=(256,)`, or not be kept, `keep_outputs=False`. An epoch in order then is in
         order of length, and `Batches.current` says which samples a batch has.
 
+        A dataset that can only be read in order, as an IterableDataset, needs `steps=1000`, the steps of an epoch. Each
+        process that reads has a share of its own, which starts over where it ends; epochs follow each other in it.
+        Best is a function of (share, shares) that opens it, called in each process:
+        `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None, workersplitter=None)...`
+        A plain iterable is read whole in each process, which keeps every shares-th sample: that is slow where many
+        read, and it must have the same order in all of them. A checkpoint keeps the epoch and the steps done; a resumed
+        run reads the stream from its start again.
+
         Args:
             dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
-                can stack.
+                can stack; with `steps` an iterable, or a function that opens one.
             batch_size: samples a core and step.
+            steps: of an epoch, for a dataset that is read in order.
             shuffle: a new order each epoch, the same on every core. In order, every core has one stretch, and
                 `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
             drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
@@ -109,8 +120,27 @@ class Core(NotebookOutput):
 
         Raises:
             ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range; a sample is
-                longer than the largest bucket.
+                longer than the largest bucket; a stream is to be shuffled, masked or put into buckets.
+            TypeError: `steps` is missing for a dataset that is read in order, or given for another.
         """
+        if steps is not None:
+            if shuffle or mask or buckets is not None:
+                raise ValueError(
+                    "a stream comes in its own order, in full batches of one shape\n"
+                    f"  found: shuffle={shuffle}, mask={mask}, buckets={buckets}\n"
+                    "  fix:   leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example"
+                )
+            return StreamBatches(
+                dataset,
+                steps=steps,
+                batch_size=batch_size,
+                rank=self.rank,
+                world_size=self.world_size,
+                seed=seed,
+                workers=workers,
+                send=self.backend.to_device,
+                shares_process=self.backend.shares_process,
+            )
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(buckets)
         batches = Batches(

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from tpukit.data.batches import Batches
-from tpukit.data.sampler import ShardedSampler
+from tpukit.data.sampler import ShardedSampler, StreamSampler
 from tpukit.distributed.core import Core
 from tpukit.training.batch import inputs_only
 from tpukit.training.step import forward
@@ -45,6 +45,11 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
 
 def check_order(name: str, sampler: ShardedSampler) -> None:
     """Raise ValueError unless the batches are every sample once, in order."""
+    if isinstance(sampler, StreamSampler):
+        raise ValueError(
+            f"{name} needs every sample once, and batches of a stream, with steps=, have no last one\n"
+            "  fix:   a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)"
+        )
     if sampler.shuffle or sampler.drop_last:
         raise ValueError(
             f"{name} needs every sample once, in order; got batches with shuffle={sampler.shuffle}, "
