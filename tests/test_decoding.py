@@ -1,5 +1,6 @@
 """decode: Pillow's pixels to the last bit, whatever the file; what is no whole image raises."""
 
+import contextlib
 import io
 import subprocess
 import sys
@@ -209,3 +210,25 @@ def test_a_decoder_that_runs_out_of_memory_has_met_no_whole_image():
     for data in (resized(encoded(picture(96, 96)), 8_000, 8_000), encoded(Image.new("RGB", (8000, 8000)), "PNG")):
         ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, input=data, capture_output=True)
         assert b"not a whole image: decoding it takes more memory than there is" in ran.stdout, ran.stderr
+
+
+def gif(frames=1):
+    file = io.BytesIO()
+    images = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (40, 30, 3), np.uint8)) for n in range(frames)]
+    images[0].save(file, "GIF", save_all=frames > 1, append_images=images[1:])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_gif_whose_blocks_do_not_lead_to_its_end_is_damaged(frames):
+    """Pillow stops where the pixels are full and skips junk; bytes that are put in shift the pixels, and no more."""
+    whole, taken_by_pillow = gif(frames), 0
+    pixels = decode(whole)
+    for start in range(820, len(gif()), 7):  # behind the colours
+        damaged = whole[:start] + b"\x07" + whole[start:]
+        with contextlib.suppress(OSError, SyntaxError):
+            taken_by_pillow += not np.array_equal(Image.open(io.BytesIO(damaged)).convert("RGB"), pixels)
+        with pytest.raises(ValueError, match="not a whole image"):
+            decode(damaged)
+    assert taken_by_pillow
+    assert np.array_equal(decode(whole + b"anything after the end"), pixels)

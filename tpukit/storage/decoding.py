@@ -1,5 +1,6 @@
 """Decode one image: the pixels Pillow would give, to the last bit, or faster ones."""
 
+import contextlib
 import functools
 import io
 
@@ -111,12 +112,36 @@ def _decode_any(data: bytes):
                     f"a {file.format} of mode {file.mode} has more than 8 bits a pixel: RGB would be mostly white\n"
                     "  fix:   choose a window of its values and save that as 8 bits"
                 )
+            if file.format == "GIF" and not _has_gif_blocks(data):
+                raise _not_whole("its blocks do not lead to the end of the GIF", data)
             return file.convert("RGB")
     except MemoryError as error:
         raise _not_whole(_NO_MEMORY, data) from error
     # SyntaxError from a broken PNG; the others where a header asks for more pixels than Pillow grants.
     except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _not_whole(str(error).partition(" file <")[0], data) from error  # its buffer's name helps nobody
+
+
+def _has_gif_blocks(data: bytes) -> bool:
+    """Tell whether the blocks of a GIF follow each other up to its end; it has no checksum, and Pillow skips junk."""
+
+    def after_table(at: int, flags: int) -> int:
+        return at + (3 << (flags & 7) + 1 if flags & 128 else 0)
+
+    with contextlib.suppress(IndexError):
+        at = after_table(13, data[10])
+        while data[at] != 0x3B:  # the trailer
+            if data[at] == 0x21:  # an extension and its kind
+                at += 2
+            elif data[at] == 0x2C:  # a frame: its place, its colours, the size of its first codes
+                at = after_table(at + 10, data[at + 9]) + 1
+            else:
+                return False
+            while data[at]:  # blocks, each with its length before it
+                at += data[at] + 1
+            at += 1
+        return True
+    return False
 
 
 _NO_MEMORY = "decoding it takes more memory than there is"
