@@ -232,3 +232,20 @@ def test_a_gif_whose_blocks_do_not_lead_to_its_end_is_damaged(frames):
             decode(damaged)
     assert taken_by_pillow
     assert np.array_equal(decode(whole + b"anything after the end"), pixels)
+
+
+def test_a_png_is_damaged_where_a_checksum_is_wrong_also_behind_the_last_pixel():
+    """Pillow checks no checksum of the pixels, and stops where there are enough of them."""
+    file = io.BytesIO()
+    y, x = np.mgrid[:46, :31]
+    Image.fromarray((x * 8 + y * 3 + x * y % 5).astype(np.uint8)).convert("LA").save(file, "PNG")
+    whole, taken_by_pillow = file.getvalue(), 0
+    pixels = decode(whole)
+    for length in range(1, 80):
+        for damaged in (whole[:-length], whole[:-length] + b"\xff" * length):
+            with contextlib.suppress(OSError, SyntaxError):
+                taken_by_pillow += not np.array_equal(Image.open(io.BytesIO(damaged)).convert("RGB"), pixels)
+            with pytest.raises(ValueError, match="not a whole image"):
+                decode(damaged)
+    assert taken_by_pillow
+    assert np.array_equal(decode(whole + b"anything after the end"), pixels)

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import zlib
 
 # Where Pillow begins to warn: a quarter of a GiB as RGB. A file of 3 kB whose header lies would cost gigabytes.
 PIXEL_LIMIT = 89_478_485
@@ -114,6 +115,8 @@ def _decode_any(data: bytes):
                 )
             if file.format == "GIF" and not _has_gif_blocks(data):
                 raise _not_whole("its blocks do not lead to the end of the GIF", data)
+            if file.format == "PNG" and not _has_png_checksums(data):
+                raise _not_whole("a checksum of the PNG is wrong, or its end is missing", data)
             return file.convert("RGB")
     except MemoryError as error:
         raise _not_whole(_NO_MEMORY, data) from error
@@ -142,6 +145,20 @@ def _has_gif_blocks(data: bytes) -> bool:
             at += 1
         return True
     return False
+
+
+def _has_png_checksums(data: bytes) -> bool:
+    """Tell whether all parts of a PNG up to its end are as written; of the pixels' Pillow checks no checksum."""
+    at, kind = 8, b""
+    while kind != b"IEND":
+        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        end = at + 8 + size
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return False
+        if end + 4 > len(data):
+            return False
+        at = end + 4
+    return True
 
 
 _NO_MEMORY = "decoding it takes more memory than there is"
