@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: help check test faults walkthrough platforms standin bench bench-input bench-step clean
+.PHONY: help check test faults fuzz walkthrough platforms standin bench bench-input bench-step clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -25,6 +25,9 @@ test: $(installed) faults  ## all that CI runs
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
 	$(python) tests/faults/matrix.py
+
+fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files; none may give wrong pixels or hang
+	$(python) tests/fuzz/fuzz.py
 
 walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json

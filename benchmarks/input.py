@@ -14,6 +14,8 @@ does not count, for nobody: processes are forked and queues filled before the cl
 - A step of ResNet-18 on two rehearsal cores with batches of the cache, against the same step with one resident batch.
 - What a worker that has read the whole cache holds for itself.
 - DICOM slices, read, seen through windows and resized, against pydicom alone: see dicom_slices.py.
+- The labels of the whole competition, 1,790,594 rows: read and checked, divided into folds, looked at and laid out as
+  `pack` does before the first image; in a process of its own, on one processor. `--only labels` measures just that.
 """
 
 import argparse
@@ -26,6 +28,8 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +41,7 @@ from dicom_slices import measure_dicom
 SIZE, BATCH = 128, 128
 SERIES, SLICES, PICTURES = 25, 240, 10  # a series is 10 drawn slices, each in 24 places
 SPEEDS = ("cache_1_thread", "cache_2_threads", "jpeg_per_core", "jpeg_2_processes", "webdataset", "grain", "dataloader")
+ROWS, STUDIES = 1_790_594, 7_279  # of the competition
 LONG = 20  # times an image comes in an epoch: a real epoch is longer than a round, and does not end in it
 
 
@@ -45,15 +50,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7, help="of everything, about 15 s each")
     parser.add_argument("--data", type=Path, default=Path(tempfile.gettempdir(), "tpukit-benchmark"), help="is kept")
-    parser.add_argument("--only", choices=["dicom"], help="one part alone")
+    parser.add_argument("--only", choices=["dicom", "labels"], help="measure this alone")
+    parser.add_argument("--labels-in", type=Path, help=argparse.SUPPRESS)  # the process that `labels` starts
     options = parser.parse_args()
-    if options.only == "dicom":
+    if options.labels_in:
+        read_all_labels(options.labels_in)
+    elif options.only == "labels":
+        print(json.dumps(labels(options.data)))
+    elif options.only == "dicom":
         print(json.dumps(measure_dicom(options.data, options.rounds)))
-        return
+    else:
+        measure_everything(options.data, options.rounds)
+
+
+def measure_everything(folder: Path, rounds: int) -> None:
+    """Measure in turn, and print the table and the line of JSON."""
     import torch
 
     torch.set_num_threads(1)  # as in the kit's workers; the tutorial's pipeline is no faster with more
-    data = prepare(options.data)
+    data = prepare(folder)
     describe(data)
     contestants = {
         "tutorial": Contestant("the tutorial's pipeline", tutorial),
@@ -69,10 +84,9 @@ def main() -> None:
     }
     contestants = {name: one for name, one in contestants.items() if is_installed(one.needs)}
     extra, window = worker_extra(data)  # first, in a process that has done nothing yet: later it was not the same twice
-    rounds = [run_round(contestants, data, number) for number in range(options.rounds)]
-    steps = step_ratios(data, options.rounds)
-    dicom = measure_dicom(options.data, options.rounds)
-    report(contestants, rounds, steps, extra, window, dicom)
+    speeds = [run_round(contestants, data, number) for number in range(rounds)]
+    steps = step_ratios(data, rounds)
+    report(contestants, speeds, steps, extra, window, measure_dicom(folder, rounds) | labels(folder))
 
 
 # ---- the data ------------------------------------------------------------------------------------------------------
@@ -482,6 +496,76 @@ def read_all(core, cache) -> float:
     return grown
 
 
+# ---- the labels of the whole competition ---------------------------------------------------------------------------
+
+
+def labels(folder: Path) -> dict[str, float]:
+    """Print and return how long the whole table takes on one processor, in seconds, and the most memory, in GB."""
+    if not (folder / "labels" / "train.csv").is_file():
+        draw_labels(folder / "labels")
+    command = [sys.executable, __file__, "--labels-in", str(folder / "labels")]
+    found = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
+    parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["parts"].items())
+    print(f"\n{ROWS:,} rows of labels on one processor: {parts}")
+    print(f"{'  in all, seconds':60}{found['labels_seconds']:>10,.3g}   target <= 15")
+    print(f"{'  the most memory of the process, GB':60}{found['labels_gb']:>10,.3g}   target <= 1.5\n")
+    return {name: value for name, value in found.items() if name != "parts"}
+
+
+def draw_labels(folder: Path) -> None:
+    """Write a train.csv as long as the competition's, its labels consistent, its names as long."""
+    import numpy
+    import pandas
+
+    from tpukit.pe.labels import COLUMNS, IDS
+
+    random = numpy.random.default_rng(0)
+    study = numpy.sort(random.integers(0, STUDIES, ROWS))
+    positive = (numpy.arange(STUDIES) % 3 == 0)[study]
+    uid = numpy.array([f"{number:012x}" for number in random.permutation(ROWS)])
+    table = pandas.DataFrame({name: numpy.zeros(ROWS, numpy.uint8) for name in COLUMNS})
+    table[list(IDS)] = numpy.stack([uid[study], uid[STUDIES + study], uid], axis=1)
+    table["pe_present_on_image"] = positive & ((random.random(ROWS) < 0.2) | (numpy.diff(study, prepend=-1) > 0))
+    for name in ("rv_lv_ratio_lt_1", "leftsided_pe"):
+        table[name] = positive
+    table["negative_exam_for_pe"] = ~positive
+    table[list(COLUMNS[len(IDS) :])] = table[list(COLUMNS[len(IDS) :])].astype(numpy.uint8)
+    folder.mkdir(parents=True, exist_ok=True)
+    table.to_csv(folder / "unfinished.csv", index=False)
+    (folder / "unfinished.csv").rename(folder / "train.csv")
+
+
+def read_all_labels(folder: Path) -> None:
+    """Do with the table what a notebook does before the first image is read; print the seconds and the memory."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    import numpy
+
+    from tpukit.machine.resources import peak_memory
+    from tpukit.pe import LABELS, assign_folds, read_labels
+    from tpukit.storage.files import npy
+    from tpukit.storage.pack_sources import describe_source
+    from tpukit.storage.source_files import Names
+
+    times = [time.perf_counter()]
+    table = read_labels(folder)
+    times.append(time.perf_counter())
+    table = assign_folds(table)
+    times.append(time.perf_counter())
+    table["path"] = table["StudyInstanceUID"] + "/" + table["SeriesInstanceUID"] + "/" + table["SOPInstanceUID"]
+    times.append(time.perf_counter())
+    described = describe_source(table, list(LABELS), "StudyInstanceUID")
+    times.append(time.perf_counter())
+    order = numpy.random.default_rng(0).permutation(len(described.rows))
+    laid_out = npy(described.rows[order]), Names.encode(described.names)
+    times.append(time.perf_counter())
+    names = ("read", "folds", "paths", "looked at", "laid out")
+    parts = {name: end - start for name, start, end in zip(names, times, times[1:], strict=False)}
+    del laid_out
+    found = {"labels_seconds": round(times[-1] - times[0], 2), "labels_gb": round(peak_memory() / 1e9, 2)}
+    print(json.dumps({"parts": parts, **found}))
+
+
 # ---- telling -------------------------------------------------------------------------------------------------------
 
 
@@ -524,7 +608,7 @@ def difference(data: Data, count: int = 64) -> str:
     return f"the cache's pixels differ from its by {cached.max():.0f}, the records' by {decoded.mean():.1f} on average"
 
 
-def report(contestants: dict, rounds: list, steps: list[float], extra: float, window: float, dicom: dict) -> None:
+def report(contestants: dict, rounds: list, steps: list[float], extra: float, window: float, whole: dict) -> None:
     """Print one line for each contestant, the few numbers beside them, and last the JSON."""
     print(f"\nmedians of {len(rounds)} rounds, least and most in brackets; a round's times are of its own tutorial\n")
     print(f"{'':34}{'images/s':>27}{'times, wall':>25}{'times, processor':>19}")
@@ -554,7 +638,7 @@ def report(contestants: dict, rounds: list, steps: list[float], extra: float, wi
         ("MB a worker holds for itself", found["worker_extra_mb"], f"<= {window:.0f}"),
     ):
         print(f"{what:60}{value:>10,.3g}   target {target}")
-    print(json.dumps({**found, **dicom}))
+    print(json.dumps(found | whole))
 
 
 def ratios(rounds: list, name: str, to: str, of: str = "wall") -> list[float]:

@@ -1,5 +1,6 @@
 """decode: Pillow's pixels to the last bit, whatever the file; what is no whole image raises."""
 
+import contextlib
 import io
 import struct
 import subprocess
@@ -56,7 +57,7 @@ WHOLE = {
     "turned by its header, CMYK": encoded(picture(40, 60, "CMYK"), exif=turned(6)),
     "a turned PNG": encoded(picture(40, 60), "PNG", exif=turned(6)),
     "with a header that turns it by 9": encoded(picture(40, 60), exif=turned(9)),
-    "with a comment after its end": encoded(picture(50, 50)) + b"junk",
+    "with a comment after its end": encoded(picture(96, 96)) + b"junk",
     "PNG": encoded(picture(50, 70), "PNG"),
     "PNG with a palette": encoded(picture(50, 70).convert("P"), "PNG"),
     "PNG with transparency": encoded(picture(50, 70, "RGBA"), "PNG"),
@@ -112,6 +113,8 @@ def resized(data, height, width):
 LARGE = encoded(picture(256, 256), quality=90)
 BROKEN = {
     "a JPEG with zeros in its middle": with_zeros(LARGE, len(LARGE) // 2, 64),
+    "a JPEG with zeros in its middle and bytes behind its end": with_zeros(LARGE, len(LARGE) // 2, 64) + b"\0\0",
+    "a JPEG with bytes between its header and its pixels": LARGE.replace(b"\xff\xda", b"\x12" * 200 + b"\xff\xda", 1),
     "half a JPEG, and an end": LARGE[: len(LARGE) // 2] + b"\xff\xd9",
     "half a progressive JPEG, and an end": encoded(picture(96, 96), progressive=True)[:-300] + b"\xff\xd9",
     "half a CMYK JPEG, and an end": encoded(picture(96, 96, "CMYK"))[:-400] + b"\xff\xd9",
@@ -269,3 +272,42 @@ def test_a_decoder_that_runs_out_of_memory_has_met_no_whole_image():
     for data in (resized(encoded(picture(96, 96)), 8_000, 8_000), encoded(Image.new("RGB", (8000, 8000)), "PNG")):
         ran = subprocess.run([sys.executable, "-c", code], cwd=KIT, input=data, capture_output=True)
         assert b"not a whole image: decoding it takes more memory than there is" in ran.stdout, ran.stderr
+
+
+def gif(frames=1):
+    file = io.BytesIO()
+    images = [Image.fromarray(np.random.default_rng(n).integers(0, 256, (40, 30, 3), np.uint8)) for n in range(frames)]
+    images[0].save(file, "GIF", save_all=frames > 1, append_images=images[1:])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("frames", [1, 3])
+def test_a_gif_whose_blocks_do_not_lead_to_its_end_is_damaged(frames):
+    """Pillow stops where the pixels are full and skips junk; bytes that are put in shift the pixels, and no more."""
+    whole, taken_by_pillow = gif(frames), 0
+    pixels = decode(whole)
+    for start in range(820, len(gif()), 7):  # behind the colours
+        damaged = whole[:start] + b"\x07" + whole[start:]
+        with contextlib.suppress(OSError, SyntaxError):
+            taken_by_pillow += not np.array_equal(Image.open(io.BytesIO(damaged)).convert("RGB"), pixels)
+        with pytest.raises(ValueError, match="not a whole image"):
+            decode(damaged)
+    assert taken_by_pillow
+    assert np.array_equal(decode(whole + b"anything after the end"), pixels)
+
+
+def test_a_png_is_damaged_where_a_checksum_is_wrong_also_behind_the_last_pixel():
+    """Pillow checks no checksum of the pixels, and stops where there are enough of them."""
+    file = io.BytesIO()
+    y, x = np.mgrid[:46, :31]
+    Image.fromarray((x * 8 + y * 3 + x * y % 5).astype(np.uint8)).convert("LA").save(file, "PNG")
+    whole, taken_by_pillow = file.getvalue(), 0
+    pixels = decode(whole)
+    for length in range(1, 80):
+        for damaged in (whole[:-length], whole[:-length] + b"\xff" * length):
+            with contextlib.suppress(OSError, SyntaxError):
+                taken_by_pillow += not np.array_equal(Image.open(io.BytesIO(damaged)).convert("RGB"), pixels)
+            with pytest.raises(ValueError, match="not a whole image"):
+                decode(damaged)
+    assert taken_by_pillow
+    assert np.array_equal(decode(whole + b"anything after the end"), pixels)

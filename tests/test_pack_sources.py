@@ -283,6 +283,7 @@ LABELS = {
     "an integer beyond 2**24": ([2**24 + 1, 0], "is beyond 2..24(.|\n)*found: 16777217"),
     "the least integer": (np.array([0, 1 - 2**63]), "row 1 is beyond"),
     "an identifier read as a float": ([123456789.0, np.nan], "beyond|missing"),
+    "a float that becomes 0": ([0.5, 1e-300], "too small for float32(.|\n)*found: 1e-300"),
     "a float that becomes infinite": ([1e300, 0.5], "no finite number as float32(.|\n)*found: 1e[+]300"),
     "infinity": ([np.inf, 0.5], "no finite number"),
     "NaN": ([0.5, np.nan], "label 'x' of row 1 is missing"),

@@ -2,6 +2,7 @@
 
 from tpukit import pe
 from tpukit.data.augment import Augment
+from tpukit.data.buckets import Buckets
 from tpukit.diagnostics.profiler import profile
 from tpukit.diagnostics.report import Report
 from tpukit.display.figures import show_batch, show_history, show_predictions
@@ -34,6 +35,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Augment",
+    "Buckets",
     "Cache",
     "Changes",
     "Check",

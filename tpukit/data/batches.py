@@ -4,9 +4,10 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 
+from tpukit.data.buckets import Buckets, BucketSampler, checksum
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
-from tpukit.data.sampler import FirstStep, ShardedSampler
-from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, split_masks
+from tpukit.data.sampler import ShardedSampler
+from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, only_iterates, split_masks
 from tpukit.machine.resources import cpus
 
 
@@ -14,7 +15,7 @@ class Batches:
     """An iterable over one core's batches of one epoch; each new loop over it is the next epoch.
 
     All cores have the same number of batches, and every batch has `batch_size` samples: nothing is compiled twice, and
-    no core waits for one that has finished.
+    no core waits for one that has finished. With `buckets` they have a few shapes, at a step the same on every core.
 
     Attributes:
         dataset: the dataset, as it was passed.
@@ -34,12 +35,18 @@ class Batches:
         shuffle: bool = False,
         drop_last: bool = False,
         mask: bool = False,
+        buckets: Buckets | None = None,
         seed: int = 0,
         workers: int | None = None,
         threads: int = 1,
         send: Callable[[list], list] | None = None,
         shares_process: bool = False,
     ):
+        if only_iterates(dataset):
+            raise TypeError(
+                f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number\n"
+                f"  fix:   core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch"
+            )
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
@@ -56,6 +63,12 @@ class Batches:
         if threads < 1 or (workers or 0) < 0:
             raise ValueError(f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}")
         self.dataset, self._source = dataset, as_batch_source(dataset)
+        self.buckets = buckets
+        if buckets is not None:
+            if self._source is not None:
+                raise ValueError("the images of records and caches have one size\n  fix:   leave out buckets=")
+            options = {"bucket_of": buckets.measure(dataset), "lengths": buckets.lengths}
+            self.sampler = BucketSampler(**vars(self.sampler), **options)
         if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
@@ -70,6 +83,11 @@ class Batches:
         return self.sampler.steps()
 
     @property
+    def shapes(self) -> int:
+        """How many shapes the batches have, and so how often a step is compiled: 1 without buckets."""
+        return 1 if self.buckets is None else len(self.sampler.shapes())
+
+    @property
     def samples_per_step(self) -> int:
         """The samples that all cores together see in one step."""
         return self.sampler.samples_per_step
@@ -78,7 +96,7 @@ class Batches:
         if not self._resumed:  # the last loop may have ended early
             self.end_epoch()
         self._resumed = False
-        positions = self.sampler.positions(self._done)
+        positions = self.sampler.positions(self._done, epoch=self.epoch, seed=self._seed)
         samples = self.sampler.samples(positions, epoch=self.epoch, seed=self._seed)
         prepared = self._prepare(positions, samples)
         for mine in samples:
@@ -93,12 +111,13 @@ class Batches:
 
     def indices(self, epoch: int) -> list[list[int]]:
         """Return the samples that this core sees in an epoch, batch by batch."""
-        return self.sampler.samples(self.sampler.positions(), epoch=epoch, seed=self._seed).tolist()
+        positions = self.sampler.positions(epoch=epoch, seed=self._seed)
+        return self.sampler.samples(positions, epoch=epoch, seed=self._seed).tolist()
 
-    def first_step(self) -> "Batches":
-        """Return batches that are the first of these, of any epoch, and have a position of their own."""
+    def first_steps(self) -> "Batches":
+        """Return batches that are the first of these, one of every shape, and have a position of their own."""
         first = copy.copy(self)
-        first.sampler = FirstStep(**vars(self.sampler))
+        first.sampler = self.sampler.first_steps()
         return first
 
     # ---- saving and restoring the position in the data ---------------------------------------------------------
@@ -107,6 +126,9 @@ class Batches:
         """Return the position in the data; batches that are prepared but not yet received do not count."""
         sampler, done = self.sampler, {"epoch": self.epoch, "samples": self._done, "seed": self._seed}
         layout = None if sampler.shuffle else [sampler.world_size, sampler.batch_size, sampler.drop_last]
+        if self.buckets is not None:
+            layout = [sampler.world_size, sampler.batch_size, sampler.drop_last, sampler.shuffle]
+            layout += [list(sampler.lengths), checksum(sampler)]
         return {**done, "count": sampler.count, "layout": layout}
 
     def end_epoch(self) -> None:
@@ -119,11 +141,14 @@ class Batches:
 
         If the samples are shuffled, the number of cores and the batch size may differ from those of the saved run. In
         order each core has a part of its own, of which it has seen the beginning; other cores would repeat samples.
+        With buckets all of this has to be the same in either case, since other steps would be made of the samples.
 
         Raises:
             ValueError: the state belongs to a dataset of another length; or it was saved within an epoch in order, and
                 the number of cores, the batch size or the order has changed.
         """
+        if "steps" in state:
+            raise ValueError("the state is of a stream, this dataset has a length\n  fix:   the same dataset")
         if state["count"] != self.sampler.count:
             raise ValueError(
                 f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}\n"
@@ -131,12 +156,13 @@ class Batches:
             )
         saved, here = state["layout"], self.state_dict()["layout"]
         if 0 < state["samples"] < state["count"] and saved != here:
-            was = f"in order, on {_in_words(*saved)}" if saved else "that was shuffled"
-            now = f"on {_in_words(*here)}" if saved and here else "in order" if here else "shuffled"
+            was = f"{_order(saved)}, on {_in_words(*saved)}" if saved else "that was shuffled"
+            now = f"on {_in_words(*here)}" if saved and here else _order(here) if here else "shuffled"
+            same = "cores, batch size, drop_last and order" if len(here or saved) == 3 else "all of these, and lengths,"
             raise ValueError(
                 f"the state is {state['samples']} samples into an epoch {was}; here it is {now}\n"
-                "  fix:   use the same cores, batch size, drop_last and order as when it was saved; "
-                "with shuffle=True from the start, cores and batch size may change"
+                f"  fix:   use the same {same} as when it was saved; with shuffle=True from the start, and no buckets, "
+                "cores and batch size may change"
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
         if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch
@@ -154,8 +180,12 @@ class Batches:
             return run_ahead(calls, self._threads)
         dataset = self.dataset if self._source is None else self._source
         jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
-        seed = self._seed, self.epoch
-        loaded = load_batches(dataset, jobs, self._workers, seed, in_turn=self._shares_process)
+        seed, collate = (self._seed, self.epoch), None
+        if self.buckets is not None:
+            lengths = self.sampler.step_lengths(self._done, epoch=self.epoch, seed=self._seed)
+            jobs = [(*job, length) for job, length in zip(jobs, lengths, strict=True)]
+            collate = self.buckets.collate
+        loaded = load_batches(dataset, jobs, self._workers, seed, in_turn=self._shares_process, collate=collate)
         finished = ((lambda step=step: self._finish(next(loaded), real[step])) for step in steps)
         # Without workers the dataset is called in this process and may draw its random numbers. A thread would draw
         # them at any moment of the step; so each batch is made when the loop asks for it.
@@ -197,9 +227,14 @@ def _with_mask(batch: object, real) -> object:
     return (*batch, real) if isinstance(batch, list | tuple) else (batch, real)
 
 
-def _in_words(world_size: int, batch_size: int, drop_last: bool) -> str:
+def _in_words(world_size: int, batch_size: int, drop_last: bool, shuffle: bool = False, lengths=(), checksum=0) -> str:
     cores = "1 core" if world_size == 1 else f"{world_size} cores"
-    return f"{cores} with batches of {batch_size}{', drop_last' * drop_last}"
+    buckets = f", {'shuffled' if shuffle else 'in order'}, buckets {lengths}, samples' lengths {checksum:08x}"
+    return f"{cores} with batches of {batch_size}{', drop_last' * drop_last}{buckets if lengths else ''}"
+
+
+def _order(layout: list) -> str:
+    return "in order" if len(layout) == 3 else "by length"
 
 
 def _with_dicts(batch: object) -> object:

@@ -35,18 +35,26 @@ def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[o
 
 
 def load_batches(
-    dataset: MapDataset, jobs: list, workers: int, seed: tuple[int, ...], *, in_turn: bool = False
+    dataset: MapDataset,
+    jobs: list,
+    workers: int,
+    seed: tuple[int, ...],
+    *,
+    in_turn: bool = False,
+    collate: Callable[[list, list[int], int], object] | None = None,
 ) -> Iterator[object]:
     """Yield the batches of a dataset, made by the processes of a DataLoader; with 0 workers, in the caller's thread.
 
     A job is (number, samples) of one batch. Its number is unique in the epoch over all cores: together with `seed` it
     seeds the batch, so the batch is the same whichever process makes it. In the caller's thread a batch draws on from
     whatever the caller has drawn; unless `in_turn`, where threads share the process, and each batch is seeded as well.
+
+    `collate(items, samples, length)` makes a batch in place of torch's `default_collate`; a job then holds the length.
     """
     source = as_batch_source(dataset)
     if source is not None:
         return _load_images(source, jobs, workers, seed)
-    batches = _iterate_loader(_BatchDataset(dataset, seed, in_turn), jobs, workers)
+    batches = iterate_loader(_BatchDataset(dataset, seed, in_turn, collate), jobs, workers)
     return _explain_broken_pipes(batches) if workers else batches
 
 
@@ -62,7 +70,7 @@ def _load_images(source: BatchSource, jobs: list, workers: int, seed: tuple[int,
             requested.append((samples, buffer))
             yield number, samples, None if buffer is None else buffers.number(buffer)
 
-    loaded = _explain_broken_pipes(_iterate_loader(_SharedImages(source, seed, buffers), requests(), workers))
+    loaded = _explain_broken_pipes(iterate_loader(_SharedImages(source, seed, buffers), requests(), workers))
 
     def received() -> Iterator[tuple]:
         import torch
@@ -74,7 +82,8 @@ def _load_images(source: BatchSource, jobs: list, workers: int, seed: tuple[int,
     return received()
 
 
-def _iterate_loader(dataset: MapDataset, jobs: Iterable[tuple], workers: int) -> Iterator[object]:
+def iterate_loader(dataset: MapDataset, jobs: Iterable, workers: int) -> Iterator[object]:
+    """Yield what the dataset returns for each job, in their order, from processes that take turns."""
     import torch
     from torch.utils.data import DataLoader
 
@@ -186,8 +195,8 @@ class _SharedImages:
 class _BatchDataset:
     """A dataset as a dataset of batches; an error names its sample, also if a worker process raised it."""
 
-    def __init__(self, dataset: MapDataset, seed: tuple[int, ...], in_turn: bool = False):
-        self.dataset, self.seed, self.in_turn = dataset, seed, in_turn
+    def __init__(self, dataset: MapDataset, seed: tuple[int, ...], in_turn: bool = False, collate=None):
+        self.dataset, self.seed, self.in_turn, self.collate = dataset, seed, in_turn, collate
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -195,20 +204,22 @@ class _BatchDataset:
     def __getitem__(self, job: tuple):
         from torch.utils.data import get_worker_info
 
-        number, samples = job
+        number, samples, *length = job
         if get_worker_info() is not None:
             seed_host((*self.seed, number))
         elif self.in_turn:
             with seeded_in_turn((*self.seed, number)):
-                return self._collate(samples.tolist())
-        return self._collate(samples.tolist())
+                return self._collate(samples.tolist(), *length)
+        return self._collate(samples.tolist(), *length)
 
-    def _collate(self, samples: list[int]) -> object:
+    def _collate(self, samples: list[int], length: int | None = None) -> object:
         from torch.utils.data import default_collate
 
         if hasattr(self.dataset, "__getitems__") and reads_many(self.dataset):
-            return default_collate(self.dataset.__getitems__(samples))
-        return default_collate([self._read(sample) for sample in samples])
+            items = self.dataset.__getitems__(samples)
+        else:
+            items = [self._read(sample) for sample in samples]
+        return default_collate(items) if length is None else self.collate(items, samples, length)
 
     def _read(self, sample: int) -> object:
         with _note_sample(sample):

@@ -1,6 +1,7 @@
 """Which samples each core sees in an epoch, batch by batch: arithmetic only, the same on every machine."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,8 @@ class ShardedSampler:
 
     In order: core 0 has the first part of the samples, core 1 the next, and the padding is at the very end. So
     `gather(outputs)[:count]` is every sample once, in order.
+
+    With a `limit`, the epoch ends after so many steps.
     """
 
     count: int
@@ -21,6 +24,7 @@ class ShardedSampler:
     world_size: int = 1
     shuffle: bool = False
     drop_last: bool = False
+    limit: int | None = None
 
     @property
     def samples_per_step(self) -> int:
@@ -31,10 +35,14 @@ class ShardedSampler:
         """Return how many steps remain in an epoch of which `done` samples have been seen."""
         left = self.count - done
         # Rounded down with drop_last, otherwise up: the last step is then filled with padding.
-        return max(0, left // self.samples_per_step if self.drop_last else -(-left // self.samples_per_step))
+        steps = max(0, left // self.samples_per_step if self.drop_last else -(-left // self.samples_per_step))
+        return steps if self.limit is None else max(0, min(steps, self.limit - done // self.samples_per_step))
 
-    def positions(self, done: int = 0):
-        """Return this core's positions in the epoch, (steps, batch_size) int64; from `count` on they are padding."""
+    def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
+        """Return this core's positions in the epoch, (steps, batch_size) int64; from `count` on they are padding.
+
+        They are the same in every epoch, but not those of batches by length.
+        """
         import numpy
 
         steps = self.steps(done)
@@ -42,9 +50,10 @@ class ShardedSampler:
             positions = numpy.arange(done, done + steps * self.samples_per_step)
             return positions.reshape(steps, self.world_size, self.batch_size)[:, self.rank]
         # In order, `done` counts samples of all cores, so it is the same number of steps on each.
-        positions = numpy.arange(self.steps() * self.samples_per_step)
-        mine = positions.reshape(self.world_size, self.steps(), self.batch_size)[self.rank]
-        return mine[done // self.samples_per_step :]
+        whole = replace(self, limit=None).steps()
+        positions = numpy.arange(whole * self.samples_per_step)
+        mine = positions.reshape(self.world_size, whole, self.batch_size)[self.rank]
+        return mine[done // self.samples_per_step :][:steps]
 
     def samples(self, positions, *, epoch: int, seed: int):
         """Return the samples at these positions of an epoch; padding repeats some of them."""
@@ -56,15 +65,31 @@ class ShardedSampler:
         # Padding continues at its start, so each epoch repeats other samples.
         return numpy.random.default_rng((seed, epoch)).permutation(self.count)[positions % self.count]
 
+    def places(self, step: int) -> Iterator[tuple]:
+        """Yield (rows, places): which rows of what the cores gathered in a step of an epoch in order belong where.
+
+        Padding is in neither. With a `limit`, the places are those among the samples seen.
+        """
+        for rank in range(self.world_size):
+            start = (rank * self.steps() + step) * self.batch_size  # core 0 had the dataset's first samples
+            here = max(0, min(self.batch_size, self.seen() - start))
+            yield slice(rank * self.batch_size, rank * self.batch_size + here), slice(start, start + here)
+
+    def seen(self) -> int:
+        """Return how many samples an epoch in order has, padding not counted."""
+        return min(self.count, self.steps() * self.samples_per_step)
+
+    def first_steps(self) -> "ShardedSampler":
+        """Return a sampler of the first step alone; of batches by length, of one step of every length."""
+        return replace(self, limit=1)
+
 
 @dataclass(frozen=True)
-class FirstStep(ShardedSampler):
-    """The first step of an epoch and no other."""
+class StreamSampler(ShardedSampler):
+    """The steps of a stream, whose samples have no numbers: all are 0 here."""
 
-    def steps(self, done: int = 0) -> int:
-        """Return 1, or 0 once it is done or if there is none."""
-        return min(1, super().steps()) if not done else 0
+    def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
+        """Return (steps, batch_size) zeros."""
+        import numpy
 
-    def positions(self, done: int = 0):
-        """Return this core's positions in that step, (1, batch_size) int64."""
-        return ShardedSampler(**vars(self)).positions()[: self.steps(done)]
+        return numpy.broadcast_to(numpy.int64(0), (self.steps(done), self.batch_size))

@@ -68,6 +68,16 @@ def reads_many(dataset: object) -> bool:
     return not _is_plain_subset(dataset) or not hasattr(inner, "__getitems__") or reads_many(inner)
 
 
+def only_iterates(dataset: object) -> bool:
+    """Tell whether samples cannot be asked for by number: iterables, functions that open one, torch's IterableDataset.
+
+    That has a `__getitem__` that only raises, and may have a length.
+    """
+    if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
+        return True
+    return not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
+
+
 def _stands_for_getitem(dataset: object, method: str) -> bool:
     """Tell whether a method that returns many samples was defined with `__getitem__`, or after it."""
     classes = [next((k for k in type(dataset).__mro__ if name in vars(k)), object) for name in (method, "__getitem__")]

@@ -31,13 +31,18 @@ class RecompileMonitor:
             if message := monitor.end_step(step):
                 core.print(message)
 
+    Args:
+        backend: the core's backend.
+        settled: steps in which compiles are expected.
+        shapes: how many shapes of batches are; the first step on each compiles, and nothing is said.
+
     Attributes:
-        recompiles: how many graphs were compiled after the first `settled` steps.
+        recompiles: how many graphs were compiled after that.
     """
 
-    def __init__(self, backend, settled: int = _SETTLED):
+    def __init__(self, backend, settled: int = _SETTLED, shapes: int = 1):
         self._backend = backend
-        self._settled = settled
+        self._settled, self._shapes_expected = settled, shapes
         self._steps = self._messages = 0
         self.recompiles = 0
         self._shapes: tuple | None = None  # of the last batch
@@ -91,7 +96,8 @@ class RecompileMonitor:
         self._seen_shapes.add(self._shapes)
         batch, self._batch = self._batch, None  # so that its memory can be freed
         self._steps += 1
-        if graphs == graphs_before or self._steps <= self._settled:
+        expected = not known and len(self._seen_shapes) <= self._shapes_expected
+        if graphs == graphs_before or self._steps <= self._settled or expected:
             return None
         self.recompiles += graphs - graphs_before
         reason = self._reason(batch, known) if self._messages < _MOST_MESSAGES else None

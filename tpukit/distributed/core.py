@@ -4,13 +4,15 @@ import contextlib
 import copy
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.backends.protocol import Backend
 from tpukit.data.batches import Batches
+from tpukit.data.buckets import Buckets
 from tpukit.data.seeding import seed_in_turn
 from tpukit.data.sources import BatchSource, MapDataset
+from tpukit.data.streams import StreamBatches
 from tpukit.diagnostics.report import Report, report
 from tpukit.distributed.gradients import GradientAverage
 from tpukit.distributed.notebook_output import NotebookOutput
@@ -63,12 +65,14 @@ class Core(NotebookOutput):
 
     def batches(
         self,
-        dataset: MapDataset | BatchSource,
+        dataset: MapDataset | BatchSource | Iterable | Callable[[int, int], Iterable],
         *,
         batch_size: int,
+        steps: int | None = None,
         shuffle: bool = False,
         drop_last: bool = False,
         mask: bool = False,
+        buckets: Buckets | Sequence[int] | None = None,
         seed: int = 0,
         workers: int | None = None,
         threads: int = 1,
@@ -81,26 +85,67 @@ class Core(NotebookOutput):
         augment on the device.
 
         Any other dataset gives batches nested as its items are: tuples, dicts, and dicts in tuples, whose tensors are
-        sent in one transfer. Hugging Face's datasets: `dataset.with_format("torch")`, all texts padded to one length.
-        Strings stay in host memory, as lists; `fit` and `evaluate` refuse them.
+        sent in one transfer: text, sound, tables. Hugging Face's: `dataset.with_format("torch")`. Strings stay in host
+        memory, as lists; `fit` and `evaluate` refuse them.
+
+        Samples of varying length need `buckets=(64, 128, 256)`: each batch is padded to one of these lengths, at a step
+        the same on all cores, so a step is compiled once for each; core 0 says how often. A mask of the positions that
+        hold data comes along, (batch_size, length): "attention_mask" in mappings, a last part otherwise. What is padded
+        and with what, the axis, lengths known beforehand, and whether longer samples are cut, says `tpukit.Buckets`;
+        a sample longer than the largest is an error otherwise. `evaluate` and `predict` take such batches, too, where
+        the model returns one row for each sample, as a classifier does. What has a row for each position can only be
+        joined at one length, `buckets=(256,)`, or not be kept, `keep_outputs=False`. An epoch in order then is in
+        order of length, and `Batches.current` says which samples a batch has.
+
+        A dataset that can only be read in order, as an IterableDataset, needs `steps=1000`, the steps of an epoch. Each
+        process that reads has a share of its own, which starts over where it ends; epochs follow each other in it.
+        Best is a function of (share, shares) that opens it, called in each process:
+        `lambda share, shares: wds.WebDataset(urls[share::shares], nodesplitter=None, workersplitter=None)...`
+        A plain iterable is read whole in each process, which keeps every shares-th sample: that is slow where many
+        read, and it must have the same order in all of them. A checkpoint keeps the epoch and the steps done; a resumed
+        run reads the stream from its start again.
 
         Args:
             dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
-                can stack.
+                can stack; with `steps` an iterable, or a function that opens one.
             batch_size: samples a core and step.
+            steps: of an epoch, for a dataset that is read in order.
             shuffle: a new order each epoch, the same on every core. In order, every core has one stretch, and
                 `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
             drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
             mask: add a (batch_size,) bool tensor to every batch, False for such repeated samples.
+            buckets: the lengths that samples of varying length are padded to, or a `Buckets`.
             seed: decides the order.
             workers: processes a core that make batches. None: for records that hold JPEG, as many as the machine has
                 processors left; for any other dataset 0, which calls it in the training loop.
             threads: that gather a source's batches where no process does.
 
         Raises:
-            ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range.
+            ValueError: the dataset is empty, or too small for `drop_last`, or a number is out of range; a sample is
+                longer than the largest bucket; a stream is to be shuffled, masked or put into buckets.
+            TypeError: `steps` is missing for a dataset that is read in order, or given for another.
         """
-        return Batches(
+        if steps is not None:
+            if shuffle or mask or buckets is not None:
+                raise ValueError(
+                    "a stream comes in its own order, in full batches of one shape\n"
+                    f"  found: shuffle={shuffle}, mask={mask}, buckets={buckets}\n"
+                    "  fix:   leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example"
+                )
+            return StreamBatches(
+                dataset,
+                steps=steps,
+                batch_size=batch_size,
+                rank=self.rank,
+                world_size=self.world_size,
+                seed=seed,
+                workers=workers,
+                send=self.backend.to_device,
+                shares_process=self.backend.shares_process,
+            )
+        if buckets is not None and not isinstance(buckets, Buckets):
+            buckets = Buckets(buckets)
+        batches = Batches(
             dataset,
             batch_size=batch_size,
             rank=self.rank,
@@ -108,12 +153,18 @@ class Core(NotebookOutput):
             shuffle=shuffle,
             drop_last=drop_last,
             mask=mask,
+            buckets=buckets,
             seed=seed,
             workers=workers,
             threads=threads,
             send=self.backend.to_device,
             shares_process=self.backend.shares_process,
         )
+        if buckets is not None:
+            lengths, count = ", ".join(map(str, batches.sampler.shapes())), batches.shapes
+            shapes = f"{count} shapes, so {count} graphs" if count > 1 else "one shape, so one graph"
+            self.print(f"batches of length {lengths}: {shapes} of each step will be compiled")
+        return batches
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:

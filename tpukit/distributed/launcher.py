@@ -9,6 +9,7 @@ from tpukit.backends import RUNTIMES
 from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
 from tpukit.distributed.failure import Failure, message
+from tpukit.distributed.memory import memory_warning
 from tpukit.distributed.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.distributed.topology import choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
@@ -68,6 +69,8 @@ class Run:
         seconds: wall time from the fork to the last result.
         memory: peak host memory of each core's process in bytes, pages shared with the kernel included.
         log: the rows of `core.log`, in order: a dict with "step" and the values.
+        grown: by how many bytes each core's process grew from its start, at most, as looked at with every heartbeat
+            and at its end; without files that are mapped, such as a cache, and what the kernel held.
     """
 
     results: list
@@ -76,14 +79,22 @@ class Run:
     seconds: float
     memory: list[int]
     log: list[dict] = field(repr=False)
+    grown: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
         memory = f"{min(self.memory) / 2**20:,.0f} to {max(self.memory) / 2**20:,.0f} MiB" if self.memory else "unknown"
         kinds = ", ".join(dict.fromkeys(type(result).__name__ for result in self.results))
         return (
-            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {memory} a core; "
+            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {memory} a core{self._most()}; "
             f"results: {len(self.results)} x {kinds}; {len(self.log)} logged rows"
         )
+
+    def _most(self) -> str:
+        """Say which core grew most."""
+        if not any(self.grown):
+            return ""
+        most = max(range(len(self.grown)), key=self.grown.__getitem__)
+        return f", core {most} grew most, by {self.grown[most] / 2**20:,.0f} MiB"
 
 
 def launch(
@@ -157,6 +168,8 @@ def launch(
             stand = "processes stand" if topology.cores > 1 else "process stands"
             note = RUNTIMES[topology.backend].note
             display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
+        if topology.processes and (warning := memory_warning(fn, args, topology)):
+            display.line(warning)
         if topology.cores > topology.processes > 0:
             display.line(
                 "cores that share a chip share the host's random numbers: those of the device and of datasets in "
@@ -202,4 +215,5 @@ def collect(group: WorkerGroup) -> Run:
         seconds=group.ended - group.began,
         memory=[group.memory[rank] for rank in ranks if rank in group.memory],
         log=group.log,
+        grown=[group.grown[rank] for rank in ranks if rank in group.grown],
     )

@@ -19,7 +19,7 @@ from tpukit.distributed.core import Core
 from tpukit.distributed.failure import device_not_started, exception_raised, sigterm_received, stack_text
 from tpukit.distributed.notebook_output import forward_displays
 from tpukit.machine import orphans
-from tpukit.machine.resources import peak_memory
+from tpukit.machine.resources import own_memory, peak_memory
 
 SEND_STACKS, GO = b"s", b"g"  # on the control pipe
 
@@ -100,13 +100,15 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tu
     core = Core(backend, send, task.seed)
     cores.append((core, threading.get_ident()))
     send(("started", core.rank))
+    send(("memory", core.rank, peak_memory(), own_memory()))
     try:
         core.seed()
         result = task.fn(core, *task.args)
         core.flush()
         _flush_streams()  # what was printed without an end of line is on its way before the result is
         try:
-            send(("result", core.rank, result, peak_memory()))
+            send(("memory", core.rank, peak_memory(), own_memory()))
+            send(("result", core.rank, result))
         except Unsendable:
             serialize(result)  # raises too, and names the part of the result, not of the message
             raise
@@ -146,7 +148,8 @@ class _Worker:
         with contextlib.suppress(OSError):  # the kernel is gone; the control pipe says so too
             while not self.finished.wait(self.pipes.heartbeat):
                 for core, _ in self.cores:
-                    self.sender.send(("alive", core.rank, core.activity, core.waiting, peak_memory()))
+                    self.sender.send(("memory", core.rank, peak_memory(), own_memory()))
+                    self.sender.send(("alive", core.rank, core.activity, core.waiting))
 
     def obey(self, signal_pipe: int) -> None:
         """Send stacks when asked, tell of SIGTERM; at the end of the control pipe go, quietly if the work is done."""

@@ -36,6 +36,7 @@ class WorkerGroup:
     Attributes:
         results: what has come back so far, by rank.
         memory: peak host memory in bytes, by rank.
+        grown: by how many bytes a process has grown since its start, at most, by rank.
         log: the rows of `core.log` so far.
     """
 
@@ -54,6 +55,8 @@ class WorkerGroup:
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
         self.memory: dict[int, int] = {}
+        self.grown: dict[int, int] = {}
+        self._first_memory: dict[int, int] = {}
         self.log: list[dict] = []
         self.failures = Failures()
         self.began = self.ended = 0.0
@@ -156,9 +159,12 @@ class WorkerGroup:
 
     def _take(self, message: object, sender: int) -> None:
         match message:
-            case ("result", rank, value, memory):
+            case ("result", rank, value):
                 self.results[rank] = value
-                self.memory[rank] = max(memory, self.memory.get(rank, 0))
+            case ("memory", rank, peak, own):
+                self.memory[rank] = max(peak, self.memory.get(rank, 0))
+                first = self._first_memory.setdefault(rank, own)
+                self.grown[rank] = max(own - first, self.grown.get(rank, 0))
             case ("failed", failure):
                 self.failures.add(failure)
             case ("log", _, rows):
@@ -167,8 +173,7 @@ class WorkerGroup:
                 self._write_log(rows)
             case ("progress", *progress):
                 self.display.bar(*progress)
-            case ("alive", rank, activity, waiting, memory):
-                self.memory[rank] = max(memory, self.memory.get(rank, 0))
+            case ("alive", rank, activity, waiting):
                 self._watchdog.beat(rank, activity, waiting)
             case ("finishes steps", 0):
                 self._core_0_saves = True

@@ -91,6 +91,15 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
+def own_memory(proc: Path = _PROC) -> int:
+    """Return the bytes of memory that this process holds now, without files that are mapped; 0 if unknown.
+
+    Right after a fork it is what the parent had; what is added later is this process's own.
+    """
+    found = re.search(r"^RssAnon:\s+(\d+) kB", read_text(proc / "self" / "status"), re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
 def read_text(file: Path) -> str:
     """Read a small system file, such as one in /proc or /sys; return "" where it is missing or unreadable."""
     try:

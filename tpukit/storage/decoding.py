@@ -1,7 +1,9 @@
 """Decode one image: the pixels Pillow would give, to the last bit, or faster ones."""
 
+import contextlib
 import functools
 import io
+import zlib
 
 from tpukit.storage.image_modes import orientation, to_rgb, turn
 from tpukit.storage.masks import decode_masked, is_masked
@@ -76,13 +78,14 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
         ValueError: it is not whole.
     """
     decoder = jpeg_decoder()
-    if decoder is None or not decoder.is_jpeg(data):
+    if decoder is None or bytes(data[:2]) != b"\xff\xd8":  # is_jpeg looks for an end as well
         return None
     least = 0 if exact or size is None else size
     try:
         height, width, colors, _ = decoder.decode_jpeg_header(data, min_height=least, min_width=least)
-    except ValueError:  # what one decoder cannot open another may: Pillow decides
-        return None
+    except ValueError as error:
+        _raise_if_corrupt(error, data)
+        return None  # what one decoder cannot open another may: Pillow decides
     if 64 * width * height > PIXEL_LIMIT:  # it may be shrunk, by eight at most
         _check_pixels(*decoder.decode_jpeg_header(data)[1::-1], data)
     as_cmyk = colors == "CMYK"  # not rounded as Pillow rounds, so only looked through here
@@ -95,12 +98,19 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
     except MemoryError as error:
         raise _not_whole(_NO_MEMORY, data) from error
     except ValueError as error:
+        _raise_if_corrupt(error, data)
         if _is_a_remark(decoder, data, how):
             raise _not_whole(str(error), data) from error
         return None
     if as_cmyk:
         return None
     return out if fits else pixels if how_turned == 1 else turn(pixels, how_turned)
+
+
+def _raise_if_corrupt(error: ValueError, data: bytes) -> None:
+    """Raise where libjpeg has seen damage; Pillow might make pixels of it all the same."""
+    if str(error).startswith(("Corrupt JPEG data", "Premature end of JPEG")):
+        raise _not_whole(str(error), data) from error
 
 
 def _is_a_remark(decoder, data: bytes, how: dict) -> bool:
@@ -119,12 +129,52 @@ def _decode_any(data: bytes, window):
     try:
         with Image.open(io.BytesIO(data)) as file:
             _check_pixels(*file.size, data)
+            if file.format == "GIF" and not _has_gif_blocks(data):
+                raise _not_whole("its blocks do not lead to the end of the GIF", data)
+            if file.format == "PNG" and not _has_png_checksums(data):
+                raise _not_whole("a checksum of the PNG is wrong, or its end is missing", data)
             return to_rgb(file, window)
     except MemoryError as error:
         raise _not_whole(_NO_MEMORY, data) from error
     # SyntaxError from a broken PNG; the others where a header asks for more pixels than Pillow grants.
     except (OSError, SyntaxError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise _not_whole(str(error).partition(" file <")[0], data) from error  # its buffer's name helps nobody
+
+
+def _has_gif_blocks(data: bytes) -> bool:
+    """Tell whether the blocks of a GIF follow each other up to its end; it has no checksum, and Pillow skips junk."""
+
+    def after_table(at: int, flags: int) -> int:
+        return at + (3 << (flags & 7) + 1 if flags & 128 else 0)
+
+    with contextlib.suppress(IndexError):
+        at = after_table(13, data[10])
+        while data[at] != 0x3B:  # the trailer
+            if data[at] == 0x21:  # an extension and its kind
+                at += 2
+            elif data[at] == 0x2C:  # a frame: its place, its colours, the size of its first codes
+                at = after_table(at + 10, data[at + 9]) + 1
+            else:
+                return False
+            while data[at]:  # blocks, each with its length before it
+                at += data[at] + 1
+            at += 1
+        return True
+    return False
+
+
+def _has_png_checksums(data: bytes) -> bool:
+    """Tell whether all parts of a PNG up to its end are as written; of the pixels' Pillow checks no checksum."""
+    at, kind = 8, b""
+    while kind != b"IEND":
+        size, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
+        end = at + 8 + size
+        if zlib.crc32(memoryview(data)[at + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return False
+        if end + 4 > len(data):
+            return False
+        at = end + 4
+    return True
 
 
 _NO_MEMORY = "decoding it takes more memory than there is"

@@ -29,6 +29,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         wrong = {
             "is missing": numpy.isnan(stored),
             "is no finite number as float32": numpy.isinf(stored),
+            "is too small for float32, which makes it 0": (stored == 0) & (column != 0),
             "is beyond 2**24, where float32 holds not every whole number": large,
         }
         for why, rows in wrong.items():
@@ -45,6 +46,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
 _FIXES = {
     "is missing": "leave these rows out, or give them a number that your loss knows: table.fillna(-1)",
     "is no finite number as float32": "leave these rows out, or divide the label by a constant",
+    "is too small for float32, which makes it 0": "multiply the label by a constant, or take its logarithm",
     "is beyond 2**24, where float32 holds not every whole number": "leave identifiers out of labels=, as "
     "`Records.rows` gives each image's row; divide a quantity by a constant",
 }

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass, replace
 
+from tpukit.data.sources import only_iterates
+
 
 class NotFinite(ArithmeticError):
     """The loss became NaN or infinite; the message names the step, the core, the samples and the last checkpoint."""
@@ -91,8 +93,11 @@ def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: 
     import numpy
 
     samples = numpy.concatenate(step.samples).tolist()
-    bad = [sample for sample in samples if not _is_finite(dataset[sample])]
-    if bad:
+    is_stream = only_iterates(dataset)
+    bad = [] if is_stream else [sample for sample in samples if not _is_finite(dataset[sample])]
+    if is_stream:
+        found = "its samples come from a stream and cannot be read again"
+    elif bad:
         found = f"sample {_first_few(bad)} holds nan or infinity, of samples {_first_few(samples)}"
     else:
         found = f"none of its samples, {_first_few(samples)}, holds nan or infinity itself"

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from tpukit.data.batches import Batches
-from tpukit.data.sampler import ShardedSampler
+from tpukit.data.sampler import ShardedSampler, StreamSampler
 from tpukit.distributed.core import Core
 from tpukit.training.batch import inputs_only
 from tpukit.training.step import forward
@@ -45,6 +45,11 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
 
 def check_order(name: str, sampler: ShardedSampler) -> None:
     """Raise ValueError unless the batches are every sample once, in order."""
+    if isinstance(sampler, StreamSampler):
+        raise ValueError(
+            f"{name} needs every sample once, and batches of a stream, with steps=, have no last one\n"
+            "  fix:   a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)"
+        )
     if sampler.shuffle or sampler.drop_last:
         raise ValueError(
             f"{name} needs every sample once, in order; got batches with shuffle={sampler.shuffle}, "
@@ -130,15 +135,29 @@ def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
     """
     from torch.utils import _pytree as tree
 
-    size, steps_each, wholes, structure = sampler.batch_size, sampler.steps(), None, None
-    count = min(sampler.count, steps_each * sampler.samples_per_step)  # the first step alone has fewer
+    count, wholes, structure = sampler.seen(), None, None
     for step, gathered in enumerate(steps):
         leaves, structure = tree.tree_flatten(gathered)
         wholes = wholes or [leaf if leaf is None else leaf.new_empty(count, *leaf.shape[1:]) for leaf in leaves]
-        for rank in range(sampler.world_size):
-            start = (rank * steps_each + step) * size  # core 0 had the dataset's first samples
-            here = max(0, min(size, count - start))
-            for whole, leaf in zip(wholes, leaves, strict=True):
-                if leaf is not None:
-                    whole[start : start + here] = leaf[rank * size : rank * size + here]
+        for whole, leaf in zip(wholes, leaves, strict=True):
+            if leaf is not None:
+                _check_width(whole, leaf)
+                for rows, places in sampler.places(step):
+                    whole[places] = leaf[rows]
     return tree.tree_unflatten(wholes, structure)
+
+
+def _check_width(whole, leaf) -> None:
+    """Raise for outputs or targets that differ in more than their number from step to step: they cannot be joined."""
+    if whole.shape[1:] != leaf.shape[1:]:
+        raise ValueError(
+            f"outputs and targets of all steps are joined, and these have the shapes (B, {_rest(whole)}) and "
+            f"(B, {_rest(leaf)})\n"
+            "  found: batches by length, of which the model returns, or the dataset has, something of every position\n"
+            "  fix:   evaluate with one length, the largest: buckets=(256,), say; or keep_outputs=False; or return one "
+            "row per sample"
+        )
+
+
+def _rest(tensor) -> str:
+    return ", ".join(map(str, tensor.shape[1:]))

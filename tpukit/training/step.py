@@ -48,10 +48,11 @@ class TrainStep:
     bf16: bool = False
     clip: float | None = None
     average: object = None
+    shapes: int = 1
 
     def __post_init__(self):
         _check_optimizer(self.optimizer)
-        self.monitor = RecompileMonitor(self.core.backend)
+        self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
 
     @property

@@ -137,6 +137,11 @@ def fit(
     check_numbers(
         clip=clip, steps_per_epoch=steps_per_epoch, epochs=epochs, accumulate=accumulate, log_every=log_every, keep=keep
     )
+    if accumulate > 1 and train.shapes > 1:
+        raise ValueError(
+            f"accumulate={accumulate} puts batches of several lengths into one step, a graph for each combination\n"
+            f"  found: {train.shapes} lengths of batches\n  fix:   accumulate=1, or a single bucket"
+        )
     check_parameters(core, model, loss, optimizer)
     if patience is not None and patience < 1:
         raise ValueError(f"patience is epochs, at least 1, got {patience}\n  fix:   patience=None for no limit")
@@ -165,7 +170,7 @@ def fit(
     }
     trainer = Trainer(
         core=core,
-        step=TrainStep(core, model, optimizer, loss, by_step, prepare, augment, bf16, clip, average),
+        step=TrainStep(core, model, optimizer, loss, by_step, prepare, augment, bf16, clip, average, train.shapes),
         train=train,
         valid=valid,
         epochs=epochs,
@@ -311,11 +316,11 @@ class Trainer:
         )
 
     def _try_evaluation(self) -> None:
-        """Evaluate one batch, whose graph is that of every evaluation, to find now what would fail after an epoch."""
+        """Evaluate one batch of every shape, to find now what would fail after an epoch."""
         if self.valid is None:
             return
         try:
-            self._evaluation(self.valid.first_step())
+            self._evaluation(self.valid.first_steps())
         except Exception as error:
             if hasattr(error, "waiting"):  # in a collective: it is another core's
                 raise
