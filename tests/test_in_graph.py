@@ -162,11 +162,11 @@ def test_a_core_whose_large_result_is_on_its_way_is_not_taken_for_waiting(monkey
         if core.rank == 1:
             time.sleep(1)
         core.barrier()
-        return torch.zeros(10**7 if core.rank == 0 else 1)
+        return torch.zeros(2 * 10**7 if core.rank == 0 else 1)
 
     run = launch(work, cores=2, backend="cpu", progress="off", heartbeat=0.2)
     assert run.seconds > 8  # longer than an early return is given
-    assert len(run.results[0]) == 10**7
+    assert len(run.results[0]) == 2 * 10**7
 
 
 def test_a_core_that_caught_the_error_of_a_collective_is_no_longer_waiting():
