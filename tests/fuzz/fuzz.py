@@ -6,9 +6,10 @@ Every file is read in a process of its own, with a limit of memory and of time. 
 
 - an error: whatever it is, nobody trains on such a file;
 - right: the pixels and labels of the file before it was damaged;
-- untold: others, but no decoder could know. Either an independent one (libpng, giflib, libwebp and libjpeg-turbo
-  through torchvision; Python's csv) makes the very same of the damaged bytes without an error, as of a bit that flips
-  in a JPEG's coefficients; or there is none (BMP, TIFF, DICOM) and the format has no checksum that the damage breaks;
+- untold: others, but no decoder could know. Either an independent one (libpng, libwebp and libjpeg-turbo through
+  torchvision; Python's csv) makes the very same of the damaged bytes without an error, as of a bit that flips in a
+  JPEG's coefficients; or there is none (BMP, TIFF, DICOM; GIF, of which giflib shows no transparency) and the format
+  has no checksum that the damage breaks;
 - wrong: any other pixels or labels; a process that crashes counts here;
 - hung: no answer within 30 s.
 
@@ -43,7 +44,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 SECONDS, MEMORY = 30, 2 << 30  # for each file; bytes of address space beyond what the process has at its start
 VERDICTS = ("error", "right", "untold", "wrong", "hung")
@@ -194,12 +195,17 @@ def by_kit(data: bytes, folder: Path) -> np.ndarray:
     """Decode as the kit does."""
     from tpukit.storage.decoding import decode
 
-    return in_frame(data, decode(data))
+    return decode(data)
 
 
 def by_pillow(data: bytes) -> np.ndarray:
-    """Decode as Pillow does: of a whole file that is the truth."""
-    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    """Decode as Pillow does, turned by EXIF, on white, 16 bits fitted into 8: of a whole file that is the truth."""
+    image = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    if image.mode == "I;16":
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return np.asarray(image.convert("RGB"))
 
 
 def by_torchvision(data: bytes) -> np.ndarray:
@@ -207,31 +213,21 @@ def by_torchvision(data: bytes) -> np.ndarray:
     import torch
     from torchvision import io as vision
 
-    image = vision.decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), vision.ImageReadMode.RGB)
-    return in_frame(data, (image if image.ndim == 3 else image[0]).permute(1, 2, 0).numpy())
-
-
-def in_frame(data: bytes, pixels: np.ndarray) -> np.ndarray:
-    """Return pixels without those that a GIF's first frame leaves out: what they are, its specification leaves open."""
-    if data[:3] != b"GIF":
-        return pixels
-    left, top, right, bottom = Image.open(io.BytesIO(data)).tile[0][1]
-    inside = np.zeros_like(pixels)
-    inside[top:bottom, left:right] = pixels[top:bottom, left:right]
-    return inside
+    data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    image = vision.decode_image(data, vision.ImageReadMode.RGB, apply_exif_orientation=True)
+    return (image if image.ndim == 3 else image[0]).permute(1, 2, 0).numpy()
 
 
 def image_subject(kind: str, draw: random.Random) -> Subject:
     """Return an image that is decoded, or, one in eight, packed and cached between two others."""
     how = draw.choice(MODES[kind])
     data = encoded(kind, how, draw)
-    # giflib reads all frames, and refuses a file for one that the kit has no use for.
-    other = None if kind in ("tiff", "bmp") or how == "frames" else by_torchvision
+    other = None if kind in ("tiff", "bmp", "gif") else by_torchvision
     reveals = EVERYTHING if kind == "png" else ("cut",)
     if draw.random() > 1 / 8:
         return Subject(kind, data, by_kit, by_pillow(data), other, reveals, LIES.get(kind))
     read = lambda data, folder: through_pack(data, kind, folder)  # noqa: E731
-    resized = (lambda data: expected(by_torchvision(data))) if other and kind != "gif" else None
+    resized = (lambda data: expected(by_torchvision(data))) if other else None
     return Subject(f"{kind}, packed", data, read, expected(by_pillow(data)), resized, reveals, LIES.get(kind))
 
 

@@ -122,8 +122,9 @@ def launch(
         *args: passed on as they are.
         cores: None for all there are; on a TPU that or 1. Where no accelerator is, any number of CPU processes.
         backend: None for the best there is; "cpu" rehearses on plain CPU processes, "xla" on a machine without a
-            chip on XLA:CPU processes, slowly but with real graphs.
-        seed: of every core's random numbers; core `rank` uses `seed + rank`.
+            chip through torch_xla, slowly but with real graphs: on the stand-in for libtpu where it is installed, else
+            on XLA:CPU processes that gloo joins ("xla:standin" and "xla:cpu" choose one of them).
+        seed: of every core's random numbers, which also depend on its rank.
         timeout: seconds after which the run is ended; None for no limit.
         stall: seconds that cores may wait for one that neither moves on nor uses a processor, before the run is ended
             with the stacks of all; None to wait for ever. A core that compiles uses a processor.
