@@ -209,12 +209,13 @@ def by_pillow(data: bytes) -> np.ndarray:
 
 
 def by_torchvision(data: bytes) -> np.ndarray:
-    """Decode with torchvision's own libraries, the first frame."""
+    """Decode with torchvision's own libraries."""
     import torch
     from torchvision import io as vision
 
+    turned = 0x0112 in Image.open(io.BytesIO(data)).getexif()  # torchvision sees EXIF where its marker is damaged, too
     data = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    image = vision.decode_image(data, vision.ImageReadMode.RGB, apply_exif_orientation=True)
+    image = vision.decode_image(data, vision.ImageReadMode.RGB, apply_exif_orientation=turned)
     return (image if image.ndim == 3 else image[0]).permute(1, 2, 0).numpy()
 
 
