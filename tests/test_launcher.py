@@ -563,14 +563,14 @@ def test_a_program_that_never_stops_printing_keeps_nobody_from_being_heard(capsy
     assert "lines more, over 500 a second, are not shown" in capsys.readouterr().out
 
 
-def test_fifty_megabytes_without_an_end_of_line_are_read_as_fast_as_they_come(capsys):
+def test_a_hundred_megabytes_without_an_end_of_line_are_read_as_fast_as_they_come(capsys):
     def work(core):
-        for _ in range(50):
+        for _ in range(100):
             sys.stdout.write("x" * 10**6)
 
     began = time.monotonic()
     quietly(work, cores=1)
-    assert time.monotonic() - began < 20  # 99 s when every piece was joined to all before it
+    assert time.monotonic() - began < 40  # 99 s when every piece was joined to all before it
     assert capsys.readouterr().out.count("x") >= 10**7
 
 
