@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from tpukit.data.sources import only_iterates
 from tpukit.display.progress import screen
 from tpukit.storage.files import write_file
 from tpukit.storage.item_parts import ItemColumns, check_item, label_columns
@@ -34,7 +35,7 @@ class Items:
         self.source = source
         self._columns = replace(columns or ItemColumns(), classes=[str(name) for name in classes or ()])
         self.length = len(source) if hasattr(source, "__len__") else None
-        self.by_number = self.length is not None and hasattr(source, "__getitem__") and not _only_iterates(source)
+        self.by_number = self.length is not None and hasattr(source, "__getitem__") and not only_iterates(source)
         if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):
             fix = "pass a folder, a table, or items (image, label)"
             if isinstance(source, Mapping) and source:
@@ -280,11 +281,6 @@ def _write(file, data: bytes) -> int:
     while view:
         view = view[file.write(view) :]
     return len(data)
-
-
-def _only_iterates(source) -> bool:
-    """Tell whether this is torch's IterableDataset, which has a `__getitem__` that only raises."""
-    return "IterableDataset" in [kind.__name__ for kind in type(source).__mro__]
 
 
 def _kind(data):

@@ -322,7 +322,7 @@ def _locked(unfinished: Path) -> Iterator[None]:
         with unfinished.open("wb") as file:
             with contextlib.suppress(OSError):  # some network drives have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)
-            if _has_path(file, unfinished):
+            if has_path(file, unfinished):
                 yield
                 return
         # Another process took it for a leftover between `open` and the lock, and removed it: once more.
@@ -339,11 +339,11 @@ def _remove_leftovers(folder: Path) -> None:
 
             with path.open("rb") as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _has_path(file, path):
+                if has_path(file, path):
                     path.unlink()
 
 
-def _has_path(file, path: Path) -> bool:
+def has_path(file, path: Path) -> bool:
     """Return whether an open file is still the one at the path that it was opened by."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())

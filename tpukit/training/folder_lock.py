@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.training.checkpoints import CannotSave
+from tpukit.training.checkpoints import CannotSave, has_path
 
 _NAME = ".run.lock"
 # A run that was interrupted or killed is gone within this time, so that the same cell can be run again at once.
@@ -52,19 +52,12 @@ def _lock(path: Path, say: Callable[[str], object]):
             path.unlink()
             return None
         else:
-            if _has_path(file, path):  # otherwise the run before has just removed it
+            if has_path(file, path):  # otherwise the run before has just removed it
                 file.truncate(0)
                 file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%X')}")
                 file.flush()
                 return file
         file.close()
-
-
-def _has_path(file, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False
 
 
 def _in_use(path: Path, holder: str) -> str:
