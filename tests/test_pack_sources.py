@@ -18,6 +18,8 @@ Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 torch = pytest.importorskip("torch")
 
+from test_records import Items  # noqa: E402
+
 from tpukit.data.batches import Batches  # noqa: E402
 from tpukit.display.figures import show_batch  # noqa: E402
 from tpukit.storage.build_pixel_cache import build_cache, cache_or_decode  # noqa: E402
@@ -119,17 +121,6 @@ def test_a_pack_outlives_its_files(tmp_path):
     assert pack(table, tmp_path / "out", **QUIET).digest == made.digest
 
 
-class Dataset:
-    def __init__(self, items):
-        self.items = items
-
-    def __len__(self):
-        return len(self.items)
-
-    def __getitem__(self, number):
-        return self.items[number]
-
-
 def items(count=6, shift=0):
     return [(encoded(n + shift * (n > 0)), n) for n in range(count)]
 
@@ -142,7 +133,7 @@ OTHER_ITEMS = {
 }
 
 
-@pytest.mark.parametrize("kind", [list, Dataset])
+@pytest.mark.parametrize("kind", [list, Items])
 @pytest.mark.parametrize("what", OTHER_ITEMS)
 def test_items_of_the_same_first_one_and_length_are_told_apart(tmp_path, kind, what):
     pack(kind(items()), tmp_path, **QUIET)
