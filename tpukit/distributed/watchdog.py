@@ -7,7 +7,7 @@ from dataclasses import dataclass
 _UNEVEN_SECONDS = 5.0  # a core that returned has done its part of every collective: the rest is bytes on their way
 _SECONDS_BETWEEN_LOOKS = 0.25  # at what processes do: all of /proc is read for each of them
 _CPU_SAMPLE_SECONDS = 2.0  # over which processor time is compared
-_IDLE = 0.2  # of one processor: a compiler, a decoder or a loop uses more, a sleep or a lock nothing
+_IDLE = 0.5  # of one processor: a compiler, a decoder or a loop uses one or waits for one, a sleep or a lock hardly
 
 
 @dataclass(frozen=True)

@@ -92,7 +92,7 @@ class WorkerGroup:
         self._watchdog = Watchdog(
             self.topology.cores,
             self.limits,
-            lambda rank: self._worker_of(rank).busy_seconds(),
+            lambda rank: self._worker_of(rank).busy_time.seconds(),
             in_graph=backend.in_graph,
             waits_idle=backend.waits_idle,
         )

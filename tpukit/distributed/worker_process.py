@@ -5,7 +5,6 @@ import functools
 import multiprocessing
 import os
 import signal
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -17,8 +16,7 @@ from tpukit.distributed.channel import Receiver
 from tpukit.distributed.topology import WORKER
 from tpukit.distributed.worker import Task, WorkerPipes
 from tpukit.distributed.worker_output import WorkerOutput
-
-_TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
+from tpukit.machine.busy_time import BusyTime
 
 
 class WorkerProcess:
@@ -39,6 +37,7 @@ class WorkerProcess:
         has_failed: True once a core of it has reported a failure, or the kernel has noted its death.
         messages: what its cores send.
         output: its standard output and error.
+        busy_time: of the process and its own children.
     """
 
     def __init__(
@@ -55,7 +54,6 @@ class WorkerProcess:
         self._expected = topology.ranks(number)
         self.started: list[int] = []
         self.has_failed = False
-        self._ready_seconds, self._looked = 0.0, time.monotonic()
         messages, messages_end = os.pipe()
         output, output_end = os.pipe()
         control_end, self._control = os.pipe()
@@ -91,6 +89,7 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             os.setpgid(self.process.pid, self.process.pid)  # the child does it too: whoever comes first
         self.messages, self.output = Receiver(messages), WorkerOutput(output)
+        self.busy_time = BusyTime(self.process.pid)
 
     @property
     def rank(self) -> int:
@@ -142,25 +141,6 @@ class WorkerProcess:
         with contextlib.suppress(OSError):
             os.write(self._control, worker.SEND_STACKS)
 
-    def busy_seconds(self, proc: Path = Path("/proc")) -> float:
-        """Return for how long the process and its own children have been busy so far; 0 where there is no /proc.
-
-        Busy is the processor time they used, and the time in which a thread of theirs was seen ready to run or waiting
-        for a disk: on a crowded machine a core that computes may get little of a processor. Between two calls at most
-        half a second is counted as seen.
-        """
-        used, is_ready = 0, False
-        for status in proc.glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # it ended a moment ago
-                fields = _fields(status)
-                if int(fields[2]) == self.process.pid:  # its process group
-                    used += int(fields[11]) + int(fields[12])
-                    is_ready = is_ready or any(_fields(task)[0] in "RD" for task in status.parent.glob("task/*/stat"))
-        now = time.monotonic()
-        self._ready_seconds += min(0.5, now - self._looked) * is_ready
-        self._looked = now
-        return used / _TICKS + self._ready_seconds
-
     def kill(self) -> None:
         """Make sure nothing is left of the process and its children, and close the pipes."""
         self.dismiss()
@@ -173,8 +153,3 @@ class WorkerProcess:
         self.process.close()
         self.messages.close()
         self.output.close()
-
-
-def _fields(status: Path) -> list[str]:
-    """Return the fields of a stat file of /proc from the state on; the command before them may hold spaces."""
-    return status.read_text(errors="replace").rpartition(")")[2].split()

@@ -69,7 +69,7 @@ static void ring(void) {
 }
 
 static void sleep_until_rung(uint32_t heard) {
-  struct timespec most = {.tv_nsec = 200000000};  // then look whether those waited for are alive
+  struct timespec most = {.tv_nsec = 500000000};  // then look whether those waited for are alive
   syscall(SYS_futex, &meeting->bell, FUTEX_WAIT, heard, &most, NULL, 0);
 }
 
