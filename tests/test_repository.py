@@ -210,7 +210,7 @@ def test_a_notebook_carries_no_trace_of_a_run(path):
     assert notebook["metadata"]["kernelspec"]["name"] == "python3"
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
     for cell in notebook["cells"]:
-        assert cell["metadata"].keys() <= {"tags"}
+        assert cell["metadata"].keys() <= {"tags", "cellView", "jupyter", "_kg_hide-input"}
         assert set(tags(cell)) <= {"parameters", "raises-exception"}
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
@@ -237,8 +237,18 @@ def test_a_notebook_has_the_five_parts_in_order(path):
     assert parameters < look[0] < run[0]
 
 
-def test_the_bootstrap_cell_is_the_same_in_all_notebooks():
-    assert len({source(code_cells(load(path))[0]) for path in NOTEBOOKS}) == 1
+def test_badges_bootstrap_cells_and_links_are_what_make_headers_writes():
+    checked = subprocess.run(
+        [sys.executable, ROOT / "notebooks" / "headers.py", "--check"], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@EACH_NOTEBOOK
+def test_links_inside_the_repository_lead_somewhere(path):
+    cells = [source(cell) for cell in load(path)["cells"] if cell["cell_type"] == "markdown"]
+    inside = [target for text in cells for target in re.findall(r"\]\(([^)#:]+)\)", text)]
+    assert not [target for target in inside if not (path.parent / target).exists()]
 
 
 @EACH_NOTEBOOK
