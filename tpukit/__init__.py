@@ -1,6 +1,8 @@
 """PyTorch on every TPU core, from a notebook. This page is the table of contents; importing it loads no torch."""
 
 from tpukit import pe
+from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.health import Health, health
 from tpukit.data.augment import Augment
 from tpukit.data.buckets import Buckets
 from tpukit.diagnostics.profiler import profile
@@ -40,11 +42,13 @@ __all__ = [
     "Changes",
     "Check",
     "ChipsBusy",
+    "CloudFailed",
     "Comparison",
     "Core",
     "CsvWriter",
     "Evaluation",
     "Finding",
+    "Health",
     "History",
     "Host",
     "Interrupted",
@@ -65,6 +69,7 @@ __all__ = [
     "compare",
     "evaluate",
     "fit",
+    "health",
     "host",
     "launch",
     "launch_each",
