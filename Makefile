@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test faults fuzz walkthrough platforms standin bench bench-input bench-step clean
+.PHONY: headers help check test test-cloud faults fuzz walkthrough platforms standin bench bench-input bench-step clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -21,6 +21,9 @@ test: $(installed) faults  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m pytest
+
+test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
+	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover))
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -52,6 +55,10 @@ bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial'
 
 bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lightning and accelerate
 	$(python) benchmarks/step.py
+
+.venv/clouded: $(installed)
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]"
+	@touch .venv/clouded
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info
