@@ -37,7 +37,7 @@ def ask(capsys, target, *options, trainer="train.py:learn_it"):
 def test_gcloud_gets_a_line_that_a_shell_reads_back_word_for_word(folder, capsys):
     text, told = ask(capsys, "gcloud", "--zone", "us-west4-a", "--project", "demo", "--args", ARGS)
     assert subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True).stderr == ""
-    cost, create, scp, ssh, delete = text.splitlines()
+    cost, create, scp, ssh, fetch, delete = text.splitlines()
     assert cost.startswith("# about $9.60 an hour")
     tpu_vm = ["gcloud", "compute", "tpus", "tpu-vm"]
     where = ["learn-it", "--zone", "us-west4-a", "--project", "demo"]
@@ -48,7 +48,15 @@ def test_gcloud_gets_a_line_that_a_shell_reads_back_word_for_word(folder, capsys
     *words, command = shlex.split(ssh)
     assert words == [*tpu_vm, "ssh", *where, "--worker=all", "--command"]
     *setup, run = command.split(" && ")
-    assert shlex.split(run) == ["PJRT_DEVICE=TPU", "kit/bin/python", "learn-it.zip", json.dumps(json.loads(ARGS))]
+    kept = ["AIP_CHECKPOINT_DIR=$HOME/learn-it/checkpoints", "AIP_MODEL_DIR=$HOME/learn-it/model"]
+    assert shlex.split(fetch) == [*tpu_vm, "scp", "--recurse", "learn-it:learn-it", ".", *where[1:]]
+    assert shlex.split(run) == [
+        "PJRT_DEVICE=TPU",
+        *kept,
+        "kit/bin/python",
+        "learn-it.zip",
+        json.dumps(json.loads(ARGS)),
+    ]
     assert any("'tpukit[tpu] @ git+https://" in line for line in setup)
     assert shlex.split(delete) == [*tpu_vm, "delete", *where]
     assert "rehearse it here: python learn-it.zip" in told
@@ -81,6 +89,12 @@ def test_a_task_of_skypilot_holds_what_it_should(folder, capsys, chip, accelerat
     assert task["file_mounts"] == {"~/learn-it.zip": "./learn-it.zip"}
     assert shlex.split(task["run"])[-1] == json.dumps(json.loads(ARGS))
     assert "sky launch" in told
+    assert "is deleted with all that it wrote" in told
+    text, told = ask(capsys, "skypilot", "--bucket", "gs://demo-bucket/runs")
+    task = yaml.safe_load(text)
+    assert task["file_mounts"]["/bucket"] == {"source": "gs://demo-bucket", "mode": "MOUNT"}
+    assert "AIP_CHECKPOINT_DIR=/bucket/runs/learn-it/checkpoints" in task["run"]
+    assert "is deleted" not in told
 
 
 def test_skypilot_itself_reads_its_task(folder, capsys, monkeypatch):
@@ -155,6 +169,7 @@ def test_a_script_needs_no_tpukit_where_it_runs(folder, capsys):
         (["--target", "dstack", "--chip", "v5e-3"], "there is no TPU 'v5e-3'"),
         (["--target", "dstack", "--args", "3"], "--args is a JSON list"),
         (["--target", "dstack", "--args", "[3"], "--args is a JSON list"),
+        (["--target", "skypilot", "--bucket", "s3://b"], "bucket is none"),
         (["--target", "dstack", "--name", "My Job"], "'My Job' is no name of a job"),
     ],
 )

@@ -13,30 +13,44 @@ from tpukit.cloud.slices import PRICES_OF, Slice
 _IN_TPUKIT = {"tpukit", "torch", "torch_xla", "torchvision"}  # tpukit brings versions of these that work together
 
 
-def gcloud(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, zone: str, project: str | None) -> str:
-    """Return the commands that create a TPU VM, run a bundle on it over ssh, and delete it again."""
+def gcloud(
+    bundle: Bundle, place: Slice, arguments: list[str], *, name: str, zone: str, project: str | None, **_: object
+) -> str:
+    """Return the commands that create a TPU VM, run a bundle on it over ssh, fetch what it wrote, and delete it."""
     vm = f"{name} --zone {zone}" + (f" --project {project}" if project else "")
     tpu_vm = "gcloud compute tpus tpu-vm"
     # The machine's own Python is 3.10, so the environment brings one.
     setup = " && ".join(["python3 -m pip install -q --user uv", *_setup(bundle, "python3 -m uv", "kit")])
-    run = f"PJRT_DEVICE=TPU kit/bin/python {name}.zip {shlex.join(arguments)}".rstrip()
+    run = _run("kit/bin/python", f"{name}.zip", arguments, f"$HOME/{name}")
     return "\n".join(
         [
             f"# {_cost(place)}, from `create` until `delete`",
             f"{tpu_vm} create {vm} --accelerator-type {place.accelerator_type} --version {place.runtime_version}",
             f"{tpu_vm} scp {name}.zip {name}: {vm.partition(' ')[2]} --worker=all",
             f"{tpu_vm} ssh {vm} --worker=all --command {shlex.quote(f'{setup} && {run}')}",
+            f"{tpu_vm} scp --recurse {name}:{name} . {vm.partition(' ')[2]}",
             f"{tpu_vm} delete {vm}",
             "",
         ]
     )
 
 
-def skypilot(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, zone: str | None, **_: object) -> str:
-    """Return a task for `sky launch`; its TPU VM is stopped ten minutes after the job's end."""
+def skypilot(
+    bundle: Bundle,
+    place: Slice,
+    arguments: list[str],
+    *,
+    name: str,
+    zone: str | None,
+    bucket: str | None,
+    **_: object,
+) -> str:
+    """Return a task for `sky launch`; its TPU VM is deleted ten minutes after the end, with all but the bucket."""
+    bucket, _, inside = (bucket or "").removeprefix("gs://").strip("/").partition("/")
+    folder = "/".join(filter(None, ("/bucket", inside, name))) if bucket else f"$HOME/{name}"
     infra = f"gcp/{zone.rpartition('-')[0]}/{zone}" if zone else "gcp"
     setup = ["python3 -m pip install -q uv", *_setup(bundle, "python3 -m uv", "~/kit")]
-    run = f"PJRT_DEVICE=TPU ~/kit/bin/python ~/{name}.zip {shlex.join(arguments)}".rstrip()
+    run = _run("~/kit/bin/python", f"~/{name}.zip", arguments, folder)
     return "\n".join(
         [
             f"# {_cost(place)}",
@@ -51,6 +65,7 @@ def skypilot(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, z
             "    down: true",
             "file_mounts:",
             f"  ~/{name}.zip: ./{name}.zip",
+            *([f"  /bucket: {{source: gs://{bucket}, mode: MOUNT}}"] if bucket else []),
             *_block("setup", setup),
             *_block("run", [run]),
             "",
@@ -60,8 +75,7 @@ def skypilot(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, z
 
 def dstack(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, **_: object) -> str:
     """Return a task for `dstack apply`."""
-    run = f"PJRT_DEVICE=TPU kit/bin/python {name}.zip {shlex.join(arguments)}".rstrip()
-    commands = [*_setup(bundle, "uv", "kit"), run]
+    commands = [*_setup(bundle, "uv", "kit"), _run("kit/bin/python", f"{name}.zip", arguments, f"$PWD/{name}")]
     return "\n".join(
         [
             f"# {_cost(place)}",
@@ -96,6 +110,12 @@ def check_name(name: str) -> str:
             "  fix:   --name train-1"
         )
     return name
+
+
+def _run(python: str, file: str, arguments: list[str], folder: str) -> str:
+    """Return the line that runs a bundle, which writes where Vertex AI's variables say, here as there."""
+    where = f"AIP_CHECKPOINT_DIR={folder}/checkpoints AIP_MODEL_DIR={folder}/model"
+    return f"PJRT_DEVICE=TPU {where} {python} {file} {shlex.join(arguments)}".rstrip()
 
 
 def _setup(bundle: Bundle, uv: str, environment: str) -> list[str]:

@@ -10,7 +10,13 @@ from pathlib import Path
 from tpukit.cloud.bundle import make_bundle
 from tpukit.cloud.handover import TARGETS, check_name
 from tpukit.cloud.slices import find_slice
-from tpukit.cloud.vertex import arguments, job
+from tpukit.cloud.vertex import arguments, find_bucket, job
+
+_HINTS = {
+    "gcloud": "one line after the other",
+    "skypilot": "sky launch job.yaml",
+    "dstack": "dstack apply -f .dstack.yml; what it writes is lost with its machine, unless you add a volume",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,9 +28,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", help="of the job (default: the function's)")
     parser.add_argument("--zone", help="gcloud, which needs it, and skypilot: such as us-west4-a")
     parser.add_argument("--project", help="the Google Cloud project")
+    parser.add_argument("--bucket", help="vertex, which needs it, and skypilot: where it writes, gs://bucket/folder")
     of_vertex = parser.add_argument_group("vertex")
     of_vertex.add_argument("--image", help="the container, which has torch_xla, libtpu and tpukit")
-    of_vertex.add_argument("--bucket", help="where it writes: gs://bucket or gs://bucket/folder")
     of_vertex.add_argument("--region", default="us-central1", help="(default: us-central1)")
     of_vertex.add_argument("--service-account", help="as which it runs")
     of_vertex.add_argument("--timeout", default="1d", help="after which it is ended (default: 1d)")
@@ -51,13 +57,15 @@ def run(given: argparse.Namespace) -> int:
         if given.target == "gcloud" and not given.zone:
             raise ValueError("gcloud needs the zone of the TPU VM\n  fix:   --zone us-west4-a, or another with quota")
         place = find_slice(given.chip)
-        text = TARGETS[given.target](bundle, place, words, name=name, zone=given.zone, project=given.project)
-        hint = {"gcloud": "", "skypilot": "sky launch job.yaml", "dstack": "dstack apply -f .dstack.yml"}[given.target]
+        bucket = given.bucket and find_bucket(given.bucket)
+        where = {"name": name, "zone": given.zone, "project": given.project, "bucket": bucket}
+        text, hint = TARGETS[given.target](bundle, place, words, **where), _HINTS[given.target]
+        if given.target == "skypilot" and not bucket:
+            hint += "; its machine is deleted with all that it wrote: --bucket gs://my-bucket keeps that"
     Path(f"{name}.zip").write_bytes(bundle.to_bytes())
     print(text, end="")
     print(f"wrote {name}.zip; rehearse it here: python {name}.zip {shlex.join(words)}".rstrip(), file=sys.stderr)
-    if hint:
-        print(f"then: {hint}", file=sys.stderr)
+    print(f"then: {hint}", file=sys.stderr)
     return 0
 
 

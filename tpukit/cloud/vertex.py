@@ -50,7 +50,7 @@ def job(
         image: a container with Python, torch_xla, libtpu and, unless the trainer is a script, tpukit.
         bucket: "gs://bucket", or a folder of it, in the same region.
         args: passed to the function after its `Core`, as JSON: numbers, text, lists, dicts. Of a script: its arguments.
-        name: None for the function's name and the time.
+        name: None for the function's name and the time. The name of an earlier job continues from its checkpoints.
         service_account: as which it runs; None for Vertex AI's own.
         project: None for GOOGLE_CLOUD_PROJECT, or the credential's own.
         region: with TPUs of that kind, and quota for them.
@@ -65,13 +65,11 @@ def job(
     place = find_slice(chip, for_vertex=True)
     bundle = make_bundle(trainer)
     name = name or f"{bundle.name}-{time.strftime('%m%d-%H%M%S')}"
-    address = bucket if bucket.startswith("gs://") else f"gs://{bucket}"
-    _check("bucket", bucket, f"gs://{_BUCKET}(/[A-Za-z0-9._-]+)*/?", 'bucket="gs://my-bucket/runs"', address)
     _check("name", name, "[A-Za-z0-9][A-Za-z0-9._-]{0,127}", 'name="train-1"')
     _check("image", image, _IMAGE, 'image="us-docker.pkg.dev/my-project/kit/trainer:1"')
     if service_account is not None:
         _check("service_account", service_account, _ACCOUNT, 'service_account="me@my-project.iam.gserviceaccount.com"')
-    folder = f"{address.rstrip('/')}/{name}"
+    folder = f"{find_bucket(bucket)}/{name}"
     request = {
         "displayName": name,
         "jobSpec": {
@@ -290,6 +288,17 @@ def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:
     return [text] if args else []
 
 
-def _check(argument: str, given: str, pattern: str, example: str, value: str | None = None) -> None:
-    if not re.fullmatch(pattern, value or given):
+def find_bucket(bucket: str) -> str:
+    """Return a bucket, or a folder of one, as gs://bucket/folder.
+
+    Raises:
+        ValueError: it is none.
+    """
+    address = (bucket if bucket.startswith("gs://") else f"gs://{bucket}").rstrip("/")
+    _check("bucket", address, f"gs://{_BUCKET}(/[A-Za-z0-9._-]+)*", 'bucket="gs://my-bucket/runs"')
+    return address
+
+
+def _check(argument: str, given: str, pattern: str, example: str) -> None:
+    if not re.fullmatch(pattern, given):
         raise ValueError(f"{argument} is none that Vertex AI takes: {given!r}\n  fix:   {example}")
