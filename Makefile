@@ -12,14 +12,16 @@ notebook := 04_pulmonary_embolism
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 18
 
-check: $(installed)  ## seconds: ruff on code and notebooks, the tests that need no torch, notebook lint
+check: $(installed)  ## seconds: ruff on code and notebooks, spelling, the tests that need no torch, notebook lint
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest -m "not xla" $(quick)
 
 test: $(installed) faults  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
