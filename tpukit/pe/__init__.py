@@ -1,5 +1,7 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
+from tpukit.pe.challenge import challenge_loss
+from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_packing import pack_dicom
@@ -14,8 +16,11 @@ __all__ = [
     "PEImages",
     "assign_folds",
     "augment",
+    "challenge_loss",
+    "check_consistency",
     "hounsfield",
     "index_images",
+    "make_consistent",
     "normalize",
     "pack_dicom",
     "phantom",
