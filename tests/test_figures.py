@@ -17,6 +17,7 @@ from nbclient import NotebookClient
 
 from tpukit.display.figure_inputs import _IMAGENET_MEAN, _IMAGENET_STD
 from tpukit.display.figures import show_batch, show_history, show_predictions
+from tpukit.display.house_style import COLORS
 
 ROOT = Path(__file__).parents[1]
 NAMES = ["pe_present_on_image", "rv_lv_ratio_gte_1", "leftsided_pe"]
@@ -547,7 +548,7 @@ def test_masks_are_drawn_over_their_images_and_class_0_shows_the_image(images):
     assert shown.shape == (3, 6, 5, 3)
     assert np.allclose(shown[..., 0, :], bare[..., 0, :], atol=1e-6)
     assert np.abs(shown[..., 1, :] - bare[..., 1, :]).mean() > 0.1
-    assert np.allclose(2 * shown[0, 0, 1] - bare[0, 0, 1], matplotlib.colors.to_rgb("#0173b2"), atol=1e-5)
+    assert np.allclose(2 * shown[0, 0, 1] - bare[0, 0, 1], matplotlib.colors.to_rgb(COLORS[0]), atol=1e-5)
     assert caption(figure).endswith("masks of classes 0, 1, 255")
 
 
