@@ -7,7 +7,7 @@ gives all figures the same look and ends with the call: the reader's own matplot
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpukit.display import figure_inputs
@@ -21,6 +21,7 @@ from tpukit.display.house_style import (
     SMALL,
     WIDTH,
     axes_at,
+    describe,
     letters,
     new_figure,
     style,
@@ -35,15 +36,26 @@ if TYPE_CHECKING:
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
+# What the measures of fit are called on a figure: words, unit, and how many of it one is.
+_MEASURES = {
+    "lr": ("learning rate", "", 1.0),
+    "memory": ("peak memory", "GiB", 2.0**-30),
+    "data wait": ("waiting for batches", "% of the time", 100.0),
+    "samples per second": ("speed", "samples/s", 1.0),
+    "images per second": ("speed", "images/s", 1.0),
+    "seconds": ("time", "seconds", 1.0),
+    "compiles": ("compiled so far", "graphs", 1.0),
+}
 
 
 def show_batch(
     images: Any,
     labels: Any = None,
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | Mapping[str, str] | None = None,
     columns: int | None = None,
     limit: int = 8,
+    channel: int | None = None,
 ) -> Figure:
     """Draw the first images of a batch, each with its labels by name.
 
@@ -57,8 +69,10 @@ def show_batch(
 
     `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
     class numbers; without `names`, numbers are written. Masks, `(N, H, W)` class numbers, are drawn over the images,
-    each class but 0 in a colour; a dict with "labels" and "masks" has both. `columns=None` chooses up to four; more
-    than twenty images beside each other are not drawn.
+    each class but 0 in a colour; a dict with "labels" and "masks" has both. `names` are the words for each label, in
+    their order, or a dict from label to words, such as `tpukit.pe.WORDS`. `channel` draws that channel alone, in grey:
+    1 is the embolism window of the CTs of `tpukit.pe`. `columns=None` chooses up to four; more than twenty images
+    beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
@@ -66,7 +80,7 @@ def show_batch(
             not match the images.
     """
     figure_inputs.at_least_one(limit=limit)
-    pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
+    pixels, caption = figure_inputs.pixels(images, limit, "show_batch", channel)
     labels, masks = figure_inputs.labels_and_masks(labels)
     if masks is not None:
         pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), COLORS)
@@ -76,6 +90,7 @@ def show_batch(
     cell = min(3.2, (WIDTH - MARGIN) / columns - MARGIN)
     height = cell * _aspect(pixels)
     titles = [] if labels is None else figure_inputs.titles(labels, names, len(images))[: len(pixels)]
+    said = [f"{number}: {', '.join(words) or 'none'}" for number, words in enumerate(titles, 1)]
     titles = [_wrap(words, cell) if words else "none" for words in titles]
     below = [_lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
 
@@ -90,11 +105,12 @@ def show_batch(
                 color = INK if titles[index] != "none" else MUTED
                 axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=SMALL, color=color)
         _note(figure, caption)
+        describe(figure, f"{caption}. {'Labels: ' if said else ''}{'; '.join(said)}")
     return figure
 
 
 def show_history(history: Any) -> Figure:
-    """Draw the curves of a run: the loss in a large panel, every other measure in a small one.
+    """Draw what varied in a run: the loss in a large panel, every other measure in a small one.
 
     `history` is a dict of series (`{"train_loss": [...], "valid_loss": [...]}`), a list of rows (`[{"epoch": 1,
     "train_loss": 0.4}, ...]`), a DataFrame, or anything with `.rows`. The horizontal axis is "step", or "epoch" where
@@ -105,13 +121,15 @@ def show_history(history: Any) -> Figure:
     `valid_loss` do, `lr` has its own. A single number is a dotted line across the panel whose name its own name ends
     with (`base_rate_loss` in `loss`). A series of 50 points or more is drawn pale, under a moving mean over a twentieth
     of its length. A ring marks the best validation point, for measures known to be better when low (loss, error, ...)
-    or high (auroc, accuracy, f1, ...). What cannot be drawn is named under the figure.
+    or high (auroc, accuracy, f1, ...). What stayed the same, such as a constant learning rate, is a line of text under
+    the figure, and what cannot be drawn is named there; only a loss or a score is drawn though it does not move.
 
     Raises:
         TypeError: `history` is none of these.
         ValueError: `history` contains no series of numbers.
     """
     axis, series, levels, notes = figure_inputs.series(history)
+    series, constant = _what_varies(series)
     panels: dict[str, dict] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
@@ -134,10 +152,15 @@ def show_history(history: Any) -> Figure:
             known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
             _curves(axes, kind, panels[kind], known, axis)
         notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
-        if notes:
-            text = textwrap.fill("not drawn: " + "; ".join(notes), letters(figure.get_figwidth()))
+        below = [f"throughout: {', '.join(constant)}"] * bool(constant)
+        below += [f"not drawn: {'; '.join(notes)}"] * bool(notes)
+        if below:
+            text = textwrap.fill("    ".join(below), letters(figure.get_figwidth()))
             figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL - 1, color=MUTED)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        spans = [f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}" for name, (_, y) in series.items()]
+        across = f"{axis} {min(ends):.4g} to {max(ends):.4g}"
+        describe(figure, f"Curves, {across}. {'; '.join([*spans, *below])}")
     return figure
 
 
@@ -146,15 +169,16 @@ def show_predictions(
     labels: Any,
     probabilities: Any,
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | Mapping[str, str] | None = None,
     limit: int = 8,
     top: int = 10,
+    channel: int | None = None,
 ) -> Figure:
     """Draw images, and beside each its predicted probabilities as bars, filled where the label is true.
 
-    `images` as for `show_batch`; `labels` `(N, L)` of zeros and ones, or `(N,)` class numbers; `probabilities` `(N, L)`
-    in [0, 1], not logits. Where there are more than `top` labels, each image shows `top` of them: its true labels
-    first, then the most probable.
+    `images`, `names` and `channel` as for `show_batch`; `labels` `(N, L)` of zeros and ones, or `(N,)` class numbers;
+    `probabilities` `(N, L)` in [0, 1], not logits. Where there are more than `top` labels, each image shows `top` of
+    them: its true labels first, then the most probable.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
@@ -163,14 +187,14 @@ def show_predictions(
     import numpy as np
 
     figure_inputs.at_least_one(limit=limit, top=top)
-    pixels, caption = figure_inputs.pixels(images, limit, "show_predictions")
+    pixels, caption = figure_inputs.pixels(images, limit, "show_predictions", channel)
     truth, chances = figure_inputs.predictions(labels, probabilities, len(images))
     words = figure_inputs.label_names(names, chances.shape[1])
 
     shown, columns = min(top, len(words)), min(2, len(pixels))
     rows = -(-len(pixels) // columns)
     block = (WIDTH - MARGIN) / 2 - MARGIN  # an image, the names beside it and their bars
-    side = 2.0
+    side = 1.8
     longest = min(max(map(len, words)), letters(block - side - 1.4))
     words = [textwrap.shorten(name, longest, placeholder="…") for name in words]
     text = longest * SMALL * 0.59 / 72 + 0.35
@@ -189,7 +213,39 @@ def show_predictions(
             axes = axes_at(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
             _bars(axes, [words[label] for label in chosen], chances[index, chosen], truth[index, chosen])
         _note(figure, f"● filled: the label is true    ○ hollow: it is not    dotted: 0.5    {caption}")
+        said = _in_words(words, truth, chances, len(pixels))
+        describe(figure, f"{caption}, with their predicted probabilities. {said}")
     return figure
+
+
+def _what_varies(series: dict[str, tuple]) -> tuple[dict[str, tuple], list[str]]:
+    """Return the series that are worth a curve, in the units of the figure, and in words those that stay the same."""
+    import numpy as np
+
+    moving, constant = {}, []
+    for name, (x, y) in series.items():
+        words, unit, factor = _MEASURES.get(_kind(name), (name.replace("_", " "), "", 1.0))
+        y = y * factor
+        known = y[np.isfinite(y)]
+        if better(name) is None and (known == known[0]).all():  # a loss that stays the same is news
+            constant.append(f"{words} {known[0]:.4g} {unit}".strip())
+        else:
+            moving[name] = x, y
+    return (moving, constant) if moving else (series, [])
+
+
+def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, count: int) -> str:
+    """Say which labels are true and which are predicted, for the first `count` images."""
+
+    def some(labels: Iterable[int], index: int) -> str:
+        return ", ".join(f"{words[label]} {chances[index, label]:.2f}" for label in labels) or "none"
+
+    parts = []
+    for index in range(count):
+        wrong = [label for label in (chances[index] > 0.5).nonzero()[0] if not truth[index, label]]
+        false = f"; above 0.5 and not true: {some(wrong, index)}" if wrong else ""
+        parts.append(f"{index + 1}: true are {some(truth[index].nonzero()[0], index)}{false}")
+    return ". ".join(parts)
 
 
 def _image(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float) -> Axes:
@@ -238,13 +294,15 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
     for name, value in levels.items():
         label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
         axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
-    axes.set_title(next(iter(series)).replace("_", " ") if alone else kind, loc="left", fontweight="bold")
+    words, unit, _ = _MEASURES.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
+    axes.set_title(words, loc="left", fontweight="bold")
     axes.set_xlabel(below)
+    axes.set_ylabel(unit)
     axes.margins(y=0.12)  # room for the ring at the top
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter("{x:.4g}")
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="best", labelcolor="linecolor", handlelength=1.2)
+        axes.legend(loc="best", handlelength=1.2)
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray:
