@@ -334,7 +334,7 @@ def test_one_history_in_any_form_draws_the_same_curves(case):
 def test_measures_of_another_kind_have_their_own_panel_and_losses_come_first():
     history = {"lr": [1e-4, 5e-5], "images_per_second": [70, 71], "valid_auroc": [0.7, 0.8], "train_auroc": [0.8, 0.9]}
     panels = lines(show_history(history | {"train_loss": [0.5, 0.4]}))
-    assert list(panels) == ["train loss", "learning rate", "speed", "auroc"]
+    assert list(panels) == ["train loss", "auroc", "learning rate", "speed"]
     assert set(panels["auroc"]) == {"train", "valid"}
 
 
@@ -628,7 +628,8 @@ def test_nbconvert_writes_what_a_figure_shows_as_the_alt_of_its_image(case):
     data["image/png"] = base64.b64encode(data["image/png"]).decode()
     output = nbformat.v4.new_output("display_data", data=data, metadata=metadata)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])])
-    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)  # its template prefers HTML, as JupyterLab does
+    assert metadata["image/png"]["alt"] == data["text/plain"]
     (alt,) = re.findall(r'<img[^>]*alt="([^"]*)"', page)
     for part in said:
         assert part in html.unescape(alt)

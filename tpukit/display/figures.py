@@ -133,7 +133,8 @@ def show_history(history: Any) -> Figure:
     panels: dict[str, dict] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
-    kinds = sorted(panels, key=lambda kind: kind.split()[-1] != "loss")  # stable: losses first, the others as they came
+    # Losses first, then other measures of quality, then speed and the like, each as they came.
+    kinds = sorted(panels, key=lambda kind: (kind.split()[-1] != "loss", better(kind) is None))
     stack = min(2, len(kinds) - 1)  # small panels, at most two in a column
     beside = -(-(len(kinds) - 1) // 2)
     ends = [end for x, _ in series.values() for end in (x[0], x[-1])]
