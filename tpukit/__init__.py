@@ -8,6 +8,7 @@ from tpukit.diagnostics.report import Report
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
+from tpukit.display.study import Study, show_study
 from tpukit.distributed.core import Core
 from tpukit.distributed.jobs import Jobs, launch_each
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
@@ -57,6 +58,7 @@ __all__ = [
     "Run",
     "RuntimeCheckFailed",
     "RuntimeInUse",
+    "Study",
     "TensorBoardWriter",
     "WorkerFailed",
     "build_cache",
@@ -79,5 +81,6 @@ __all__ = [
     "show_batch",
     "show_history",
     "show_predictions",
+    "show_study",
     "sync_batchnorm",
 ]

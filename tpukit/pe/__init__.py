@@ -6,13 +6,14 @@ from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.images import PEImages, index_images
-from tpukit.pe.labels import COLUMNS, LABELS, assign_folds, read_labels
+from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantoms.drawing import phantom
 
 __all__ = [
     "COLUMNS",
     "LABELS",
+    "WORDS",
     "PEImages",
     "assign_folds",
     "augment",
