@@ -33,6 +33,19 @@ class Topology:
         return range(process * each, (process + 1) * each)
 
 
+@dataclass(frozen=True)
+class Compiling:
+    """A graph that is being compiled.
+
+    Attributes:
+        number: which of the process's graphs it is, counted from 1.
+        last_seconds: what the one before took; None for the first.
+    """
+
+    number: int
+    last_seconds: float | None
+
+
 class Backend:
     """One core's device and its collectives. Whatever says "together" must be called by every core.
 
@@ -44,6 +57,7 @@ class Backend:
         in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
             `sync` and when they read a tensor, not in the call of the collective.
         waits_idle: True where a core that waits for others uses no processor.
+        traced: True where a step is only recorded as Python comes by, and compiled and run in `sync`.
         shares_process: True where other cores are threads of the same process, as on v2 and v3.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
@@ -54,6 +68,7 @@ class Backend:
     real: object
     in_graph = False
     waits_idle = True
+    traced = False
     shares_process = False
     after_sync: Callable[[], None] | None = None
 
@@ -111,6 +126,10 @@ class Backend:
 
     def compiles(self) -> tuple[int, float] | None:
         """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
+        return None
+
+    def compiling(self) -> Compiling | None:
+        """Return the graph that this process compiles right now; None if it does not. Any thread may ask."""
         return None
 
     def metrics(self) -> dict[str, tuple[int, float]]:

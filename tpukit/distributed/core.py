@@ -169,9 +169,15 @@ class Core(NotebookOutput):
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
-        yield
-        with self._in_graph("step"):
-            self.backend.sync()
+        traced = self.backend.traced
+        self.doing = "tracing" if traced else None
+        try:
+            yield
+            self.doing = "running" if traced else None
+            with self._in_graph("step"):
+                self.backend.sync()
+        finally:
+            self.doing = None
         self.activity += 1
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:

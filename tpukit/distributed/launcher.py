@@ -129,7 +129,7 @@ def launch(
         stall: seconds that cores may wait for one that neither moves on nor uses a processor, before the run is ended
             with the stacks of all; None to wait for ever. A core that compiles uses a processor.
         heartbeat: seconds between two signs of life of a worker.
-        progress: "widgets", "line", "text" or "off"; None decides by where this runs.
+        progress: "panel", "line", "text" or "off"; None decides by where this runs.
         to: a function, or a list of them, that the kernel calls with each row of `core.log` as it arrives, a dict with
             "step" and the values: `TensorBoardWriter(folder)`, `CsvWriter(file)`; for wandb `to=wandb.log`; for MLflow
             `to=lambda row: mlflow.log_metrics(row, step=row["step"])`. The kernel waits for it, and does not look at
@@ -178,7 +178,10 @@ def launch(
             )
         try:
             failure = group.watch()
+            if failure is not None:
+                display.close("failed")
         except KeyboardInterrupt:
+            display.close("interrupted")
             hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
             group.end()
             raise Interrupted(collect(group), stacks, hung=hung) from None

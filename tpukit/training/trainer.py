@@ -226,12 +226,15 @@ class Trainer:
             with self.core.finishing_steps():
                 if self.progress.epoch <= self.epochs and not self.history.stopped:
                     self._try_evaluation()
+                first, all_began = self.progress.epoch - 1, time.monotonic()
                 while self.progress.epoch <= self.epochs and not self.history.stopped:
                     began = time.monotonic()
+                    self._show_epochs(first, began - all_began)
                     self._train_epoch()
                     if not self.history.stopped:
                         self._end_epoch(began)
                         self._stop_early()
+                self._show_epochs(first, time.monotonic() - all_began)
             if self.restore_best and self.history.best:
                 self.step.evaluated_model.load_state_dict(self.state.best_weights())
         return self.history
@@ -245,14 +248,21 @@ class Trainer:
                 where = f"all {self.epochs} epochs are done; to train again, give another folder"
             self.core.print(f"resumed from {self.history.resumed}: {where}")
 
+    def _show_epochs(self, first: int, seconds: float) -> None:
+        """Show how many epochs are done; those before `first` were by an earlier run."""
+        self.core.flush()  # so that the newest numbers stand beside it
+        done = min(self.progress.epoch - 1, self.epochs)
+        total = done if self.history.stopped else self.epochs
+        self.core.report_progress("epochs", done, total, seconds=seconds, start=first)
+
     # ---- an epoch ----------------------------------------------------------------------------------------------
 
     def _train_epoch(self) -> None:
         at = self.progress
         self.step.model.train()
         self._start_interval()
-        total = at.steps_per_epoch * self.accumulate
-        batches = iter(self.core.progress(self.train, f"epoch {at.epoch}", total=total))
+        done, total = at.in_epoch * self.accumulate, at.steps_per_epoch * self.accumulate
+        batches = iter(self.core.progress(self.train, "train", total=total, start=done))
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             self.core.seed(at.step)  # before the batch is made, since a dataset may draw random numbers, too
             group = [(batch, self.train.current) for batch in itertools.islice(batches, self.accumulate)]
@@ -267,9 +277,9 @@ class Trainer:
             self._end_on_sigterm()
             if len(self.losses) >= self.log_every:
                 self._log()
-        batches.close()
         if len(self.losses):
             self._log()
+        batches.close()
 
     def _end_epoch(self, began: float) -> None:
         at = self.progress
@@ -301,7 +311,7 @@ class Trainer:
         self.budget.record("evaluation", time.monotonic() - began)
         return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
 
-    def _evaluation(self, batches: Batches) -> Evaluation:
+    def _evaluation(self, batches: Batches, label: str | None = "valid") -> Evaluation:
         # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
         return evaluate_synced(
             self.core,
@@ -313,6 +323,7 @@ class Trainer:
             bf16=self.step.bf16,
             keep_outputs=self.keep_outputs,
             between_steps=self._end_on_sigterm,
+            label=label,
         )
 
     def _try_evaluation(self) -> None:
@@ -320,7 +331,7 @@ class Trainer:
         if self.valid is None:
             return
         try:
-            self._evaluation(self.valid.first_steps())
+            self._evaluation(self.valid.first_steps(), label=None)  # no bar: it is no part of the work
         except Exception as error:
             if hasattr(error, "waiting"):  # in a collective: it is another core's
                 raise

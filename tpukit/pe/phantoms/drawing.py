@@ -54,7 +54,7 @@ def phantom(
         positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
         form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units, uncompressed.
         workers: processes that draw; None for one per CPU.
-        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
         The folder.
