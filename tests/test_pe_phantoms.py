@@ -77,9 +77,21 @@ def test_a_finished_phantom_is_not_made_again(made, tmp_path):
     mark.write_bytes(b"marked")
     assert phantom(folder, **SMALL) == folder
     assert mark.read_bytes() == b"marked"
-    phantom(folder, **SMALL | {"slices": 3}, workers=1)
+
+
+def test_other_phantoms_are_never_drawn_over_finished_ones(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / "copy")
+    with pytest.raises(FileExistsError) as refused:
+        phantom(folder, **SMALL | {"slices": 3, "seed": 5}, workers=1)
+    assert str(refused.value) == (
+        f"{folder} holds another phantom\n"
+        "  found: slices 4, asked for 3; seed 0, asked for 5\n"
+        f"  fix:   name another folder, or delete this one: shutil.rmtree({str(folder)!r})"
+    )
+    assert contents(folder) == contents(made)
+    shutil.rmtree(folder)
+    phantom(folder, **SMALL | {"slices": 3, "seed": 5}, workers=1)
     assert len(read_labels(folder)) == 9
-    assert not mark.exists() or mark.read_bytes() != b"marked"
 
 
 @pytest.mark.parametrize("form", ["jpeg", "dicom"])
@@ -108,15 +120,17 @@ def test_an_interrupted_phantom_is_made_again(made, tmp_path, interrupted):
     assert contents(folder) == contents(made)
 
 
-def test_two_processes_that_draw_into_one_folder_take_turns(made, tmp_path):
+def test_processes_that_draw_the_same_into_one_folder_take_turns_and_others_are_refused(made, tmp_path):
     calls = [
         f"from tpukit.pe import phantom; phantom({str(tmp_path)!r}, 3, {slices}, size=64, workers=1)"
         for slices in (3, 4, 4)
     ]
     kit = Path(__file__).parents[1]
-    started = [subprocess.Popen([sys.executable, "-c", call], cwd=kit) for call in calls]
-    assert [process.wait(60) for process in started] == [0, 0, 0]
+    started = [subprocess.Popen([sys.executable, "-c", call], cwd=kit, stderr=subprocess.PIPE) for call in calls]
+    errors = [process.communicate(timeout=60)[1] for process in started]
     slices = json.loads((tmp_path / "phantom.json").read_text())["plan"]["slices"]
+    assert [process.returncode == 0 for process in started] == [slices == 3, slices == 4, slices == 4]
+    assert all(b"holds another phantom" in error for error, one in zip(errors, started, strict=True) if one.returncode)
     assert len(index_images(read_labels(tmp_path), tmp_path / "train-jpegs")) == 3 * slices
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["phantom.json", "train-jpegs", "train.csv"]
 

@@ -5,6 +5,7 @@ from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_packing import pack_dicom
+from tpukit.pe.exam_figures import show_exams
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
@@ -28,5 +29,6 @@ __all__ = [
     "read_dicom",
     "read_labels",
     "resnet34",
+    "show_exams",
     "three_windows",
 ]
