@@ -8,6 +8,7 @@ from tpukit.diagnostics.report import Report
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
+from tpukit.display.tpu_picture import show_tpu
 from tpukit.distributed.core import Core
 from tpukit.distributed.jobs import Jobs, launch_each
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
@@ -79,5 +80,6 @@ __all__ = [
     "show_batch",
     "show_history",
     "show_predictions",
+    "show_tpu",
     "sync_batchnorm",
 ]
