@@ -211,7 +211,7 @@ def test_a_notebook_carries_no_trace_of_a_run(path):
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
     for cell in notebook["cells"]:
         assert cell["metadata"].keys() <= {"tags", "cellView", "jupyter", "_kg_hide-input"}
-        assert set(tags(cell)) <= {"parameters", "raises-exception"}
+        assert set(tags(cell)) <= {"parameters"}
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
 

@@ -12,6 +12,7 @@ from tpukit.display.outcomes import choose_predictions, hardest_mistakes, show_o
 from tpukit.display.score_figures import show_roc
 from tpukit.display.scores import auroc_table
 from tpukit.display.study import Study, show_study
+from tpukit.display.tpu_picture import show_tpu
 from tpukit.distributed.core import Core
 from tpukit.distributed.jobs import Jobs, launch_each
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
@@ -90,5 +91,6 @@ __all__ = [
     "show_predictions",
     "show_roc",
     "show_study",
+    "show_tpu",
     "sync_batchnorm",
 ]

@@ -32,7 +32,14 @@ SMALL = {
         "batch_size": 8,
         "num_epochs": 2,
     },
-    "05_feed_the_chip": {"studies": 8, "slices": 8, "image_size": 64, "batch_size": 4, "steps": 2},
+    "05_feed_the_chip": {
+        "studies": 8,
+        "slices": 8,
+        "image_size": 64,
+        "batch_size": 4,
+        "rounds": 2,
+        "seconds": 0.05,
+    },
 }
 
 PROBE = """
