@@ -51,15 +51,16 @@ class Core(NotebookOutput):
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def model(self, module):
+    def model(self, module, *, in_place: bool = False):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
         A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
         Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips. Weights and
         buffers that have several names, such as an embedding that is also the output layer, stay one. A loss that has
-        parameters, or weights of classes, goes through here as well.
+        parameters, or weights of classes, goes through here as well. With `in_place` the module itself is moved: for a
+        framework that holds on to it.
         """
-        module = _move(copy.deepcopy(module), self.device)
+        module = _move(module if in_place else copy.deepcopy(module), self.device)
         with self._together("model"):
             self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
@@ -195,13 +196,17 @@ class Core(NotebookOutput):
         """
         import torch
 
-        with self._together("optimizer_step"):
-            self._average_gradients(optimizer, also)
+        self.average_gradients(optimizer, also=also)
         if clip is not None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def average_gradients(self, optimizer, *, also: Iterable = ()) -> None:
+        """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
+        with self._together("optimizer_step"):
+            self._average_gradients(optimizer, also)
 
     def average_buffers(self, module) -> None:
         """Give every core the mean of the cores' float buffers, together.

@@ -11,7 +11,7 @@ from tpukit.display.progress import screen
 from tpukit.distributed.failure import Failure, message
 from tpukit.distributed.memory import memory_warning
 from tpukit.distributed.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
-from tpukit.distributed.topology import choose_topology, refuse_if_in_use
+from tpukit.distributed.topology import choose_device, choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
 from tpukit.distributed.worker import Task
 from tpukit.distributed.worker_group import InProcessGroup, WorkerGroup
@@ -101,6 +101,7 @@ def launch(
     fn: Callable,
     *args: object,
     cores: int | None = None,
+    device: int | None = None,
     backend: str | None = None,
     seed: int = 0,
     timeout: float | None = None,
@@ -121,6 +122,7 @@ def launch(
         fn: the worker function; its first argument is a `Core`.
         *args: passed on as they are.
         cores: None for all there are; on a TPU that or 1. Where no accelerator is, any number of CPU processes.
+        device: the number of the one chip or GPU to run on, from 0; None for all, or with cores=1 the first.
         backend: None for the best there is; "cpu" rehearses on plain CPU processes, "xla" on a machine without a
             chip through torch_xla, slowly but with real graphs: on the stand-in for libtpu where it is installed, else
             on XLA:CPU processes that gloo joins ("xla:standin" and "xla:cpu" choose one of them).
@@ -145,8 +147,8 @@ def launch(
 
     Raises:
         TypeError: a keyword is none of these options, or `to` is neither a function nor a list of functions.
-        ValueError: `cores` or `backend` cannot be had on this machine, a number of seconds is not above 0, or there is
-            no such `precision`.
+        ValueError: `cores`, `device` or `backend` cannot be had on this machine, a number of seconds is not above 0, or
+            there is no such `precision`.
         RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
         ChipsBusy: on a TPU, other programs still hold the chips after a minute.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
@@ -157,7 +159,10 @@ def launch(
         raise TypeError(_not_an_option(fn, unknown))
     machine = machine or host()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed, precision)
-    topology = choose_topology(machine, cores, backend)
+    if device is None:
+        topology = choose_topology(machine, cores, backend)
+    else:
+        topology = choose_device(machine, device, cores, backend)
     refuse_if_in_use(machine)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with (
