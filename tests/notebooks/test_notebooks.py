@@ -33,6 +33,14 @@ SMALL = {
         "num_epochs": 2,
     },
     "05_feed_the_chip": {"studies": 8, "slices": 8, "image_size": 64, "batch_size": 4, "steps": 2},
+    "07_how_much_faster": {
+        "image_size": 32,
+        "train_images": 16,
+        "valid_images": 8,
+        "batch_size": 4,
+        "timed_steps": 1,
+        "memory_batches": [1, 2],
+    },
 }
 
 PROBE = """
