@@ -40,7 +40,9 @@ SMALL = {
         "batch_size": 4,
         "timed_steps": 1,
         "memory_batches": [1, 2],
+        "epochs": 1,
     },
+    "09_why_is_it_slow": {"steps": 6, "shape_steps": 3, "input_steps": 2, "epochs": 2, "seeds": 1},
 }
 
 PROBE = """
