@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test faults fuzz walkthrough platforms standin bench bench-input bench-step clean
+.PHONY: headers help check test faults fuzz walkthrough platforms standin bench bench-input bench-step bench-unet clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -47,13 +47,16 @@ platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images 
 standin: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
 	$(python) tests/standin/table.py
 
-bench: bench-input bench-step  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: bench-input bench-step bench-unet  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
 	$(python) benchmarks/input.py
 
 bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lightning and accelerate
 	$(python) benchmarks/step.py
+
+bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
+	$(python) benchmarks/unet.py
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info

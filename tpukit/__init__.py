@@ -5,6 +5,7 @@ from tpukit.data.augment import Augment
 from tpukit.data.buckets import Buckets
 from tpukit.diagnostics.profiler import profile
 from tpukit.diagnostics.report import Report
+from tpukit.diagnostics.stopwatch import Stopwatch
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
@@ -38,6 +39,16 @@ from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"
 
+
+def __getattr__(name: str):
+    """Return what is defined with torch, imported when it is asked for: the class of an optimiser."""
+    if name == "LARS":
+        from tpukit.training.lars import LARS
+
+        return LARS
+    raise AttributeError(f"module 'tpukit' has no attribute {name!r}")
+
+
 __all__ = [
     "Augment",
     "Buckets",
@@ -54,6 +65,7 @@ __all__ = [
     "Host",
     "Interrupted",
     "Jobs",
+    "LARS",
     "LayerDifference",
     "NotFinite",
     "Records",
@@ -62,6 +74,7 @@ __all__ = [
     "Run",
     "RuntimeCheckFailed",
     "RuntimeInUse",
+    "Stopwatch",
     "Study",
     "TensorBoardWriter",
     "WorkerFailed",

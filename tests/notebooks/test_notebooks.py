@@ -40,6 +40,16 @@ SMALL = {
         "rounds": 2,
         "seconds": 0.05,
     },
+    "07_how_much_faster": {
+        "image_size": 32,
+        "train_images": 16,
+        "valid_images": 8,
+        "batch_size": 4,
+        "timed_steps": 1,
+        "memory_batches": [1, 2],
+        "epochs": 1,
+    },
+    "09_why_is_it_slow": {"steps": 6, "shape_steps": 3, "input_steps": 2, "epochs": 2, "seeds": 1},
 }
 
 PROBE = """

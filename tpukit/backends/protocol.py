@@ -87,6 +87,9 @@ class Backend:
         if self.after_sync:
             self.after_sync()
 
+    def wait(self) -> None:
+        """Return when the device has done the work recorded so far; only a stopwatch needs it."""
+
     # ---- collectives -------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:

@@ -32,6 +32,17 @@ class TorchXla(Backend):
         torch_xla.sync()  # cuts the graph here and runs it
         super().sync()
 
+    def wait(self) -> None:
+        import torch
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+
+        torch_xla.sync()  # its wait=True returns before the device is done (2.9.0, XLA:CPU)
+        if self.shares_process:  # wait_device_ops would lock the other cores; one core does its work in order
+            self.to_cpu([torch.zeros((), device=self.device)])
+        else:
+            xm.wait_device_ops()
+
     def to_device(self, tensors: list) -> list:
         import torch_xla.core.xla_model as xm
 

@@ -44,7 +44,7 @@ class Core(NotebookOutput):
         self.waiting: str | None = None
         self.ends_between_steps = self.end_requested = False
         self._average_gradients = GradientAverage(backend)
-        self._seed, self._began = seed, time.monotonic()
+        self._seed, self._began, self._in_steps = seed, time.monotonic(), 0.0
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
@@ -171,6 +171,7 @@ class Core(NotebookOutput):
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
+        began = time.monotonic()
         traced = self.backend.traced
         self.doing = "tracing" if traced else None
         try:
@@ -181,6 +182,7 @@ class Core(NotebookOutput):
         finally:
             self.doing = None
         self.activity += 1
+        self._in_steps += time.monotonic() - began
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
@@ -330,7 +332,8 @@ class Core(NotebookOutput):
         the loop waited for data.
         """
         seconds = time.monotonic() - self._began
-        return report(self.backend, waited=batches and batches.waited, seconds=seconds)
+        waited = batches and batches.waited
+        return report(self.backend, waited=waited, seconds=seconds, in_steps=self._in_steps)
 
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:
