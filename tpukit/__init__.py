@@ -1,6 +1,8 @@
 """PyTorch on every TPU core, from a notebook. This page is the table of contents; importing it loads no torch."""
 
 from tpukit import pe
+from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.health import Health, health
 from tpukit.data.augment import Augment
 from tpukit.data.buckets import Buckets
 from tpukit.diagnostics.profiler import profile
@@ -56,11 +58,13 @@ __all__ = [
     "Changes",
     "Check",
     "ChipsBusy",
+    "CloudFailed",
     "Comparison",
     "Core",
     "CsvWriter",
     "Evaluation",
     "Finding",
+    "Health",
     "History",
     "Host",
     "Interrupted",
@@ -87,6 +91,7 @@ __all__ = [
     "evaluate",
     "fit",
     "hardest_mistakes",
+    "health",
     "host",
     "launch",
     "launch_each",

@@ -1,8 +1,10 @@
-"""`python -m tpukit check` and `python -m tpukit host`: the same answers in a terminal."""
+"""`python -m tpukit check`, `host` and `health`: the same answers in a terminal."""
 
 import argparse
 import sys
 
+from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.health import Health, health
 from tpukit.machine.host import host
 from tpukit.machine.runtime_check import check
 
@@ -12,7 +14,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tpukit",
         description="What is this machine, and is it ready to run PyTorch on every TPU core?",
-        epilog="Neither starts the XLA runtime, imports torch, uses the network or opens a device.",
+        epilog="check and host start no XLA runtime, import no torch, use no network and open no device.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser(
@@ -25,12 +27,31 @@ def main(arguments: list[str] | None = None) -> int:
         help="platform, chips, versions and memory, with the evidence for each",
         description="Print what this machine is, and why we think so. Exit status: 0.",
     )
-    if parser.parse_args(arguments).command == "host":
+    of_a_tpu = commands.add_parser(
+        "health",
+        help="a computation on every core of this machine, or what the cloud says of a TPU VM",
+        description="Say whether a TPU is healthy. Exit status: 0, warnings included, or 1.",
+    )
+    of_a_tpu.add_argument("name", nargs="?", help="of a TPU VM; without it this machine's TPU")
+    of_a_tpu.add_argument("--zone", help="of the TPU VM")
+    of_a_tpu.add_argument("--project", help="the Google Cloud project")
+    of_a_tpu.add_argument("--wait", default="10m", help="for a TPU VM to become healthy: 10m, 90s, 0 (default: 10m)")
+    given = parser.parse_args(arguments)
+    if given.command == "host":
         print(host())
         return 0
-    outcome = check()
+    try:
+        outcome = check() if given.command == "check" else _health(given)
+    except (CloudFailed, ImportError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
     print(outcome)
     return 0 if outcome.ok else 1
+
+
+def _health(given: argparse.Namespace) -> Health:
+    wait = 0 if given.wait == "0" else given.wait
+    return health(given.name, zone=given.zone, project=given.project, wait=wait)
 
 
 if __name__ == "__main__":

@@ -111,7 +111,8 @@ def host(
 
     The arguments say where to look, so that a test can describe another machine.
     """
-    generations, chips_evidence = _find_chips(pci)
+    chips, chips_evidence = find_chips(pci)
+    generations = [generation for generation, _ in chips]
     place, place_evidence = _find_platform(environ, bool(generations))
     memory, memory_evidence = find_memory(proc, cgroup)
     cpus, cpus_evidence = find_cpus(proc, cgroup)
@@ -140,8 +141,8 @@ def host(
     )
 
 
-def _find_chips(pci: Path) -> tuple[list[str], str]:
-    """Return the generation of every TPU chip on the PCI bus, and what was found there."""
+def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
+    """Return (generation, folder) of every TPU chip on the PCI bus, and what was found there."""
     try:
         devices = sorted(pci.iterdir())
     except OSError:
@@ -153,11 +154,11 @@ def _find_chips(pci: Path) -> tuple[list[str], str]:
         model = read_text(device / "device")
         name = f"{_GOOGLE}:{model}"
         if model == _V2_OR_V3:
-            known.append((_SUBSYSTEMS.get(read_text(device / "subsystem_device"), "v2/v3"), name))
+            known.append((_SUBSYSTEMS.get(read_text(device / "subsystem_device"), "v2/v3"), device, name))
         elif model in _GENERATIONS:
-            known.append((_GENERATIONS[model], name))
+            known.append((_GENERATIONS[model], device, name))
         elif read_text(device / "class").startswith(_ACCELERATOR_CLASSES):
-            unknown.append((f"unknown ({name})", name))
+            unknown.append((f"unknown ({name})", device, name))
         else:
             cards.append(name)
     # All chips of a host are of one kind, so beside known chips an unknown accelerator is not a TPU.
@@ -165,8 +166,8 @@ def _find_chips(pci: Path) -> tuple[list[str], str]:
     if not chips:
         seen = f"; {', '.join(cards)} is not a TPU" if cards else ""
         return [], f"none of {_count(len(devices), 'device')} in {pci} is a TPU{seen}"
-    names = Counter(name for _, name in chips)
-    return [generation for generation, _ in chips], ", ".join(
+    names = Counter(name for *_, name in chips)
+    return [(generation, device) for generation, device, _ in chips], ", ".join(
         f"{n} x {name}" for name, n in names.items()
     ) + f" in {pci}"
 

@@ -275,8 +275,8 @@ class TimeBudget:
             (self.flag,), self._raised = self._core.to_device([torch.ones(())]), True
 
 
-def parse_duration(text: str | float) -> float:
-    """Return how many seconds "8h30m", "90s" or a number are.
+def parse_duration(text: str | float, argument: str = "budget") -> float:
+    """Return how many seconds "8h30m", "90s" or a number are; `argument` names it in an error.
 
     Raises:
         ValueError: it is none of these, or it is negative.
@@ -286,7 +286,7 @@ def parse_duration(text: str | float) -> float:
     parts = re.fullmatch(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?", str(text).strip())
     if not parts or not any(parts.groups()):
         raise ValueError(
-            f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}\n  fix:   budget="8h30m"'
+            f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}\n  fix:   {argument}="8h30m"'
         )
     days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
