@@ -8,6 +8,9 @@ from tpukit.diagnostics.report import Report
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
+from tpukit.display.outcomes import choose_predictions, hardest_mistakes, show_outcomes
+from tpukit.display.score_figures import show_roc
+from tpukit.display.scores import auroc_table
 from tpukit.display.study import Study, show_study
 from tpukit.distributed.core import Core
 from tpukit.distributed.jobs import Jobs, launch_each
@@ -61,12 +64,15 @@ __all__ = [
     "Study",
     "TensorBoardWriter",
     "WorkerFailed",
+    "auroc_table",
     "build_cache",
     "cache_or_decode",
     "check",
+    "choose_predictions",
     "compare",
     "evaluate",
     "fit",
+    "hardest_mistakes",
     "host",
     "launch",
     "launch_each",
@@ -80,7 +86,9 @@ __all__ = [
     "schedules",
     "show_batch",
     "show_history",
+    "show_outcomes",
     "show_predictions",
+    "show_roc",
     "show_study",
     "sync_batchnorm",
 ]

@@ -56,6 +56,7 @@ def show_batch(
     columns: int | None = None,
     limit: int = 8,
     channel: int | None = None,
+    points: Any = None,
 ) -> Figure:
     """Draw the first images of a batch, each with its labels by name.
 
@@ -71,15 +72,19 @@ def show_batch(
     class numbers; without `names`, numbers are written. Masks, `(N, H, W)` class numbers, are drawn over the images,
     each class but 0 in a colour; a dict with "labels" and "masks" has both. `names` are the words for each label, in
     their order, or a dict from label to words, such as `tpukit.pe.WORDS`. `channel` draws that channel alone, in grey:
-    1 is the embolism window of the CTs of `tpukit.pe`. `columns=None` chooses up to four; more than twenty images
-    beside each other are not drawn.
+    1 is the embolism window of the CTs of `tpukit.pe`. `points`, `(N, 2)` of x and y as shares of the width and the
+    height, has an arrow in each image, none where they are nan: `pe.embolus_places` gives them. `columns=None` chooses
+    up to four; more than twenty images beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
         ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
             not match the images.
     """
+    import numpy as np
+
     figure_inputs.at_least_one(limit=limit)
+    points = None if points is None else figure_inputs.points(points, len(images))
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch", channel)
     labels, masks = figure_inputs.labels_and_masks(labels)
     if masks is not None:
@@ -101,6 +106,8 @@ def show_batch(
             row, column = divmod(index, columns)
             bottom = up - (row + 1) * (height + MARGIN) - sum(below[:row])
             axes = _image(figure, image, MARGIN + column * (cell + MARGIN), bottom, cell, height)
+            if points is not None and not np.isnan(points[index]).any():
+                _arrow(axes, *points[index])
             if titles:
                 color = INK if titles[index] != "none" else MUTED
                 axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=SMALL, color=color)
@@ -255,6 +262,13 @@ def _image(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width
     axes.set_axis_off()
     axes.set_anchor("N")
     return axes
+
+
+def _arrow(axes: Axes, x: float, y: float) -> None:
+    """Point at a place of an image, from the side and from above: on a CT from the dark of the lung."""
+    away = (30 if x > 0.5 else -30, 20)
+    look = {"arrowstyle": "-|>", "color": COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
+    axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=look, annotation_clip=False)
 
 
 def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:

@@ -17,6 +17,7 @@ from tpukit.diagnostics.report import Report, report
 from tpukit.distributed.gradients import GradientAverage
 from tpukit.distributed.notebook_output import NotebookOutput
 from tpukit.storage.files import write_whole
+from tpukit.storage.tensors import save_tensors
 
 
 class Core(NotebookOutput):
@@ -279,13 +280,11 @@ class Core(NotebookOutput):
         with self._in_graph("save"):
             self.backend.sync()
         if self.is_main:
-            import torch
-
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             host = self.to_host(value)
             with write_whole(path) as file:
-                torch.save(host, file)
+                save_tensors(host, file)
         self.barrier()
 
     # ---- to and from host memory -----------------------------------------------------------------------------

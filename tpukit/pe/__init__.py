@@ -3,10 +3,12 @@
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_packing import pack_dicom
+from tpukit.pe.exam_figures import show_exams
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantoms.drawing import phantom
+from tpukit.pe.phantoms.emboli import embolus_places
 
 __all__ = [
     "COLUMNS",
@@ -15,6 +17,7 @@ __all__ = [
     "PEImages",
     "assign_folds",
     "augment",
+    "embolus_places",
     "hounsfield",
     "index_images",
     "normalize",
@@ -23,5 +26,6 @@ __all__ = [
     "read_dicom",
     "read_labels",
     "resnet34",
+    "show_exams",
     "three_windows",
 ]

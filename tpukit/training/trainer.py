@@ -21,7 +21,7 @@ from tpukit.training.checks import (
     check_same_weights,
 )
 from tpukit.training.evaluation import Evaluation, evaluate_synced
-from tpukit.training.history import History
+from tpukit.training.history import History, samples_per_second
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.metrics import gather_objects
 from tpukit.training.resume import Progress, RunState, TimeBudget, parse_duration
@@ -166,7 +166,7 @@ def fit(
         "train": train,
         "losses": StepLosses(core),
         "progress": Progress(samples_per_step=train.samples_per_step * accumulate, steps_per_epoch=steps),
-        "history": History(),
+        "history": History(cores=core.world_size),
     }
     trainer = Trainer(
         core=core,
@@ -260,9 +260,10 @@ class Trainer:
                 at.in_epoch = at.steps_per_epoch
                 break
             inputs, samples = zip(*group, strict=True)
+            lr = self.step.lr  # before the step, since a schedule sets the next one's at its end
             local, reduced = self.step(at.step + 1, inputs, self.budget.flag)
             at.step, at.in_epoch = at.step + 1, at.in_epoch + 1
-            self.losses.add(PendingStep(at.step, samples, local, reduced))
+            self.losses.add(PendingStep(at.step, samples, local, reduced, lr))
             self.budget.update()
             self._end_on_sigterm()
             if len(self.losses) >= self.log_every:
@@ -280,14 +281,15 @@ class Trainer:
         if self.valid is not None:
             row |= self._evaluate()
             self.core.log(step=at.step, **{name: value for name, value in row.items() if name.startswith("valid_")})
-        row |= {"lr": self.step.lr, "seconds": time.monotonic() - began}
+        rate = samples_per_second([row for row in self.history.intervals if row["epoch"] == at.epoch])
+        row |= {"lr": self.losses.lr, "samples_per_second": rate, "seconds": time.monotonic() - began}
         is_best = self.best.is_better(row, than=self.history.best)
         self.history.epochs.append(row)
         if is_best:
             self.history.best = {**row, "by": self.best.column}
         at.epoch, at.in_epoch = at.epoch + 1, 0
         self.losses.start_epoch()
-        numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "loss" in name or "valid" in name)
         self.core.print(f"epoch {row['epoch']}: {numbers}")
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
             self.state.save_best(self.step.evaluated_model, in_memory=self.restore_best)
@@ -331,10 +333,11 @@ class Trainer:
     # ---- a log interval ----------------------------------------------------------------------------------------
 
     def _start_interval(self) -> None:
-        self._interval_began, self._waited_before = time.monotonic(), self.train.waited
+        self._interval_began, self._interval_step = time.monotonic(), self.progress.step
+        self._waited_before = self.train.waited
 
     def _log(self) -> None:
-        at, steps = self.progress, len(self.losses)
+        at = self.progress
         self._fetch_losses()
         seconds = time.monotonic() - self._interval_began  # with the losses here, the device has done the steps
         self.budget.record("interval", seconds)
@@ -342,20 +345,21 @@ class Trainer:
             "step": at.step,
             "epoch": at.epoch,
             "train_loss": self.losses.end_interval(),
-            "lr": self.step.lr,
-            "samples_per_second": steps * self.accumulate * self.train.sampler.batch_size / seconds,
+            "lr": self.losses.lr,
+            "samples_per_second": (at.step - self._interval_step) * at.samples_per_step / seconds,
+            "seconds": seconds,
             "data_wait": (self.train.waited - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
             "memory": peak_memory(),
         }
         self.history.intervals.append(row)
         self.core.log(step=at.step, train_loss=row["train_loss"], lr=row["lr"])
-        self._start_interval()
         epoch_is_over = at.in_epoch == at.steps_per_epoch
         if self.losses.time_is_up and not (epoch_is_over and at.epoch == self.epochs):
             self._stop_for_time()
         elif self.state.is_due and not epoch_is_over:
             self._save()
+        self._start_interval()
 
     def _fetch_losses(self) -> None:
         """Bring the losses to the host; raise where one is not finite."""
@@ -369,7 +373,7 @@ class Trainer:
             step,
             rank=self.core.rank,
             dataset=self.train.dataset,
-            lr=self.step.lr,
+            lr=self.losses.lr,
             checkpoint=self.state.newest_name,
         )
 
