@@ -38,8 +38,17 @@ def test_a_history_is_a_table_with_a_heading_for_each_column_and_nothing_where_a
     html = History(epochs=EPOCHS, best={"epoch": 1, "by": "valid_loss"})._repr_html_()
     assert words(html) == (
         "epoch step train loss valid loss learning rate seconds auroc "
-        "1 1,200 0.5123 0.6000 0.0002 61.0 2 2,400 0.4123 0.0001 0.9000 best: epoch 1, by valid_loss"
+        "1 1,200 0.5123 0.6000 0.0002 61.0 2 2,400 0.4123 0.0001 60.0 0.9000 best: epoch 1, by valid_loss"
     )
+
+
+def test_the_rates_of_images_are_in_images_a_second():
+    steps = {"step": 9, "epoch": 1, "samples_per_second": 40.0, "seconds": 2.0, "data_wait": 0.5, "compiles": 1}
+    history = History(epochs=[EPOCHS[0] | {"samples_per_second": 40.0}], intervals=[steps], of="images")
+    html = words(history._repr_html_())
+    assert "seconds images/s" in html
+    assert "40 images/s on 1 core, 50% of the time waiting for batches, 1 graph compiled" in html
+    assert "40 images/s on 1 core" in repr(history)
 
 
 def test_a_history_without_an_epoch_says_so():

@@ -136,7 +136,8 @@ def show_history(history: Any) -> Figure:
         ValueError: `history` contains no series of numbers.
     """
     axis, series, levels, notes = figure_inputs.series(history)
-    series, constant = _what_varies(series)
+    measures = _MEASURES | {"samples per second": ("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)}
+    series, constant = _what_varies(series, measures)
     panels: dict[str, dict] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
@@ -158,7 +159,7 @@ def show_history(history: Any) -> Figure:
             axes = figure.add_subplot(grid[row, column])
             axes.set_xlim(limits)
             known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
-            _curves(axes, kind, panels[kind], known, axis)
+            _curves(axes, kind, panels[kind], known, axis, measures)
         notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
         below = [f"throughout: {', '.join(constant)}"] * bool(constant)
         below += [f"not drawn: {'; '.join(notes)}"] * bool(notes)
@@ -226,13 +227,13 @@ def show_predictions(
     return figure
 
 
-def _what_varies(series: dict[str, tuple]) -> tuple[dict[str, tuple], list[str]]:
+def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tuple], list[str]]:
     """Return the series that are worth a curve, in the units of the figure, and in words those that stay the same."""
     import numpy as np
 
     moving, constant = {}, []
     for name, (x, y) in series.items():
-        words, unit, factor = _MEASURES.get(_kind(name), (name.replace("_", " "), "", 1.0))
+        words, unit, factor = measures.get(_kind(name), (name.replace("_", " "), "", 1.0))
         y = y * factor
         known = y[np.isfinite(y)]
         if better(name) is None and (known == known[0]).all():  # a loss that stays the same is news
@@ -287,7 +288,7 @@ def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) 
         axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=SMALL - 0.5, color=label.get_color())
 
 
-def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str) -> None:
+def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str, measures: dict):
     import numpy as np
 
     find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
@@ -309,7 +310,7 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
     for name, value in levels.items():
         label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
         axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
-    words, unit, _ = _MEASURES.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
+    words, unit, _ = measures.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
     axes.set_title(words, loc="left", fontweight="bold")
     axes.set_xlabel(below)
     axes.set_ylabel(unit)

@@ -8,7 +8,7 @@ from tpukit.display.tables import counted, numbers_as_html
 _FORMATS = {"lr": "{:.3g}".format, "seconds": "{:.1f}".format, "samples_per_second": "{:,.1f}".format}
 
 # Columns of an epoch as a notebook shows them.
-_HEADINGS = {"lr": "learning rate", "samples_per_second": "samples/s"}
+_HEADINGS = {"lr": "learning rate"}
 
 
 @dataclass(repr=False)
@@ -26,6 +26,7 @@ class History:
         stopped: why the training ended before its last epoch; None if it did not.
         resumed: the checkpoint that it continued from; None if it began at the start.
         cores: that trained, together.
+        of: what the samples are, "images" or "samples": the unit of the rates.
     """
 
     intervals: list[dict] = field(default_factory=list)
@@ -34,6 +35,7 @@ class History:
     stopped: str | None = None
     resumed: str | None = None
     cores: int = 1
+    of: str = "samples"
 
     @property
     def samples_per_second(self) -> float:
@@ -66,9 +68,10 @@ class History:
     def _repr_html_(self) -> str:
         names = list(dict.fromkeys(name for row in self.epochs for name in row))
         rows = [[_cell(name, row.get(name)) for name in names] for row in self.epochs]
+        headings = _HEADINGS | {"samples_per_second": f"{self.of}/s"}
         title = "" if self.epochs else "History: no epoch is finished"
         return numbers_as_html(
-            [_HEADINGS.get(name, name.replace("_", " ")) for name in names], rows, title=title, notes=self._notes()
+            [headings.get(name, name.replace("_", " ")) for name in names], rows, title=title, notes=self._notes()
         )
 
     def _table(self) -> str:
@@ -88,8 +91,8 @@ class History:
             seconds = sum(row["seconds"] for row in self.intervals)
             waited = sum(row["data_wait"] * row["seconds"] for row in self.intervals)
             notes.append(
-                f"{self.samples_per_second:,.0f} samples/s on {cores}, {waited / seconds:.0%} of the time waiting for "
-                f"batches, {counted(last['compiles'], 'graph')} compiled"
+                f"{self.samples_per_second:,.0f} {self.of}/s on {cores}, {waited / seconds:.0%} of the time waiting "
+                f"for batches, {counted(last['compiles'], 'graph')} compiled"
             )
         notes += [f"resumed from {self.resumed}"] if self.resumed else []
         notes += [f"stopped: {self.stopped}"] if self.stopped else []
