@@ -95,8 +95,8 @@ class Run:
             ("time", f"{self.seconds:,.1f} s, from the fork to the last result"),
             ("peak host memory", "\n".join(filter(None, [f"{self._memory()} a core", self._most()]))),
             ("results", f"{self._kinds()} from {'each core' if self.cores > 1 else 'the core'}: `run.results[0]`"),
-            ("log", counted(len(self.log), "row") + (": `run.log`" if self.log else " of `core.log`")),
         ]
+        rows += [("log", f"{counted(len(self.log), 'row')}: `run.log`")] * bool(self.log)
         return as_html(rows, title="Run")
 
     def _memory(self) -> str:
