@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test faults fuzz walkthrough platforms standin bench bench-input bench-step bench-unet clean
+.PHONY: headers help check test faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -37,6 +37,9 @@ walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own
 	    --cwd notebooks --kernel python3 --log-output --no-progress-bar -r run_path ../runs $(if $(DATA),-r data_path "$$data")
 	$(python) -m nbconvert --log-level WARN --to html runs/$(notebook).ipynb
 	@$(python) -c 'import json; print(json.dumps(json.load(open("runs/metrics.json"))))'
+
+gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
+	$(python) docs/gallery.py
 
 headers:  ## write badges, bootstrap cells and links from the address in pyproject.toml
 	$(PYTHON) notebooks/headers.py

@@ -158,6 +158,19 @@ def test_a_channel_that_is_not_there_is_refused(images, channel):
         show_batch(images, channel=channel)
 
 
+def test_an_arrow_points_at_a_place_and_none_where_there_is_none():
+    points = [[0.25, 0.5], [np.nan, np.nan], [0.9, 0.1]]
+    figure = show_batch(BYTES, points=np.array(points))
+    tips = [[text.xy for text in axes.texts if hasattr(text, "xy")] for axes in figure.axes]
+    assert tips == [[(0.25, 0.5)], [], [(0.9, 0.9)]]
+
+
+@pytest.mark.parametrize("points", [np.zeros((2, 2)), np.zeros((3, 3)), np.full((3, 2), 64.0), np.full((3, 2), -0.1)])
+def test_points_that_are_no_shares_of_these_images_are_refused(points):
+    with pytest.raises(ValueError, match=r"points are \(N, 2\), x and y in \[0, 1\] for each of 3 images"):
+        show_batch(BYTES, points=points)
+
+
 def test_only_the_drawn_images_are_copied_and_labels_stay_with_them():
     figure = show_batch(np.repeat(BYTES, 20, axis=0), np.arange(60), limit=4)
     assert titles(figure) == ["0", "1", "2", "3"]

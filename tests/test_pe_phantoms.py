@@ -20,6 +20,7 @@ from tpukit.pe import (  # noqa: E402
     LABELS,
     PEImages,
     assign_folds,
+    embolus_places,
     index_images,
     phantom,
     read_dicom,
@@ -336,3 +337,21 @@ def test_findings_become_labels(drawn_as):
     labels = findings.labels
     assert {name for name, value in labels.items() if value} == ones
     assert set(labels) == set(COLUMNS[4:])
+
+
+def test_the_places_of_emboli_show_clot_and_no_contrast(tmp_path):
+    folder = phantom(tmp_path / "places", studies=6, slices=8, size=128, progress="off")
+    table = index_images(read_labels(folder), folder / "train-jpegs").sample(frac=1, random_state=0)
+    places, images = embolus_places(folder, table), PEImages(table, None)
+    shows = table.pe_present_on_image.to_numpy() == 1
+    assert shows.any()
+    assert np.array_equal(np.isfinite(places).all(axis=1), shows)
+    for index in np.flatnonzero(shows):
+        x, y = (places[index] * 128).astype(int)
+        # Clots have 40 to 70 HU, so 106 to 117 in this window; contrast has 260 HU and more, 186; noise and blur add.
+        assert 80 < images[index][0][1, y - 1 : y + 2, x - 1 : x + 2].float().mean() < 150
+
+
+def test_data_of_patients_say_no_places(made, tmp_path):
+    table = index_images(read_labels(made), made / "train-jpegs")
+    assert np.isnan(embolus_places(tmp_path, table)).all()

@@ -116,6 +116,15 @@ def under_masks(images: np.ndarray, masks: Any, count: int, colors: Sequence[str
     return drawn.astype(np.float32), ", ".join(map(str, np.unique(array)))
 
 
+def points(places: Any, images: int) -> np.ndarray:
+    """Return a place on each image, `(N, 2)` of x and y as shares of width and height; nan for none."""
+    array = _array(places)
+    if array.shape != (images, 2) or array.dtype.kind != "f" or (array < 0).any() or (array > 1).any():
+        fact = f"points are (N, 2), x and y in [0, 1] for each of {images} images, got {array.shape} {array.dtype}"
+        raise _error(ValueError, fact, "divide columns by the width and rows by the height; nan for no point")
+    return array
+
+
 def titles(labels: Any, names: Sequence[str] | Mapping[str, str] | None, images: int) -> list[list[str]]:
     """Return, for each image, the names of its labels, given as `(N, L)` zeros and ones or `(N,)` class numbers."""
     array = label_array(labels, images)

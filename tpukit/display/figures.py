@@ -56,6 +56,7 @@ def show_batch(
     columns: int | None = None,
     limit: int = 8,
     channel: int | None = None,
+    points: Any = None,
 ) -> Figure:
     """Draw the first images of a batch, each with its labels by name.
 
@@ -71,15 +72,19 @@ def show_batch(
     class numbers; without `names`, numbers are written. Masks, `(N, H, W)` class numbers, are drawn over the images,
     each class but 0 in a colour; a dict with "labels" and "masks" has both. `names` are the words for each label, in
     their order, or a dict from label to words, such as `tpukit.pe.WORDS`. `channel` draws that channel alone, in grey:
-    1 is the embolism window of the CTs of `tpukit.pe`. `columns=None` chooses up to four; more than twenty images
-    beside each other are not drawn.
+    1 is the embolism window of the CTs of `tpukit.pe`. `points`, `(N, 2)` of x and y as shares of the width and the
+    height, has an arrow in each image, none where they are nan: `pe.embolus_places` gives them. `columns=None` chooses
+    up to four; more than twenty images beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
         ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
             not match the images.
     """
+    import numpy as np
+
     figure_inputs.at_least_one(limit=limit)
+    points = None if points is None else figure_inputs.points(points, len(images))
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch", channel)
     labels, masks = figure_inputs.labels_and_masks(labels)
     if masks is not None:
@@ -101,6 +106,8 @@ def show_batch(
             row, column = divmod(index, columns)
             bottom = up - (row + 1) * (height + MARGIN) - sum(below[:row])
             axes = _image(figure, image, MARGIN + column * (cell + MARGIN), bottom, cell, height)
+            if points is not None and not np.isnan(points[index]).any():
+                _arrow(axes, *points[index])
             if titles:
                 color = INK if titles[index] != "none" else MUTED
                 axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=SMALL, color=color)
@@ -129,7 +136,8 @@ def show_history(history: Any) -> Figure:
         ValueError: `history` contains no series of numbers.
     """
     axis, series, levels, notes = figure_inputs.series(history)
-    series, constant = _what_varies(series)
+    measures = _MEASURES | {"samples per second": ("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)}
+    series, constant = _what_varies(series, measures)
     panels: dict[str, dict] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
@@ -151,7 +159,7 @@ def show_history(history: Any) -> Figure:
             axes = figure.add_subplot(grid[row, column])
             axes.set_xlim(limits)
             known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
-            _curves(axes, kind, panels[kind], known, axis)
+            _curves(axes, kind, panels[kind], known, axis, measures)
         notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
         below = [f"throughout: {', '.join(constant)}"] * bool(constant)
         below += [f"not drawn: {'; '.join(notes)}"] * bool(notes)
@@ -219,13 +227,13 @@ def show_predictions(
     return figure
 
 
-def _what_varies(series: dict[str, tuple]) -> tuple[dict[str, tuple], list[str]]:
+def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tuple], list[str]]:
     """Return the series that are worth a curve, in the units of the figure, and in words those that stay the same."""
     import numpy as np
 
     moving, constant = {}, []
     for name, (x, y) in series.items():
-        words, unit, factor = _MEASURES.get(_kind(name), (name.replace("_", " "), "", 1.0))
+        words, unit, factor = measures.get(_kind(name), (name.replace("_", " "), "", 1.0))
         y = y * factor
         known = y[np.isfinite(y)]
         if better(name) is None and (known == known[0]).all():  # a loss that stays the same is news
@@ -257,6 +265,13 @@ def _image(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width
     return axes
 
 
+def _arrow(axes: Axes, x: float, y: float) -> None:
+    """Point at a place of an image, from the side and from above: on a CT from the dark of the lung."""
+    away = (30 if x > 0.5 else -30, 20)
+    look = {"arrowstyle": "-|>", "color": COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
+    axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=look, annotation_clip=False)
+
+
 def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:
     places = range(len(names))
     axes.barh(places, 1, height=0.62, color=GRID, linewidth=0)
@@ -273,7 +288,7 @@ def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) 
         axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=SMALL - 0.5, color=label.get_color())
 
 
-def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str) -> None:
+def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str, measures: dict):
     import numpy as np
 
     find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
@@ -295,7 +310,7 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
     for name, value in levels.items():
         label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
         axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
-    words, unit, _ = _MEASURES.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
+    words, unit, _ = measures.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
     axes.set_title(words, loc="left", fontweight="bold")
     axes.set_xlabel(below)
     axes.set_ylabel(unit)

@@ -33,7 +33,7 @@ for (const study of document.querySelectorAll('[data-study="ID"]:not([data-ready
   const show = (number) => {
     const image = slices[number].querySelector("img");
     [slider.value, large.src, large.alt, part("words").textContent] = [number, image.src, image.alt, image.alt];
-    slices.forEach((slice, other) => slice.style.opacity = other === number ? 1 : 0.6);
+    slices.forEach((slice, other) => slice.style.outline = other === number ? "3px solid COLOR" : "none");
   };
   slider.addEventListener("input", () => show(Number(slider.value)));
   slices.forEach((slice, number) => slice.addEventListener("click", () => show(number)));
@@ -79,7 +79,7 @@ class Study:
             f'<div style="display:flex;flex-wrap:wrap;gap:20px;align-items:flex-start">{stage}'
             f'<div data-part="overview" style="display:grid;{columns}">{slices}</div></div>'
             f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self._caption)}</div></div>'
-            f"<script>{_SCRIPT.replace('ID', name)}</script>"
+            f"<script>{_SCRIPT.replace('ID', name).replace('COLOR', COLORS[3])}</script>"
         )
 
     def _slice(self, index: int, seen: bool) -> str:

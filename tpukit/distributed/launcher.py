@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tpukit.backends import RUNTIMES
 from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
+from tpukit.display.tables import as_html, counted
 from tpukit.distributed.failure import Failure, message
 from tpukit.distributed.memory import memory_warning
 from tpukit.distributed.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
@@ -82,19 +83,37 @@ class Run:
     grown: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        memory = f"{min(self.memory) / 2**20:,.0f} to {max(self.memory) / 2**20:,.0f} MiB" if self.memory else "unknown"
-        kinds = ", ".join(dict.fromkeys(type(result).__name__ for result in self.results))
+        most = f", {self._most()}" if self._most() else ""
         return (
-            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {memory} a core{self._most()}; "
-            f"results: {len(self.results)} x {kinds}; {len(self.log)} logged rows"
+            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {self._memory()} a core{most}; "
+            f"results: {len(self.results)} x {self._kinds()}; {counted(len(self.log), 'logged row')}"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("cores", f"{self.cores} x {self.device}"),
+            ("time", f"{self.seconds:,.1f} s, from the fork to the last result"),
+            ("peak host memory", "\n".join(filter(None, [f"{self._memory()} a core", self._most()]))),
+            ("results", f"{self._kinds()} from {'each core' if self.cores > 1 else 'the core'}: `run.results[0]`"),
+        ]
+        rows += [("log", f"{counted(len(self.log), 'row')}: `run.log`")] * bool(self.log)
+        return as_html(rows, title="Run")
+
+    def _memory(self) -> str:
+        low, high = (f"{end(self.memory, default=0) / 2**20:,.0f}" for end in (min, max))
+        if not self.memory:
+            return "unknown"
+        return f"{low} MiB" if low == high else f"{low} to {high} MiB"
+
+    def _kinds(self) -> str:
+        return ", ".join(dict.fromkeys(type(result).__name__ for result in self.results))
 
     def _most(self) -> str:
         """Say which core grew most."""
         if not any(self.grown):
             return ""
         most = max(range(len(self.grown)), key=self.grown.__getitem__)
-        return f", core {most} grew most, by {self.grown[most] / 2**20:,.0f} MiB"
+        return f"core {most} grew most, by {self.grown[most] / 2**20:,.0f} MiB"
 
 
 def launch(

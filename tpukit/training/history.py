@@ -1,10 +1,14 @@
 """The numbers of a training: a row per log interval and a row per epoch."""
 
-import html
 import math
 from dataclasses import dataclass, field
 
+from tpukit.display.tables import counted, numbers_as_html
+
 _FORMATS = {"lr": "{:.3g}".format, "seconds": "{:.1f}".format, "samples_per_second": "{:,.1f}".format}
+
+# Columns of an epoch as a notebook shows them.
+_HEADINGS = {"lr": "learning rate"}
 
 
 @dataclass(repr=False)
@@ -22,6 +26,7 @@ class History:
         stopped: why the training ended before its last epoch; None if it did not.
         resumed: the checkpoint that it continued from; None if it began at the start.
         cores: that trained, together.
+        of: what the samples are, "images" or "samples": the unit of the rates.
     """
 
     intervals: list[dict] = field(default_factory=list)
@@ -30,6 +35,7 @@ class History:
     stopped: str | None = None
     resumed: str | None = None
     cores: int = 1
+    of: str = "samples"
 
     @property
     def samples_per_second(self) -> float:
@@ -57,34 +63,49 @@ class History:
         self.intervals, self.epochs, self.best = state["intervals"], state["epochs"], state["best"]
 
     def __repr__(self) -> str:
-        return "\n".join([self._table("to_string"), *self._notes()]).strip() or "History: no steps yet"
+        return "\n".join([self._table(), *self._notes()]).strip() or "History: no steps yet"
 
     def _repr_html_(self) -> str:
-        return "<br>".join([self._table("to_html", border=0), *map(html.escape, self._notes())])
+        names = list(dict.fromkeys(name for row in self.epochs for name in row))
+        rows = [[_cell(name, row.get(name)) for name in names] for row in self.epochs]
+        headings = _HEADINGS | {"samples_per_second": f"{self.of}/s"}
+        title = "" if self.epochs else "History: no epoch is finished"
+        return numbers_as_html(
+            [headings.get(name, name.replace("_", " ")) for name in names], rows, title=title, notes=self._notes()
+        )
 
-    def _table(self, how: str, **options) -> str:
+    def _table(self) -> str:
         import pandas
 
         if not self.epochs:
             return ""
-        write = getattr(pandas.DataFrame(self.epochs), how)
-        return write(index=False, na_rep="", float_format="{:.4f}".format, formatters=_FORMATS, **options)
+        table = pandas.DataFrame(self.epochs)
+        return table.to_string(index=False, na_rep="", float_format="{:.4f}".format, formatters=_FORMATS)
 
     def _notes(self) -> list[str]:
         notes = []
         if self.best:
             notes.append(f"best: epoch {self.best['epoch']}, by {self.best['by']}")
         if self.intervals:
-            last, cores = self.intervals[-1], "1 core" if self.cores == 1 else f"{self.cores} cores"
+            last, cores = self.intervals[-1], counted(self.cores, "core")
             seconds = sum(row["seconds"] for row in self.intervals)
             waited = sum(row["data_wait"] * row["seconds"] for row in self.intervals)
             notes.append(
-                f"{self.samples_per_second:,.0f} samples/s on {cores}, {waited / seconds:.0%} of the time waiting for "
-                f"batches, {last['compiles']} graphs compiled"
+                f"{self.samples_per_second:,.0f} {self.of}/s on {cores}, {waited / seconds:.0%} of the time waiting "
+                f"for batches, {counted(last['compiles'], 'graph')} compiled"
             )
         notes += [f"resumed from {self.resumed}"] if self.resumed else []
         notes += [f"stopped: {self.stopped}"] if self.stopped else []
         return notes
+
+
+def _cell(name: str, value) -> str:
+    """Write one value of an epoch; nothing for what the epoch does not have."""
+    if value is None or value != value:
+        return ""
+    if isinstance(value, float):
+        return _FORMATS.get(name, "{:.4f}".format)(value)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def samples_per_second(intervals: list[dict]) -> float:

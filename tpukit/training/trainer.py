@@ -12,6 +12,7 @@ from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
 from tpukit.distributed.signals import Terminated
 from tpukit.machine.resources import peak_memory
+from tpukit.training.batch import kind_of_samples
 from tpukit.training.checks import (
     Best,
     best_of,
@@ -270,6 +271,7 @@ class Trainer:
                 at.in_epoch = at.steps_per_epoch
                 break
             inputs, samples = zip(*group, strict=True)
+            self.history.of = kind_of_samples(inputs[0])
             lr = self.step.lr  # before the step, since a schedule sets the next one's at its end
             local, reduced = self.step(at.step + 1, inputs, self.budget.flag)
             at.step, at.in_epoch = at.step + 1, at.in_epoch + 1

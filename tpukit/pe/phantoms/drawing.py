@@ -151,13 +151,12 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
 
     rng = np.random.default_rng([recipe["seed"], 1, number])
     patient = make_patient(rng, findings)
-    study, series = (_uid(recipe["seed"], number, word) for word in ("study", "series"))
+    study, series = study_uid(recipe["seed"], number), _uid(recipe["seed"], number, "series")
     into = work / _images(recipe) / study / series
     into.mkdir(parents=True)
     rows = []
     for position in range(recipe["slices"]):
-        # DICOM's z axis points to the head, so a series starts at the diaphragm.
-        z = HEIGHT * (0.97 - 0.94 * position / (recipe["slices"] - 1))
+        z = height_of(position, recipe["slices"])
         hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
         image = _uid(recipe["seed"], number, position)
         if "form" in recipe:
@@ -171,6 +170,21 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     # Not in the order of positions, as in the competition's table: code that relies on that order would fail there.
     text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
     (work / f"{number}.csv").write_text(text)
+
+
+def study_uid(seed: int, number: int) -> str:
+    """Return the identifier of a study."""
+    return _uid(seed, number, "study")
+
+
+def height_of(position: int, slices: int) -> float:
+    """Return z of a slice in mm, as of `anatomy`: position 0 is below the diaphragm, the last one at the shoulders.
+
+    DICOM's z axis points to the head, so a series starts at the feet.
+    """
+    from tpukit.pe.phantoms.anatomy import HEIGHT
+
+    return HEIGHT * (0.97 - 0.94 * position / (slices - 1))
 
 
 def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | None) -> None:
