@@ -127,7 +127,7 @@ def test_lines_carry_the_number_of_the_job(capsys):
     launch_each(work, ["a", "b"], progress="text")
     lines = capsys.readouterr().out.splitlines()
     assert {"[job 0] printed a", "[job 1] printed b", "[job 0] said a", "[job 1] said b"} <= set(lines)
-    assert [line for line in lines if line.startswith("[job 1]  3/3")]
+    assert [line for line in lines if line.startswith("job 1  3/3")]
     assert [line for line in lines if line.startswith("jobs  2/2")]
 
 
