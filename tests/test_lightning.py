@@ -8,11 +8,15 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from tpukit import launch
+from tpukit.backends.standin.runtime import why_not
 
 lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install 'tpukit[lightning]'")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and torch_xla's of its own old names
-EVERY_BACKEND = pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)])
+STANDIN = pytest.param(
+    "xla:standin", marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
+)
+EVERY_BACKEND = pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla), STANDIN])
 
 inputs = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, (inputs[:, :1] * 2 + inputs[:, 1:2]).tanh())
@@ -99,6 +103,25 @@ def test_lightning_trains_to_the_weights_of_a_loop_by_hand_on_every_core(
     assert {"train_loss", "valid_loss"} <= {name for row in run.log for name in row}
     kept = torch.load(run.results[0]["best"], weights_only=True)  # on any machine, without torch_xla
     assert {tensor.device.type for tensor in kept["state_dict"].values()} == {"cpu"}
+
+
+@EVERY_BACKEND
+def test_bfloat16_is_computed_in_on_the_device(backend):
+    class Looked(Module):
+        def training_step(self, batch, number):
+            self.found = self.network(batch[0]).dtype
+            return super().training_step(batch, number)
+
+    def work(core):
+        from tpukit.training.lightning import trainer_options
+
+        logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+        options = {"enable_checkpointing": False, "precision": "bf16-mixed", **trainer_options(core)}
+        trainer, module = lightning.Trainer(max_steps=2, enable_model_summary=False, **options), Looked()
+        trainer.fit(module, DataLoader(data, 16))
+        return module.found, {weight.dtype for weight in module.parameters()}
+
+    assert launch(work, cores=1, backend=backend, progress="off").results == [(torch.bfloat16, {torch.float32})]
 
 
 def test_without_its_options_every_trainer_trains_alone():

@@ -10,6 +10,7 @@ import pickle
 import torch
 from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -98,10 +99,11 @@ class CoreStrategy(ParallelStrategy):
     def setup(self, trainer) -> None:
         """Bring the module to the device, with rank 0's weights everywhere, and make the optimisers."""
         self.accelerator.setup(trainer)
+        if isinstance(self.precision_plugin, MixedPrecision):  # which takes what is no CPU for a GPU
+            self.precision_plugin.device = self.root_device.type
         self.model = self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        fitting = trainer.state.fn == TrainerFn.FITTING
-        if fitting:
+        if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
 
