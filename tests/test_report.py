@@ -165,24 +165,24 @@ def counted(steps=100, *, compiling=1.0, waiting=5.0, copies=0):
 
 
 def test_small_steps_after_which_the_device_stands_idle_are_named_as_a_small_batch():
-    outcome = report(counted(waiting=0.5), in_steps=11.0)
+    outcome = report(counted(waiting=0.5), step=0.1)
     finding = found(outcome, "batch size")
     assert finding.state == "warning"
     assert "a step takes the host 100.0 ms, of which it waits 5.0 ms for the device" in finding.fact
     assert "larger batch_size" in finding.fix
-    assert found(report(counted(waiting=8.0), in_steps=11.0), "batch size").state == "ok"
+    assert found(report(counted(waiting=8.0), step=0.1), "batch size").state == "ok"
 
 
 UNKNOWN = {
-    "too few steps": (counted(steps=5, waiting=0.0), 11.0),
-    "the loop asks for numbers, which is another finding": (counted(waiting=0.0, copies=100), 11.0),
-    "seconds in steps are not known": (counted(waiting=0.0), None),
+    "too few steps": (counted(steps=5, waiting=0.0), 0.1),
+    "the loop asks for numbers, which is another finding": (counted(waiting=0.0, copies=100), 0.1),
+    "the seconds of a step are not known": (counted(waiting=0.0), None),
 }
 
 
-@pytest.mark.parametrize(("core", "in_steps"), UNKNOWN.values(), ids=UNKNOWN)
-def test_of_the_batch_size_nothing_is_said_where_nothing_is_known(core, in_steps):
-    assert "batch size" not in {finding.name for finding in report(core, in_steps=in_steps).findings}
+@pytest.mark.parametrize(("core", "step"), UNKNOWN.values(), ids=UNKNOWN)
+def test_of_the_batch_size_nothing_is_said_where_nothing_is_known(core, step):
+    assert "batch size" not in {finding.name for finding in report(core, step=step).findings}
 
 
 @pytest.mark.parametrize(("compiling", "state"), [(1.0, "ok"), (9.0, "warning")])
