@@ -160,7 +160,7 @@ def counted(steps=100, *, compiling=1.0, waiting=5.0, copies=0):
     core = Device(TransferFromDeviceTime=copies)
     core.counted |= {"CompileTime": (3, compiling * 1e9), "DeviceLockWait": (steps, waiting * 1e9)}
     core.metrics = lambda: core.counted | {"MarkStep": (steps, 0.0)}
-    core.shares_process = False
+    core.shares_process, core.waited = False, 0.0
     return core
 
 
@@ -171,6 +171,12 @@ def test_small_steps_after_which_the_device_stands_idle_are_named_as_a_small_bat
     assert "a step takes the host 100.0 ms, of which it waits 5.0 ms for the device" in finding.fact
     assert "larger batch_size" in finding.fix
     assert found(report(counted(waiting=8.0), step=0.1), "batch size").state == "ok"
+
+
+def test_a_loop_that_waits_for_the_device_itself_is_not_told_that_its_batch_is_small():
+    core = counted(waiting=0.0)
+    core.waited = 50.0  # as a stopwatch does
+    assert found(report(core, step=0.1), "batch size").state == "ok"
 
 
 UNKNOWN = {

@@ -45,6 +45,7 @@ class Backend:
             `sync` and when they read a tensor, not in the call of the collective.
         waits_idle: True where a core that waits for others uses no processor.
         shares_process: True where other cores are threads of the same process, as on v2 and v3.
+        waited: seconds that `wait` has taken so far, where there is something to wait for.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -55,6 +56,7 @@ class Backend:
     in_graph = False
     waits_idle = True
     shares_process = False
+    waited = 0.0
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
