@@ -160,29 +160,35 @@ def counted(steps=100, *, compiling=1.0, waiting=5.0, copies=0):
     core = Device(TransferFromDeviceTime=copies)
     core.counted |= {"CompileTime": (3, compiling * 1e9), "DeviceLockWait": (steps, waiting * 1e9)}
     core.metrics = lambda: core.counted | {"MarkStep": (steps, 0.0)}
-    core.shares_process = False
+    core.shares_process, core.waited = False, 0.0
     return core
 
 
 def test_small_steps_after_which_the_device_stands_idle_are_named_as_a_small_batch():
-    outcome = report(counted(waiting=0.5), in_steps=11.0)
+    outcome = report(counted(waiting=0.5), step=0.1)
     finding = found(outcome, "batch size")
     assert finding.state == "warning"
     assert "a step takes the host 100.0 ms, of which it waits 5.0 ms for the device" in finding.fact
     assert "larger batch_size" in finding.fix
-    assert found(report(counted(waiting=8.0), in_steps=11.0), "batch size").state == "ok"
+    assert found(report(counted(waiting=8.0), step=0.1), "batch size").state == "ok"
+
+
+def test_a_loop_that_waits_for_the_device_itself_is_not_told_that_its_batch_is_small():
+    core = counted(waiting=0.0)
+    core.waited = 50.0  # as a stopwatch does
+    assert found(report(core, step=0.1), "batch size").state == "ok"
 
 
 UNKNOWN = {
-    "too few steps": (counted(steps=5, waiting=0.0), 11.0),
-    "the loop asks for numbers, which is another finding": (counted(waiting=0.0, copies=100), 11.0),
-    "seconds in steps are not known": (counted(waiting=0.0), None),
+    "too few steps": (counted(steps=5, waiting=0.0), 0.1),
+    "the loop asks for numbers, which is another finding": (counted(waiting=0.0, copies=100), 0.1),
+    "the seconds of a step are not known": (counted(waiting=0.0), None),
 }
 
 
-@pytest.mark.parametrize(("core", "in_steps"), UNKNOWN.values(), ids=UNKNOWN)
-def test_of_the_batch_size_nothing_is_said_where_nothing_is_known(core, in_steps):
-    assert "batch size" not in {finding.name for finding in report(core, in_steps=in_steps).findings}
+@pytest.mark.parametrize(("core", "step"), UNKNOWN.values(), ids=UNKNOWN)
+def test_of_the_batch_size_nothing_is_said_where_nothing_is_known(core, step):
+    assert "batch size" not in {finding.name for finding in report(core, step=step).findings}
 
 
 @pytest.mark.parametrize(("compiling", "state"), [(1.0, "ok"), (9.0, "warning")])

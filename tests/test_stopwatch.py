@@ -75,3 +75,15 @@ def test_it_times_the_work_of_a_device_that_begins_late(backend):
 
     medians = launch(work, cores=1, backend=backend, progress="off").results[0]
     assert medians["product"] > medians["read"]  # without the wait, XLA would multiply where the result is read
+
+
+@pytest.mark.xla
+def test_its_waits_are_not_counted_as_steps():
+    def work(core):
+        watch = Stopwatch(core)
+        for _ in range(3):
+            with core.step(), watch.section("sum"):
+                torch.ones(4, device=core.device).sum()
+        return core.backend.metrics()["MarkStep"][0]
+
+    assert launch(work, cores=1, backend="xla:cpu", progress="off").results == [3]

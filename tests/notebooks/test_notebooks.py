@@ -51,7 +51,16 @@ SMALL = {
         "epochs": 1,
     },
     "08_lightning_on_tpu": {"epochs": 1},
-    "09_why_is_it_slow": {"steps": 6, "shape_steps": 3, "input_steps": 2, "epochs": 2, "seeds": 1},
+    "09_why_is_it_slow": {
+        "steps": 8,
+        "shape_steps": 8,
+        "short_run": 8,
+        "long_run": 12,
+        "input_steps": 8,
+        "input_batch": 16,
+        "epochs": 2,
+        "seeds": 1,
+    },
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.

@@ -27,9 +27,7 @@ class Report(Findings):
     findings: tuple[Finding, ...]
 
 
-def report(
-    backend, *, waited: float | None = None, seconds: float | None = None, in_steps: float | None = None
-) -> Report:
+def report(backend, *, waited: float | None = None, seconds: float | None = None, step: float | None = None) -> Report:
     """Report what the process of a core has spent its time on since it started, and what to do about it.
 
     Copies no tensor and waits for nothing. On plain CPU and CUDA there is little to count: nothing is compiled there.
@@ -38,14 +36,14 @@ def report(
         backend: the core's backend.
         waited: seconds that the loop has waited for batches, if known.
         seconds: seconds that the loop has taken in all, if known.
-        in_steps: seconds of these within `core.step`, if known.
+        step: seconds that the host took for a step, the median of the last ones, if known.
     """
     metrics = backend.metrics()
     findings = _of_graphs(backend, metrics) if metrics else [_without_graphs(backend)]
     if metrics and seconds:
         findings += _compile_time(metrics, seconds)
-    if metrics and in_steps:
-        findings += _batch_size(metrics, in_steps, backend)
+    if metrics and step:
+        findings += _batch_size(metrics, step, backend)
     if waited is not None and seconds:
         findings.append(_waiting(waited / seconds))
     findings += _memory(backend.memory())
@@ -94,18 +92,16 @@ def _compile_time(metrics: dict, seconds: float) -> list[Finding]:
     return [Finding("compile time", "warning", f"{fact}: this run was too short for its graphs", fix)]
 
 
-def _batch_size(metrics: dict, in_steps: float, backend) -> list[Finding]:
+def _batch_size(metrics: dict, step: float, backend) -> list[Finding]:
     steps = metrics.get("MarkStep", (0, 0))[0]
     asked = metrics.get("TransferFromDeviceTime", (0, 0.0))[0] > _MANY_COPIES * steps
     # A loop that asks for numbers waits for another reason, and a rehearsal on several cores waits for the others.
     if steps < _FEW_STEPS or asked or backend.shares_process or (backend.world_size > 1 and not backend.in_graph):
         return []
-    compiling = metrics.get("CompileTime", (0, 0.0))[1] / 1e9
-    waited = metrics.get("DeviceLockWait", (0, 0.0))[1] / 1e9  # torch_xla waits for the step before, in the next sync
-    working = max(in_steps - compiling, 1e-9)
-    fact = f"a step takes the host {1000 * working / steps:.1f} ms, of which it waits {1000 * waited / steps:.1f} ms"
-    fact += " for the device"
-    if waited >= _SHORT_DEVICE_WAIT * working:
+    # torch_xla waits for the step before in the next sync; no more than all of it, since the first ones wait longer.
+    waited = min(step, (metrics.get("DeviceLockWait", (0, 0.0))[1] / 1e9 + backend.waited) / steps)
+    fact = f"a step takes the host {1000 * step:.1f} ms, of which it waits {1000 * waited:.1f} ms for the device"
+    if waited >= _SHORT_DEVICE_WAIT * step:
         return [Finding("batch size", "ok", fact)]
     fix = "a larger batch_size, as long as the samples per second rise; with the learning rate and a warmup to match"
     return [Finding("batch size", "warning", f"{fact}: the device is done early and stands idle", fix)]

@@ -3,7 +3,9 @@
 import contextlib
 import copy
 import os
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -44,7 +46,8 @@ class Core(NotebookOutput):
         self.waiting: str | None = None
         self.ends_between_steps = self.end_requested = False
         self._average_gradients = GradientAverage(backend)
-        self._seed, self._began, self._in_steps = seed, time.monotonic(), 0.0
+        self._seed, self._began = seed, time.monotonic()
+        self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
@@ -182,7 +185,7 @@ class Core(NotebookOutput):
         finally:
             self.doing = None
         self.activity += 1
-        self._in_steps += time.monotonic() - began
+        self._steps.append(time.monotonic() - began)
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
@@ -333,7 +336,8 @@ class Core(NotebookOutput):
         """
         seconds = time.monotonic() - self._began
         waited = batches and batches.waited
-        return report(self.backend, waited=waited, seconds=seconds, in_steps=self._in_steps)
+        step = statistics.median(self._steps) if self._steps else None
+        return report(self.backend, waited=waited, seconds=seconds, step=step)
 
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:
