@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet clean
+.PHONY: headers help check test test-cloud faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -23,6 +23,9 @@ test: $(installed) faults  ## all that CI runs
 	$(python) -m ruff format --check .
 	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest
+
+test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
+	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover))
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -60,6 +63,10 @@ bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lig
 
 bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
 	$(python) benchmarks/unet.py
+
+.venv/clouded: $(installed)
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]"
+	@touch .venv/clouded
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info

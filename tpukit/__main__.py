@@ -1,8 +1,9 @@
-"""`python -m tpukit check`, `host` and `health`: the same answers in a terminal."""
+"""`python -m tpukit check`, `host` and `health`, the same answers in a terminal; `job`, for a machine of the cloud."""
 
 import argparse
 import sys
 
+from tpukit.cloud import job_command
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.health import Health, health
 from tpukit.machine.host import host
@@ -36,13 +37,22 @@ def main(arguments: list[str] | None = None) -> int:
     of_a_tpu.add_argument("--zone", help="of the TPU VM")
     of_a_tpu.add_argument("--project", help="the Google Cloud project")
     of_a_tpu.add_argument("--wait", default="10m", help="for a TPU VM to become healthy: 10m, 90s, 0 (default: 10m)")
+    job_command.add_arguments(
+        commands.add_parser(
+            "job",
+            help="a trainer as one file, and what gcloud, SkyPilot, dstack or Vertex AI take to run it",
+            description="Write a trainer into one file, and print what the tool takes to run it on a TPU.",
+        )
+    )
     given = parser.parse_args(arguments)
     if given.command == "host":
         print(host())
         return 0
     try:
+        if given.command == "job":
+            return job_command.run(given)
         outcome = check() if given.command == "check" else _health(given)
-    except (CloudFailed, ImportError, ValueError) as error:
+    except (CloudFailed, FileNotFoundError, ImportError, TypeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(outcome)

@@ -18,11 +18,12 @@ class CloudFailed(RuntimeError):
     Attributes:
         status: the HTTP status of its answer; None without an answer.
         may_pass: whether the same request may succeed later.
+        answered: whether the service itself has answered; if not, it may have done what was asked.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, may_pass: bool = False):
+    def __init__(self, message: str, *, status: int | None = None, may_pass: bool = False, answered: bool = True):
         super().__init__(message)
-        self.status, self.may_pass = status, may_pass
+        self.status, self.may_pass, self.answered = status, may_pass, answered
 
     def __reduce__(self) -> tuple:  # an exception is pickled by its args alone
         return type(self), self.args, vars(self)
@@ -74,6 +75,7 @@ class Service:
             f"{text}\n  found: {answered}: {said}\n  fix:   {self._fix(status, said)}",
             status=status,
             may_pass=status in (None, 429) or status >= 500,
+            answered=status is not None and not (status in (503, 504) and _is_of_grpc(error)),
         )
 
     def _fix(self, status: int | None, said: str) -> str:
@@ -140,10 +142,15 @@ def _status(error: BaseException) -> int | None:
     return int(status) if isinstance(status, int) else None
 
 
+def _is_of_grpc(error: BaseException) -> bool:
+    """Say whether gRPC made it: where no answer comes, it says UNAVAILABLE or DEADLINE_EXCEEDED as a service would."""
+    return callable(getattr(getattr(error, "response", None), "code", None))
+
+
 def _words(error: BaseException) -> str:
     """Return what was said, in one line of at most 300 characters."""
     said = getattr(error, "reason", None) or getattr(error, "message", None) or str(error) or type(error).__name__
-    line = " ".join(str(said).split())
+    line = re.sub("^(GET|POST|PUT) [^ ]+: ", "", " ".join(str(said).split()))
     details = str(getattr(error, "error_details", ""))
     line += " (SERVICE_DISABLED)" if "SERVICE_DISABLED" in details and "SERVICE_DISABLED" not in line else ""
     return line if len(line) <= 300 else line[:299] + "…"

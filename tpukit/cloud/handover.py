@@ -1,0 +1,134 @@
+"""A job as a text for the tools that others use: commands of gcloud, a task of SkyPilot or dstack."""
+
+import json
+import re
+import shlex
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from tpukit.cloud.bundle import Bundle
+from tpukit.cloud.slices import PRICES_OF, Slice
+
+_IN_TPUKIT = {"tpukit", "torch", "torch_xla", "torchvision"}  # tpukit brings versions of these that work together
+
+
+def gcloud(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, zone: str, project: str | None) -> str:
+    """Return the commands that create a TPU VM, run a bundle on it over ssh, and delete it again."""
+    vm = f"{name} --zone {zone}" + (f" --project {project}" if project else "")
+    tpu_vm = "gcloud compute tpus tpu-vm"
+    # The machine's own Python is 3.10, so the environment brings one.
+    setup = " && ".join(["python3 -m pip install -q --user uv", *_setup(bundle, "python3 -m uv", "kit")])
+    run = f"PJRT_DEVICE=TPU kit/bin/python {name}.zip {shlex.join(arguments)}".rstrip()
+    return "\n".join(
+        [
+            f"# {_cost(place)}, from `create` until `delete`",
+            f"{tpu_vm} create {vm} --accelerator-type {place.accelerator_type} --version {place.runtime_version}",
+            f"{tpu_vm} scp {name}.zip {name}: {vm.partition(' ')[2]} --worker=all",
+            f"{tpu_vm} ssh {vm} --worker=all --command {shlex.quote(f'{setup} && {run}')}",
+            f"{tpu_vm} delete {vm}",
+            "",
+        ]
+    )
+
+
+def skypilot(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, zone: str | None, **_: object) -> str:
+    """Return a task for `sky launch`; its TPU VM is stopped ten minutes after the job's end."""
+    infra = f"gcp/{zone.rpartition('-')[0]}/{zone}" if zone else "gcp"
+    setup = ["python3 -m pip install -q uv", *_setup(bundle, "python3 -m uv", "~/kit")]
+    run = f"PJRT_DEVICE=TPU ~/kit/bin/python ~/{name}.zip {shlex.join(arguments)}".rstrip()
+    return "\n".join(
+        [
+            f"# {_cost(place)}",
+            f"name: {json.dumps(name)}",
+            "resources:",
+            f"  infra: {infra}",
+            f"  accelerators: tpu-{place.accelerator_type}",
+            "  accelerator_args:",
+            f"    runtime_version: {place.runtime_version}  # SkyPilot's own choice for a v5e is that of a v5p",
+            "  autostop:",
+            "    idle_minutes: 10",
+            "    down: true",
+            "file_mounts:",
+            f"  ~/{name}.zip: ./{name}.zip",
+            *_block("setup", setup),
+            *_block("run", [run]),
+            "",
+        ]
+    )
+
+
+def dstack(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, **_: object) -> str:
+    """Return a task for `dstack apply`."""
+    run = f"PJRT_DEVICE=TPU kit/bin/python {name}.zip {shlex.join(arguments)}".rstrip()
+    commands = [*_setup(bundle, "uv", "kit"), run]
+    return "\n".join(
+        [
+            f"# {_cost(place)}",
+            "type: task",
+            f"name: {json.dumps(name)}",
+            'python: "3.12"',
+            "files:",
+            f"  - {name}.zip",
+            "commands:",
+            *[f"  - {json.dumps(command)}" for command in commands],
+            "backends: [gcp]",
+            "resources:",
+            f"  gpu: tpu:{place.accelerator_type}",
+            "",
+        ]
+    )
+
+
+TARGETS = {"gcloud": gcloud, "skypilot": skypilot, "dstack": dstack}
+_NAME = "[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what all of them take
+
+
+def check_name(name: str) -> str:
+    """Return a name that a TPU VM, SkyPilot and dstack take.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not re.fullmatch(_NAME, name):
+        raise ValueError(
+            f"{name!r} is no name of a job\n  found: lower-case letters, digits, hyphens; a letter first; 40 at most\n"
+            "  fix:   --name train-1"
+        )
+    return name
+
+
+def _setup(bundle: Bundle, uv: str, environment: str) -> list[str]:
+    """Return the commands that make the environment a bundle needs."""
+    packages = _packages(bundle)
+    install = f"{uv} pip install -q --python {environment}/bin/python --torch-backend cpu"
+    return [
+        f"{uv} venv -q --python 3.12 {environment}",
+        *([f"{install} {' '.join(map(shlex.quote, packages))}"] if packages else []),
+    ]
+
+
+def _packages(bundle: Bundle) -> list[str]:
+    """Return what to install; a module's package may have another name, which this machine knows if it has it."""
+    known = metadata.packages_distributions()
+    ours = [_this_kit()] if bundle.launches or "tpukit" in bundle.needs else []
+    others = [name for name in bundle.needs if not ours or name not in _IN_TPUKIT]
+    return [*ours, *(known.get(name, [name])[0] for name in others)]
+
+
+def _this_kit() -> str:
+    """Return what installs this kit: from the address that its metadata, or its clone, has."""
+    clone = Path(__file__).parents[2] / "pyproject.toml"
+    if clone.is_file():
+        return f"tpukit[tpu] @ git+{tomllib.loads(clone.read_text())['project']['urls']['Repository']}"
+    addresses = metadata.metadata("tpukit").get_all("Project-URL") or []
+    address = next((one.partition(", ")[2] for one in addresses if one.startswith("Repository, ")), None)
+    return f"tpukit[tpu] @ git+{address}" if address else "tpukit[tpu]"
+
+
+def _block(key: str, lines: list[str]) -> list[str]:
+    return [f"{key}: |", *(f"  {line}" for line in lines)]
+
+
+def _cost(place: Slice) -> str:
+    return f"about ${place.dollars:.2f} an hour ({PRICES_OF})"

@@ -1,0 +1,290 @@
+"""A worker function as a Vertex AI custom job: looked at first, then sent, watched, and cancelled if need be."""
+
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from tpukit.cloud.answers import CloudFailed, find_credentials
+from tpukit.cloud.bundle import Bundle, make_bundle
+from tpukit.cloud.slices import PRICES_OF, Slice, find_slice
+from tpukit.cloud.vertex_api import LABEL, VertexApi
+from tpukit.display.tables import Table
+from tpukit.training.resume import parse_duration
+
+_SECONDS_BETWEEN_LINES = 60.0  # of watch, while nothing changes
+_OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
+_BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
+_ACCOUNT = "[^@ ]+@[^@ ]+[.]gserviceaccount[.]com"
+_IMAGE = "[a-z0-9.-]+[.][a-z]+(:[0-9]+)?/[A-Za-z0-9._/-]+(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?"
+
+
+def job(
+    trainer: Callable | str | Path,
+    chip: str = "v5e-8",
+    *,
+    image: str,
+    bucket: str,
+    args: Sequence[object] = (),
+    name: str | None = None,
+    service_account: str | None = None,
+    project: str | None = None,
+    region: str = "us-central1",
+    timeout: str | float = "1d",
+    environ: Mapping[str, str] = os.environ,
+    **connection: object,
+) -> "Job":
+    """Make a custom job of a worker function, which is launched on every core of one TPU host; nothing is sent yet.
+
+    The job writes into gs://<bucket>/<name>. Its working directory there is its own checkpoint folder, so `fit` with
+    the relative folder of a notebook saves in the bucket, and continues when Vertex AI starts the job again;
+    `tpukit.cloud.folders` has what else a trainer needs.
+
+    Args:
+        trainer: the function, "train.py:train", or a script of any framework, "train.py"; see `make_bundle`.
+        chip: v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8 or v3-8.
+        image: a container with Python, torch_xla, libtpu and, unless the trainer is a script, tpukit.
+        bucket: "gs://bucket", or a folder of it, in the same region.
+        args: passed to the function after its `Core`, as JSON: numbers, text, lists, dicts. Of a script: its arguments.
+        name: None for the function's name and the time.
+        service_account: as which it runs; None for Vertex AI's own.
+        project: None for GOOGLE_CLOUD_PROJECT, or the credential's own.
+        region: with TPUs of that kind, and quota for them.
+        timeout: after which Vertex AI ends the job, which limits what it can cost.
+        environ: of this process.
+        **connection: `credentials`, `endpoint`, `transport`, `pauses`, `request_timeout`; see `VertexApi`.
+
+    Raises:
+        ValueError: an argument is none that Vertex AI takes.
+        TypeError: the trainer or its arguments cannot be sent.
+    """
+    place = find_slice(chip, for_vertex=True)
+    bundle = make_bundle(trainer)
+    name = name or f"{bundle.name}-{time.strftime('%m%d-%H%M%S')}"
+    address = bucket if bucket.startswith("gs://") else f"gs://{bucket}"
+    _check("bucket", bucket, f"gs://{_BUCKET}(/[A-Za-z0-9._-]+)*/?", 'bucket="gs://my-bucket/runs"', address)
+    _check("name", name, "[A-Za-z0-9][A-Za-z0-9._-]{0,127}", 'name="train-1"')
+    _check("image", image, _IMAGE, 'image="us-docker.pkg.dev/my-project/kit/trainer:1"')
+    if service_account is not None:
+        _check("service_account", service_account, _ACCOUNT, 'service_account="me@my-project.iam.gserviceaccount.com"')
+    folder = f"{address.rstrip('/')}/{name}"
+    request = {
+        "displayName": name,
+        "jobSpec": {
+            "workerPoolSpecs": [
+                {
+                    "machineSpec": dict(place.machine),
+                    "replicaCount": 1,  # the SDK: TPU jobs allow one
+                    "containerSpec": {
+                        "imageUri": image,
+                        "command": ["python", f"/gcs/{folder.removeprefix('gs://')}/trainer.zip"],
+                        "args": arguments(bundle, args),
+                        "env": [{"name": "PJRT_DEVICE", "value": "TPU"}],
+                    },
+                }
+            ],
+            "scheduling": {"timeout": f"{parse_duration(timeout, 'timeout'):.0f}s"},
+            "baseOutputDirectory": {"outputUriPrefix": folder},
+        },
+        "labels": {LABEL: uuid.uuid4().hex[:12]},
+    }
+    if service_account is not None:
+        request["jobSpec"]["serviceAccount"] = service_account
+    return Job(request, bundle, place, project, region, environ, connection)
+
+
+class Job(Table):
+    """A custom job: shows itself as a table, in any notebook, before anything is sent.
+
+    Attributes:
+        request: what is sent, as the API writes it.
+        bundle: the trainer's files.
+        resource: the name that Vertex AI has given it; None before `submit`.
+        state: QUEUED, PENDING, RUNNING, SUCCEEDED, ... as last seen; None before.
+    """
+
+    def __init__(
+        self,
+        request: dict,
+        bundle: Bundle,
+        place: Slice,
+        project: str | None,
+        region: str,
+        environ: Mapping[str, str],
+        connection: dict,
+    ):
+        self.request, self.bundle = request, bundle
+        self._slice, self._project, self._region = place, project, region
+        self._environ, self._connection = environ, connection
+        self.resource: str | None = None
+        self.state: str | None = None
+        self._api: VertexApi | None = None
+        self._sent = False
+
+    @property
+    def title(self) -> str:
+        """What it is, in one line."""
+        return f"{self.request['displayName']}: {self.state or 'not sent'}, {self._slice.name} in {self._region}"
+
+    @property
+    def folder(self) -> str:
+        """The folder in the bucket that it writes into."""
+        return self.request["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"]
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return (what, value) of all that is sent, and what it costs."""
+        spec = self.request["jobSpec"]
+        pool = spec["workerPoolSpecs"][0]
+        hours = parse_duration(int(spec["scheduling"]["timeout"][:-1])) / 3600
+        most = f"at most {hours:g} h, ${hours * self._slice.dollars:,.2f}"
+        return [
+            ("job", self.resource or "not sent: submit() sends it"),
+            ("machine", ", ".join(f"{key} {value}" for key, value in pool["machineSpec"].items())),
+            ("cost", f"about ${self._slice.dollars:.2f} an hour ({PRICES_OF}; Vertex AI has its own); {most}"),
+            ("image", pool["containerSpec"]["imageUri"]),
+            ("it must have", ", ".join(self.bundle.needs) or "Python alone"),
+            ("trainer", f"{len(self.bundle.files)} files: {', '.join(sorted(self.bundle.files))}"),
+            ("command", " ".join([*pool["containerSpec"]["command"], *pool["containerSpec"]["args"]])),
+            ("writes", f"{self.folder}, checkpoints in {self.folder}/checkpoints"),
+            ("runs as", spec.get("serviceAccount", "Vertex AI's own account")),
+        ]
+
+    def show(self) -> "Job":
+        """Print what would be sent, and return this job."""
+        print(self)
+        return self
+
+    def save(self, path: str | Path) -> Path:
+        """Write the trainer's bundle to a file, to rehearse it: `python trainer.zip`."""
+        Path(path).write_bytes(self.bundle.to_bytes())
+        return Path(path)
+
+    def submit(self) -> "Job":
+        """Upload the trainer and create the job. Sent once, it is not sent again: a second call looks for it first.
+
+        Raises:
+            CloudFailed: it was not created; or whether it was is not known, and the message says so.
+            ImportError: the SDK is not installed.
+        """
+        if self.resource is None:
+            api, label = self._connect(), self.request["labels"][LABEL]
+            there = api.find(label) if self._sent else None
+            if there is None:
+                bucket, _, path = self.folder.removeprefix("gs://").partition("/")
+                api.upload(self.bundle.to_bytes(), bucket, f"{path}/trainer.zip")
+                self._sent = True
+                there = api.create(self.request, label)
+            self._is_now(there)
+            print(f"{self.title}\n  cancel: .cancel(), or `gcloud ai custom-jobs cancel {self.resource}`")
+        return self
+
+    def watch(self, *, every: float = 15.0, patience: str | float = "15m") -> "Job":
+        """Wait until the job is over, with a line when its state changes, and every minute; return it.
+
+        An interrupt ends the watching, not the job. Answers that do not come are asked for again for `patience`.
+
+        Raises:
+            CloudFailed: the job failed or expired, with Vertex AI's words; or its state cannot be had.
+        """
+        api, resource = self._begun()
+        try:
+            now = self._watched(api, resource, every, parse_duration(patience, "patience"))
+        except KeyboardInterrupt:
+            print(f"the watching ends, the job goes on; .cancel() ends it: {resource}")
+            raise
+        if self.state in ("FAILED", "EXPIRED"):
+            words = " ".join(now.error.message.split()) or "Vertex AI gives no reason"
+            raise CloudFailed(
+                f"job {self.request['displayName']} {self.state.lower()}\n  found: {words}\n"
+                f"  fix:   read what it printed: `gcloud ai custom-jobs stream-logs {resource}`; checkpoints are in "
+                f"{self.folder}"
+            )
+        return self
+
+    def cancel(self) -> "Job":
+        """Ask Vertex AI to end the job; one that is over stays as it is. `watch` sees its end."""
+        api, resource = self._begun()
+        try:
+            api.cancel(resource)
+        except CloudFailed as error:
+            if error.status != 400:
+                raise
+            self._is_now(api.get(resource))
+            if self.state not in _OVER:
+                raise
+        else:
+            self._is_now(api.get(resource))
+        print(self.title)
+        return self
+
+    def _watched(self, api: VertexApi, resource: str, every: float, patience: float):
+        said, said_at, heard = None, 0.0, time.monotonic()
+        while True:
+            now = None
+            try:
+                now = api.get(resource)
+                heard = time.monotonic()
+                self._is_now(now)
+            except CloudFailed as error:
+                if not error.may_pass or time.monotonic() - heard > patience:
+                    raise
+            shown = self.state if now else "no answer"
+            if shown != said or time.monotonic() - said_at >= _SECONDS_BETWEEN_LINES:
+                print(f"{self.request['displayName']}: {shown}{self._so_far(now)}", flush=True)
+                said, said_at = shown, time.monotonic()
+            if now and self.state in _OVER:
+                return now
+            time.sleep(every)
+
+    def _connect(self) -> VertexApi:
+        if self._api is None:
+            options = dict(self._connection)
+            credentials, project = find_credentials(options.pop("credentials", None), self._project, self._environ)
+            self._api = VertexApi(project, self._region, credentials=credentials, **options)
+        return self._api
+
+    def _begun(self) -> tuple[VertexApi, str]:
+        if self.resource is None:
+            raise CloudFailed("this job was not sent\n  found: no answer to it\n  fix:   .submit(), then this")
+        return self._connect(), self.resource
+
+    def _is_now(self, answer) -> None:
+        self.resource, self.state = answer.name, answer.state.name.removeprefix("JOB_STATE_")
+
+    def _so_far(self, answer) -> str:
+        if not answer or not answer.start_time:
+            return ""
+        ended = answer.end_time.timestamp() if answer.end_time else time.time()
+        hours = max(0.0, ended - answer.start_time.timestamp()) / 3600
+        return f", {hours * 60:.0f} min, about ${hours * self._slice.dollars:.2f}"
+
+
+def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:
+    """Return a trainer's arguments as they stand in a command: one JSON list for a function, words for a script.
+
+    Raises:
+        TypeError: JSON would lose or change one.
+    """
+    if isinstance(args, str | Mapping):
+        raise TypeError(f"args is a list of arguments, got {args!r}\n  fix:   args=[{args!r}]")
+    if not bundle.launches:
+        return [str(one) for one in args]
+    try:
+        same = json.loads(text := json.dumps(list(args), allow_nan=False)) == list(args)
+    except (TypeError, ValueError):
+        same = False
+    if not same:
+        raise TypeError(
+            f"args travel as JSON, which cannot carry {list(args)!r}\n"
+            "  found: it has numbers, text, True, None, lists, and dicts with text as keys\n"
+            "  fix:   pass a path or a dict of settings, and make the objects inside the function"
+        )
+    return [text] if args else []
+
+
+def _check(argument: str, given: str, pattern: str, example: str, value: str | None = None) -> None:
+    if not re.fullmatch(pattern, value or given):
+        raise ValueError(f"{argument} is none that Vertex AI takes: {given!r}\n  fix:   {example}")

@@ -1,0 +1,170 @@
+"""Vertex AI's API for custom jobs: every request has a time-out, and only what is safe is asked twice."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tpukit.cloud.answers import CloudFailed, Service
+
+_T = TypeVar("_T")
+_ROLE = "roles/aiplatform.user"
+LABEL = "tpukit-job"  # by which a job is found again whose answer was lost
+
+
+class VertexApi:
+    """Custom jobs of one project and region, through Google's own SDK.
+
+    Args:
+        project: that pays.
+        region: where they run.
+        credentials: of google-auth.
+        endpoint: of the API; None for the region's own.
+        transport: "grpc", "rest", or a transport of the SDK's JobServiceClient.
+        pauses: seconds before each repetition of a request that is safe to repeat.
+        request_timeout: seconds for one answer.
+
+    Raises:
+        ImportError: the SDK is not installed.
+    """
+
+    def __init__(
+        self,
+        project: str,
+        region: str,
+        *,
+        credentials=None,
+        endpoint: str | None = None,
+        transport="grpc",
+        pauses: tuple[float, ...] = (1.0, 2.0, 4.0),
+        request_timeout: float = 30.0,
+    ):
+        try:
+            from google.cloud import aiplatform_v1
+        except ImportError as error:
+            raise ImportError(
+                f"a Vertex AI job needs Google's SDK, which cannot be imported: {error}\n"
+                "  found: google-cloud-aiplatform comes with the extra [vertex]\n"
+                '  fix:   `pip install "tpukit[vertex]"`'
+            ) from error
+        self._sdk, self._credentials = aiplatform_v1, credentials
+        self._project, self._pauses, self._timeout = project, pauses, request_timeout
+        self._parent = f"projects/{project}/locations/{region}"
+        self._service = Service("Vertex AI", "aiplatform.googleapis.com", _ROLE, project)
+        given = {"credentials": credentials} if isinstance(transport, str) else {}
+        options = {"api_endpoint": endpoint or f"{region}-aiplatform.googleapis.com"}
+        with self._service.asked("Vertex AI"):
+            self._client = aiplatform_v1.JobServiceClient(transport=transport, client_options=options, **given)
+
+    def upload(self, data: bytes, bucket: str, path: str) -> None:
+        """Write a file into a bucket; the same bytes again change nothing.
+
+        Raises:
+            CloudFailed: it was not written.
+        """
+        from google.cloud import storage
+
+        cloud = Service("Cloud Storage", "storage.googleapis.com", "roles/storage.objectAdmin", self._project)
+        with storage.Client(project=self._project, credentials=self._credentials) as client:
+            blob = client.bucket(bucket).blob(path)
+
+            def write() -> None:
+                blob.upload_from_string(data, content_type="application/zip", timeout=self._timeout, retry=None)
+
+            self._repeat(lambda: self._ask(f"gs://{bucket}/{path}", write, cloud))
+
+    def create(self, request: dict, label: str):
+        """Create a job and return it.
+
+        A request is repeated where Vertex AI has answered that it did not do it (429, 503), never where no answer came:
+        the job may be there all the same. So it is looked for by its label first, and taken if it is there.
+
+        Raises:
+            CloudFailed: it was not created; or it is not known, and the message says so.
+        """
+        job, pauses = self._sdk.CustomJob.from_json(json.dumps(request)), iter(self._pauses)
+        once = {"retry": None, "timeout": self._timeout}
+        while True:
+            try:
+                return self._ask(
+                    f"job {job.display_name}",
+                    lambda: self._client.create_custom_job(parent=self._parent, custom_job=job, **once),
+                )
+            except CloudFailed as error:
+                if not error.may_pass:
+                    raise
+                # After a 429 there is nothing to look for: it was refused before anything was done.
+                if error.status != 429 and (there := self._look_for(label, job.display_name, error)):
+                    return there
+                pause = next(pauses, None)
+                if pause is None or not error.answered or error.status not in (429, 503):
+                    raise
+                time.sleep(pause)
+
+    def find(self, label: str):
+        """Return the job with that label; None where there is none."""
+        request = {"parent": self._parent, "filter": f'labels.{LABEL}="{label}"'}
+
+        def ask() -> list:
+            return list(self._client.list_custom_jobs(request=request, retry=None, timeout=self._timeout))
+
+        found = self._repeat(lambda: self._ask("the list of jobs", ask))
+        return next((job for job in found if job.labels.get(LABEL) == label), None)
+
+    def get(self, resource: str):
+        """Return a job as it is now."""
+        return self._ask(
+            f"job {resource}",
+            lambda: self._client.get_custom_job(name=resource, retry=None, timeout=self._timeout),
+        )
+
+    def cancel(self, resource: str) -> None:
+        """Cancel a job; for one that is over, Vertex AI answers 400."""
+        self._repeat(
+            lambda: self._ask(
+                f"the end of job {resource}",
+                lambda: self._client.cancel_custom_job(name=resource, retry=None, timeout=self._timeout),
+            )
+        )
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.transport.close()
+
+    def _ask(self, what: str, ask: Callable[[], _T], service: Service | None = None) -> _T:
+        with (service or self._service).asked(what):
+            return ask()
+
+    def _repeat(self, ask: Callable[[], _T]) -> _T:
+        """Ask again, after a pause, what changes nothing when it is asked twice."""
+        for pause in self._pauses:
+            try:
+                return ask()
+            except CloudFailed as error:
+                if not error.may_pass:
+                    raise
+                time.sleep(pause)
+        return ask()
+
+    def _look_for(self, label: str, name: str, error: CloudFailed):
+        """Return the job that may have been created all the same; None where Vertex AI says that it was not.
+
+        Raises:
+            CloudFailed: that is not known.
+        """
+        seen = f"no job is labelled {LABEL}={label} by now"
+        try:
+            there = self.find(label)
+        except CloudFailed:
+            there, seen = None, "the jobs cannot be listed either"
+        if there is None and not (error.answered and seen.startswith("no job")):
+            fact, _, rest = str(error).partition("\n")
+            found, _, fix = rest.partition("\n  fix:   ")
+            raise CloudFailed(
+                f"{fact}; whether it was created is not known\n{found}; {seen}\n"
+                f"  fix:   submit() again, which looks for {name} first; {fix}",
+                status=error.status,
+                may_pass=True,
+                answered=False,
+            ) from error
+        return there
