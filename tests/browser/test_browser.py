@@ -167,7 +167,7 @@ def run_all(page):
 
 
 def begin_again(page, cell):
-    """Run a cell whose last run was interrupted; the page may lose a key, and a kernel on its way out of it a request."""
+    """Run a cell whose last run was interrupted: the page may lose a key, the kernel, still clearing up, a request."""
     for _ in range(6):
         cell.locator(".jp-InputArea-editor").click()
         page.keyboard.press("Control+Enter")
