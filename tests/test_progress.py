@@ -142,6 +142,15 @@ def test_a_loop_that_was_given_up_says_so_and_keeps_its_time():
     assert before.endswith("stopped after 0 s")
 
 
+def test_time_goes_on_between_two_reports_of_a_slow_loop_and_stops_with_it():
+    shown = Screen()
+    shown.bar("epochs", 1, 3, 0, 10.0)
+    shown.bars["epochs"].heard -= 5.0
+    assert shown.bars["epochs"].text() == "epochs  1/3  33%  10 s each  15 s left"
+    shown.close("interrupted")
+    assert shown.bars["epochs"].text() == "epochs  1/3  10 s each  stopped after 15 s"
+
+
 # ---- the panel -----------------------------------------------------------------------------------------------------
 
 
