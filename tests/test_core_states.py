@@ -1,3 +1,5 @@
+import contextlib
+
 import pytest
 
 from tpukit.backends.protocol import Compiling
@@ -142,3 +144,43 @@ def test_a_core_whose_heartbeats_stop_is_told():
     states.beat(0, 1, "gather", None)
     assert "core 1" in states.words()
     assert "without a sign of life for 10 s" in states.words()
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("backend", ["xla:cpu", "xla:standin"])
+def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
+    import tpukit.distributed.launcher as launcher
+    from tpukit.backends import RUNTIMES
+    from tpukit.display.progress import Screen
+
+    if backend not in RUNTIMES:
+        pytest.skip("no stand-in here")
+    said = []
+
+    class Listening(Screen):
+        def status(self, doing, cores=()):
+            said.append(doing)
+
+    @contextlib.contextmanager
+    def screen(kind):
+        yield Listening()
+
+    def work(core):
+        import time
+
+        import torch
+
+        values = torch.ones(8, 8, device=core.device)
+        for step in range(3):
+            with core.step():
+                if step == 2:
+                    time.sleep(2.5)  # as the tracing of a large model does
+                for size in range(60):  # every operation of another shape, so that none is compiled for another
+                    values = torch.cumsum(torch.nn.functional.pad(values, (0, 1 + size % 2)), 1)[:, : 8 + size % 7]
+        return core.backend.compiling()
+
+    monkeypatch.setattr(launcher, "screen", screen)
+    run = launcher.launch(work, cores=1, backend=backend, heartbeat=0.1)
+    assert run.results == [None]  # nothing is being compiled any more
+    assert any(words.startswith("compiling graph 1 for") for words in said), set(said)
+    assert any(words.startswith("tracing the step, for") for words in said), set(said)

@@ -42,11 +42,10 @@ def test_nothing_new_is_not_drawn_again():
 @pytest.mark.parametrize(
     ("bar", "text"),
     [
-        (Bar("train", 3, 12, 0), r"train  3/12  25%  .* steps/s  .* s left"),
-        (Bar("train", 3, 12, 64), r"train  3/12  25%  .* samples/s  .* s left"),
+        (Bar("train", 3, 12, 0, seconds=0.5), r"train  3/12  25%  6.0 steps/s  2 s left"),
         (Bar("train", 12, 12, 64), r"train  12/12  .* samples/s  in .* s"),
         (Bar("train", 0, 12, 64), r"train  0/12  0%"),
-        (Bar("read", 7, None, 0), r"read  7  .* steps/s"),
+        (Bar("read", 7, None, 0, seconds=0.5), r"read  7  14.0 steps/s"),
         (Bar("empty", 0, 0, 0), r"empty  0  in .* s"),
         (Bar("jobs", 1, 3, None, seconds=2.0), r"jobs  1/3  33%  4 s left"),
         (Bar("train", 3, 12, 64, seconds=2.0, unit="images"), r"train  3/12  25%  96 images/s  6 s left"),
@@ -141,6 +140,15 @@ def test_a_loop_that_was_given_up_says_so_and_keeps_its_time():
     time.sleep(0.6)
     assert shown.bars["train"].text() == before
     assert before.endswith("stopped after 0 s")
+
+
+def test_time_goes_on_between_two_reports_of_a_slow_loop_and_stops_with_it():
+    shown = Screen()
+    shown.bar("epochs", 1, 3, 0, 10.0)
+    shown.bars["epochs"].heard -= 5.0
+    assert shown.bars["epochs"].text() == "epochs  1/3  33%  10 s each  15 s left"
+    shown.close("interrupted")
+    assert shown.bars["epochs"].text() == "epochs  1/3  10 s each  stopped after 15 s"
 
 
 # ---- the panel -----------------------------------------------------------------------------------------------------
@@ -366,3 +374,25 @@ def test_a_loop_left_early_is_over(capsys):
 
     launch(work, cores=2, progress="text")
     assert "train  5/5" in capsys.readouterr().out
+
+
+def test_fit_has_one_bar_for_epochs_one_for_steps_and_does_not_show_its_trial(capsys):
+    import torch
+
+    from tpukit import fit
+
+    def work(core):
+        data = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+        model = core.model(torch.nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        train = core.batches(data, batch_size=8, shuffle=True, drop_last=True)
+        valid = core.batches(data, batch_size=8)
+        fit(core, model, optimizer, torch.nn.functional.mse_loss, train, valid, epochs=3)
+
+    launch(work, cores=2, progress="text")
+    lines = [line.split("  ") for line in capsys.readouterr().out.splitlines()]
+    bars = [line[:2] for line in lines if len(line) > 1]
+    assert bars == [["train", "4/4"], ["valid", "4/4"]] * 3 + [["epochs", "3/3"]]
+    for line in lines:
+        assert ("train_loss" in " ".join(line)) == (line[0][:5] in ("train", "epoch"))
+        assert line[0] != "train" or "valid_loss" not in " ".join(line)  # it would be that of an epoch ago

@@ -16,6 +16,7 @@ class Bar:
         seconds: since the loop began, by the clock of whoever runs it; None counts them here, until it is finished.
         start: items that were done before the loop began, as in an epoch that is resumed; no rate counts them.
         unit: what a rate counts; None for samples, or steps.
+        heard: `time.monotonic()` when `seconds` was told; None where it is not to be counted on from there.
         note: more words on it.
         rows_before: logged rows that had arrived when it began.
         printed: its end has been printed.
@@ -31,6 +32,7 @@ class Bar:
     note: str = ""
     rows_before: int = 0
     printed: bool = False
+    heard: float | None = None
     began: float = field(default_factory=time.monotonic)
     ended: float | None = None
 
@@ -85,10 +87,16 @@ class Bar:
         if self.finished:
             return f"in {duration(self.elapsed(), exact=True)}"
         if self.ended is not None:
-            return f"stopped after {duration(self.elapsed())}"
+            return f"stopped after {duration(self.elapsed() + self._since_heard())}"
         if self.total and done > 0:
-            return f"{duration(self.elapsed() / done * max(0, self.total - self.done))} left"
+            left = self.elapsed() / done * max(0, self.total - self.done)
+            return f"{duration(max(0.0, left - self._since_heard()))} left"
         return ""
+
+    def _since_heard(self) -> float:
+        if self.seconds is None or self.heard is None:
+            return 0.0
+        return max(0.0, (self.ended or time.monotonic()) - self.heard)
 
     def text(self) -> str:
         """Describe the progress in one line: `train  120/640  19%  1,034 samples/s  2 s left`."""

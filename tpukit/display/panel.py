@@ -53,7 +53,7 @@ def panel_html(
         parts.append(f'<table style="{style}">{"".join(rows)}</table>')
     if curves:
         parts.append(f'<div style="margin-top:10px">{charts_html(curves)}</div>')
-    return f'<div style="font-size:13px;line-height:1.5;color:inherit;padding:2px 0 6px">{"".join(parts)}</div>'
+    return f'<div style="font-size:13px;line-height:1.5;color:inherit;padding:2px 0 6px 5px">{"".join(parts)}</div>'
 
 
 def shown_bars(bars: Sequence[Bar]) -> list[Bar]:

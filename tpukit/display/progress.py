@@ -76,6 +76,7 @@ class Screen:
             bar = self.bars[label] = Bar(label, done, total, samples_per_step, rows_before=self._rows)
         bar.done, bar.total, bar.samples_per_step, bar.seconds = done, total, samples_per_step, seconds
         bar.start, bar.unit, bar.note, self._changed = start, unit, note, True
+        bar.heard = time.monotonic()
         if bar.finished:
             bar.end()
 
