@@ -39,7 +39,9 @@ def trainer_options(core: Core) -> dict:
             f"  found: {core.world_size} cores, two in each process, as TPU v2 and v3 have them\n"
             "  fix:   launch(..., cores=1), or tpukit.fit on all of them"
         )
-    return {"strategy": CoreStrategy(core), "logger": CoreLogger(core), "enable_progress_bar": False}
+    options = {"strategy": CoreStrategy(core), "logger": CoreLogger(core), "enable_progress_bar": False}
+    # torch_xla has no inference mode: "Cannot set version_counter for inference tensor" (2.9.0, in predict).
+    return options | {"inference_mode": False}
 
 
 class CoreAccelerator(Accelerator):
