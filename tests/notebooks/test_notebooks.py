@@ -39,7 +39,7 @@ SMALL = {
         "valid_images": 8,
         "batch_size": 4,
         "timed_steps": 1,
-        "memory_batches": [1, 2],
+        "memory_batches": [2, 3],
         "epochs": 1,
     },
     "09_why_is_it_slow": {
