@@ -45,7 +45,7 @@ class Backend:
             `sync` and when they read a tensor, not in the call of the collective.
         waits_idle: True where a core that waits for others uses no processor.
         shares_process: True where other cores are threads of the same process, as on v2 and v3.
-        waited: seconds that `wait` has taken so far, where there is something to wait for.
+        waits: seconds of the last calls of `wait`, where there is something to wait for; of `wait_count` in all.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -56,7 +56,8 @@ class Backend:
     in_graph = False
     waits_idle = True
     shares_process = False
-    waited = 0.0
+    waits: tuple[float, ...] = ()
+    wait_count = 0
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
