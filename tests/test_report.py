@@ -160,7 +160,7 @@ def counted(steps=100, *, compiling=1.0, waiting=5.0, copies=0):
     core = Device(TransferFromDeviceTime=copies)
     core.counted |= {"CompileTime": (3, compiling * 1e9), "DeviceLockWait": (steps, waiting * 1e9)}
     core.metrics = lambda: core.counted | {"MarkStep": (steps, 0.0)}
-    core.shares_process, core.waited = False, 0.0
+    core.shares_process, core.waits, core.wait_count = False, [], 0
     return core
 
 
@@ -175,7 +175,7 @@ def test_small_steps_after_which_the_device_stands_idle_are_named_as_a_small_bat
 
 def test_a_loop_that_waits_for_the_device_itself_is_not_told_that_its_batch_is_small():
     core = counted(waiting=0.0)
-    core.waited = 50.0  # as a stopwatch does
+    core.waits, core.wait_count = [0.1, 0.1, 9.0], 50  # as a stopwatch does; the first time it compiled
     assert found(report(core, step=0.1), "batch size").state == "ok"
 
 

@@ -47,7 +47,7 @@ SMALL = {
         "valid_images": 8,
         "batch_size": 4,
         "timed_steps": 1,
-        "memory_batches": [1, 2],
+        "memory_batches": [2, 3],
         "epochs": 1,
     },
     "08_lightning_on_tpu": {"epochs": 1},

@@ -59,7 +59,7 @@ class Backend:
         waits_idle: True where a core that waits for others uses no processor.
         traced: True where a step is only recorded as Python comes by, and compiled and run in `sync`.
         shares_process: True where other cores are threads of the same process, as on v2 and v3.
-        waited: seconds that `wait` has taken so far, where there is something to wait for.
+        waits: seconds of the last calls of `wait`, where there is something to wait for; of `wait_count` in all.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -71,7 +71,8 @@ class Backend:
     waits_idle = True
     traced = False
     shares_process = False
-    waited = 0.0
+    waits: tuple[float, ...] = ()
+    wait_count = 0
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:

@@ -46,7 +46,8 @@ class TorchXla(Backend):
             self.to_cpu([torch.zeros((), device=self.device)])
         else:
             xm.wait_device_ops()
-        self.waited += time.monotonic() - began
+        self.waits = (*self.waits[-63:], time.monotonic() - began)
+        self.wait_count += 1
 
     def to_device(self, tensors: list) -> list:
         import torch_xla.core.xla_model as xm

@@ -1,5 +1,6 @@
 """What slows the device down: compiles, copies, waiting, and operations it does not have, each with its fix."""
 
+import statistics
 from dataclasses import dataclass
 
 from tpukit.display.findings import Finding, Findings
@@ -99,7 +100,8 @@ def _batch_size(metrics: dict, step: float, backend) -> list[Finding]:
     if steps < _FEW_STEPS or asked or backend.shares_process or (backend.world_size > 1 and not backend.in_graph):
         return []
     # torch_xla waits for the step before in the next sync; no more than all of it, since the first ones wait longer.
-    waited = min(step, (metrics.get("DeviceLockWait", (0, 0.0))[1] / 1e9 + backend.waited) / steps)
+    own = statistics.median(backend.waits) * backend.wait_count if backend.waits else 0.0  # a stopwatch's
+    waited = min(step, (metrics.get("DeviceLockWait", (0, 0.0))[1] / 1e9 + own) / steps)
     fact = f"a step takes the host {1000 * step:.1f} ms, of which it waits {1000 * waited:.1f} ms for the device"
     if waited >= _SHORT_DEVICE_WAIT * step:
         return [Finding("batch size", "ok", fact)]

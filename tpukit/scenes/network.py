@@ -70,7 +70,10 @@ def _convolution(before: int, after: int) -> nn.Sequential:
 
 
 def _twice_as_large(x: torch.Tensor) -> torch.Tensor:
-    return functional.interpolate(x, scale_factor=2.0, mode="nearest")
+    # Not functional.interpolate: torch_xla makes a custom call of it, ResizeNearest, that rehearsals do not have.
+    count, channels, height, width = x.shape
+    copies = x[:, :, :, None, :, None].expand(count, channels, height, 2, width, 2)
+    return copies.reshape(count, channels, 2 * height, 2 * width)
 
 
 def mask_and_depth_loss(outputs: dict, targets: dict) -> torch.Tensor:
