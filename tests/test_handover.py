@@ -12,6 +12,7 @@ import pytest
 
 from tpukit.__main__ import main
 
+PATHS = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 VERTEX = ["--image", "us-docker.pkg.dev/demo/kit/trainer:1", "--bucket", "gs://demo-bucket/runs"]
 ARGS = '[3, {"a": "it\'s $HOME"}]'  # what a shell would change if it could
 
@@ -56,7 +57,7 @@ def test_gcloud_gets_a_line_that_a_shell_reads_back_word_for_word(folder, capsys
 def test_the_file_that_is_written_runs_here_as_it_is_told(folder, capsys):
     _, told = ask(capsys, "dstack", "--args", ARGS)
     line = told.splitlines()[0].partition("rehearse it here: ")[2].replace("python", shlex.quote(sys.executable), 1)
-    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    environ = {**os.environ, "PYTHONPATH": PATHS}
     done = subprocess.run(line, shell=True, capture_output=True, text=True, env=environ, timeout=300)
     assert "core 0: [2, 3, {'a': \"it's $HOME\"}]" in done.stdout, done.stderr
 

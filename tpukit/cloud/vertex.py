@@ -12,6 +12,7 @@ from tpukit.cloud.answers import CloudFailed, find_credentials
 from tpukit.cloud.bundle import Bundle, make_bundle
 from tpukit.cloud.slices import PRICES_OF, Slice, find_slice
 from tpukit.cloud.vertex_api import LABEL, VertexApi
+from tpukit.display.notebook import running_shell
 from tpukit.display.tables import Table
 from tpukit.training.resume import parse_duration
 
@@ -152,10 +153,14 @@ class Job(Table):
             ("runs as", spec.get("serviceAccount", "Vertex AI's own account")),
         ]
 
-    def show(self) -> "Job":
-        """Print what would be sent, and return this job."""
-        print(self)
-        return self
+    def show(self) -> None:
+        """Show what would be sent, and what it costs: as a table in a notebook, as text elsewhere."""
+        if running_shell() is None:
+            print(self)
+            return
+        from IPython.display import display
+
+        display(self)
 
     def save(self, path: str | Path) -> Path:
         """Write the trainer's bundle to a file, to rehearse it: `python trainer.zip`."""
