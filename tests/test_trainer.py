@@ -552,7 +552,7 @@ def test_the_history_prints_draws_and_is_a_table(tmp_path):
     assert first.split()[:3] == ["1", "12", f"{history.epochs[0]['train_loss']:.4f}"]
     for text in (repr(history), history._repr_html_()):
         assert f"best: epoch {history.best['epoch']}, by valid_loss" in text
-        assert "samples/s per core" in text
+        assert "images/s on 2 cores" in text
     assert repr(History()) == "History: no steps yet"
     assert list(pandas.DataFrame(history.epochs)["epoch"]) == [1, 2]
     tpukit.show_history(history).savefig(tmp_path / "history.png")
