@@ -152,8 +152,7 @@ def _bootstrap(truth, chances, groups, resamples: int, seed: int) -> Iterator[tu
     import numpy as np
 
     random, count = np.random.default_rng(seed), int(groups.max()) + 1
-    order = np.argsort(chances, kind="stable")  # once: a draw changes weights, not the order
-    truth, chances, groups = truth[order], chances[order], groups[order]
+    place = np.unique(chances, return_inverse=True)[1]  # once: a draw changes weights, not the order
     done = tries = 0
     while done < resamples and tries < 20 * resamples:
         tries += 1
@@ -161,18 +160,19 @@ def _bootstrap(truth, chances, groups, resamples: int, seed: int) -> Iterator[tu
         positive = weights @ truth
         if 0 < positive < weights.sum():
             done += 1
-            yield _curve(truth, chances, weights)
+            yield _curve(truth, place, weights)
 
 
-def _curve(truth, chances, weights) -> tuple:
-    """Return the area under the ROC curve, the average precision, and both curves at places from 0 to 1."""
+def _curve(truth, place, weights) -> tuple:
+    """Return the area under the ROC curve, the average precision, and both curves at places from 0 to 1.
+
+    `place` is the rank of each score, from 0; equal ones have the same.
+    """
     import numpy as np
 
-    drawn = weights > 0
-    truth, chances, weights = truth[drawn], chances[drawn], weights[drawn]
-    levels, place = np.unique(chances, return_inverse=True)
-    positive = np.bincount(place, weights * truth, len(levels))[::-1].cumsum()  # from the highest score down
-    negative = np.bincount(place, weights * (1 - truth), len(levels))[::-1].cumsum()
+    weight, hits = np.bincount(place, weights), np.bincount(place, weights * truth)
+    drawn = np.flatnonzero(weight)[::-1]  # from the highest score down
+    positive, negative = hits[drawn].cumsum(), (weight - hits)[drawn].cumsum()
     recall, false = positive / positive[-1], negative / negative[-1]
     precision = positive / (positive + negative)
     area = np.trapezoid if hasattr(np, "trapezoid") else np.trapz  # numpy 1

@@ -60,7 +60,9 @@ class History:
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where a state was saved."""
-        self.intervals, self.epochs, self.best = state["intervals"], state["epochs"], state["best"]
+        # Rows of an earlier tpukit have no seconds, and a rate of one core: they keep their place and weigh nothing.
+        self.intervals = [{"seconds": 0.0, **row} for row in state["intervals"]]
+        self.epochs, self.best = state["epochs"], state["best"]
 
     def __repr__(self) -> str:
         return "\n".join([self._table(), *self._notes()]).strip() or "History: no steps yet"
@@ -89,9 +91,9 @@ class History:
         if self.intervals:
             last, cores = self.intervals[-1], counted(self.cores, "core")
             seconds = sum(row["seconds"] for row in self.intervals)
-            waited = sum(row["data_wait"] * row["seconds"] for row in self.intervals)
+            waited = sum(row["data_wait"] * row["seconds"] for row in self.intervals) / (seconds or 1)
             notes.append(
-                f"{self.samples_per_second:,.0f} {self.of}/s on {cores}, {waited / seconds:.0%} of the time waiting "
+                f"{self.samples_per_second:,.0f} {self.of}/s on {cores}, {waited:.0%} of the time waiting "
                 f"for batches, {counted(last['compiles'], 'graph')} compiled"
             )
         notes += [f"resumed from {self.resumed}"] if self.resumed else []
