@@ -46,10 +46,11 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=6)
     options = parser.parse_args()
     folder = ROOT / "runs" / "gallery"
-    data = pe.phantom(folder / "phantoms", studies=options.studies, slices=options.slices)
+    size = f"{options.studies}-{options.slices}"
+    data = pe.phantom(folder / f"phantoms-{size}", studies=options.studies, slices=options.slices)
     labels = pe.assign_folds(pe.index_images(pe.read_labels(data), data / "train-jpegs"), 5)
     apart = labels[labels.fold == 0]
-    checkpoints = folder / f"{options.studies}-{options.slices}-{options.epochs}"
+    checkpoints = folder / f"{size}-{options.epochs}"
     run = tpukit.launch(functools.partial(train, folder=checkpoints, epochs=options.epochs), labels)
     outputs, loss = run.results[0]
     chances, truth = outputs.sigmoid().numpy(), apart[list(pe.LABELS)].to_numpy()

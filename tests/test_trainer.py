@@ -138,7 +138,7 @@ def test_one_run_has_one_rate_of_all_cores_together():
     seconds = sum(row["seconds"] for row in history.intervals)
     assert history.samples_per_second == pytest.approx(3 * 96 / seconds)
     assert history.samples_per_second < 8 / 0.02  # 8 samples of two cores in 20 ms, and more is not possible
-    assert f"{history.samples_per_second:,.0f} samples/s on 2 cores" in repr(history)
+    assert f"{history.samples_per_second:,.0f} images/s on 2 cores" in repr(history)
     for row in history.epochs:
         seconds = sum(part["seconds"] for part in history.intervals if part["epoch"] == row["epoch"])
         assert row["samples_per_second"] == pytest.approx(96 / seconds)
@@ -552,7 +552,7 @@ def test_the_history_prints_draws_and_is_a_table(tmp_path):
     assert first.split()[:3] == ["1", "12", f"{history.epochs[0]['train_loss']:.4f}"]
     for text in (repr(history), history._repr_html_()):
         assert f"best: epoch {history.best['epoch']}, by valid_loss" in text
-        assert f"{history.samples_per_second:,.0f} samples/s on 2 cores" in text
+        assert f"{history.samples_per_second:,.0f} images/s on 2 cores" in text
     assert repr(History()) == "History: no steps yet"
     assert list(pandas.DataFrame(history.epochs)["epoch"]) == [1, 2]
     tpukit.show_history(history).savefig(tmp_path / "history.png")
