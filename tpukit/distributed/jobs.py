@@ -281,7 +281,8 @@ class _JobScreen(Screen):
         inside = next((bar for bar in reversed(inner) if bar.running), None)
         words = (outer.label, f"{inside.label} {inside.count()}" if inside else "", self.doing)
         note = "  ".join(part for part in words if part)
-        options = {"start": outer.start, "unit": outer.unit, "note": note}
+        unit = outer.unit or (outer.label if outer.label.endswith("s") and not outer.samples_per_step else None)
+        options = {"start": outer.start, "unit": unit, "note": note}
         self._display.bar(name, outer.done, outer.total, outer.samples_per_step, outer.seconds, **options)
         self._changed = False
         return None
