@@ -24,7 +24,7 @@ data = TensorDataset(inputs, (inputs[:, :1] * 2 + inputs[:, 1:2]).tanh())
 
 def network():
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    return nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 1))
 
 
 class Module(lightning.LightningModule):
@@ -69,6 +69,7 @@ def with_lightning(core, folder, options, from_core):
 def by_hand(core, clip, accumulate, from_core):
     model = core.model(network())
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
     sampler = DistributedSampler(data, core.world_size, core.rank)
     loader = DataLoader(data, 16, sampler=sampler)
     batches = core.batches(data, batch_size=16, drop_last=True) if from_core else loader
@@ -79,7 +80,7 @@ def by_hand(core, clip, accumulate, from_core):
             (loss / accumulate).backward()
             if number % accumulate == 0:
                 with core.step():
-                    core.optimizer_step(optimizer, clip=clip)
+                    core.optimizer_step(optimizer, clip=clip, also=buffers)
     return model.state_dict()
 
 

@@ -114,11 +114,12 @@ class CoreStrategy(ParallelStrategy):
         self.core.model(self.model, in_place=True)
 
     def optimizer_step(self, optimizer, closure, model=None, **options):
-        """Average the gradients between the backward pass and clipping; all of it is one graph."""
+        """Average gradients and BatchNorm's statistics after the backward pass, before clipping; all is one graph."""
 
         def averaged():
             loss = closure()
-            self.core.average_gradients(optimizer)
+            buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+            self.core.average_gradients(optimizer, also=buffers)
             return loss
 
         with self.core.step():
