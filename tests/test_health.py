@@ -397,6 +397,15 @@ def test_without_a_chip_cpu_processes_really_compute_and_a_warning_says_so(capfd
     assert time.monotonic() - began < 60
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
+def test_a_computation_that_does_not_end_is_ended_and_a_failure(tmp_path):
+    began = time.monotonic()
+    outcome = local_health(host({}, tmp_path), environ={}, pci=tmp_path, timeout=0.01)
+    finding = one(outcome.findings, "computation")
+    assert (finding.state, "0.01" in finding.fact) == ("failure", True), finding
+    assert time.monotonic() - began < 30
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "words"),
     [

@@ -14,6 +14,7 @@ from tpukit.cloud.notebook_source import notebook_source
 
 _MOST_BYTES = 10 * 2**20
 _OURS = "tpukit"
+_OF_A_NOTEBOOK = "from_the_notebook"  # the module of a notebook's function
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,9 @@ def make_bundle(trainer: Callable | str | Path) -> Bundle:
     module = inspect.getmodule(trainer)
     file = getattr(module, "__file__", None)
     if trainer.__module__ == "__main__" or not file:
-        text = notebook_source(trainer)
-        return _bundle(trainer.__name__, {"trainer.py": text}, "trainer", trainer.__name__)
+        text, folder = notebook_source(trainer), Path(file).resolve().parent if file else Path.cwd()
+        files = {f"{_OF_A_NOTEBOOK}.py": text, **_files(_neighbours(text, folder), folder)}
+        return _bundle(trainer.__name__, files, _OF_A_NOTEBOOK, trainer.__name__)
     root = Path(file).resolve().parents[module.__name__.count(".") + (Path(file).name == "__init__.py")]
     return _of_a_module(Path(file).resolve(), root, module.__name__, trainer.__name__)
 
@@ -112,18 +114,24 @@ def _defined(file: Path, function: str) -> str:
 
 def _with_neighbours(file: Path, root: Path) -> dict[str, str]:
     """Return the text of a file, and of all files below the same folder that it imports, directly or not."""
-    files, waiting = {}, [file]
-    if file.parent != root:  # a module of a package: all of the package
-        waiting += (root / file.relative_to(root).parts[0]).rglob("*.py")
+    package = file.parent != root  # a module of a package: all of the package
+    return _files([file, *((root / file.relative_to(root).parts[0]).rglob("*.py") if package else ())], root)
+
+
+def _files(first: Iterable[Path], root: Path) -> dict[str, str]:
+    files, waiting = {}, [*first]
     while waiting:
         path = waiting.pop()
         name = path.relative_to(root).as_posix()
-        if name in files:
-            continue
-        files[name] = path.read_text()
-        for imported in _imports(files[name]):
-            waiting += _found(imported.partition(".")[0], root)
+        if name not in files:
+            files[name] = path.read_text()
+            waiting += _neighbours(files[name], root)
     return files
+
+
+def _neighbours(text: str, root: Path) -> list[Path]:
+    """Return the files below a folder that a text imports."""
+    return [path for module in _imports(text) for path in _found(module.partition(".")[0], root)]
 
 
 def _found(module: str, root: Path) -> Iterable[Path]:

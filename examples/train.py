@@ -1,0 +1,82 @@
+"""A trainer for large batches on any TPU: linear scaling of the rate, warmup, LARS, and images a second first.
+
+A hundred steps tell what a machine is worth, for cents; then the same trainer runs as long as it should:
+
+    python -m tpukit job examples/train.py:train --target vertex --args '["gs://my-bucket/packed", 100]' ...
+    python -m tpukit job examples/train.py:train --target vertex --args '["gs://my-bucket/packed", 5000, 10]' ...
+
+The pack is what `tpukit.pack("images", "packed")` writes for a folder with one sub-folder per class.
+"""
+
+import torch
+from torch import nn
+
+import tpukit
+from tpukit.cloud.folders import checkpoint_folder, model_folder, mounted
+
+
+class Lars(torch.optim.Optimizer):
+    """SGD with momentum whose step in each layer is in proportion to the layer's weights.
+
+    You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, arXiv:1708.03888, algorithm 1: the local
+    rate is trust * |w| / (|g| + decay * |w|). Biases and BatchNorm's weights, one-dimensional, take plain steps.
+    """
+
+    def __init__(self, params, lr: float, *, momentum: float = 0.9, decay: float = 5e-5, trust: float = 0.001):
+        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay, "trust": trust})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Change the weights; the norms stay on the device, so the host waits for nothing."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                step = weight.grad
+                if weight.ndim > 1:
+                    step = step.add(weight, alpha=group["decay"])
+                    size = weight.norm()
+                    below = weight.grad.norm() + group["decay"] * size
+                    rate = torch.where((size > 0) & (below > 0), group["trust"] * size / below, 1.0)
+                    step = step * rate
+                state = self.state[weight]
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(weight)
+                buffer = state["momentum_buffer"].mul_(group["momentum"]).add_(step, alpha=group["lr"])
+                weight.sub_(buffer)
+        return loss
+
+
+def train(core, pack: str, steps: int = 100, epochs: int = 1, batch_size: int = 128, size: int = 128) -> dict:
+    """Train ResNet-18 on a pack; return the images a second of all cores, and the last row of the history."""
+    import torchvision
+
+    images = tpukit.Records(mounted(pack), size=size)
+    parts = [torch.utils.data.Subset(images, part) for part in images.split(valid=0.2, stratify=True)]
+    batches = core.batches(parts[0], batch_size=batch_size, shuffle=True, drop_last=True)
+    valid = core.batches(parts[1], batch_size=batch_size)
+
+    model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
+    # The rate grows with the batch, so it must be reached slowly: Goyal and others, arXiv:1706.02677.
+    optimizer = Lars(model.parameters(), lr=3.0 * batches.samples_per_step / 256)
+    schedule = tpukit.schedules.cosine(optimizer, steps * epochs, warmup=steps * epochs // 10)
+    history = tpukit.fit(
+        core,
+        model,
+        optimizer,
+        nn.CrossEntropyLoss(),
+        batches,
+        valid,
+        epochs=epochs,
+        steps_per_epoch=steps,
+        schedule=schedule,
+        prepare=lambda pixels: pixels / 255,
+        bf16=True,
+        folder=checkpoint_folder("runs/checkpoints") / f"{steps}x{epochs}",  # the hundred steps are a run of their own
+    )
+    folder = model_folder("runs/model")
+    folder.mkdir(parents=True, exist_ok=True)
+    core.save(model.state_dict(), folder / "model.pt")
+    rate = history.intervals[-1]["samples_per_second"] * core.world_size
+    return {"images_per_second": round(rate, 1), **history.epochs[-1]}
