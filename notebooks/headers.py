@@ -19,7 +19,7 @@ COLAB = "https://colab.research.google.com/github/{repository}/blob/main/noteboo
 KAGGLE = "https://kaggle.com/kernels/welcome?src={address}/blob/main/notebooks/{name}"
 
 # Folded on Colab, Kaggle and in JupyterLab: nobody reads it twice.
-HIDDEN = {"cellView": "form", "_kg_hide-input": True, "jupyter": {"source_hidden": True}}
+HIDDEN = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}}  # sorted, as ruff has it
 BOOTSTRAP = """\
 # @title The kit: from this clone, from a dataset attached on Kaggle, or installed { display-mode: "form" }
 import pathlib

@@ -9,7 +9,7 @@ from torch.utils import _pytree as tree
 
 from tpukit import WorkerFailed, evaluate, fit, launch, predict
 from tpukit.data.batches import Batches
-from tpukit.training.batch import call, inputs_and_targets, inputs_only
+from tpukit.training.batch import call, inputs_and_targets, inputs_only, kind_of_samples
 
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 
@@ -333,3 +333,18 @@ def test_a_mapping_is_augmented_whole():
         return seen
 
     assert quietly(work, cores=1).results[0] == [["attention_mask", "input_ids", "labels"], True] * 2
+
+
+@pytest.mark.parametrize(
+    ("batch", "kind"),
+    [
+        ((torch.zeros(2, 3, 8, 8), torch.zeros(2)), "images"),
+        ([torch.zeros(2, 1, 8, 8), torch.zeros(2)], "images"),
+        ((torch.zeros(2, 64), torch.zeros(2)), "samples"),
+        ((torch.zeros(2, 8, 8, 3), torch.zeros(2)), "samples"),
+        ({"input_ids": torch.zeros(2, 7)}, "samples"),
+    ],
+    ids=["colour", "grey", "vectors", "channels last", "by name"],
+)
+def test_only_a_batch_of_images_is_counted_in_images(batch, kind):
+    assert kind_of_samples(batch) == kind

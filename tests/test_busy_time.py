@@ -1,6 +1,7 @@
 """Busy or idle, on processors that real processes crowd."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ def start():
 
     yield one
     for process in started:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # its children, too
         process.wait()
 
 

@@ -1,4 +1,5 @@
 import collections
+import gc
 import os
 import random
 import shutil
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from tpukit.distributed.launcher import WorkerFailed, launch
+from tpukit.machine.resources import own_memory
 from tpukit.training.checkpoints import CannotSave, Checkpoints
 
 ROOT = Path(__file__).parents[1]
@@ -494,3 +496,21 @@ def test_the_repr_says_what_is_there(tmp_path):
     save(checkpoints, 1000, 1100)
     assert repr(checkpoints) == f"Checkpoints({str(tmp_path)!r}, keep=2): 1 MiB of steps 900 (best), 1,000, 1,100"
     assert "tensor" not in repr(checkpoints.newest())
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------
+
+
+def test_a_save_leaves_nothing_behind_in_memory(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    gc.collect()
+    gc.disable()  # a collection comes when it comes: after minutes, in a training whose objects are few and large
+    try:
+        held = []
+        for step in range(3):
+            checkpoints.save({"weights": torch.full((40, 2**18), float(step))}, step=step)  # 40 MiB
+            checkpoints.close()
+            held.append(own_memory())
+        assert held[-1] - held[0] < 20 * 2**20
+    finally:
+        gc.enable()

@@ -45,7 +45,7 @@ def test_a_schedule_counts_steps_or_epochs_as_it_is_told():
     by_epoch = quietly(lambda core: train(core, make, schedule_every="epoch")).results
     assert [rates(result) for result in by_epoch] == [[0.01, 0.005, 0.0025, 0.00125]] * 2
     by_step = quietly(lambda core: train(core, make)).results[0]
-    assert rates(by_step) == pytest.approx([0.01 * 0.5 ** (12 * epoch) for epoch in range(1, 5)])
+    assert rates(by_step) == pytest.approx([0.01 * 0.5 ** (12 * epoch - 1) for epoch in range(1, 5)])
 
 
 def test_a_plateau_is_stepped_every_epoch_with_the_best_column():

@@ -1,6 +1,10 @@
 """What `tpukit.show` draws, pixel by pixel where it can be, and what it refuses."""
 
+import base64
+import html
 import json
+import re
+import struct
 import subprocess
 import sys
 import time
@@ -8,15 +12,18 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import matplotlib
+import nbconvert
 import nbformat
 import numpy as np
 import pandas as pd
 import pytest
 import torch
+from IPython.core.formatters import DisplayFormatter
 from nbclient import NotebookClient
 
 from tpukit.display.figure_inputs import _IMAGENET_MEAN, _IMAGENET_STD
 from tpukit.display.figures import show_batch, show_history, show_predictions
+from tpukit.display.house_style import COLORS
 
 ROOT = Path(__file__).parents[1]
 NAMES = ["pe_present_on_image", "rv_lv_ratio_gte_1", "leftsided_pe"]
@@ -125,6 +132,43 @@ LABELLED = {
 def test_labels_are_written_by_name(case):
     labels, names, expected = LABELLED[case]
     assert titles(show_batch(BYTES, labels, names=names)) == expected
+
+
+def test_a_dict_from_label_to_words_gives_the_words():
+    words = {"pe_present_on_image": "embolus on this image", "rv_lv_ratio_gte_1": "RV/LV ratio 1 or above", "l": "left"}
+    figure = show_batch(BYTES, MULTI_HOT, names=words)
+    assert titles(figure) == ["embolus on this image · left", "none", "RV/LV ratio 1 or above"]
+    bars = show_predictions(BYTES, MULTI_HOT, MULTI_HOT * 0.9, names=words).axes[1]
+    assert bars.get_yticklabels()[0].get_text() == "embolus on this image ●"
+
+
+@pytest.mark.parametrize("images", [BYTES, UNIT, (UNIT - MEAN) / STD], ids=["bytes", "floats", "normalised"])
+@pytest.mark.parametrize("channel", [0, 1, 2])
+def test_one_channel_is_drawn_in_grey_as_it_is_in_the_whole_image(images, channel):
+    figure = show_batch(images, channel=channel)
+    whole = drawn(show_batch(images))
+    assert np.allclose(drawn(figure), whole[..., channel])
+    assert figure.axes[0].images[0].cmap.name == "gray"
+    assert f"channel {channel} alone" in caption(figure)
+
+
+@pytest.mark.parametrize(("images", "channel"), [(BYTES, 3), (BYTES, -1), (BYTES[:, :1], 1), (BYTES, "green")])
+def test_a_channel_that_is_not_there_is_refused(images, channel):
+    with pytest.raises(ValueError, match=r"channel is one of 0 to [02] for images of [13] channels"):
+        show_batch(images, channel=channel)
+
+
+def test_an_arrow_points_at_a_place_and_none_where_there_is_none():
+    points = [[0.25, 0.5], [np.nan, np.nan], [0.9, 0.1]]
+    figure = show_batch(BYTES, points=np.array(points))
+    tips = [[text.xy for text in axes.texts if hasattr(text, "xy")] for axes in figure.axes]
+    assert tips == [[(0.25, 0.5)], [], [(0.9, 0.9)]]
+
+
+@pytest.mark.parametrize("points", [np.zeros((2, 2)), np.zeros((3, 3)), np.full((3, 2), 64.0), np.full((3, 2), -0.1)])
+def test_points_that_are_no_shares_of_these_images_are_refused(points):
+    with pytest.raises(ValueError, match=r"points are \(N, 2\), x and y in \[0, 1\] for each of 3 images"):
+        show_batch(BYTES, points=points)
 
 
 def test_only_the_drawn_images_are_copied_and_labels_stay_with_them():
@@ -303,8 +347,28 @@ def test_one_history_in_any_form_draws_the_same_curves(case):
 def test_measures_of_another_kind_have_their_own_panel_and_losses_come_first():
     history = {"lr": [1e-4, 5e-5], "images_per_second": [70, 71], "valid_auroc": [0.7, 0.8], "train_auroc": [0.8, 0.9]}
     panels = lines(show_history(history | {"train_loss": [0.5, 0.4]}))
-    assert list(panels) == ["train loss", "lr", "images per second", "auroc"]
+    assert list(panels) == ["train loss", "auroc", "learning rate", "speed"]
     assert set(panels["auroc"]) == {"train", "valid"}
+
+
+def test_what_stays_the_same_is_told_in_words_and_only_a_measure_of_quality_is_drawn_all_the_same():
+    history = {"train_loss": [0.5, 0.5], "lr": [2e-4, 2e-4], "memory": [2**31, 2**31], "data_wait": [0.1, 0.25]}
+    figure = show_history(history)
+    assert list(lines(figure)) == ["train loss", "waiting for batches"]
+    assert "throughout: learning rate 0.0002, peak memory 2 GiB" in figure._supxlabel.get_text()
+    assert list(lines(show_history({"lr": [2e-4, 2e-4]}))) == ["learning rate"], "there is nothing else to draw"
+
+
+def test_axes_have_the_units_of_what_fit_records():
+    history = {"samples_per_second": [70, 71], "data_wait": [0.1, 0.25], "memory": [2**30, 2**31], "seconds": [1, 2]}
+    axes = show_history(history).axes
+    assert {one.get_title(loc="left"): one.get_ylabel() for one in axes} == {
+        "speed": "samples/s",
+        "waiting for batches": "% of the time",
+        "peak memory": "GiB",
+        "time": "seconds",
+    }
+    assert list(axes[2].lines[0].get_ydata()) == [1, 2], "bytes became GiB"
 
 
 def test_a_shorter_series_is_spread_over_the_steps_and_ends_with_them():
@@ -547,8 +611,42 @@ def test_masks_are_drawn_over_their_images_and_class_0_shows_the_image(images):
     assert shown.shape == (3, 6, 5, 3)
     assert np.allclose(shown[..., 0, :], bare[..., 0, :], atol=1e-6)
     assert np.abs(shown[..., 1, :] - bare[..., 1, :]).mean() > 0.1
-    assert np.allclose(2 * shown[0, 0, 1] - bare[0, 0, 1], matplotlib.colors.to_rgb("#0173b2"), atol=1e-5)
+    assert np.allclose(2 * shown[0, 0, 1] - bare[0, 0, 1], matplotlib.colors.to_rgb(COLORS[0]), atol=1e-5)
     assert caption(figure).endswith("masks of classes 0, 1, 255")
+
+
+def test_a_figure_has_150_dots_per_inch_and_is_shown_at_100():
+    figure = show_batch(BYTES)
+    _, metadata = figure._repr_mimebundle_()
+    width, height = figure.get_size_inches()
+    drawn_at = struct.unpack(">II", figure._repr_png_()[16:24])
+    assert drawn_at == pytest.approx((150 * width, 150 * height), abs=1)
+    assert metadata["image/png"]["width"] == round(100 * width)
+
+
+DESCRIBED = {
+    "a batch": (lambda: show_batch(BYTES, MULTI_HOT, names=NAMES), ["3 of 3 images", "1: pe present on image, lefts"]),
+    "curves": (lambda: show_history(LOSSES), ["epoch 1 to 3", "valid loss from 0.6 to 0.5"]),
+    "predictions": (
+        lambda: show_predictions(BYTES, MULTI_HOT, 1 - MULTI_HOT * 0.75, names=NAMES),
+        ["1: true are pe present on image 0.25, leftsided pe 0.25; above 0.5 and not true: rv lv ratio gte 1 1.00"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DESCRIBED)
+def test_nbconvert_writes_what_a_figure_shows_as_the_alt_of_its_image(case):
+    draw, said = DESCRIBED[case]
+    data, metadata = DisplayFormatter().format(draw())
+    data["image/png"] = base64.b64encode(data["image/png"]).decode()
+    output = nbformat.v4.new_output("display_data", data=data, metadata=metadata)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])])
+    page, _ = nbconvert.HTMLExporter().from_notebook_node(notebook)  # its template prefers HTML, as JupyterLab does
+    assert metadata["image/png"]["alt"] == data["text/plain"]
+    (alt,) = re.findall(r'<img[^>]*alt="([^"]*)"', page)
+    for part in said:
+        assert part in html.unescape(alt)
+        assert part in data["text/plain"]
 
 
 def test_masks_and_labels_of_a_dict_are_both_drawn():

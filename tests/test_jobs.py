@@ -127,7 +127,7 @@ def test_lines_carry_the_number_of_the_job(capsys):
     launch_each(work, ["a", "b"], progress="text")
     lines = capsys.readouterr().out.splitlines()
     assert {"[job 0] printed a", "[job 1] printed b", "[job 0] said a", "[job 1] said b"} <= set(lines)
-    assert [line for line in lines if line.startswith("[job 1]  3/3")]
+    assert [line for line in lines if line.startswith("job 1  3/3")]
     assert [line for line in lines if line.startswith("jobs  2/2")]
 
 
@@ -253,3 +253,15 @@ def test_a_job_that_is_done_leaves_at_once_though_another_has_been_forked_since(
 def test_what_cannot_be_had_is_refused(configs, options, message):
     with pytest.raises(ValueError, match=message):
         quietly(lambda core, config: config, configs, **options)
+
+
+def test_a_job_is_one_bar_with_its_name_whatever_loops_it_has(capsys):
+    def work(core, config):
+        for _ in core.progress(range(2), "epochs"):
+            for _ in core.progress(range(20), "train"):
+                pass
+
+    launch_each(work, [0, 1], progress="text")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("job")]
+    assert sorted(line.split("  ")[:2] for line in lines) == [["job 0", "2/2"], ["job 1", "2/2"], ["jobs", "2/2"]]
+    assert all("steps/s" not in line for line in lines)  # they are epochs

@@ -14,7 +14,7 @@ import torch
 
 import tpukit
 from tpukit import WorkerFailed, launch
-from tpukit.distributed.topology import choose_topology, refuse_if_in_use
+from tpukit.distributed.topology import choose_device, choose_topology, refuse_if_in_use
 from tpukit.distributed.worker_process import WorkerProcess
 
 
@@ -330,6 +330,12 @@ def test_a_run_has_a_process_per_chip_and_a_rank_per_core(facts, asked, expected
     assert (chosen.backend, chosen.rehearsal, chosen.cores, chosen.processes) == expected
 
 
+def test_a_chosen_device_is_one_core_of_that_number():
+    chosen = choose_device(machine(**EIGHT, versions=WITH_XLA), 5, None, None)
+    assert (chosen.backend, chosen.cores, chosen.processes, chosen.device_number) == ("xla", 1, 1, 5)
+    assert quietly(lambda core: core.world_size, device=1).results == [1]
+
+
 @pytest.mark.parametrize(("obstacle", "expected"), [(None, "xla:standin"), ("no C compiler is here", "xla:cpu")])
 def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obstacle, expected, monkeypatch):
     monkeypatch.setattr("tpukit.backends.standin.runtime.why_not", lambda: obstacle)
@@ -363,6 +369,10 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
             {"backend": "xla"},
             "fix:   Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels; or",
         ),
+        (EIGHT, {"device": 8}, r"one chip, 0 to 7 here, and runs one core\n  found: device=8, cores=None\n  fix:"),
+        (EIGHT, {"device": 2, "cores": 8}, "found: device=2, cores=8"),
+        ({"chips": 0}, {"device": -1}, "found: device=-1"),
+        ({"chips": 0}, {"device": True}, "found: device=True"),
         ({"chips": 0}, {"timeout": 0}, "timeout is a number of seconds above 0, or None for no limit, got 0"),
         ({"chips": 0}, {"stall": "1h"}, "stall is a number of seconds above 0, or None for no limit, got '1h'"),
         (

@@ -20,6 +20,7 @@ from tpukit.pe import (  # noqa: E402
     LABELS,
     PEImages,
     assign_folds,
+    embolus_places,
     index_images,
     phantom,
     read_dicom,
@@ -77,9 +78,21 @@ def test_a_finished_phantom_is_not_made_again(made, tmp_path):
     mark.write_bytes(b"marked")
     assert phantom(folder, **SMALL) == folder
     assert mark.read_bytes() == b"marked"
-    phantom(folder, **SMALL | {"slices": 3}, workers=1)
+
+
+def test_other_phantoms_are_never_drawn_over_finished_ones(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / "copy")
+    with pytest.raises(FileExistsError) as refused:
+        phantom(folder, **SMALL | {"slices": 3, "seed": 5}, workers=1)
+    assert str(refused.value) == (
+        f"{folder} holds another phantom\n"
+        "  found: slices 4, asked for 3; seed 0, asked for 5\n"
+        f"  fix:   name another folder, or delete this one: shutil.rmtree({str(folder)!r})"
+    )
+    assert contents(folder) == contents(made)
+    shutil.rmtree(folder)
+    phantom(folder, **SMALL | {"slices": 3, "seed": 5}, workers=1)
     assert len(read_labels(folder)) == 9
-    assert not mark.exists() or mark.read_bytes() != b"marked"
 
 
 @pytest.mark.parametrize("form", ["jpeg", "dicom"])
@@ -108,15 +121,17 @@ def test_an_interrupted_phantom_is_made_again(made, tmp_path, interrupted):
     assert contents(folder) == contents(made)
 
 
-def test_two_processes_that_draw_into_one_folder_take_turns(made, tmp_path):
+def test_processes_that_draw_the_same_into_one_folder_take_turns_and_others_are_refused(made, tmp_path):
     calls = [
         f"from tpukit.pe import phantom; phantom({str(tmp_path)!r}, 3, {slices}, size=64, workers=1)"
         for slices in (3, 4, 4)
     ]
     kit = Path(__file__).parents[1]
-    started = [subprocess.Popen([sys.executable, "-c", call], cwd=kit) for call in calls]
-    assert [process.wait(60) for process in started] == [0, 0, 0]
+    started = [subprocess.Popen([sys.executable, "-c", call], cwd=kit, stderr=subprocess.PIPE) for call in calls]
+    errors = [process.communicate(timeout=60)[1] for process in started]
     slices = json.loads((tmp_path / "phantom.json").read_text())["plan"]["slices"]
+    assert [process.returncode == 0 for process in started] == [slices == 3, slices == 4, slices == 4]
+    assert all(b"holds another phantom" in error for error, one in zip(errors, started, strict=True) if one.returncode)
     assert len(index_images(read_labels(tmp_path), tmp_path / "train-jpegs")) == 3 * slices
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["phantom.json", "train-jpegs", "train.csv"]
 
@@ -322,3 +337,21 @@ def test_findings_become_labels(drawn_as):
     labels = findings.labels
     assert {name for name, value in labels.items() if value} == ones
     assert set(labels) == set(COLUMNS[4:])
+
+
+def test_the_places_of_emboli_show_clot_and_no_contrast(tmp_path):
+    folder = phantom(tmp_path / "places", studies=6, slices=8, size=128, progress="off")
+    table = index_images(read_labels(folder), folder / "train-jpegs").sample(frac=1, random_state=0)
+    places, images = embolus_places(folder, table), PEImages(table, None)
+    shows = table.pe_present_on_image.to_numpy() == 1
+    assert shows.any()
+    assert np.array_equal(np.isfinite(places).all(axis=1), shows)
+    for index in np.flatnonzero(shows):
+        x, y = (places[index] * 128).astype(int)
+        # Clots have 40 to 70 HU, so 106 to 117 in this window; contrast has 260 HU and more, 186; noise and blur add.
+        assert 80 < images[index][0][1, y - 1 : y + 2, x - 1 : x + 2].float().mean() < 150
+
+
+def test_data_of_patients_say_no_places(made, tmp_path):
+    table = index_images(read_labels(made), made / "train-jpegs")
+    assert np.isnan(embolus_places(tmp_path, table)).all()

@@ -153,3 +153,62 @@ def test_it_prints_as_a_table_draws_itself_and_travels():
     assert "fix: " in str(outcome)
     assert "<table" in outcome._repr_html_()
     assert "loss.item()" in outcome._repr_html_()
+
+
+def counted(steps=100, *, compiling=1.0, waiting=5.0, copies=0):
+    """Return a TPU core that has taken steps, with the seconds it compiled and waited for the device."""
+    core = Device(TransferFromDeviceTime=copies)
+    core.counted |= {"CompileTime": (3, compiling * 1e9), "DeviceLockWait": (steps, waiting * 1e9)}
+    core.metrics = lambda: core.counted | {"MarkStep": (steps, 0.0)}
+    core.shares_process, core.waits, core.wait_count = False, [], 0
+    return core
+
+
+def test_small_steps_after_which_the_device_stands_idle_are_named_as_a_small_batch():
+    outcome = report(counted(waiting=0.5), step=0.1)
+    finding = found(outcome, "batch size")
+    assert finding.state == "warning"
+    assert "a step takes the host 100.0 ms, of which it waits 5.0 ms for the device" in finding.fact
+    assert "larger batch_size" in finding.fix
+    assert found(report(counted(waiting=8.0), step=0.1), "batch size").state == "ok"
+
+
+def test_a_loop_that_waits_for_the_device_itself_is_not_told_that_its_batch_is_small():
+    core = counted(waiting=0.0)
+    core.waits, core.wait_count = [0.1, 0.1, 9.0], 50  # as a stopwatch does; the first time it compiled
+    assert found(report(core, step=0.1), "batch size").state == "ok"
+
+
+UNKNOWN = {
+    "too few steps": (counted(steps=5, waiting=0.0), 0.1),
+    "the loop asks for numbers, which is another finding": (counted(waiting=0.0, copies=100), 0.1),
+    "the seconds of a step are not known": (counted(waiting=0.0), None),
+}
+
+
+@pytest.mark.parametrize(("core", "step"), UNKNOWN.values(), ids=UNKNOWN)
+def test_of_the_batch_size_nothing_is_said_where_nothing_is_known(core, step):
+    assert "batch size" not in {finding.name for finding in report(core, step=step).findings}
+
+
+@pytest.mark.parametrize(("compiling", "state"), [(1.0, "ok"), (9.0, "warning")])
+def test_a_run_that_mostly_compiles_is_named(compiling, state):
+    finding = found(report(counted(compiling=compiling), seconds=10.0), "compile time")
+    assert (finding.state, bool(finding.fix)) == (state, state == "warning")
+    assert f"{compiling:.1f} of 10.0 s went into compiling, {compiling / 10:.0%}" in finding.fact
+
+
+@XLA
+def test_of_a_loop_with_large_steps_the_batch_size_is_all_right():
+    def work(core):
+        model = core.model(nn.Sequential(nn.Conv2d(1, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 14**2, 10)))
+        (images,) = core.to_device([torch.ones(2048, 1, 16, 16)])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(30):
+            with core.step():
+                model(images).square().mean().backward()
+                core.optimizer_step(optimizer)
+        return core.report()
+
+    outcome = launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
+    assert found(outcome, "batch size").state == "ok"

@@ -87,6 +87,7 @@ ROOMS = [
 ]
 BELOW = {room: set().union(*ROOMS[:level]) for level, rooms in enumerate(ROOMS) for room in rooms}
 BELOW["pe"] = BELOW["distributed"] - {"diagnostics"}
+BELOW["scenes"] = set()
 
 
 def imports():
@@ -219,7 +220,7 @@ def test_a_notebook_carries_no_trace_of_a_run(path):
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
     for cell in notebook["cells"]:
         assert cell["metadata"].keys() <= {"tags", "cellView", "jupyter", "_kg_hide-input"}
-        assert set(tags(cell)) <= {"parameters", "raises-exception"}
+        assert set(tags(cell)) <= {"parameters"}
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
 
@@ -250,6 +251,28 @@ def test_badges_bootstrap_cells_and_links_are_what_make_headers_writes():
         [sys.executable, ROOT / "notebooks" / "headers.py", "--check"], capture_output=True, text=True, check=False
     )
     assert checked.returncode == 0, checked.stdout + checked.stderr
+
+
+@EACH_NOTEBOOK
+def test_a_notebook_ends_with_an_exercise_three_links_and_the_next_notebook(path):
+    last = load(path)["cells"][-1]
+    assert last["cell_type"] == "markdown"
+    text = source(last)
+    assert text.startswith("## Go on")
+    assert "**Predict, then try.**" in text
+    targets = re.findall(r"\]\(([^)]+)\)", text)
+    assert len([target for target in targets if target.startswith("https://")]) >= 3, targets
+    assert re.search(r"^Next: \[.+\]\(\S+\.ipynb\)", text, re.MULTILINE)
+
+
+@EACH_NOTEBOOK
+def test_a_notebook_explains_at_least_eight_words_for_each_line_of_code(path):
+    cells = load(path)["cells"]
+    prose = " ".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
+    prose = re.sub(r"\]\([^)]*\)", "]", prose)  # an address is no word
+    code = [line for cell in code_cells(load(path))[1:] for line in source(cell).splitlines() if line.strip()]
+    words = re.findall(r"[A-Za-z][\w'.-]*", prose)
+    assert len(words) >= 8 * len(code), f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
 
 
 @EACH_NOTEBOOK

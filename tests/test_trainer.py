@@ -25,6 +25,7 @@ import tpukit
 from tpukit import History, WorkerFailed, evaluate, fit, launch
 from tpukit.training.resume import parse_duration
 
+ENDS = ["lr", "samples_per_second", "seconds"]  # the last columns of an epoch
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 
 
@@ -77,7 +78,7 @@ def same(first, second):
     parts, others = torch.utils._pytree.tree_leaves, []
     for result in (first, second):
         history = result["history"]
-        rows = [{**row, "seconds": 0} for row in history.epochs]
+        rows = [{**row, "seconds": 0, "samples_per_second": 0} for row in history.epochs]
         rows += [{name: row[name] for name in ("step", "epoch", "train_loss", "lr")} for row in history.intervals]
         others.append([parts(result["state"]), parts(result["optimizer"]), parts(rows)])
     pairs = [pair for one, other in zip(*others, strict=True) for pair in zip(one, other, strict=True)]
@@ -103,10 +104,56 @@ def test_it_learns_and_all_cores_hold_the_same_model_after_it(backend, tmp_path)
     assert history.epochs[-1]["train_loss"] < 0.8 * history.epochs[0]["train_loss"]
     assert same(*results)
     assert [row["epoch"] for row in history.epochs] == [1, 2, 3, 4]
-    assert history.epochs[0].keys() == {"epoch", "step", "train_loss", "valid_loss", "valid_wrong", "lr", "seconds"}
+    assert history.epochs[0].keys() == {"epoch", "step", "train_loss", "valid_loss", "valid_wrong", *ENDS}
     assert history.best["valid_loss"] == min(row["valid_loss"] for row in history.epochs)
     best = torch.load(tmp_path / "best.pt", weights_only=True)
     assert best.keys() == net().state_dict().keys()
+
+
+def test_the_learning_rate_of_a_row_is_that_of_its_last_step():
+    """A schedule is stepped after the step, so the optimiser then holds the rate of the next one."""
+
+    def work(core, every, count):
+        model = core.model(net())
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, count, 0.5)
+        batches = core.batches(Dots(), batch_size=16, shuffle=True, drop_last=True)
+        options = {"epochs": 3, "log_every": 2, "schedule": schedule, "schedule_every": every}
+        return fit(core, model, optimizer, LOSS, batches, core.batches(Dots(19), batch_size=16), **options)
+
+    for every, count in [("step", 3), ("epoch", 1)]:  # an epoch of two cores has 3 steps
+        history = quietly(work, every, count).results[0]
+        assert [row["lr"] for row in history.epochs] == [1.0, 0.5, 0.25], every
+        assert [(row["step"], row["lr"]) for row in history.intervals] == [
+            (2, 1.0), (3, 1.0), (5, 0.5), (6, 0.5), (8, 0.25), (9, 0.25)
+        ]  # fmt: skip
+
+
+def test_one_run_has_one_rate_of_all_cores_together():
+    def work(core):
+        slow = {"prepare": lambda images: time.sleep(0.02) or images}
+        return train(core, epochs=3, valid=Dots(64), **slow)["history"]
+
+    history = quietly(work).results[0]
+    seconds = sum(row["seconds"] for row in history.intervals)
+    assert history.samples_per_second == pytest.approx(3 * 96 / seconds)
+    assert history.samples_per_second < 8 / 0.02  # 8 samples of two cores in 20 ms, and more is not possible
+    assert f"{history.samples_per_second:,.0f} images/s on 2 cores" in repr(history)
+    for row in history.epochs:
+        seconds = sum(part["seconds"] for part in history.intervals if part["epoch"] == row["epoch"])
+        assert row["samples_per_second"] == pytest.approx(96 / seconds)
+        assert row["seconds"] > seconds  # with the evaluation, in which nothing is trained
+
+
+def test_what_compiling_takes_is_not_in_the_rate_where_there_is_more():
+    first = {"seconds": 50.0, "samples_per_second": 2.0, "compiles": 2}
+    later = {"seconds": 1.0, "samples_per_second": 100.0, "compiles": 2}
+    slow = {"seconds": 3.0, "samples_per_second": 20.0, "compiles": 2}
+    assert History(intervals=[first]).samples_per_second == 2
+    assert History(intervals=[first, later, slow]).samples_per_second == (100 + 60) / 4
+    resumed = {**first, "compiles": 1}  # a new process, which compiles again
+    assert History(intervals=[first, later, slow, resumed]).samples_per_second == (100 + 60) / 4
+    assert math.isnan(History().samples_per_second)
 
 
 def test_one_core_with_twice_the_batch_gives_the_curve_of_two():
@@ -501,11 +548,11 @@ def test_what_is_no_time_is_refused(text):
 def test_the_history_prints_draws_and_is_a_table(tmp_path):
     history = quietly(lambda core: train(core, valid=Dots(8))["history"]).results[0]
     names, first, *_ = repr(history).splitlines()
-    assert names.split() == ["epoch", "step", "train_loss", "valid_loss", "lr", "seconds"] == list(history.epochs[0])
+    assert names.split() == ["epoch", "step", "train_loss", "valid_loss", *ENDS] == list(history.epochs[0])
     assert first.split()[:3] == ["1", "12", f"{history.epochs[0]['train_loss']:.4f}"]
     for text in (repr(history), history._repr_html_()):
         assert f"best: epoch {history.best['epoch']}, by valid_loss" in text
-        assert "samples/s per core" in text
+        assert f"{history.samples_per_second:,.0f} images/s on 2 cores" in text
     assert repr(History()) == "History: no steps yet"
     assert list(pandas.DataFrame(history.epochs)["epoch"]) == [1, 2]
     tpukit.show_history(history).savefig(tmp_path / "history.png")

@@ -7,9 +7,15 @@ from tpukit.data.augment import Augment
 from tpukit.data.buckets import Buckets
 from tpukit.diagnostics.profiler import profile
 from tpukit.diagnostics.report import Report
+from tpukit.diagnostics.stopwatch import Stopwatch
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
+from tpukit.display.outcomes import choose_predictions, hardest_mistakes, show_outcomes
+from tpukit.display.score_figures import show_roc
+from tpukit.display.scores import auroc_table
+from tpukit.display.study import Study, show_study
+from tpukit.display.tpu_picture import show_tpu
 from tpukit.distributed.core import Core
 from tpukit.distributed.jobs import Jobs, launch_each
 from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
@@ -35,6 +41,16 @@ from tpukit.training.trainer import fit
 
 __version__ = "0.1.0"
 
+
+def __getattr__(name: str):
+    """Return what is defined with torch, imported when it is asked for: the class of an optimiser."""
+    if name == "LARS":
+        from tpukit.training.lars import LARS
+
+        return LARS
+    raise AttributeError(f"module 'tpukit' has no attribute {name!r}")
+
+
 __all__ = [
     "Augment",
     "Buckets",
@@ -53,6 +69,7 @@ __all__ = [
     "Host",
     "Interrupted",
     "Jobs",
+    "LARS",
     "LayerDifference",
     "NotFinite",
     "Records",
@@ -61,14 +78,19 @@ __all__ = [
     "Run",
     "RuntimeCheckFailed",
     "RuntimeInUse",
+    "Stopwatch",
+    "Study",
     "TensorBoardWriter",
     "WorkerFailed",
+    "auroc_table",
     "build_cache",
     "cache_or_decode",
     "check",
+    "choose_predictions",
     "compare",
     "evaluate",
     "fit",
+    "hardest_mistakes",
     "health",
     "host",
     "launch",
@@ -83,6 +105,10 @@ __all__ = [
     "schedules",
     "show_batch",
     "show_history",
+    "show_outcomes",
     "show_predictions",
+    "show_roc",
+    "show_study",
+    "show_tpu",
     "sync_batchnorm",
 ]

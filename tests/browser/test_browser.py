@@ -1,7 +1,13 @@
-"""A real Jupyter server in a real browser: what a person sees while a run is on, and after they press interrupt."""
+"""A real Jupyter server in a real browser: what a person sees while a run is on, after an interrupt, in a saved file.
+
+TPUKIT_PICTURES=folder keeps pictures of all of it, to be looked at.
+"""
 
 import contextlib
+import importlib.util
+import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -42,14 +48,27 @@ print("returned", run.results)
 """
 ENDLESS = "tpukit.launch(train, 100_000, cores=2)"
 AGAIN = 'print("again", tpukit.launch(train, 5, cores=2).results)'
+# Small enough for seconds, long enough to be looked at, interrupted and run again.
+NOTEBOOKS = {
+    "03_every_core": {"epochs": 10},
+    "04_pulmonary_embolism": {
+        "studies": 12,
+        "slices": 8,
+        "num_folds": 2,
+        "image_size": 32,
+        "batch_size": 2,
+        "num_epochs": 3,
+    },
+}
 
 
-@pytest.fixture(scope="module")
-def page(tmp_path_factory):
-    """Yield a browser page with a notebook open in JupyterLab."""
-    folder = tmp_path_factory.mktemp("lab")
-    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, WORK, ENDLESS, AGAIN)]
-    nbformat.write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), folder / "work.ipynb")
+@pytest.fixture(scope="module", params=["lab", "notebook"])
+def server(request, tmp_path_factory):
+    """Run JupyterLab, or the classic notebook; yield it with a browser and the folder that its notebooks are in."""
+    module = {"lab": "jupyterlab", "notebook": "notebook"}[request.param]
+    if importlib.util.find_spec(module) is None:
+        pytest.skip(f"{module} is not installed: pip install '.[browser]'")
+    folder = tmp_path_factory.mktemp(request.param)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     options = [
@@ -61,8 +80,8 @@ def page(tmp_path_factory):
     ]
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "JUPYTER_CONFIG_DIR": str(folder / "config")}
     environ["JUPYTERLAB_SETTINGS_DIR"] = environ["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / "settings")
-    server = subprocess.Popen(
-        [sys.executable, "-m", "jupyterlab", *options],
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, *options],
         cwd=folder,
         env=environ,
         stdout=subprocess.DEVNULL,
@@ -72,19 +91,51 @@ def page(tmp_path_factory):
         wait_for(f"http://127.0.0.1:{port}/api")
         with playwright.sync_playwright() as started:
             browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            opened = browser.new_page(viewport={"width": 1200, "height": 1500})
-            opened.goto(f"http://127.0.0.1:{port}/lab/tree/work.ipynb")
-            opened.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for(timeout=60_000)
-            opened.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for(timeout=60_000)
-            yield opened
+            yield Server(request.param, port, folder, browser)
             browser.close()
     finally:
-        server.terminate()
-        server.wait(timeout=20)
+        process.terminate()
+        process.wait(timeout=20)
+
+
+class Server:
+    """A notebook server, and a browser that opens its notebooks."""
+
+    def __init__(self, kind, port, folder, browser):
+        self.kind, self.port, self.folder, self.browser = kind, port, folder, browser
+        self._settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
+        self._settings.mkdir(parents=True)
+        (self._settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')  # asks, otherwise
+
+    def open(self, name):
+        """Open a notebook of the folder in a page of its own."""
+        page = self.browser.new_page(viewport={"width": 1200, "height": 1500})
+        place = "lab/tree" if self.kind == "lab" else "notebooks"
+        page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb")
+        page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for(timeout=90_000)
+        return page
+
+    def in_the_dark(self):
+        """Have pages that are opened from now on use the dark theme."""
+        (self._settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": "JupyterLab Dark"}))
+
+
+@pytest.fixture(scope="module")
+def page(server):
+    """Yield a page with a notebook of a few cells."""
+    cells = [nbformat.v4.new_code_cell(source) for source in (SETUP, WORK, ENDLESS, AGAIN)]
+    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "work.ipynb")
+    opened = server.open("work")
+    yield opened
+    opened.close()
+
+
+def write(notebook, file):
+    nbformat.write(notebook, file)
 
 
 def wait_for(address):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 90
     while True:
         try:
             return urllib.request.urlopen(address, timeout=1)
@@ -105,37 +156,128 @@ def run_cell(page, number):
     raise AssertionError(f"cell {number} did not run")
 
 
+def run_all(page):
+    """Run all cells, once the page listens."""
+    for _ in range(6):
+        choose(page, "Run", "Run All Cells")
+        with contextlib.suppress(playwright.TimeoutError):
+            page.locator(".jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]")).first.wait_for(timeout=15_000)
+            return
+    raise AssertionError("the cells did not run")
+
+
+def begin_again(page, cell):
+    """Run a cell whose last run was interrupted: the page may lose a key, the kernel, still clearing up, a request."""
+    for _ in range(6):
+        cell.locator(".jp-InputArea-editor").click()
+        page.keyboard.press("Control+Enter")
+        with contextlib.suppress(playwright.TimeoutError):
+            cell.get_by_text("interrupted after").wait_for(state="detached", timeout=10_000)
+            cell.get_by_text("a rehearsal").wait_for(timeout=20_000)
+            return
+    raise AssertionError("the cell did not run again")
+
+
+def choose(page, menu, entry):
+    """Choose an entry of the menu bar."""
+    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{menu}$")).click()
+    page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{entry}")).first.click()
+
+
 def picture(page, name):
     """Leave a picture to look at where TPUKIT_PICTURES names a folder."""
     if folder := os.environ.get("TPUKIT_PICTURES"):
         page.screenshot(path=f"{folder}/{name}.png")
 
 
-def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(page):
+def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(server, page):
     run_cell(page, 0)
     output = run_cell(page, 1)
     output.get_by_text("a rehearsal: 2 CPU processes stand in for TPU cores").wait_for(timeout=60_000)
-    line = output.get_by_text("train  ")
+    line = output.get_by_text(re.compile(r"^\d+ / 80$"))
     line.wait_for(timeout=30_000)
     seen = set()
-    while "80/80" not in (text := line.inner_text()):
+    while (text := line.inner_text()) != "80 / 80":
         seen.add(text)
-        if len(seen) == 3:
-            picture(page, "running")
         page.wait_for_timeout(200)
     assert len(seen) >= 4, seen  # it moved
-    assert output.locator("svg polyline").count() == 1
+    assert output.locator("svg path[stroke-linejoin]").count() == 1
     output.get_by_text("returned [0, 1]").wait_for(timeout=30_000)
-    picture(page, "done")
+    output.get_by_text("done in").wait_for(timeout=10_000)
+    picture(page, f"{server.kind}-done")
 
 
-def test_interrupt_gives_the_notebook_back_and_the_next_run_works(page):
+def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     output = run_cell(page, 2)
-    output.get_by_text("train  ").wait_for(timeout=30_000)
-    page.locator(
-        ".jp-NotebookPanel-toolbar [data-command='notebook:interrupt-kernel'], [data-jp-item-name=interrupt] button"
-    ).first.click()
-    output.get_by_text("Interrupted", exact=False).first.wait_for(timeout=15_000)
-    picture(page, "interrupted")
-    run_cell(page, 3).get_by_text("again [0, 1]").wait_for(timeout=30_000)
-    picture(page, "again")
+    output.get_by_text("/ 100,000").wait_for(timeout=60_000)
+    choose(page, "Kernel", "Interrupt Kernel")
+    output.get_by_text("interrupted after").wait_for(timeout=15_000)
+    output.get_by_text("Interrupted:", exact=False).first.wait_for(timeout=15_000)
+    picture(page, f"{server.kind}-interrupted")
+    run_cell(page, 3).get_by_text("again [0, 1]").wait_for(timeout=60_000)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(server, name):
+    notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
+    small(notebook, NOTEBOOKS[name])
+    number = next(n for n, cell in enumerate(notebook.cells) if "launch(work" in cell.source)
+    file = server.folder / f"{name}.ipynb"
+    write(notebook, file)
+    page = server.open(name)
+    run_all(page)
+    cell = page.locator(".jp-Cell").nth(number)
+    panel = cell.locator(".jp-OutputArea-output", has=page.locator("svg")).first
+    panel.wait_for(timeout=240_000)
+    panel.scroll_into_view_if_needed()
+    first = panel.screenshot()
+    picture(page, f"{server.kind}-{name}-first")
+    deadline = time.monotonic() + 30
+    while panel.screenshot() == first:
+        assert time.monotonic() < deadline, "the panel does not move"
+        page.wait_for_timeout(300)
+    picture(page, f"{server.kind}-{name}-second")
+    choose(page, "Kernel", "Interrupt Kernel")
+    cell.get_by_text("interrupted after").wait_for(timeout=20_000)
+
+    picture(page, f"{server.kind}-{name}-interrupted")
+
+    begin_again(page, cell)
+    cell.get_by_text("done in").wait_for(timeout=600_000)
+    assert cell.get_by_text("interrupted after").count() == 0  # a new panel, not one more
+    assert cell.locator("svg").count() >= 1
+    picture(page, f"{server.kind}-{name}-again")
+    page.keyboard.press("Control+s")
+    deadline = time.monotonic() + 30
+    while not (kept := panels(file, number)) or "done in" not in kept[-1]:
+        assert time.monotonic() < deadline, "the notebook was not saved"
+        page.wait_for_timeout(300)
+    page.close()
+
+    assert len(kept) == 1
+    assert "<svg" in kept[0]
+    assert "<script" not in kept[0]
+    server.in_the_dark()
+    page = server.open(name)
+    again = page.locator(".jp-Cell").nth(number)
+    again.scroll_into_view_if_needed()
+    again.get_by_text("done in").wait_for(timeout=30_000)
+    assert again.locator("svg").count() >= 1
+    picture(page, f"{server.kind}-{name}-reopened")
+    page.close()
+
+
+def small(notebook, overrides):
+    """Put other values into the parameters cell, under the names that it has."""
+    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
+    values = {}
+    exec(cell.source, {}, values)  # literals only, as test_repository makes sure
+    assert overrides.keys() <= values.keys(), "the parameters cell defines no such name"
+    cell.source = "\n".join(f"{name} = {value!r}" for name, value in (values | overrides).items())
+
+
+def panels(file, number):
+    """Return the panels that a cell of a saved notebook holds."""
+    outputs = nbformat.read(file, as_version=4).cells[number].get("outputs", [])
+    pages = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
+    return [page for page in pages if "border-radius" in page]

@@ -18,6 +18,7 @@ import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -32,6 +33,7 @@ class Outcome:
     added: dict[str, list[str]] = field(default_factory=dict)  # by step
     changed: dict[str, str] = field(default_factory=dict)  # package: "was -> is"
     tests: str = "not run"
+    notebooks: int = 0
     failure: str = ""
 
 
@@ -57,7 +59,9 @@ def main() -> int:
     print_table(outcomes)
     failed = sum(bool(outcome.failure or outcome.changed) for outcome in outcomes.values())
     changed = sum(len(outcome.changed) for outcome in outcomes.values())
-    print(json.dumps({"platforms": len(outcomes), "failed": failed, "changed_packages": changed}))
+    run = sum(outcome.notebooks for outcome in outcomes.values())
+    counts = {"platforms": len(outcomes), "notebooks_run": run, "failed": failed, "changed_packages": changed}
+    print(json.dumps(counts))
     return int(failed > 0)
 
 
@@ -96,7 +100,7 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
         ROOT, source, ignore=shutil.ignore_patterns(".*", "runs", "data", "build", "*.egg-info", "__pycache__")
     )
     # The bootstrap cell where it finds no clone: it installs, from the copy in place of the network.
-    program = re.sub(r"git\+https://[^\"]+", str(source), bootstrap_cell()) + "\nprint('tpukit from', tpukit.__file__)"
+    program = re.sub(r"git\+https://\S+", str(source), bootstrap_cell()) + "\nprint('tpukit from', tpukit.__file__)"
     with tempfile.TemporaryDirectory() as empty:
         step(name, "a notebook's bootstrap cell", [python, "-m", "IPython", "-c", program], cwd=Path(empty))
     compare_with_image("bootstrap")
@@ -106,7 +110,9 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     compare_with_image("tests")
     if tests:
         started = time.monotonic()
-        report = step(name, "the tests", [python, "-m", "pytest"], echo=True)
+        cases = folder / "tests.xml"
+        report = step(name, "the tests", [python, "-m", "pytest", f"--junitxml={cases}"], echo=True)
+        outcome.notebooks = notebooks_run(cases)
         outcome.tests = f"{report.strip().splitlines()[-1]} ({time.monotonic() - started:.0f} s)"
 
 
@@ -159,6 +165,12 @@ def step(name: str, what: str, command: list, *, cwd: Path = ROOT, echo: bool = 
         raise StepFailed(f"{what}: exit status {process.returncode}\n" + "".join(lines[-25:]))
     print(f"{name}: {what}: {time.monotonic() - started:.0f} s", flush=True)
     return "".join(lines)
+
+
+def notebooks_run(report: Path) -> int:
+    """Return how many notebooks ran from top to bottom, from pytest's report in XML."""
+    cases = [case for case in ElementTree.parse(report).iter("testcase") if "test_it_runs_from_top" in case.get("name")]
+    return sum(not len(case) for case in cases)  # a case that failed or was skipped has an element that says so
 
 
 def print_table(outcomes: dict[str, Outcome]) -> None:

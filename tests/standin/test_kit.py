@@ -516,6 +516,13 @@ def test_each_job_has_a_chip_of_its_own(machine):
     assert used[: shape.chips] == [[str(chip), "1,1,1", "1,1,1"] for chip in range(shape.chips)]
 
 
+def test_a_run_on_one_chosen_chip_has_that_one():
+    shape = shapes.SHAPES["kaggle v5e-8"]
+    run = on(shape, its_chip, 3, device=5)
+    assert run.results[0]["chip"] == ["5", "1,1,1", "1,1,1"]
+    assert run.results[0]["cores"] == (1, 1, 0)
+
+
 def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
     with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 8)) as host:
         jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, machine=host, progress="off")

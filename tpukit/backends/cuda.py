@@ -53,6 +53,11 @@ class Cuda(Cpu):
     def product_bits(self, precision: str | None) -> int:
         return 24 if precision == "highest" else 11  # TF32, where it is used: torch's default in convolutions
 
+    def wait(self) -> None:
+        import torch
+
+        torch.cuda.synchronize(self.device)
+
     def _for_collectives(self, tensors: list) -> list:  # NCCL wants them on the GPU
         return [tensor.detach().to(self.device) for tensor in tensors]
 

@@ -33,6 +33,19 @@ class Topology:
         return range(process * each, (process + 1) * each)
 
 
+@dataclass(frozen=True)
+class Compiling:
+    """A graph that is being compiled.
+
+    Attributes:
+        number: which of the process's graphs it is, counted from 1.
+        last_seconds: what the one before took; None for the first.
+    """
+
+    number: int
+    last_seconds: float | None
+
+
 class Backend:
     """One core's device and its collectives. Whatever says "together" must be called by every core.
 
@@ -44,7 +57,9 @@ class Backend:
         in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
             `sync` and when they read a tensor, not in the call of the collective.
         waits_idle: True where a core that waits for others uses no processor.
+        traced: True where a step is only recorded as Python comes by, and compiled and run in `sync`.
         shares_process: True where other cores are threads of the same process, as on v2 and v3.
+        waits: seconds of the last calls of `wait`, where there is something to wait for; of `wait_count` in all.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
 
@@ -54,7 +69,10 @@ class Backend:
     real: object
     in_graph = False
     waits_idle = True
+    traced = False
     shares_process = False
+    waits: tuple[float, ...] = ()
+    wait_count = 0
     after_sync: Callable[[], None] | None = None
 
     def seed(self, seed: int) -> None:
@@ -71,6 +89,9 @@ class Backend:
         """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
         if self.after_sync:
             self.after_sync()
+
+    def wait(self) -> None:
+        """Return when the device has done the work recorded so far; only a stopwatch needs it."""
 
     # ---- collectives -------------------------------------------------------------------------------------------
 
@@ -111,6 +132,10 @@ class Backend:
 
     def compiles(self) -> tuple[int, float] | None:
         """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
+        return None
+
+    def compiling(self) -> Compiling | None:
+        """Return the graph that this process compiles right now; None if it does not. Any thread may ask."""
         return None
 
     def metrics(self) -> dict[str, tuple[int, float]]:

@@ -25,6 +25,8 @@ class Batches:
         current: (batch_size,) int64, the samples of the last batch.
     """
 
+    batch_sampler = None  # what has a sampler is taken for a DataLoader by Lightning, which then looks for this one
+
     def __init__(
         self,
         dataset: MapDataset | BatchSource,

@@ -1,5 +1,6 @@
 """What slows the device down: compiles, copies, waiting, and operations it does not have, each with its fix."""
 
+import statistics
 from dataclasses import dataclass
 
 from tpukit.display.findings import Finding, Findings
@@ -11,6 +12,11 @@ _MANY_GRAPHS = 12
 _MANY_COPIES = 0.5  # copies to the host per step; each waits until the device has finished its work
 _LONG_WAIT = 0.1  # the share of its time that a loop may wait for data
 _FULL = 0.9  # of the memory of the device
+_LONG_COMPILE = 0.5  # the share of its time that a process may compile
+# The share of the time in steps that the host waits for the device. Near 0, the device has finished before the next
+# step is recorded, and stands idle; where steps are large enough, the host is ahead and waits in every one of them.
+_SHORT_DEVICE_WAIT = 0.25
+_FEW_STEPS = 20  # are not enough to tell
 _BY_VALUE = {"nonzero", "masked_select", "_unique", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
 
 
@@ -22,7 +28,7 @@ class Report(Findings):
     findings: tuple[Finding, ...]
 
 
-def report(backend, *, waited: float | None = None, seconds: float | None = None) -> Report:
+def report(backend, *, waited: float | None = None, seconds: float | None = None, step: float | None = None) -> Report:
     """Report what the process of a core has spent its time on since it started, and what to do about it.
 
     Copies no tensor and waits for nothing. On plain CPU and CUDA there is little to count: nothing is compiled there.
@@ -31,9 +37,14 @@ def report(backend, *, waited: float | None = None, seconds: float | None = None
         backend: the core's backend.
         waited: seconds that the loop has waited for batches, if known.
         seconds: seconds that the loop has taken in all, if known.
+        step: seconds that the host took for a step, the median of the last ones, if known.
     """
     metrics = backend.metrics()
     findings = _of_graphs(backend, metrics) if metrics else [_without_graphs(backend)]
+    if metrics and seconds:
+        findings += _compile_time(metrics, seconds)
+    if metrics and step:
+        findings += _batch_size(metrics, step, backend)
     if waited is not None and seconds:
         findings.append(_waiting(waited / seconds))
     findings += _memory(backend.memory())
@@ -69,6 +80,33 @@ def _compiles(metrics: dict, steps: int) -> Finding:
         "on a tensor; `tpukit.fit` says which step compiled again, and why"
     )
     return Finding("compiles", "warning", f"{fact}: a training and its evaluation need about four", fix)
+
+
+def _compile_time(metrics: dict, seconds: float) -> list[Finding]:
+    compiling = metrics.get("CompileTime", (0, 0.0))[1] / 1e9
+    if not compiling:
+        return []
+    fact = f"{compiling:.1f} of {seconds:.1f} s went into compiling, {min(1, compiling / seconds):.0%}"
+    if compiling <= _LONG_COMPILE * seconds:
+        return [Finding("compile time", "ok", fact)]
+    fix = "all epochs in one `tpukit.launch`, because every launch compiles again; more steps for the same graphs"
+    return [Finding("compile time", "warning", f"{fact}: this run was too short for its graphs", fix)]
+
+
+def _batch_size(metrics: dict, step: float, backend) -> list[Finding]:
+    steps = metrics.get("MarkStep", (0, 0))[0]
+    asked = metrics.get("TransferFromDeviceTime", (0, 0.0))[0] > _MANY_COPIES * steps
+    # A loop that asks for numbers waits for another reason, and a rehearsal on several cores waits for the others.
+    if steps < _FEW_STEPS or asked or backend.shares_process or (backend.world_size > 1 and not backend.in_graph):
+        return []
+    # torch_xla waits for the step before in the next sync; no more than all of it, since the first ones wait longer.
+    own = statistics.median(backend.waits) * backend.wait_count if backend.waits else 0.0  # a stopwatch's
+    waited = min(step, (metrics.get("DeviceLockWait", (0, 0.0))[1] / 1e9 + own) / steps)
+    fact = f"a step takes the host {1000 * step:.1f} ms, of which it waits {1000 * waited:.1f} ms for the device"
+    if waited >= _SHORT_DEVICE_WAIT * step:
+        return [Finding("batch size", "ok", fact)]
+    fix = "a larger batch_size, as long as the samples per second rise; with the learning rate and a warmup to match"
+    return [Finding("batch size", "warning", f"{fact}: the device is done early and stands idle", fix)]
 
 
 def _copies_to_host(metrics: dict, steps: int, backend) -> Finding:

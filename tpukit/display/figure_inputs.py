@@ -33,12 +33,23 @@ def columns(asked: int | None, images: int) -> int:
     return count
 
 
-def pixels(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
+def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tuple[np.ndarray, str]:
     """Return up to `limit` images as matplotlib draws them, and a caption that says how their values were read.
 
     The result is `(n, H, W)` or `(n, H, W, 3)`, uint8 or floats in [0, 1]. `who` is the public function that error
-    messages name.
+    messages name. With `channel` it is that one of three, `(n, H, W)`, read as in an image of all three.
     """
+    array, caption = _scaled(images, limit, who)
+    if channel is None:
+        return array, caption
+    count = 3 if array.ndim == 4 else 1
+    if channel not in range(count):
+        fact = f"channel is one of 0 to {count - 1} for images of {count} channels, got {channel!r}"
+        raise _error(ValueError, fact, "count from 0, or leave channel out for all of them")
+    return (array[..., channel] if count == 3 else array), f"{caption}, channel {channel} alone, in grey"
+
+
+def _scaled(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
     import numpy as np
 
     if not hasattr(images, "shape") or not hasattr(images, "dtype"):
@@ -105,9 +116,18 @@ def under_masks(images: np.ndarray, masks: Any, count: int, colors: Sequence[str
     return drawn.astype(np.float32), ", ".join(map(str, np.unique(array)))
 
 
-def titles(labels: Any, names: Sequence[str] | None, images: int) -> list[list[str]]:
+def points(places: Any, images: int) -> np.ndarray:
+    """Return a place on each image, `(N, 2)` of x and y as shares of width and height; nan for none."""
+    array = _array(places)
+    if array.shape != (images, 2) or array.dtype.kind != "f" or (array < 0).any() or (array > 1).any():
+        fact = f"points are (N, 2), x and y in [0, 1] for each of {images} images, got {array.shape} {array.dtype}"
+        raise _error(ValueError, fact, "divide columns by the width and rows by the height; nan for no point")
+    return array
+
+
+def titles(labels: Any, names: Sequence[str] | Mapping[str, str] | None, images: int) -> list[list[str]]:
     """Return, for each image, the names of its labels, given as `(N, L)` zeros and ones or `(N,)` class numbers."""
-    array = _labels(labels, images)
+    array = label_array(labels, images)
     if array.ndim == 2:
         words = label_names(names, array.shape[1])
         return [[words[label] for label in row.nonzero()[0]] for row in array]
@@ -132,7 +152,7 @@ def predictions(labels: Any, probabilities: Any, images: int) -> tuple[np.ndarra
     if not ((chances >= 0) & (chances <= 1)).all():
         fact = f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]"
         raise _error(ValueError, fact, "if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first")
-    truth, count = _labels(labels, images), chances.shape[1]
+    truth, count = label_array(labels, images), chances.shape[1]
     if truth.ndim == 1 and truth.max() < count:
         truth = np.eye(count)[truth]
     if truth.shape != chances.shape:
@@ -142,8 +162,9 @@ def predictions(labels: Any, probabilities: Any, images: int) -> tuple[np.ndarra
     return truth.astype(bool), chances
 
 
-def label_names(names: Sequence[str] | None, count: int) -> list[str]:
-    """Return `count` names, with spaces for underscores; where `names` is None, numbers."""
+def label_names(names: Sequence[str] | Mapping[str, str] | None, count: int) -> list[str]:
+    """Return `count` names, with spaces for underscores: of a dict its values, and numbers where `names` is None."""
+    names = list(names.values()) if isinstance(names, Mapping) else names
     words = [str(name).replace("_", " ") for name in (range(count) if names is None else names)]
     if len(words) != count:
         fact = f"there are {count} labels and {len(words)} names"
@@ -235,7 +256,8 @@ def _spread(places: np.ndarray, count: int) -> np.ndarray:
     return np.interp(np.arange(1, count + 1) / count, np.arange(len(places) + 1) / len(places), [before, *places])
 
 
-def _labels(labels: Any, images: int) -> np.ndarray:
+def label_array(labels: Any, images: int) -> np.ndarray:
+    """Return labels as `(N, L)` zeros and ones or `(N,)` class numbers, integers; refuse what is neither."""
     import numpy as np
 
     array = _array(labels)

@@ -6,14 +6,26 @@ gives all figures the same look and ends with the call: the reader's own matplot
 
 from __future__ import annotations
 
-import functools
-import io
 import textwrap
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpukit.display import figure_inputs
+from tpukit.display.house_style import (
+    COLORS,
+    GRID,
+    INK,
+    MARGIN,
+    MUTED,
+    PAPER,
+    SMALL,
+    WIDTH,
+    axes_at,
+    describe,
+    letters,
+    new_figure,
+    style,
+)
 from tpukit.display.measures import better
 
 if TYPE_CHECKING:
@@ -21,26 +33,30 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# An opaque background, slightly darker than white so that it does not glare in a dark notebook. Not transparent: the
-# grey that has a contrast of 4.5:1 on white has only 2.6:1 on Colab's dark page.
-_PAPER, _INK, _MUTED, _RULE, _GRID = "#fbfaf8", "#2b2b2b", "#716f6b", "#d9d7d2", "#eeece7"
-# Blue, vermilion, green, ... of seaborn's "colorblind" palette: they differ with any colour vision, and in grey.
-_COLORS = ("#0173b2", "#d55e00", "#029e73", "#cc78bc", "#ca9161", "#949494")
-_WIDTH, _MARGIN = 10.0, 0.18  # inches
-_SMALL, _BODY = 8.0, 10.0  # points
-
 _VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
 _SPLITS = ("train", "training", *_VALIDATION)
 _NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
+# What the measures of fit are called on a figure: words, unit, and how many of it one is.
+_MEASURES = {
+    "lr": ("learning rate", "", 1.0),
+    "memory": ("peak memory", "GiB", 2.0**-30),
+    "data wait": ("waiting for batches", "% of the time", 100.0),
+    "samples per second": ("speed", "samples/s", 1.0),
+    "images per second": ("speed", "images/s", 1.0),
+    "seconds": ("time", "seconds", 1.0),
+    "compiles": ("compiled so far", "graphs", 1.0),
+}
 
 
 def show_batch(
     images: Any,
     labels: Any = None,
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | Mapping[str, str] | None = None,
     columns: int | None = None,
     limit: int = 8,
+    channel: int | None = None,
+    points: Any = None,
 ) -> Figure:
     """Draw the first images of a batch, each with its labels by name.
 
@@ -54,44 +70,54 @@ def show_batch(
 
     `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
     class numbers; without `names`, numbers are written. Masks, `(N, H, W)` class numbers, are drawn over the images,
-    each class but 0 in a colour; a dict with "labels" and "masks" has both. `columns=None` chooses up to four; more
-    than twenty images beside each other are not drawn.
+    each class but 0 in a colour; a dict with "labels" and "masks" has both. `names` are the words for each label, in
+    their order, or a dict from label to words, such as `tpukit.pe.WORDS`. `channel` draws that channel alone, in grey:
+    1 is the embolism window of the CTs of `tpukit.pe`. `points`, `(N, 2)` of x and y as shares of the width and the
+    height, has an arrow in each image, none where they are nan: `pe.embolus_places` gives them. `columns=None` chooses
+    up to four; more than twenty images beside each other are not drawn.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
         ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
             not match the images.
     """
+    import numpy as np
+
     figure_inputs.at_least_one(limit=limit)
-    pixels, caption = figure_inputs.pixels(images, limit, "show_batch")
+    points = None if points is None else figure_inputs.points(points, len(images))
+    pixels, caption = figure_inputs.pixels(images, limit, "show_batch", channel)
     labels, masks = figure_inputs.labels_and_masks(labels)
     if masks is not None:
-        pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), _COLORS)
+        pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), COLORS)
         caption = f"{caption}, masks of classes {classes}"
     columns = figure_inputs.columns(columns, len(pixels))
     rows = -(-len(pixels) // columns)
-    cell = min(3.2, (_WIDTH - _MARGIN) / columns - _MARGIN)
+    cell = min(3.2, (WIDTH - MARGIN) / columns - MARGIN)
     height = cell * _aspect(pixels)
     titles = [] if labels is None else figure_inputs.titles(labels, names, len(images))[: len(pixels)]
+    said = [f"{number}: {', '.join(words) or 'none'}" for number, words in enumerate(titles, 1)]
     titles = [_wrap(words, cell) if words else "none" for words in titles]
     below = [_lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
 
-    with _style():
-        up = _MARGIN + rows * (height + _MARGIN) + sum(below) + _lines([caption])
-        figure = _figure(columns * (cell + _MARGIN) + _MARGIN, up)
+    with style():
+        up = MARGIN + rows * (height + MARGIN) + sum(below) + _lines([caption])
+        figure = new_figure(columns * (cell + MARGIN) + MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)
-            bottom = up - (row + 1) * (height + _MARGIN) - sum(below[:row])
-            axes = _image(figure, image, _MARGIN + column * (cell + _MARGIN), bottom, cell, height)
+            bottom = up - (row + 1) * (height + MARGIN) - sum(below[:row])
+            axes = _image(figure, image, MARGIN + column * (cell + MARGIN), bottom, cell, height)
+            if points is not None and not np.isnan(points[index]).any():
+                _arrow(axes, *points[index])
             if titles:
-                color = _INK if titles[index] != "none" else _MUTED
-                axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=_SMALL, color=color)
+                color = INK if titles[index] != "none" else MUTED
+                axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=SMALL, color=color)
         _note(figure, caption)
+        describe(figure, f"{caption}. {'Labels: ' if said else ''}{'; '.join(said)}")
     return figure
 
 
 def show_history(history: Any) -> Figure:
-    """Draw the curves of a run: the loss in a large panel, every other measure in a small one.
+    """Draw what varied in a run: the loss in a large panel, every other measure in a small one.
 
     `history` is a dict of series (`{"train_loss": [...], "valid_loss": [...]}`), a list of rows (`[{"epoch": 1,
     "train_loss": 0.4}, ...]`), a DataFrame, or anything with `.rows`. The horizontal axis is "step", or "epoch" where
@@ -102,25 +128,29 @@ def show_history(history: Any) -> Figure:
     `valid_loss` do, `lr` has its own. A single number is a dotted line across the panel whose name its own name ends
     with (`base_rate_loss` in `loss`). A series of 50 points or more is drawn pale, under a moving mean over a twentieth
     of its length. A ring marks the best validation point, for measures known to be better when low (loss, error, ...)
-    or high (auroc, accuracy, f1, ...). What cannot be drawn is named under the figure.
+    or high (auroc, accuracy, f1, ...). What stayed the same, such as a constant learning rate, is a line of text under
+    the figure, and what cannot be drawn is named there; only a loss or a score is drawn though it does not move.
 
     Raises:
         TypeError: `history` is none of these.
         ValueError: `history` contains no series of numbers.
     """
     axis, series, levels, notes = figure_inputs.series(history)
+    measures = _MEASURES | {"samples per second": ("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)}
+    series, constant = _what_varies(series, measures)
     panels: dict[str, dict] = {}
     for name, points in series.items():
         panels.setdefault(_kind(name), {})[name] = points
-    kinds = sorted(panels, key=lambda kind: kind.split()[-1] != "loss")  # stable: losses first, the others as they came
+    # Losses first, then other measures of quality, then speed and the like, each as they came.
+    kinds = sorted(panels, key=lambda kind: (kind.split()[-1] != "loss", better(kind) is None))
     stack = min(2, len(kinds) - 1)  # small panels, at most two in a column
     beside = -(-(len(kinds) - 1) // 2)
     ends = [end for x, _ in series.values() for end in (x[0], x[-1])]
     span = max(ends) - min(ends)
     limits = (min(ends) - 0.03 * span, max(ends) + 0.03 * span) if span else (ends[0] - 0.5, ends[0] + 0.5)
 
-    with _style():
-        figure = _figure(min(_WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
+    with style():
+        figure = new_figure(min(WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
         grid = figure.add_gridspec(stack or 1, 1 + beside, width_ratios=[2.2 if beside < 2 else 1.7] + [1] * beside)
         for index, kind in enumerate(kinds):
             column, row = (0, slice(None)) if index == 0 else ((index + 1) // 2, (index - 1) % 2)
@@ -129,12 +159,17 @@ def show_history(history: Any) -> Figure:
             axes = figure.add_subplot(grid[row, column])
             axes.set_xlim(limits)
             known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
-            _curves(axes, kind, panels[kind], known, axis)
+            _curves(axes, kind, panels[kind], known, axis, measures)
         notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
-        if notes:
-            text = textwrap.fill("not drawn: " + "; ".join(notes), _letters(figure.get_figwidth()))
-            figure.supxlabel(text, x=0.01, ha="left", fontsize=_SMALL - 1, color=_MUTED)
+        below = [f"throughout: {', '.join(constant)}"] * bool(constant)
+        below += [f"not drawn: {'; '.join(notes)}"] * bool(notes)
+        if below:
+            text = textwrap.fill("    ".join(below), letters(figure.get_figwidth()))
+            figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL - 1, color=MUTED)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        spans = [f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}" for name, (_, y) in series.items()]
+        across = f"{axis} {min(ends):.4g} to {max(ends):.4g}"
+        describe(figure, f"Curves, {across}. {'; '.join([*spans, *below])}")
     return figure
 
 
@@ -143,15 +178,16 @@ def show_predictions(
     labels: Any,
     probabilities: Any,
     *,
-    names: Sequence[str] | None = None,
+    names: Sequence[str] | Mapping[str, str] | None = None,
     limit: int = 8,
     top: int = 10,
+    channel: int | None = None,
 ) -> Figure:
     """Draw images, and beside each its predicted probabilities as bars, filled where the label is true.
 
-    `images` as for `show_batch`; `labels` `(N, L)` of zeros and ones, or `(N,)` class numbers; `probabilities` `(N, L)`
-    in [0, 1], not logits. Where there are more than `top` labels, each image shows `top` of them: its true labels
-    first, then the most probable.
+    `images`, `names` and `channel` as for `show_batch`; `labels` `(N, L)` of zeros and ones, or `(N,)` class numbers;
+    `probabilities` `(N, L)` in [0, 1], not logits. Where there are more than `top` labels, each image shows `top` of
+    them: its true labels first, then the most probable.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
@@ -160,126 +196,107 @@ def show_predictions(
     import numpy as np
 
     figure_inputs.at_least_one(limit=limit, top=top)
-    pixels, caption = figure_inputs.pixels(images, limit, "show_predictions")
+    pixels, caption = figure_inputs.pixels(images, limit, "show_predictions", channel)
     truth, chances = figure_inputs.predictions(labels, probabilities, len(images))
     words = figure_inputs.label_names(names, chances.shape[1])
 
     shown, columns = min(top, len(words)), min(2, len(pixels))
     rows = -(-len(pixels) // columns)
-    block = (_WIDTH - _MARGIN) / 2 - _MARGIN  # an image, the names beside it and their bars
-    side = 2.0
-    letters = min(max(map(len, words)), _letters(block - side - 1.4))
-    words = [textwrap.shorten(name, letters, placeholder="…") for name in words]
-    text = letters * _SMALL * 0.59 / 72 + 0.35
+    block = (WIDTH - MARGIN) / 2 - MARGIN  # an image, the names beside it and their bars
+    side = 1.8
+    longest = min(max(map(len, words)), letters(block - side - 1.4))
+    words = [textwrap.shorten(name, longest, placeholder="…") for name in words]
+    text = longest * SMALL * 0.59 / 72 + 0.35
     height = max(side * _aspect(pixels), 0.19 * shown)
 
-    with _style():
-        up = 2 * _MARGIN + rows * (height + 1.6 * _MARGIN) + _lines([caption])
-        figure = _figure(columns * (block + _MARGIN) + _MARGIN, up)
+    with style():
+        up = 2 * MARGIN + rows * (height + 1.6 * MARGIN) + _lines([caption])
+        figure = new_figure(columns * (block + MARGIN) + MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)
-            left, bottom = _MARGIN + column * (block + _MARGIN), up - _MARGIN - (row + 1) * height - row * 1.6 * _MARGIN
+            left, bottom = MARGIN + column * (block + MARGIN), up - MARGIN - (row + 1) * height - row * 1.6 * MARGIN
             _image(figure, image, left, bottom, side, height)
             chosen = np.lexsort((-chances[index], ~truth[index]))[:shown]  # the true ones, then the most probable
             chosen.sort()  # in the order of the labels, so that images can be compared
             high = min(height, 0.21 * shown)
-            axes = _axes(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
+            axes = axes_at(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
             _bars(axes, [words[label] for label in chosen], chances[index, chosen], truth[index, chosen])
         _note(figure, f"● filled: the label is true    ○ hollow: it is not    dotted: 0.5    {caption}")
+        said = _in_words(words, truth, chances, len(pixels))
+        describe(figure, f"{caption}, with their predicted probabilities. {said}")
     return figure
 
 
-@contextmanager
-def _style() -> Iterator[None]:
-    """Give a figure the look of all figures while it is made; the reader's settings are restored afterwards."""
-    import matplotlib
-    import seaborn
+def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tuple], list[str]]:
+    """Return the series that are worth a curve, in the units of the figure, and in words those that stay the same."""
+    import numpy as np
 
-    look = {
-        "figure.facecolor": _PAPER,
-        "axes.facecolor": _PAPER,
-        "axes.edgecolor": _RULE,
-        "axes.labelcolor": _MUTED,
-        "axes.labelsize": _SMALL,
-        "axes.titlesize": _BODY,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid.axis": "y",
-        "grid.color": _GRID,
-        "text.color": _INK,
-        "text.parse_math": False,  # a name may contain a dollar sign
-        "xtick.color": _MUTED,
-        "ytick.color": _MUTED,
-        "xtick.labelsize": _SMALL,
-        "ytick.labelsize": _SMALL,
-        "legend.frameon": False,
-        "legend.fontsize": _SMALL,
-        "font.family": "DejaVu Sans",  # comes with matplotlib, so widths are the same on every machine
-    }
-    with matplotlib.rc_context():  # seaborn's set_theme would change the colours "b", "r", ... for the whole session
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update({**seaborn.axes_style("whitegrid"), **seaborn.plotting_context("paper"), **look})
-        yield
+    moving, constant = {}, []
+    for name, (x, y) in series.items():
+        words, unit, factor = measures.get(_kind(name), (name.replace("_", " "), "", 1.0))
+        y = y * factor
+        known = y[np.isfinite(y)]
+        if better(name) is None and (known == known[0]).all():  # a loss that stays the same is news
+            constant.append(f"{words} {known[0]:.4g} {unit}".strip())
+        else:
+            moving[name] = x, y
+    return (moving, constant) if moving else (series, [])
 
 
-def _figure(width: float, height: float, layout: str | None = None) -> Figure:
-    """Return an empty figure that a notebook can draw although pyplot does not know it; sizes in inches."""
-    from matplotlib.figure import Figure
-    from matplotlib.patches import Rectangle
+def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, count: int) -> str:
+    """Say which labels are true and which are predicted, for the first `count` images."""
 
-    figure = Figure((width, height), dpi=100, layout=layout)
-    # IPython can draw figures once pyplot has loaded its backend; before that, it asks the object for a PNG.
-    figure._repr_png_ = functools.partial(_png, figure)
-    # Notebooks crop a figure to what is drawn; this rectangle reaches the edge, so the margins stay.
-    figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor=_PAPER, linewidth=0, zorder=-1))
-    return figure
+    def some(labels: Iterable[int], index: int) -> str:
+        return ", ".join(f"{words[label]} {chances[index, label]:.2f}" for label in labels) or "none"
 
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor=_PAPER)
-    return buffer.getvalue()
-
-
-def _axes(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
-    """Add axes at a position given in inches."""
-    across, up = figure.get_size_inches()
-    return figure.add_axes((left / across, bottom / up, width / across, height / up))
+    parts = []
+    for index in range(count):
+        wrong = [label for label in (chances[index] > 0.5).nonzero()[0] if not truth[index, label]]
+        false = f"; above 0.5 and not true: {some(wrong, index)}" if wrong else ""
+        parts.append(f"{index + 1}: true are {some(truth[index].nonzero()[0], index)}{false}")
+    return ". ".join(parts)
 
 
 def _image(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float) -> Axes:
-    axes = _axes(figure, left, bottom, width, height)
+    axes = axes_at(figure, left, bottom, width, height)
     axes.imshow(pixels, cmap="gray", vmin=0, vmax=255 if pixels.dtype == "uint8" else 1)
     axes.set_axis_off()
     axes.set_anchor("N")
     return axes
 
 
+def _arrow(axes: Axes, x: float, y: float) -> None:
+    """Point at a place of an image, from the side and from above: on a CT from the dark of the lung."""
+    away = (30 if x > 0.5 else -30, 20)
+    look = {"arrowstyle": "-|>", "color": COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
+    axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=look, annotation_clip=False)
+
+
 def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:
     places = range(len(names))
-    axes.barh(places, 1, height=0.62, color=_GRID, linewidth=0)
-    fill = [_COLORS[0] if true else _PAPER for true in truth]
-    axes.barh(places, chances, height=0.62, color=fill, edgecolor=_COLORS[0], linewidth=1)
-    axes.axvline(0.5, color=_MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.barh(places, 1, height=0.62, color=GRID, linewidth=0)
+    fill = [COLORS[0] if true else PAPER for true in truth]
+    axes.barh(places, chances, height=0.62, color=fill, edgecolor=COLORS[0], linewidth=1)
+    axes.axvline(0.5, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
     axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
     axes.set_yticks(places, [f"{name} {'●' if true else '○'}" for name, true in zip(names, truth, strict=True)])
     axes.tick_params(length=0, pad=3)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     for label, place, chance, true in zip(axes.get_yticklabels(), places, chances, truth, strict=True):
-        label.set_color(_INK if true else _MUTED)
-        axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=_SMALL - 0.5, color=label.get_color())
+        label.set_color(INK if true else MUTED)
+        axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=SMALL - 0.5, color=label.get_color())
 
 
-def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str) -> None:
+def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str, measures: dict):
     import numpy as np
 
     find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
     alone, below = len(series) == 1, axis
-    rest = iter(_COLORS[2:] * len(series))
+    rest = iter(COLORS[2:] * len(series))
     for name, (x, y) in series.items():
         split = _split(name)
-        color = _COLORS[split in _VALIDATION] if split in ("train", "valid", "val") or alone else next(rest)
+        color = COLORS[split in _VALIDATION] if split in ("train", "valid", "val") or alone else next(rest)
         label = "" if alone else split or name
         noisy = len(y) >= _NOISY
         if noisy:
@@ -292,14 +309,16 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
         axes.plot(x, _moving_mean(y) if noisy else y, color=color, linewidth=1.6, label=label or None, **marks)
     for name, value in levels.items():
         label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
-        axes.axhline(value, color=_MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
-    axes.set_title(next(iter(series)).replace("_", " ") if alone else kind, loc="left", fontweight="bold")
+        axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
+    words, unit, _ = measures.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
+    axes.set_title(words, loc="left", fontweight="bold")
     axes.set_xlabel(below)
+    axes.set_ylabel(unit)
     axes.margins(y=0.12)  # room for the ring at the top
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.yaxis.set_major_formatter("{x:.4g}")
     if axes.get_legend_handles_labels()[1]:
-        axes.legend(loc="best", labelcolor="linecolor", handlelength=1.2)
+        axes.legend(loc="best", handlelength=1.2)
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray:
@@ -323,20 +342,15 @@ def _kind(name: str) -> str:
 
 def _wrap(words: list[str], inches: float) -> str:
     """Break the words into lines of this width; a word is broken only where it is longer than a line."""
-    width = _letters(inches)
+    width = letters(inches)
     whole = [word.replace(" ", "\N{NO-BREAK SPACE}") if len(word) <= width else word for word in words]
     return textwrap.fill("\N{NO-BREAK SPACE}· ".join(whole), width, break_on_hyphens=False)
-
-
-def _letters(inches: float) -> int:
-    """Return how many small letters fit into a width: in DejaVu Sans, a letter of a label name is 0.59 em wide."""
-    return max(8, int(inches * 72 / (_SMALL * 0.59)))
 
 
 def _lines(texts: Sequence[str]) -> float:
     """Return the height in inches that the longest of these texts needs below an image."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
-    return count * _SMALL * 1.25 / 72 + 0.08 if count else 0.0
+    return count * SMALL * 1.25 / 72 + 0.08 if count else 0.0
 
 
 def _aspect(pixels: np.ndarray) -> float:
@@ -346,4 +360,4 @@ def _aspect(pixels: np.ndarray) -> float:
 
 def _note(figure: Figure, text: str) -> None:
     across, up = figure.get_size_inches()
-    figure.text(_MARGIN / across, _MARGIN / up, text, fontsize=_SMALL - 1, color=_MUTED, va="bottom")
+    figure.text(MARGIN / across, MARGIN / up, text, fontsize=SMALL - 1, color=MUTED, va="bottom")

@@ -1,81 +1,51 @@
-"""Progress bars and a live curve, drawn by the kernel: widgets in a forked worker would show nothing."""
+"""What a run shows while it runs, drawn by the kernel: a panel in a notebook, a line in a terminal, lines in a log."""
 
 import contextlib
-import html
+import math
 import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from tpukit.display.bars import Bar, duration
+from tpukit.display.curves import number
 from tpukit.display.notebook import running_shell
+from tpukit.display.panel import panel_html
 
 _SECONDS_BETWEEN_DRAWINGS = 0.3
+# A panel has some 10 KB: over hours, three a second would be gigabytes through a browser's connection.
+_QUICK_SECONDS, _SECONDS_BETWEEN_LATER_DRAWINGS = 120.0, 1.0
 _SECONDS_BETWEEN_TEXT_LINES = 10.0
-_MOST_POINTS = 400  # of a curve, which is drawn about 450 pixels wide
-_COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#a05bb5")  # legible on white and on dark grey
-# Programs that execute a notebook while nobody watches: lines of text say more there than a widget.
+_MOST_POINTS = 400  # of a curve, which is drawn about 350 pixels wide
+# Programs that execute a notebook while nobody watches: lines of text say more there than a panel.
 _UNATTENDED = ("nbconvert", "papermill", "nbclient", "jupyter-execute", "jupyter execute", "pytest")
-
-
-@dataclass
-class Bar:
-    """The progress of one loop.
-
-    Attributes:
-        label: the loop's name.
-        done: items so far.
-        total: items to expect, None if that is not known.
-        samples_per_step: in an item; 0 for items that are steps, None for items that no rate is told of.
-        seconds: since the loop began, by the clock of whoever runs it; None counts them here, until it is finished.
-    """
-
-    label: str
-    done: int
-    total: int | None
-    samples_per_step: int | None
-    seconds: float | None = None
-    began: float = field(default_factory=time.monotonic)
-    ended: float | None = None
-
-    @property
-    def finished(self) -> bool:
-        """True once the last item is done."""
-        return self.done == self.total
-
-    def elapsed(self) -> float:
-        """Return the seconds since the loop began, up to its end."""
-        return self.seconds if self.seconds is not None else (self.ended or time.monotonic()) - self.began
-
-    def text(self) -> str:
-        """Describe the progress in one line: `train  120/640  19%  1,034 samples/s  2 s left`."""
-        seconds = max(self.elapsed(), 1e-9)
-        parts = [self.label, f"{self.done}/{self.total}" if self.total else f"{self.done}"]
-        if self.total and not self.finished:
-            parts.append(f"{self.done / self.total:.0%}")
-        if self.done and self.samples_per_step:
-            parts.append(f"{self.done * self.samples_per_step / seconds:,.0f} samples/s")
-        elif self.done and self.samples_per_step is not None:
-            parts.append(f"{self.done / seconds:,.1f} steps/s")
-        if self.finished:
-            parts.append(f"in {seconds:.0f} s")
-        elif self.total and self.done:
-            parts.append(f"{seconds / self.done * (self.total - self.done):.0f} s left")
-        return "  ".join(parts)
 
 
 class Screen:
     """What a run shows. This base class shows printed lines only; subclasses add bars and curves.
 
     `draw` may be called in every step: it redraws at most every 0.3 seconds.
+
+    Attributes:
+        bars: of the loops, by label, in the order in which they first began.
+        curves: logged numbers by name, as (step, value); NaN where a value was not finite.
+        doing: what the run does, where it stands still: what it compiles, or for whom it waits.
+        cores: (core, what it does) where cores differ.
+        outcome: None while it runs; then "done", "failed" or "interrupted".
     """
 
     def __init__(self) -> None:
         self.bars: dict[str, Bar] = {}
         self.curves: dict[str, list[tuple[float, float]]] = {}
+        self.doing = ""
+        self.cores: Sequence[tuple[str, str]] = ()
+        self.outcome: str | None = None
+        self._rows = 0  # logged so far
+        self._newest: dict[str, int] = {}  # the row that a value is from
         self._changed = False
+        self._began = time.monotonic()
         self._next_drawing = 0.0
 
     def line(self, text: str) -> None:
@@ -95,48 +65,81 @@ class Screen:
         total: int | None,
         samples_per_step: int | None = 0,
         seconds: float | None = None,
+        *,
+        start: int = 0,
+        unit: str | None = None,
+        note: str = "",
     ) -> None:
-        """Record the progress of a loop; fewer items done than before mean that it has started again; see `Bar`."""
+        """Record the progress of a loop; one that is behind what it was before has started again; see `Bar`."""
         bar = self.bars.get(label)
-        if bar is None or done < bar.done:  # the next epoch: the clock starts again
-            bar = self.bars[label] = Bar(label, done, total, samples_per_step)
-        bar.done, bar.total, bar.seconds, self._changed = done, total, seconds, True
-        if bar.finished and bar.ended is None:
-            bar.ended = time.monotonic()
+        if bar is None or done < bar.done or (seconds or 0.0) < (bar.seconds or 0.0):
+            bar = self.bars[label] = Bar(label, done, total, samples_per_step, rows_before=self._rows)
+        bar.done, bar.total, bar.samples_per_step, bar.seconds = done, total, samples_per_step, seconds
+        bar.start, bar.unit, bar.note, self._changed = start, unit, note, True
+        bar.heard = time.monotonic()
+        if bar.finished:
+            bar.end()
+
+    def end_bar(self, label: str) -> None:
+        """Stop the clock of a loop, as far as it has come."""
+        if label in self.bars:
+            self.bars[label].end()
+            self._changed = True
 
     def curve(self, rows: list[dict]) -> None:
         """Record logged numbers, to be drawn over their "step"."""
         for row in rows:
+            self._rows += 1
             for name, value in row.items():
-                if name != "step" and value == value:  # NaN cannot be drawn
+                if name != "step":
                     points = self.curves.setdefault(name, [])
-                    points.append((row["step"], value))
+                    points.append((row["step"], value if math.isfinite(value) else math.nan))
+                    self._newest[name] = self._rows
                     if len(points) > _MOST_POINTS:
                         del points[1:-1:2]  # every second one: the curve keeps its shape and both ends
         self._changed = True
 
+    def status(self, doing: str, cores: Sequence[tuple[str, str]] = ()) -> None:
+        """Say what the run does where it seems to stand still, and for each core where they differ."""
+        if (doing, cores) != (self.doing, self.cores):
+            self.doing, self.cores, self._changed = doing, cores, True
+
     def draw(self, last: bool = False) -> None:
         """Update what is shown, at most every 0.3 seconds, and always if this is the `last` time."""
         now = time.monotonic()
-        if self._changed and (last or now >= self._next_drawing):
+        if self._is_new() and (last or now >= self._next_drawing):
             self._draw(last)
-            self._changed, self._next_drawing = False, now + _SECONDS_BETWEEN_DRAWINGS
+            self._changed, self._next_drawing = False, now + self._seconds_between()
 
-    def close(self) -> None:
-        """Draw the final state."""
+    def close(self, outcome: str = "done") -> None:
+        """Draw the final state: "done", "failed" or "interrupted", unless it is known already."""
+        self.outcome = self.outcome or outcome
+        self.doing, self.cores = "", ()
+        for bar in self.bars.values():
+            bar.end()
         self.draw(last=True)
+
+    def _is_new(self) -> bool:
+        return self._changed
+
+    def _seconds_between(self) -> float:
+        return _SECONDS_BETWEEN_DRAWINGS
 
     def _draw(self, last: bool) -> None:
         pass
 
     def _status(self) -> str:
-        """Return in one line the running bars, or the one that ended last, and the newest values."""
+        """Return in one line the running bars, or the one that ended last, and their newest values."""
         bars = list(self.bars.values())
-        shown = [bar for bar in bars if not bar.finished] or bars[-1:]
-        return "  ".join([*(bar.text() for bar in shown), *self._values()])
+        return self._line([bar for bar in bars if bar.running] or bars[-1:])
 
-    def _values(self) -> list[str]:
-        return [f"{name} {points[-1][1]:.4g}" for name, points in self.curves.items()]
+    def _line(self, bars: Sequence[Bar]) -> str:
+        # What was logged before a loop began is not of this loop: the validation loss of an epoch ago, say.
+        before = min((bar.rows_before for bar in bars), default=0)
+        values = [
+            f"{name} {number(points[-1][1])}" for name, points in self.curves.items() if self._newest[name] > before
+        ]
+        return "  ".join(part for part in (*(bar.text() for bar in bars), *values, self.doing) if part)
 
 
 class Line(Screen):
@@ -148,10 +151,14 @@ class Line(Screen):
         super().line(text)
         self._changed = bool(self.bars)
 
+    def _is_new(self) -> bool:
+        return super()._is_new() or (self.outcome is not None and bool(self.bars))  # the line wants its end
+
     def _draw(self, last: bool) -> None:
         width = shutil.get_terminal_size().columns - 1  # a wrapped line could not be erased
+        text = self._status()[:width]
         self._erase()
-        sys.stdout.write(self._status()[:width] + ("\n" if last else ""))
+        sys.stdout.write(text + ("\n" if last and text else ""))
         sys.stdout.flush()
 
     def _erase(self) -> None:
@@ -168,109 +175,113 @@ class Text(Screen):
     def bar(self, label: str, done: int, total: int | None, *others: object, **options: object) -> None:
         """Record the progress of a loop; its end is printed at once."""
         before = self.bars.get(label)
-        # The last position of a loop may be reported more than once; its line is printed once.
-        printed = before is not None and before.finished and done == before.done
         super().bar(label, done, total, *others, **options)
-        if self.bars[label].finished and not printed:
-            self._print(self.bars[label].text())
+        bar = self.bars[label]
+        # The last position of a loop may be reported more than once; its line is printed once.
+        if bar.finished and not (bar is before and bar.printed):
+            bar.printed = True
+            self._print(self._line([bar]))
 
     def _draw(self, last: bool) -> None:
-        running = [bar.text() for bar in self.bars.values() if not bar.finished]
-        if running and time.monotonic() >= self._next_line:
-            self._print(*running)
+        running = [bar for bar in self.bars.values() if bar.running]
+        if not last and (running or self.doing) and time.monotonic() >= self._next_line:
+            self._print(self._line(running))
 
-    def _print(self, *parts: str) -> None:
-        self.line("  ".join([*parts, *self._values()]))
+    def _print(self, text: str) -> None:
+        self.line(text)
         self._next_line = time.monotonic() + _SECONDS_BETWEEN_TEXT_LINES
 
 
-class Widgets(Screen):
-    """A notebook: one bar for each loop, and a curve, in one ipywidgets box."""
+class Panel(Text):
+    """A notebook: bars, a line of status and curves in one output, which stays in the saved file as the run left it.
+
+    A notebook that cannot show it, or no longer, gets lines of text.
+    """
 
     def __init__(self) -> None:
         super().__init__()
-        import ipywidgets
-        from IPython.display import display
+        self._handle: object = None
+        self._error: Exception | None = None
+        self._second = 0  # that the last drawing showed
 
-        self._widgets = ipywidgets
-        self._rows: dict[str, tuple] = {}
-        self._curve = ipywidgets.HTML()
-        self._box = ipywidgets.VBox([])
-        display(self._box)
+    def _is_new(self) -> bool:
+        if self._handle is None or self._error is not None:
+            return super()._is_new()
+        return super()._is_new() or self.outcome is not None or int(self._seconds()) != self._second
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _seconds_between(self) -> float:
+        return super()._seconds_between() if self._seconds() < _QUICK_SECONDS else _SECONDS_BETWEEN_LATER_DRAWINGS
 
     def _draw(self, last: bool) -> None:
-        for bar in self.bars.values():
-            drawn, text = self._rows.get(bar.label) or self._add(bar.label)
-            drawn.max, drawn.value = bar.total or max(bar.done, 1), bar.done
-            drawn.bar_style = "success" if bar.finished else ""
-            text.value = f"<code style='background:none;color:inherit'>{html.escape(bar.text())}</code>"
-        if self.curves:
-            self._curve.value = curve_svg(self.curves)
-            if self._curve not in self._box.children:
-                self._box.children = (*self._box.children, self._curve)
+        if self._error is not None:
+            return super()._draw(last)
+        if self._handle is None and not (self.bars or self.curves or (self.doing and not last)):
+            return None  # a run that is over at once, and has nothing to show
+        self._second = int(self._seconds())
+        try:
+            self._show(self._html())
+        except Exception as error:  # whatever a kernel's display raises, the run goes on
+            self._error = error
+            self.line(f"the panel is not drawn any more ({type(error).__name__}: {error}); lines of text follow")
+        return None
 
-    def _add(self, label: str) -> tuple:
-        drawn = self._widgets.FloatProgress(layout=self._widgets.Layout(width="240px"))
-        text = self._widgets.HTML()
-        self._rows[label] = drawn, text
-        rows = [child for child in self._box.children if child is not self._curve]
-        curve = [self._curve] if self.curves else []
-        self._box.children = (*rows, self._widgets.HBox([drawn, text]), *curve)
-        return drawn, text
+    def _show(self, drawn: str) -> None:
+        from IPython.display import display
+
+        # Text for programs that show no HTML. Neither is escaped or executed by any of the notebooks.
+        data = {"text/html": drawn, "text/plain": self._status()}
+        if self._handle is None:
+            self._handle = display(data, raw=True, display_id=True) or False
+        elif self._handle:
+            self._handle.update(data, raw=True)
+
+    def _html(self) -> str:
+        seconds = duration(self._seconds())
+        if self.outcome:
+            words = {"done": f"done in {seconds}"}.get(self.outcome, f"{self.outcome} after {seconds}")
+            state = self.outcome
+        else:
+            state, words = ("busy", self.doing) if self.doing else ("running", f"running for {seconds}")
+        return panel_html([*self.bars.values()], self.curves, state, words, self.cores)
+
+    def _print(self, text: str) -> None:
+        if self._error is not None:
+            super()._print(text)
 
 
 def kind_of_screen() -> str:
-    """Return the kind of screen this process has: "widgets", "line" or "text"."""
+    """Return the kind of screen this process has: "panel", "line" or "text"."""
     shell = running_shell()
     if shell is not None and hasattr(shell, "kernel"):
         with contextlib.suppress(OSError):  # no /proc: on macOS and Windows it counts as watched
             parent = Path(f"/proc/{os.getppid()}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if any(name in parent for name in _UNATTENDED):
                 return "text"
-        return "widgets"
+        return "panel"
     return "line" if sys.stdout.isatty() else "text"
 
 
 @contextlib.contextmanager
 def screen(kind: str | None = None) -> Iterator[Screen]:
-    """Open the screen of a run: "widgets", "line", "text", "off", or None to choose by where this process runs.
+    """Open the screen of a run: "panel", "line", "text", "off", or None to choose by where this process runs.
 
     Raises:
         ValueError: for any other kind.
     """
-    kinds = {"widgets": Widgets, "line": Line, "text": Text, "off": Screen}
+    kinds = {"panel": Panel, "line": Line, "text": Text, "off": Screen}
     if kind not in (None, *kinds):
         raise ValueError(f"progress is one of {', '.join(map(repr, kinds))} or None, got {kind!r}")
     opened = kinds[kind or kind_of_screen()]()
     try:
         yield opened
-    finally:
+    except KeyboardInterrupt:
+        opened.close("interrupted")
+        raise
+    except BaseException:
+        opened.close("failed")
+        raise
+    else:
         opened.close()
-
-
-def curve_svg(curves: dict[str, list[tuple[float, float]]], width: int = 520, height: int = 130) -> str:
-    """Draw `{name: [(step, value), ...]}` as SVG, without a background and in the notebook's own text colour."""
-    points = [point for curve in curves.values() for point in curve]
-    (left, right), (low, high) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
-
-    def place(step: float, value: float) -> str:
-        x = 60 + (step - left) / (right - left or 1) * (width - 70)
-        y = 10 + (high - value) / (high - low or 1) * (height - 40)
-        return f"{x:.1f},{y:.1f}"
-
-    lines, names = [], []
-    for index, (name, curve) in enumerate(curves.items()):
-        color = _COLORS[index % len(_COLORS)]
-        lines.append(
-            f"<polyline fill='none' stroke='{color}' stroke-width='1.8' points='{' '.join(place(*p) for p in curve)}'/>"
-        )
-        names.append(f"<tspan fill='{color}'>{html.escape(name)} {curve[-1][1]:.4g}</tspan>")
-    return (
-        f"<svg width='{width}' height='{height}' font-family='sans-serif' font-size='11' fill='currentColor'>"
-        f"<g stroke='currentColor' opacity='.3'><path fill='none' d='M60 10V{height - 30}H{width - 10}'/></g>"
-        f"<text x='55' y='14' text-anchor='end'>{high:.3g}</text>"
-        f"<text x='55' y='{height - 28}' text-anchor='end'>{low:.3g}</text>"
-        f"<text x='60' y='{height - 14}'>{left:g}</text>"
-        f"<text x='{width - 10}' y='{height - 14}' text-anchor='end'>step {right:g}</text>"
-        f"{''.join(lines)}<text x='{width - 10}' y='20' text-anchor='end'>{' &#160; '.join(names)}</text></svg>"
-    )

@@ -3,7 +3,9 @@
 import contextlib
 import copy
 import os
+import statistics
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from tpukit.diagnostics.report import Report, report
 from tpukit.distributed.gradients import GradientAverage
 from tpukit.distributed.notebook_output import NotebookOutput
 from tpukit.storage.files import write_whole
+from tpukit.storage.tensors import save_tensors
 
 
 class Core(NotebookOutput):
@@ -44,21 +47,23 @@ class Core(NotebookOutput):
         self.ends_between_steps = self.end_requested = False
         self._average_gradients = GradientAverage(backend)
         self._seed, self._began = seed, time.monotonic()
+        self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
 
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def model(self, module):
+    def model(self, module, *, in_place: bool = False):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
         A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
         Its BatchNorm layers use the statistics of this core's share of the batch, as they do on chips. Weights and
         buffers that have several names, such as an embedding that is also the output layer, stay one. A loss that has
-        parameters, or weights of classes, goes through here as well.
+        parameters, or weights of classes, goes through here as well. With `in_place` the module itself is moved: for a
+        framework that holds on to it.
         """
-        module = _move(copy.deepcopy(module), self.device)
+        module = _move(module if in_place else copy.deepcopy(module), self.device)
         with self._together("model"):
             self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
@@ -169,10 +174,18 @@ class Core(NotebookOutput):
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
-        yield
-        with self._in_graph("step"):
-            self.backend.sync()
+        began = time.monotonic()
+        traced = self.backend.traced
+        self.doing = "tracing" if traced else None
+        try:
+            yield
+            self.doing = "running" if traced else None
+            with self._in_graph("step"):
+                self.backend.sync()
+        finally:
+            self.doing = None
         self.activity += 1
+        self._steps.append(time.monotonic() - began)
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
@@ -188,13 +201,17 @@ class Core(NotebookOutput):
         """
         import torch
 
-        with self._together("optimizer_step"):
-            self._average_gradients(optimizer, also)
+        self.average_gradients(optimizer, also=also)
         if clip is not None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+
+    def average_gradients(self, optimizer, *, also: Iterable = ()) -> None:
+        """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
+        with self._together("optimizer_step"):
+            self._average_gradients(optimizer, also)
 
     def average_buffers(self, module) -> None:
         """Give every core the mean of the cores' float buffers, together.
@@ -279,13 +296,11 @@ class Core(NotebookOutput):
         with self._in_graph("save"):
             self.backend.sync()
         if self.is_main:
-            import torch
-
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             host = self.to_host(value)
             with write_whole(path) as file:
-                torch.save(host, file)
+                save_tensors(host, file)
         self.barrier()
 
     # ---- to and from host memory -----------------------------------------------------------------------------
@@ -320,7 +335,9 @@ class Core(NotebookOutput):
         the loop waited for data.
         """
         seconds = time.monotonic() - self._began
-        return report(self.backend, waited=batches and batches.waited, seconds=seconds)
+        waited = batches and batches.waited
+        step = statistics.median(self._steps) if self._steps else None
+        return report(self.backend, waited=waited, seconds=seconds, step=step)
 
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:

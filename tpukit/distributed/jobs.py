@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpukit.backends.protocol import Topology
@@ -171,6 +171,7 @@ class _Queue:
 
     def work_off(self) -> None:
         """Run all jobs; after an exception from here, none is left running."""
+        self._tell()
         try:
             while self._waiting or self._running:
                 self._begin_some()
@@ -221,6 +222,10 @@ class _Queue:
             failure = job.group.failures.first() or interrupt
             self._failures[job.number] = error = worker_failed(failure, job.group, f"job {job.number}: ")
             self._display.line(_without_traceback(error))
+        self._display.end_bar(f"job {job.number}")
+        self._tell()
+
+    def _tell(self) -> None:
         done = sum(run is not None for run in self._runs)
         self._display.bar("jobs", done, len(self._tasks), None, time.monotonic() - self._began)
         self._display.draw()
@@ -246,20 +251,41 @@ class _JobScreen(Screen):
 
     def __init__(self, display: Screen, number: int):
         super().__init__()
-        self._display, self._name = display, f"[job {number}]"
+        self._display, self._number = display, number
 
     def line(self, text: str) -> None:
-        self._display.line(f"{self._name} {text}")
+        self._display.line(f"[job {self._number}] {text}")
 
     def show(self, data: dict, metadata: dict, **options: object) -> None:
         self.line("shows:")
         self._display.show(data, metadata, **options)
 
-    def bar(self, label: str, *progress: object) -> None:
-        self._display.bar(self._name, *progress)
+    def bar(self, label: str, *progress: object, **options: object) -> None:
+        super().bar(label, *progress, **options)
+        self._tell()
+
+    def status(self, doing: str, cores: Sequence[tuple[str, str]] = ()) -> None:
+        super().status(doing, cores)
+        if self._changed and (self.bars or doing):
+            self._tell()
 
     def curve(self, rows: list[dict]) -> None:
         pass
+
+    def _tell(self) -> None:
+        """Show the job as one bar: that of its outermost loop, which began first, with the loop inside it in words."""
+        name = f"job {self._number}"
+        if not self.bars:
+            return self._display.bar(name, 0, None, None, note=self.doing)
+        outer, *inner = self.bars.values()
+        inside = next((bar for bar in reversed(inner) if bar.running), None)
+        words = (outer.label, f"{inside.label} {inside.count()}" if inside else "", self.doing)
+        note = "  ".join(part for part in words if part)
+        unit = outer.unit or (outer.label if outer.label.endswith("s") and not outer.samples_per_step else None)
+        options = {"start": outer.start, "unit": unit, "note": note}
+        self._display.bar(name, outer.done, outer.total, outer.samples_per_step, outer.seconds, **options)
+        self._changed = False
+        return None
 
     def draw(self, last: bool = False) -> None:
         self._display.draw(last)

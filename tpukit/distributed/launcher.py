@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from tpukit.backends import RUNTIMES
 from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
+from tpukit.display.tables import as_html, counted
 from tpukit.distributed.failure import Failure, message
 from tpukit.distributed.memory import memory_warning
 from tpukit.distributed.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
-from tpukit.distributed.topology import choose_topology, refuse_if_in_use
+from tpukit.distributed.topology import choose_device, choose_topology, refuse_if_in_use
 from tpukit.distributed.watchdog import Limits
 from tpukit.distributed.worker import Task
 from tpukit.distributed.worker_group import InProcessGroup, WorkerGroup
@@ -82,25 +83,44 @@ class Run:
     grown: list[int] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        memory = f"{min(self.memory) / 2**20:,.0f} to {max(self.memory) / 2**20:,.0f} MiB" if self.memory else "unknown"
-        kinds = ", ".join(dict.fromkeys(type(result).__name__ for result in self.results))
+        most = f", {self._most()}" if self._most() else ""
         return (
-            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {memory} a core{self._most()}; "
-            f"results: {len(self.results)} x {kinds}; {len(self.log)} logged rows"
+            f"Run: {self.cores} x {self.device}, {self.seconds:.1f} s, peak host memory {self._memory()} a core{most}; "
+            f"results: {len(self.results)} x {self._kinds()}; {counted(len(self.log), 'logged row')}"
         )
+
+    def _repr_html_(self) -> str:
+        rows = [
+            ("cores", f"{self.cores} x {self.device}"),
+            ("time", f"{self.seconds:,.1f} s, from the fork to the last result"),
+            ("peak host memory", "\n".join(filter(None, [f"{self._memory()} a core", self._most()]))),
+            ("results", f"{self._kinds()} from {'each core' if self.cores > 1 else 'the core'}: `run.results[0]`"),
+        ]
+        rows += [("log", f"{counted(len(self.log), 'row')}: `run.log`")] * bool(self.log)
+        return as_html(rows, title="Run")
+
+    def _memory(self) -> str:
+        low, high = (f"{end(self.memory, default=0) / 2**20:,.0f}" for end in (min, max))
+        if not self.memory:
+            return "unknown"
+        return f"{low} MiB" if low == high else f"{low} to {high} MiB"
+
+    def _kinds(self) -> str:
+        return ", ".join(dict.fromkeys(type(result).__name__ for result in self.results))
 
     def _most(self) -> str:
         """Say which core grew most."""
         if not any(self.grown):
             return ""
         most = max(range(len(self.grown)), key=self.grown.__getitem__)
-        return f", core {most} grew most, by {self.grown[most] / 2**20:,.0f} MiB"
+        return f"core {most} grew most, by {self.grown[most] / 2**20:,.0f} MiB"
 
 
 def launch(
     fn: Callable,
     *args: object,
     cores: int | None = None,
+    device: int | None = None,
     backend: str | None = None,
     seed: int = 0,
     timeout: float | None = None,
@@ -121,6 +141,7 @@ def launch(
         fn: the worker function; its first argument is a `Core`.
         *args: passed on as they are.
         cores: None for all there are; on a TPU that or 1. Where no accelerator is, any number of CPU processes.
+        device: the number of the one chip or GPU to run on, from 0; None for all, or with cores=1 the first.
         backend: None for the best there is; "cpu" rehearses on plain CPU processes, "xla" on a machine without a
             chip through torch_xla, slowly but with real graphs: on the stand-in for libtpu where it is installed, else
             on XLA:CPU processes that gloo joins ("xla:standin" and "xla:cpu" choose one of them).
@@ -129,7 +150,7 @@ def launch(
         stall: seconds that cores may wait for one that neither moves on nor uses a processor, before the run is ended
             with the stacks of all; None to wait for ever. A core that compiles uses a processor.
         heartbeat: seconds between two signs of life of a worker.
-        progress: "widgets", "line", "text" or "off"; None decides by where this runs.
+        progress: "panel", "line", "text" or "off"; None decides by where this runs.
         to: a function, or a list of them, that the kernel calls with each row of `core.log` as it arrives, a dict with
             "step" and the values: `TensorBoardWriter(folder)`, `CsvWriter(file)`; for wandb `to=wandb.log`; for MLflow
             `to=lambda row: mlflow.log_metrics(row, step=row["step"])`. The kernel waits for it, and does not look at
@@ -145,8 +166,8 @@ def launch(
 
     Raises:
         TypeError: a keyword is none of these options, or `to` is neither a function nor a list of functions.
-        ValueError: `cores` or `backend` cannot be had on this machine, a number of seconds is not above 0, or there is
-            no such `precision`.
+        ValueError: `cores`, `device` or `backend` cannot be had on this machine, a number of seconds is not above 0, or
+            there is no such `precision`.
         RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
         ChipsBusy: on a TPU, other programs still hold the chips after a minute.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
@@ -157,7 +178,10 @@ def launch(
         raise TypeError(_not_an_option(fn, unknown))
     machine = machine or host()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed, precision)
-    topology = choose_topology(machine, cores, backend)
+    if device is None:
+        topology = choose_topology(machine, cores, backend)
+    else:
+        topology = choose_device(machine, device, cores, backend)
     refuse_if_in_use(machine)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with (
@@ -178,7 +202,10 @@ def launch(
             )
         try:
             failure = group.watch()
+            if failure is not None:
+                display.close("failed")
         except KeyboardInterrupt:
+            display.close("interrupted")
             hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
             group.end()
             raise Interrupted(collect(group), stacks, hung=hung) from None

@@ -22,13 +22,17 @@ class NotebookOutput:
     Attributes:
         rank: this core's number.
         activity: progress counter; unchanged means stalled.
+        doing: "data" while a loop waits for its next batch, "tracing" while a step is recorded, "running" while it is
+            handed over to the device; None otherwise. A heartbeat carries it.
     """
 
     def __init__(self, rank: int, send: Callable[[object], None]):
         self.rank = rank
         self.activity = 0
+        self.doing: str | None = None
         self._send = send
         self._rows: list[dict] = []  # logged, not yet sent
+        self._ends: list[tuple] = []  # of loops, not sent before the rows that they have logged
         self._logged = 0
         self._next_send = 0.0
 
@@ -71,34 +75,79 @@ class NotebookOutput:
             self.flush()
 
     def flush(self) -> None:
-        """Send the logged rows now; a run's end does it too."""
+        """Send the logged rows now; the end of a loop and of a run does it too."""
         if self._rows:
             rows, self._rows = self.to_host(self._rows), []
             self._send(("log", self.rank, [{name: _number(value) for name, value in row.items()} for row in rows]))
             self._next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
+        ends, self._ends = self._ends, []
+        for message in ends:
+            self._send(message)
 
-    def progress(self, iterable: Iterable, label: str = "steps", total: int | None = None) -> Iterator:
+    def progress(
+        self,
+        iterable: Iterable,
+        label: str | None = "steps",
+        total: int | None = None,
+        *,
+        start: int = 0,
+        unit: str | None = None,
+    ) -> Iterator:
         """Yield the items of an iterable and show in the notebook how far core 0 has come.
+
+        Loops may be nested: `core.progress(range(epochs), "epochs")` around `core.progress(batches, "train")` are two
+        bars, and the second starts again in every epoch.
 
         Args:
             iterable: anything; for `core.batches(...)` the samples a second of all cores are shown as well.
-            label: the name of the bar; the same label starts the same bar again.
+            label: the name of the bar; the same label starts the same bar again. None shows nothing.
             total: items to expect, where the iterable has no length.
+            start: items that were done before, as in a loop that is resumed.
+            unit: what a rate counts, such as "images"; None for samples, or steps.
         """
-        total = len(iterable) if total is None and hasattr(iterable, "__len__") else total
-        samples = getattr(iterable, "samples_per_step", 0)
-        done, next_send, began = 0, 0.0, time.monotonic()
+        total = start + len(iterable) if total is None and hasattr(iterable, "__len__") else total
+        samples, reads = getattr(iterable, "samples_per_step", 0), hasattr(iterable, "samples_per_step")
+        options = {"samples_per_step": samples, "start": start, "unit": unit}
+        done, next_send, began, whole = start, 0.0, time.monotonic(), False
+        told = self.is_main and label is not None
+        if told:
+            self.flush()  # what was logged before this loop is not of it
+        items = iter(iterable)
         try:
-            for item in iterable:
+            while True:
+                self.doing = "data" if reads else self.doing
+                try:
+                    item = next(items)
+                except StopIteration:
+                    break
+                finally:
+                    self.doing = None if reads else self.doing
                 self.activity += 1
-                if self.is_main and time.monotonic() >= next_send:
-                    self._send(("progress", label, done, total, samples, time.monotonic() - began))
+                if told and time.monotonic() >= next_send:
+                    self.report_progress(label, done, total, seconds=time.monotonic() - began, **options)
                     next_send = time.monotonic() + _SECONDS_BETWEEN_MESSAGES
                 done += 1
                 yield item
+            whole = True
         finally:  # a loop that was left early is over, too
-            if self.is_main:
-                self._send(("progress", label, done, done, samples, time.monotonic() - began))
+            if told:
+                options["seconds"] = time.monotonic() - began
+                self._end(("progress", label, done, done, options), whole)
+
+    def report_progress(self, label: str, done: int, total: int | None, **options: object) -> None:
+        """Show how far a loop has come that `progress` cannot go through; see `Bar` for the options."""
+        if self.is_main:
+            self._send(("progress", label, done, total, options))
+
+    def _end(self, message: tuple, whole: bool) -> None:
+        """Send the end of a loop after all that it has logged, so that the newest numbers stand beside it.
+
+        Numbers on the device are fetched only where the loop has come to its end. One that was left early may be on its
+        way out of a run that failed, where a copy could wait for ever: its end goes with the numbers, when they do.
+        """
+        self._ends.append(message)
+        if whole or not any(hasattr(value, "item") for row in self._rows for value in row.values()):
+            self.flush()
 
     def to_host(self, value: object) -> object:
         """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""

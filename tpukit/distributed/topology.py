@@ -1,6 +1,7 @@
 """Which backend a run takes on a machine, and how its cores are laid out over processes."""
 
 import multiprocessing
+from dataclasses import replace
 
 from tpukit.backends import RUNTIMES
 from tpukit.backends.protocol import Runtime, Topology
@@ -34,6 +35,22 @@ def choose_topology(machine: Host, cores: int | None, backend: str | None) -> To
             f"  fix:   {install_line(machine, rehearse_graphs=True) or _WHEELS}; or backend='cpu'"
         )
     return runtime.topology(machine, cores)
+
+
+def choose_device(machine: Host, device: int, cores: int | None, backend: str | None) -> Topology:
+    """Return a run of one process on the one chip or GPU of that number; a CPU process stands in for it.
+
+    Raises:
+        ValueError: there is none of that number, or more cores are asked for.
+    """
+    there = choose_topology(machine, None, backend).processes or 1  # 0 where nothing can be forked
+    if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < there or cores not in (None, 1):
+        raise ValueError(
+            f"device is the number of one chip, 0 to {there - 1} here, and runs one core\n"
+            f"  found: device={device!r}, cores={cores!r}\n"
+            f"  fix:   launch(..., device={there - 1}), or leave device out for all"
+        )
+    return replace(choose_topology(machine, 1, backend), device_number=device)
 
 
 def _choose_runtime(machine: Host, backend: str | None) -> Runtime:

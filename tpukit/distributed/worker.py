@@ -149,7 +149,8 @@ class _Worker:
             while not self.finished.wait(self.pipes.heartbeat):
                 for core, _ in self.cores:
                     self.sender.send(("memory", core.rank, peak_memory(), own_memory()))
-                    self.sender.send(("alive", core.rank, core.activity, core.waiting))
+                    doing = core.backend.compiling() or core.doing
+                    self.sender.send(("alive", core.rank, core.activity, core.waiting, doing))
 
     def obey(self, signal_pipe: int) -> None:
         """Send stacks when asked, tell of SIGTERM; at the end of the control pipe go, quietly if the work is done."""

@@ -2,6 +2,7 @@
 
 import selectors
 import shutil
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -12,6 +13,7 @@ from tpukit.backends.cpu import Cpu
 from tpukit.backends.protocol import Topology
 from tpukit.display.progress import Screen
 from tpukit.distributed import signals, worker
+from tpukit.distributed.core_states import CoreStates
 from tpukit.distributed.failure import Failure, Failures, process_ended, result_unreadable, run_hangs
 from tpukit.distributed.watchdog import Limits, Stall, Watchdog
 from tpukit.distributed.worker import Task
@@ -59,6 +61,7 @@ class WorkerGroup:
         self._first_memory: dict[int, int] = {}
         self.log: list[dict] = []
         self.failures = Failures()
+        self.states = CoreStates(topology.cores, limits.heartbeat)
         self.began = self.ended = 0.0
         self._folder: Path | None = None  # where the workers' own processes meet, removed with them
         self._arrived: deque[tuple[object, int]] = deque()  # messages, and the ranks that they are from
@@ -75,7 +78,11 @@ class WorkerGroup:
 
     def start(self) -> None:
         """Fork the processes; after an exception here none is left."""
+        if self._runtime.package and self._runtime.package not in sys.modules:
+            self.display.status(f"importing {self._runtime.package}, once, for about ten seconds")
+            self.display.draw()
         self._runtime.load(self.topology)
+        self.states = CoreStates(self.topology.cores, self.limits.heartbeat)  # whose clock starts now
         if self.topology.backend == "xla" and self.topology.device_number is None:
             wait_for_chips(self.topology.processes, self.display.line)
         self.began = time.monotonic()
@@ -131,6 +138,7 @@ class WorkerGroup:
                 for one in gone:
                     self._read(one)
                     self._note_death(one)
+                self.display.status(self.states.words(self.results), self.states.rows(self.results))
                 self.display.draw()
                 sending = {rank for one in self.workers if one.messages.in_message for rank in one.started}
                 if not self.failures and (stall := self._watchdog.find_stall(set(self.results), sending)):
@@ -165,16 +173,20 @@ class WorkerGroup:
                 self.memory[rank] = max(peak, self.memory.get(rank, 0))
                 first = self._first_memory.setdefault(rank, own)
                 self.grown[rank] = max(own - first, self.grown.get(rank, 0))
+                self.states.memory(rank, own - first)
             case ("failed", failure):
                 self.failures.add(failure)
             case ("log", _, rows):
                 self.log += rows
                 self.display.curve(rows)
                 self._write_log(rows)
-            case ("progress", *progress):
-                self.display.bar(*progress)
-            case ("alive", rank, activity, waiting):
+            case ("progress", label, done, total, options):
+                self.display.bar(label, done, total, **options)
+            case ("started", rank):
+                self.states.started(rank)
+            case ("alive", rank, activity, waiting, doing):
                 self._watchdog.beat(rank, activity, waiting)
+                self.states.beat(rank, activity, waiting, doing)
             case ("finishes steps", 0):
                 self._core_0_saves = True
             case ("stacks", rank, text):

@@ -1,26 +1,36 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
+from tpukit.pe.challenge import challenge_loss
+from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_packing import pack_dicom
+from tpukit.pe.exam_figures import show_exams
 from tpukit.pe.images import PEImages, index_images
-from tpukit.pe.labels import COLUMNS, LABELS, assign_folds, read_labels
+from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantoms.drawing import phantom
+from tpukit.pe.phantoms.emboli import embolus_places
 
 __all__ = [
     "COLUMNS",
     "LABELS",
+    "WORDS",
     "PEImages",
     "assign_folds",
     "augment",
+    "challenge_loss",
+    "check_consistency",
+    "embolus_places",
     "hounsfield",
     "index_images",
+    "make_consistent",
     "normalize",
     "pack_dicom",
     "phantom",
     "read_dicom",
     "read_labels",
     "resnet34",
+    "show_exams",
     "three_windows",
 ]

@@ -60,7 +60,7 @@ def pack_dicom(
             tenth of all, or the share that may be left out, as 0.5; `Records.skipped` lists those of them whose header
             is whole.
         workers: processes; None for one per CPU.
-        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
         The finished `Records`: (3, size, size) uint8 for each slice, as int16 (2, size, size). Its `rows` are those of

@@ -29,6 +29,19 @@ QUALITY = (
 )  # are not predicted
 LABELS = tuple(name for name in COLUMNS if name not in IDS + QUALITY)
 EXAM_LABELS = LABELS[1:]  # the same on every image of a study; pe_present_on_image belongs to one image
+# What a person says for each label, in the order of LABELS: `names=` of the figures takes it.
+WORDS = {
+    "pe_present_on_image": "embolus on this image",
+    "negative_exam_for_pe": "negative exam",
+    "rv_lv_ratio_gte_1": "RV/LV ratio 1 or above",
+    "rv_lv_ratio_lt_1": "RV/LV ratio below 1",
+    "leftsided_pe": "embolus on the left",
+    "chronic_pe": "chronic embolus",
+    "rightsided_pe": "embolus on the right",
+    "acute_and_chronic_pe": "acute and chronic",
+    "central_pe": "central embolus",
+    "indeterminate": "indeterminate exam",
+}
 
 
 def read_labels(path, *, inconsistent: str = "raise"):

@@ -47,7 +47,7 @@ def build_cache(
             the records or, where nothing can be written (Kaggle's /kaggle/input), in the system's temporary folder.
         size: height and width in pixels.
         workers: processes that decode; None for one per CPU.
-        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Returns:

@@ -87,7 +87,7 @@ def pack(
         damaged: "raise"; or "skip" to leave out what is no whole image, up to a tenth of all, or the share that may
             be left out, as 0.5. How many and why is printed; `Records.skipped` lists them.
         workers: processes that decode; None for one per CPU.
-        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
         The finished `Records`.

@@ -86,8 +86,12 @@ class Cache(StoredImages):
     def __reduce__(self):
         return functools.partial(Cache, verify=False), (self.folder,), self._relabelled()
 
-    def __repr__(self) -> str:
-        return f"Cache({str(self.folder)!r}): {len(self):,} images {self.shape}, {human_size(self.images.nbytes)}"
+    def _form(self) -> str:
+        height, width, channels = self.shape
+        return f" of {height} x {width} x {channels} uint8"
+
+    def _size(self) -> str:
+        return f"{human_size(self.images.nbytes)} of decoded pixels in 1 file"
 
     def take(self, indices, out=None):
         """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for; into `out` where it is given.

@@ -47,7 +47,7 @@ def run_in_processes(
         total: what `done()` returns at the end.
         done: how far the processes have come together; asked ten times a second.
         folder: where `process-<n>.log` holds what they print, until all have ended without an error.
-        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
         environ: their environment; each uses one thread.
 
     Raises:
@@ -60,7 +60,7 @@ def run_in_processes(
         display = running.enter_context(screen(progress))
         while True:
             statuses = [process.poll() for process in processes]
-            display.bar(label, done(), total)
+            display.bar(label, done(), total, unit="items")
             display.draw()
             for status, process, log in zip(statuses, processes, logs, strict=True):
                 if status:

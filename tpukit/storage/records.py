@@ -4,6 +4,7 @@ import hashlib
 from functools import partial
 from pathlib import Path
 
+from tpukit.display.tables import counted, human_size
 from tpukit.storage.array_records import Shards
 from tpukit.storage.decoding import decode, jpeg_decoder
 from tpukit.storage.files import find_fault, seal, whole_number
@@ -94,6 +95,17 @@ class Records(StoredImages):
                 "  fix:   Records(folder, size=128) decodes all of them at one"
             )
         return self._shape
+
+    def _form(self) -> str:
+        stored = "JPEG" if self.encoding == "jpeg" else "uint8"
+        if self._shape is None:
+            return f" of different sizes, {stored}"
+        height, width, channels = self._shape
+        return f" of {height} x {width} x {channels}, {stored}"
+
+    def _size(self) -> str:
+        count = len(self.shards.files)
+        return f"{human_size(sum(file.stat().st_size for file in self.shards.files))} in {counted(count, 'file')}"
 
     def read(self, indices) -> list[bytes]:
         """Return what is stored of each image, checked: the bytes of its file, or its (H, W, 3) pixels."""

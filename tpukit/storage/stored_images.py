@@ -4,6 +4,7 @@ import operator
 from pathlib import Path
 
 from tpukit.data.sources import split_masks
+from tpukit.display.tables import as_html, counted
 from tpukit.storage.splitting import split_by_group
 
 
@@ -45,6 +46,32 @@ class StoredImages:
 
     def __len__(self) -> int:
         return len(self.labels)
+
+    def __repr__(self) -> str:
+        each = self._form()
+        return f"{type(self).__name__}({str(self.folder)!r}): {counted(len(self), 'image')}{each}, {self._size()}"
+
+    def _repr_html_(self) -> str:
+        rows = [("images", f"{len(self):,}{self._form()}"), ("folder", f"`{self.folder}`, {self._size()}")]
+        if self.classes:
+            rows.append((counted(len(self.classes), "class", "classes"), _few(self.classes)))
+        elif self.names:
+            rows.append((counted(len(self.names), "label"), _few(self.names)))
+        if self.has_masks:
+            rows.append(("masks", "a class number for every pixel"))
+        if self.group_names:
+            rows.append((counted(len(self.group_names), "group"), _few(self.group_names)))
+        if skipped := getattr(self, "skipped", ()):
+            rows.append(("left out", f"{counted(len(skipped), 'damaged image')}: `.skipped`"))
+        return as_html(rows, title=type(self).__name__)
+
+    def _size(self) -> str:
+        """Say how many files there are in the folder that hold images, and their size."""
+        raise NotImplementedError
+
+    def _form(self) -> str:
+        """Say the shape of an image, or that they differ; it follows the number of images."""
+        raise NotImplementedError
 
     def __getitem__(self, index: int):
         import numpy
@@ -101,3 +128,9 @@ class StoredImages:
                 f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}\n"
                 f"  fix:   out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out"
             )
+
+
+def _few(names, limit: int = 12) -> str:
+    """List the first names and the number of the others."""
+    names = [str(name) for name in names]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")

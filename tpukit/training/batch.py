@@ -46,6 +46,13 @@ def inputs_only(batch: object) -> tuple:
     return inputs, None
 
 
+def kind_of_samples(batch: object) -> str:
+    """Say what the samples of a batch are: "images" where its first part is (N, 1 or 3, H, W), else "samples"."""
+    inputs = batch[0] if isinstance(batch, list | tuple) else batch
+    shape = getattr(inputs, "shape", ())
+    return "images" if len(shape) == 4 and shape[1] in (1, 3) else "samples"
+
+
 def call(model, inputs: object) -> object:
     """Return the model's outputs; a mapping is passed by name, with its targets only where `forward` takes them."""
     if not isinstance(inputs, Mapping):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tpukit.display.tables import human_size
 from tpukit.storage.files import write_whole
+from tpukit.storage.tensors import save_tensors
 
 _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
 
@@ -146,8 +147,6 @@ class Checkpoints:
         self.check()
 
     def _write(self, state: dict, step: int, best: bool) -> None:
-        import torch
-
         unfinished = self.folder / f".step-{step:08}.{os.getpid()}.unfinished"
         file = None
 
@@ -157,7 +156,7 @@ class Checkpoints:
         try:
             with _locked(unfinished), write_whole(path, part=unfinished, sync_folder=True) as binary:
                 file = _ChecksummedFile(binary)
-                torch.save(state, file)
+                save_tensors(state, file)
             # A resumed run that reaches this step again writes the same bytes, so the file is whole again.
             self._damaged.discard(path())
             self._prune()

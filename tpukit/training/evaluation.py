@@ -95,10 +95,11 @@ def evaluate_synced(
     bf16: bool = False,
     keep_outputs: bool = True,
     between_steps: Callable[[], None] | None = None,
+    label: str | None = "valid",
 ) -> Evaluation:
     """Do what `evaluate` does, for a model whose buffers are the same on every core already.
 
-    `between_steps` is called after every step; an exception from it ends the evaluation.
+    `between_steps` is called after every step; an exception from it ends the evaluation. `label` is that of the bar.
     """
     import torch
 
@@ -107,7 +108,7 @@ def evaluate_synced(
     loss = copy.deepcopy(loss).cpu() if isinstance(loss, torch.nn.Module) else loss
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
-    options = {"prepare": prepare, "bf16": bf16, "gather": gather, "between_steps": between_steps}
+    options = {"prepare": prepare, "bf16": bf16, "gather": gather, "between_steps": between_steps, "label": label}
     steps = host_steps(core, model, batches, inputs_and_targets, **options)
     with evaluating(model):
         if not keep_outputs:

@@ -19,12 +19,14 @@ class PendingStep:
         samples: for each of its batches (batch_size,) int64, the samples it held.
         local: () float32, this core's loss.
         reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeBudget`.
+        lr: the learning rate that it used; a tensor where the optimiser's is one.
     """
 
     number: int
     samples: tuple
     local: object
     reduced: object
+    lr: object
 
 
 class StepLosses:
@@ -35,10 +37,11 @@ class StepLosses:
 
     Attributes:
         time_is_up: True once a step was read in which any core had raised its flag, see `TimeBudget`.
+        lr: the learning rate that the last step read used.
     """
 
     def __init__(self, core):
-        self.time_is_up = False
+        self.time_is_up, self.lr = False, math.nan
         self._core = core
         self._pending: list[PendingStep] = []
         self._since_log: list[float] = []  # on the host already, because of a save between two log points
@@ -55,9 +58,10 @@ class StepLosses:
     def fetch(self) -> PendingStep | None:
         """Copy the pending losses to the host, in one transfer; return the first step whose loss is not finite."""
         pending, self._pending = self._pending, []
-        values = self._core.to_host([(step.local, step.reduced) for step in pending])
-        for step, (local, reduced) in zip(pending, values, strict=True):
+        values = self._core.to_host([(step.local, step.reduced, step.lr) for step in pending])
+        for step, (local, reduced, lr) in zip(pending, values, strict=True):
             mean, flag = reduced.tolist()
+            self.lr = float(lr)
             if not math.isfinite(local + mean):
                 return replace(step, local=local.item(), reduced=reduced)
             self._since_log.append(mean)
@@ -81,11 +85,12 @@ class StepLosses:
 
     def state_dict(self) -> dict:
         """Return what is on the host; fetch before, because what is pending is not in it."""
-        return {"since_log": self._since_log, "intervals": self._intervals}
+        return {"since_log": self._since_log, "intervals": self._intervals, "lr": self.lr}
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where a state was saved."""
         self._since_log, self._intervals = state["since_log"], state["intervals"]
+        self.lr = state.get("lr", math.nan)  # checkpoints of an earlier tpukit have none
 
 
 def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None) -> NotFinite:

@@ -79,8 +79,12 @@ def host_steps(
     bf16: bool,
     gather: Callable,
     between_steps: Callable[[], None] | None = None,
+    label: str | None = "predict",
 ) -> Iterator[tuple]:
-    """Yield (outputs, targets) of every step, in host memory, each of their tensors as `gather` returns it."""
+    """Yield (outputs, targets) of every step, in host memory, each of their tensors as `gather` returns it.
+
+    `label` is that of the bar, None for no bar.
+    """
     import torch
     from torch.utils import _pytree as tree
 
@@ -88,7 +92,7 @@ def host_steps(
         return None if _has_no_axis(leaf, batches.sampler.batch_size) else gather(leaf)
 
     waiting, steps = [], _STEPS_BETWEEN_COPIES
-    for batch in core.progress(batches, "predict" if split is inputs_only else "valid"):
+    for batch in core.progress(batches, label):
         with torch.no_grad(), core.step():
             inputs, targets = split(batch)
             outputs = forward(core, model, prepare(inputs) if prepare else inputs, bf16=bf16)

@@ -93,6 +93,7 @@ class RunState:
         if not self.is_kept:
             return
         if self._core.is_main:
+            self.close()  # before the copy is made, so that there is one at a time
             state = {name: part.state_dict() if part is not None else None for name, part in self._parts.items()}
             state["kinds"] = self._kinds
             self._checkpoints.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)

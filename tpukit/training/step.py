@@ -61,9 +61,10 @@ class TrainStep:
         return self.average.module if self.average else self.model
 
     @property
-    def lr(self) -> float:
-        """The learning rate of the optimiser's first group."""
-        return float(self.optimizer.param_groups[0]["lr"])
+    def lr(self) -> object:
+        """The learning rate that the next step will use, of the optimiser's first group."""
+        lr = self.optimizer.param_groups[0]["lr"]
+        return lr.detach().clone() if hasattr(lr, "detach") else float(lr)  # a schedule changes a tensor in place
 
     def __call__(self, number: int, batches: tuple, flag) -> tuple:
         """Train on batches, whose gradients are added up; return two float32 tensors that stay on the device.

@@ -12,6 +12,7 @@ from tpukit.data.batches import Batches
 from tpukit.distributed.core import Core
 from tpukit.distributed.signals import Terminated
 from tpukit.machine.resources import peak_memory
+from tpukit.training.batch import kind_of_samples
 from tpukit.training.checks import (
     Best,
     best_of,
@@ -21,7 +22,7 @@ from tpukit.training.checks import (
     check_same_weights,
 )
 from tpukit.training.evaluation import Evaluation, evaluate_synced
-from tpukit.training.history import History
+from tpukit.training.history import History, samples_per_second
 from tpukit.training.losses import PendingStep, StepLosses, not_finite
 from tpukit.training.metrics import gather_objects
 from tpukit.training.resume import Progress, RunState, TimeBudget, parse_duration
@@ -166,7 +167,7 @@ def fit(
         "train": train,
         "losses": StepLosses(core),
         "progress": Progress(samples_per_step=train.samples_per_step * accumulate, steps_per_epoch=steps),
-        "history": History(),
+        "history": History(cores=core.world_size),
     }
     trainer = Trainer(
         core=core,
@@ -226,12 +227,15 @@ class Trainer:
             with self.core.finishing_steps():
                 if self.progress.epoch <= self.epochs and not self.history.stopped:
                     self._try_evaluation()
+                first, all_began = self.progress.epoch - 1, time.monotonic()
                 while self.progress.epoch <= self.epochs and not self.history.stopped:
                     began = time.monotonic()
+                    self._show_epochs(first, began - all_began)
                     self._train_epoch()
                     if not self.history.stopped:
                         self._end_epoch(began)
                         self._stop_early()
+                self._show_epochs(first, time.monotonic() - all_began)
             if self.restore_best and self.history.best:
                 self.step.evaluated_model.load_state_dict(self.state.best_weights())
         return self.history
@@ -245,14 +249,21 @@ class Trainer:
                 where = f"all {self.epochs} epochs are done; to train again, give another folder"
             self.core.print(f"resumed from {self.history.resumed}: {where}")
 
+    def _show_epochs(self, first: int, seconds: float) -> None:
+        """Show how many epochs are done; those before `first` were by an earlier run."""
+        self.core.flush()  # so that the newest numbers stand beside it
+        done = min(self.progress.epoch - 1, self.epochs)
+        total = done if self.history.stopped else self.epochs
+        self.core.report_progress("epochs", done, total, seconds=seconds, start=first)
+
     # ---- an epoch ----------------------------------------------------------------------------------------------
 
     def _train_epoch(self) -> None:
         at = self.progress
         self.step.model.train()
         self._start_interval()
-        total = at.steps_per_epoch * self.accumulate
-        batches = iter(self.core.progress(self.train, f"epoch {at.epoch}", total=total))
+        done, total = at.in_epoch * self.accumulate, at.steps_per_epoch * self.accumulate
+        batches = iter(self.core.progress(self.train, "train", total=total, start=done))
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             self.core.seed(at.step)  # before the batch is made, since a dataset may draw random numbers, too
             group = [(batch, self.train.current) for batch in itertools.islice(batches, self.accumulate)]
@@ -260,16 +271,18 @@ class Trainer:
                 at.in_epoch = at.steps_per_epoch
                 break
             inputs, samples = zip(*group, strict=True)
+            self.history.of = kind_of_samples(inputs[0])
+            lr = self.step.lr  # before the step, since a schedule sets the next one's at its end
             local, reduced = self.step(at.step + 1, inputs, self.budget.flag)
             at.step, at.in_epoch = at.step + 1, at.in_epoch + 1
-            self.losses.add(PendingStep(at.step, samples, local, reduced))
+            self.losses.add(PendingStep(at.step, samples, local, reduced, lr))
             self.budget.update()
             self._end_on_sigterm()
             if len(self.losses) >= self.log_every:
                 self._log()
-        batches.close()
         if len(self.losses):
             self._log()
+        batches.close()
 
     def _end_epoch(self, began: float) -> None:
         at = self.progress
@@ -280,14 +293,15 @@ class Trainer:
         if self.valid is not None:
             row |= self._evaluate()
             self.core.log(step=at.step, **{name: value for name, value in row.items() if name.startswith("valid_")})
-        row |= {"lr": self.step.lr, "seconds": time.monotonic() - began}
+        rate = samples_per_second([row for row in self.history.intervals if row["epoch"] == at.epoch])
+        row |= {"lr": self.losses.lr, "samples_per_second": rate, "seconds": time.monotonic() - began}
         is_best = self.best.is_better(row, than=self.history.best)
         self.history.epochs.append(row)
         if is_best:
             self.history.best = {**row, "by": self.best.column}
         at.epoch, at.in_epoch = at.epoch + 1, 0
         self.losses.start_epoch()
-        numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "_" in name)
+        numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "loss" in name or "valid" in name)
         self.core.print(f"epoch {row['epoch']}: {numbers}")
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
             self.state.save_best(self.step.evaluated_model, in_memory=self.restore_best)
@@ -301,7 +315,7 @@ class Trainer:
         self.budget.record("evaluation", time.monotonic() - began)
         return {"valid_loss": found.loss} | {f"valid_{name}": value for name, value in found.metrics.items()}
 
-    def _evaluation(self, batches: Batches) -> Evaluation:
+    def _evaluation(self, batches: Batches, label: str | None = "valid") -> Evaluation:
         # Not `evaluate`, which averages the buffers first: every step has done so already, and it is a graph more.
         return evaluate_synced(
             self.core,
@@ -313,6 +327,7 @@ class Trainer:
             bf16=self.step.bf16,
             keep_outputs=self.keep_outputs,
             between_steps=self._end_on_sigterm,
+            label=label,
         )
 
     def _try_evaluation(self) -> None:
@@ -320,7 +335,7 @@ class Trainer:
         if self.valid is None:
             return
         try:
-            self._evaluation(self.valid.first_steps())
+            self._evaluation(self.valid.first_steps(), label=None)  # no bar: it is no part of the work
         except Exception as error:
             if hasattr(error, "waiting"):  # in a collective: it is another core's
                 raise
@@ -331,10 +346,11 @@ class Trainer:
     # ---- a log interval ----------------------------------------------------------------------------------------
 
     def _start_interval(self) -> None:
-        self._interval_began, self._waited_before = time.monotonic(), self.train.waited
+        self._interval_began, self._interval_step = time.monotonic(), self.progress.step
+        self._waited_before = self.train.waited
 
     def _log(self) -> None:
-        at, steps = self.progress, len(self.losses)
+        at = self.progress
         self._fetch_losses()
         seconds = time.monotonic() - self._interval_began  # with the losses here, the device has done the steps
         self.budget.record("interval", seconds)
@@ -342,20 +358,21 @@ class Trainer:
             "step": at.step,
             "epoch": at.epoch,
             "train_loss": self.losses.end_interval(),
-            "lr": self.step.lr,
-            "samples_per_second": steps * self.accumulate * self.train.sampler.batch_size / seconds,
+            "lr": self.losses.lr,
+            "samples_per_second": (at.step - self._interval_step) * at.samples_per_step / seconds,
+            "seconds": seconds,
             "data_wait": (self.train.waited - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
             "memory": peak_memory(),
         }
         self.history.intervals.append(row)
         self.core.log(step=at.step, train_loss=row["train_loss"], lr=row["lr"])
-        self._start_interval()
         epoch_is_over = at.in_epoch == at.steps_per_epoch
         if self.losses.time_is_up and not (epoch_is_over and at.epoch == self.epochs):
             self._stop_for_time()
         elif self.state.is_due and not epoch_is_over:
             self._save()
+        self._start_interval()
 
     def _fetch_losses(self) -> None:
         """Bring the losses to the host; raise where one is not finite."""
@@ -369,7 +386,7 @@ class Trainer:
             step,
             rank=self.core.rank,
             dataset=self.train.dataset,
-            lr=self.step.lr,
+            lr=self.losses.lr,
             checkpoint=self.state.newest_name,
         )
 

@@ -42,8 +42,8 @@ def phantom(
 
     Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`, as in the
     competition's data and in the JPEG set; or, as DICOM, `<folder>/train/<study>/<series>/<image>.dcm`. Called again
-    with the same arguments it returns at once; with others, or after an interruption, it makes the phantoms again. The
-    same arguments give the same bytes.
+    with the same arguments it returns at once, and after an interruption it makes the phantoms again. Finished ones are
+    never replaced by others: name another folder for those. The same arguments give the same bytes.
 
     Args:
         folder: an empty or new folder, or one that an earlier call made.
@@ -54,14 +54,14 @@ def phantom(
         positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
         form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units, uncompressed.
         workers: processes that draw; None for one per CPU.
-        progress: "widgets", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
         The folder.
 
     Raises:
         ValueError: a number is out of its range, or not a whole one.
-        FileExistsError: the folder holds something that is not a phantom.
+        FileExistsError: the folder holds other phantoms, or something that is no phantom.
         ImportError: form is "dicom", and pydicom is not installed.
     """
     _check_numbers(studies=studies, slices=slices, seed=seed, size=size, workers=1 if workers is None else workers)
@@ -81,6 +81,7 @@ def phantom(
     if not _is_complete(target):
         with target.locked():
             if not _is_complete(target):  # else another process has made them meanwhile
+                _refuse_others(target)
                 target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
                 _draw_in_processes(recipe, target.work, min(studies, workers or cpus()), progress)
                 _join_tables(target.work, target.folder / "train.csv")
@@ -150,13 +151,12 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
 
     rng = np.random.default_rng([recipe["seed"], 1, number])
     patient = make_patient(rng, findings)
-    study, series = (_uid(recipe["seed"], number, word) for word in ("study", "series"))
+    study, series = study_uid(recipe["seed"], number), _uid(recipe["seed"], number, "series")
     into = work / _images(recipe) / study / series
     into.mkdir(parents=True)
     rows = []
     for position in range(recipe["slices"]):
-        # DICOM's z axis points to the head, so a series starts at the diaphragm.
-        z = HEIGHT * (0.97 - 0.94 * position / (recipe["slices"] - 1))
+        z = height_of(position, recipe["slices"])
         hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
         image = _uid(recipe["seed"], number, position)
         if "form" in recipe:
@@ -170,6 +170,21 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     # Not in the order of positions, as in the competition's table: code that relies on that order would fail there.
     text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
     (work / f"{number}.csv").write_text(text)
+
+
+def study_uid(seed: int, number: int) -> str:
+    """Return the identifier of a study."""
+    return _uid(seed, number, "study")
+
+
+def height_of(position: int, slices: int) -> float:
+    """Return z of a slice in mm, as of `anatomy`: position 0 is below the diaphragm, the last one at the shoulders.
+
+    DICOM's z axis points to the head, so a series starts at the feet.
+    """
+    from tpukit.pe.phantoms.anatomy import HEIGHT
+
+    return HEIGHT * (0.97 - 0.94 * position / (slices - 1))
 
 
 def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | None) -> None:
@@ -198,6 +213,16 @@ def _join_tables(work: Path, file: Path) -> None:
 
     tables = sorted(part.read_text() for part in work.glob("*.csv"))
     file.write_text(",".join(COLUMNS) + "\n" + "".join(tables))
+
+
+def _refuse_others(target: PhantomFolder) -> None:
+    """Raise FileExistsError where other phantoms are finished: whoever drew them, another notebook, say, reads them."""
+    try:
+        made = target.read_manifest()["plan"]
+    except (OSError, ValueError):
+        return
+    if others := target.differences(made):
+        raise FileExistsError(others)
 
 
 def _is_complete(target: PhantomFolder) -> bool:

@@ -1,0 +1,158 @@
+"""Where do the seconds of a U-Net's step go, and what does `fit` add to a loop by hand?
+
+A ResNet-U-Net of 31 million parameters finds mask and depth of drawn scenes, 96 x 96, with Adam.
+
+- By section: load, forward, backward and step of the loop by hand, each until the device is done with it
+  (`tpukit.Stopwatch`), beside the same loop without a stopwatch. The sum is larger: a wait after every section keeps
+  the device from working ahead, and on XLA makes several graphs of one.
+- `fit` and the loop by hand take turns in one process, on the same batches, in another order in every round, because
+  the load on a machine changes. What counts is the ratio within a round, and the median of these. The loss of both
+  records when it is called: a step lasts from one call to the next, with everything in between.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import itertools
+import json
+import random
+import statistics
+import time
+from collections.abc import Callable
+
+RATE = 3e-4
+STEPS = 4  # in a turn; the first interval is left out
+
+
+def main() -> None:
+    """Measure, print the table, and last one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=12, help="of both contestants; 12")
+    parser.add_argument("--batch", type=int, default=8, help="images a core and step; 8")
+    parser.add_argument("--size", type=int, default=96, help="pixels, a multiple of 32; 96")
+    parser.add_argument("--backend", help="as for tpukit.launch; None for the best there is")
+    options = parser.parse_args()
+    from tpukit.distributed.launcher import launch
+    from tpukit.machine.resources import cpus
+
+    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision"))
+    print(f"{versions}; {cpus()} processors", flush=True)
+    with contextlib.redirect_stdout(io.StringIO()):  # without the lines of every epoch
+        run = launch(measure, options, cores=1, backend=options.backend, progress="off")
+    print(f"one {run.device}, batches of {options.batch}, {options.size} x {options.size} pixels, {run.seconds:.0f} s")
+    report(run.results[0], options.batch)
+
+
+def measure(core, options) -> dict:
+    """Return the seconds of every section, and of a step of both contestants in every round."""
+    import torch
+
+    from tpukit.diagnostics.stopwatch import Stopwatch
+    from tpukit.scenes.drawing import Scenes
+    from tpukit.scenes.network import ResNetUNet
+
+    torch.manual_seed(0)
+    network = ResNetUNet()
+
+    def contestant(make: Callable) -> tuple[Callable, "Clock"]:
+        model, clock = core.model(network), Clock()
+        optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
+        scenes = Scenes(options.batch * STEPS * (options.rounds + 2), size=options.size)
+        batches = core.batches(scenes, batch_size=options.batch, shuffle=True, drop_last=True)
+        return make(core, model, optimizer, clock, batches), clock
+
+    contestants = {"fit": contestant(with_fit), "hand_written": contestant(by_hand)}
+    rounds = []
+    for number in range(options.rounds + 1):
+        order = random.Random(number).sample(list(contestants), len(contestants))
+        rounds.append({name: a_turn(core, *contestants[name]) for name in order})
+    watch = Stopwatch(core)
+    sections, _ = contestant(lambda *parts: by_hand(*parts, watch=watch))
+    for _ in range(4):
+        sections()
+    return {"rounds": rounds[1:], "sections": watch.medians(skip=3)}  # the first ones compile
+
+
+class Clock:
+    """The loss of both contestants, which records when it is called."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def __call__(self, outputs, targets):
+        """Return the loss of mask and depth."""
+        from tpukit.scenes.network import mask_and_depth_loss
+
+        self.times.append(time.perf_counter())
+        return mask_and_depth_loss(outputs, targets)
+
+
+def with_fit(core, model, optimizer, loss, batches) -> Callable[[], object]:
+    """Call `fit` for every turn, with one model and one optimiser."""
+    from tpukit.training.trainer import fit
+
+    options = {"steps_per_epoch": STEPS, "log_every": STEPS}
+    return lambda: fit(core, model, optimizer, loss, batches, **options)
+
+
+def by_hand(core, model, optimizer, loss, batches, *, watch=None) -> Callable[[], object]:
+    """Train in the loop of somebody who knows the device; the losses are read once a turn."""
+    import torch
+
+    section = watch.section if watch else lambda name: contextlib.nullcontext()
+
+    def endless():
+        while True:
+            yield from batches
+
+    stream = watch.each("load", endless()) if watch else endless()
+
+    def turn() -> None:
+        losses = []
+        for inputs, targets in itertools.islice(stream, STEPS):
+            with section("forward"):
+                value = loss(model(inputs), targets)
+            with section("backward"):
+                value.backward()
+            with section("step"):
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(value.detach())
+                core.backend.sync()
+        core.to_host(torch.stack(losses).mean())
+
+    return turn
+
+
+def a_turn(core, turn: Callable, clock: Clock) -> float:
+    """Take a turn and return the seconds of a step, without the first, which begins with idle queues."""
+    clock.times.clear()
+    turn()
+    core.backend.wait()
+    return (clock.times[-1] - clock.times[1]) / (len(clock.times) - 2)
+
+
+def report(found: dict, batch: int) -> None:
+    """Print the sections, both contestants and the ratio, and last the JSON."""
+    sections, rounds = found["sections"], found["rounds"]
+    by_hand = statistics.median(times["hand_written"] for times in rounds)
+    whole = statistics.median(times["fit"] for times in rounds)
+    ratio = statistics.median(times["fit"] / times["hand_written"] for times in rounds)
+    print(f"\n{'section, by hand':34}{'ms':>10}{'of the sum':>12}")
+    total = sum(sections.values())
+    for name, seconds in sections.items():
+        print(f"{name:34}{1000 * seconds:10,.1f}{seconds / total:12.0%}")
+    print(f"{'the sum, with a wait after each':34}{1000 * total:10,.1f}")
+    print(f"\n{'a step, without the stopwatch':34}{'ms':>10}{'images/s':>12}")
+    for name, seconds in (("by hand", by_hand), ("tpukit.fit", whole)):
+        print(f"{name:34}{1000 * seconds:10,.1f}{batch / seconds:12,.1f}")
+    ratios = sorted(times["fit"] / times["hand_written"] for times in rounds)
+    print(
+        f"\nfit over the loop by hand, median of {len(rounds)} rounds: {ratio:.3f} [{ratios[0]:.3f}..{ratios[-1]:.3f}]"
+    )
+    print(json.dumps({"images_per_second": round(batch / whole, 1), "vs_hand_written": round(ratio, 3)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from tpukit import pe
+
+
+def a_table(positives):
+    """Return a table of exams of ten slices in no order, each with so many positive slices, and probabilities."""
+    rows = [
+        (f"{number:012x}", place, int(place < count)) for number, count in enumerate(positives) for place in range(10)
+    ]
+    table = pandas.DataFrame(rows, columns=["StudyInstanceUID", "position", "pe_present_on_image"])
+    table = table.sample(frac=1, random_state=0)
+    return table, (0.1 + 0.8 * table.pe_present_on_image + 0.001 * table.position).to_numpy()
+
+
+def test_half_of_the_panels_are_exams_with_an_embolus_from_many_slices_to_few(tmp_path):
+    table, chances = a_table([0, 1, 2, 3, 4, 5, 6, 0, 0, 0, 0, 0])
+    figure = pe.show_exams(table, torch.tensor(chances))
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert [title.split(": ")[1] for title in titles] == [
+        *(f"{count} of 10 slices" for count in (6, 4, 3, 1)),
+        *["no embolus"] * 4,
+    ]
+    line = figure.axes[0].get_lines()[0]
+    assert list(line.get_xdata()) == list(range(10))
+    assert np.allclose(line.get_ydata()[:6], 0.9, atol=0.01)
+    assert len(figure.axes[0].patches) == 6
+    assert figure.alt.startswith("The probability of an embolus along the body in 8 exams, 4 of them with an embolus.")
+    figure.savefig(tmp_path / "exams.png")
+
+
+@pytest.mark.parametrize(("positives", "panels"), [([0, 0, 0], 3), ([1, 2], 2), ([3, 0], 2), ([5] * 9, 8)])
+def test_what_there_is_is_drawn(positives, panels):
+    figure = pe.show_exams(*a_table(positives))
+    assert sum(axes.get_visible() for axes in figure.axes) == panels
+
+
+def test_a_table_without_positions_or_with_other_probabilities_is_refused():
+    table, chances = a_table([1, 0])
+    with pytest.raises(ValueError, match="no column position\n  fix:"):
+        pe.show_exams(table.drop(columns="position"), chances)
+    with pytest.raises(ValueError, match=r"each of its 20 rows, got \(5,\)"):
+        pe.show_exams(table, chances[:5])

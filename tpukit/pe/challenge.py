@@ -1,0 +1,174 @@
+"""The challenge's own score: the log loss of every image and every exam, weighted.
+
+Source of the weights: the evaluation page of the competition "RSNA STR Pulmonary Embolism Detection" (Kaggle, 2020).
+"""
+
+from dataclasses import dataclass
+
+from tpukit.pe.labels import EXAM_LABELS, LABELS
+
+STUDY, IMAGE = "StudyInstanceUID", "SOPInstanceUID"
+EXAM_WEIGHTS = {
+    "negative_exam_for_pe": 0.0736196319,
+    "rv_lv_ratio_gte_1": 0.2346625767,
+    "rv_lv_ratio_lt_1": 0.0782208589,
+    "leftsided_pe": 0.06257668712,
+    "chronic_pe": 0.1042944785,
+    "rightsided_pe": 0.06257668712,
+    "acute_and_chronic_pe": 0.1042944785,
+    "central_pe": 0.1877300613,
+    "indeterminate": 0.09202453988,
+}
+IMAGE_WEIGHT = 0.07361963  # of one image, times the share of images of its exam that are positive
+_LEAST = 1e-15  # a probability of 0 that is wrong would cost infinitely much
+
+
+@dataclass(frozen=True)
+class Exams:
+    """A table of answers, laid out by exam.
+
+    Attributes:
+        studies: (E,) their StudyInstanceUIDs, in order of appearance.
+        answers: (E, 9) float64 in [0, 1], in the order of `EXAM_LABELS`.
+        images: (N,) float64 in [0, 1], `pe_present_on_image` of each row of the table.
+        exam: (N,) integers, the exam of each row.
+    """
+
+    studies: object
+    answers: object
+    images: object
+    exam: object
+
+    def sums(self, values):
+        """Return the (E,) sums of (N,) values over the images of each exam."""
+        import numpy as np
+
+        return np.bincount(self.exam, weights=values, minlength=len(self.studies))
+
+    def counts(self):
+        """Return the (E,) number of images of each exam."""
+        import numpy as np
+
+        return np.bincount(self.exam, minlength=len(self.studies))
+
+
+def exams_of(table, name: str = "table") -> Exams:
+    """Lay a table out by exam, and check that every answer is a probability, and one for each exam.
+
+    Args:
+        table: a row for each image: StudyInstanceUID, SOPInstanceUID, and the ten `LABELS` as probabilities, those of
+            the exam repeated in each of its rows; as `read_labels` returns labels.
+        name: of the table, for messages.
+
+    Raises:
+        ValueError: a column is missing, an image occurs twice, an answer is missing or outside [0, 1], or an exam has
+            several answers to one question.
+    """
+    import numpy as np
+    import pandas as pd
+
+    missing = [column for column in (STUDY, IMAGE, *LABELS) if column not in table.columns]
+    if missing:
+        raise ValueError(
+            f"the {name} has no column {', '.join(missing)}\n  found: {', '.join(map(str, table.columns))}\n"
+            "  fix:   a row for each image, with its StudyInstanceUID, SOPInstanceUID and the ten labels of pe.LABELS"
+        )
+    twice = table[IMAGE].duplicated()
+    if twice.any():
+        raise ValueError(
+            f"{int(twice.sum())} images occur twice in the {name}\n  found: {table.loc[twice.idxmax(), IMAGE]}\n"
+            '  fix:   table.drop_duplicates("SOPInstanceUID"), if the rows agree'
+        )
+    values = table[list(LABELS)].to_numpy(np.float64)
+    wrong = ~((values >= 0) & (values <= 1))  # NaN is neither
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        raise ValueError(
+            f"{int(wrong.sum())} answers of the {name} are no probabilities\n"
+            f"  found: {LABELS[column]} = {values[row, column]} of image {table[IMAGE].iloc[row]}\n"
+            "  fix:   logits.sigmoid(), and an answer for every image and label"
+        )
+    exam, studies = pd.factorize(table[STUDY])
+    if (exam < 0).any():
+        raise ValueError(f"a StudyInstanceUID is missing in the {name}\n  found: row {int((exam < 0).argmax())}")
+    first = np.full(len(studies), len(exam))
+    np.minimum.at(first, exam, np.arange(len(exam)))
+    answers = values[first, 1:]
+    vary = np.abs(values[:, 1:] - answers[exam]) > 1e-6
+    if vary.any():
+        row, column = np.argwhere(vary)[0]
+        raise ValueError(
+            f"an exam has several answers to {EXAM_LABELS[column]} in the {name}\n"
+            f"  found: {answers[exam[row], column]} and {values[row, column + 1]} in study {studies[exam[row]]}\n"
+            "  fix:   one answer for each exam, in all of its rows: "
+            f'table.groupby("{STUDY}")[label].transform("mean"), or the maximum'
+        )
+    return Exams(studies, answers, values[:, 0], exam)
+
+
+def challenge_loss(predictions, labels) -> float:
+    """Return the challenge's score, the weighted log loss; less is better, ln 2 = 0.693 is "0.5 everywhere".
+
+    Every exam counts its nine answers by `EXAM_WEIGHTS`, and each of its images by `IMAGE_WEIGHT` times the share of
+    its images that are positive: in a negative exam no image counts. The sum is divided by the sum of all weights.
+
+    Args:
+        predictions: a row for each image with probabilities, see `exams_of`; in any order.
+        labels: the same with 0 and 1, as `read_labels` returns them.
+
+    Raises:
+        ValueError: the two tables are not of the same images and studies; or see `exams_of`.
+    """
+    import numpy as np
+
+    truth = exams_of(labels, "labels")
+    predicted = exams_of(_in_order_of(predictions, labels), "predictions")
+    elsewhere = predicted.studies[predicted.exam] != truth.studies[truth.exam]
+    if elsewhere.any():
+        row = int(elsewhere.argmax())
+        raise ValueError(
+            "images are in other studies in the predictions than in the labels\n"
+            f"  found: image {labels[IMAGE].iloc[row]}\n  fix:   take {STUDY} from the labels"
+        )
+    weights = np.array([EXAM_WEIGHTS[name] for name in EXAM_LABELS])
+    images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
+    cost = (log_loss(predicted.answers, truth.answers) * weights).sum()
+    cost += (log_loss(predicted.images, truth.images) * images).sum()
+    return float(cost / (len(truth.studies) * weights.sum() + images.sum()))
+
+
+def image_share(exams: Exams):
+    """Return the (E,) share of the images of each exam that are positive; of probabilities, the share expected."""
+    return exams.sums(exams.images) / exams.counts()
+
+
+def log_loss(predicted, truth):
+    """Return the log loss of each answer, unweighted; `truth` may be a probability, too."""
+    import numpy as np
+
+    predicted = np.clip(predicted, _LEAST, 1 - _LEAST)
+    return -(truth * np.log(predicted) + (1 - truth) * np.log1p(-predicted))
+
+
+def _in_order_of(predictions, labels):
+    """Return the rows of `predictions` in the order of the images in `labels`."""
+    import pandas as pd
+
+    if IMAGE not in predictions.columns or IMAGE not in labels.columns:
+        return predictions  # `exams_of` says so
+    given, wanted = pd.Index(predictions[IMAGE]), pd.Index(labels[IMAGE])
+    if given.equals(wanted):
+        return predictions
+    twice = len(given) - given.nunique()
+    rows = wanted.get_indexer(given)  # refuses labels with an image twice, which were checked before
+    unknown = given[rows < 0]
+    without = wanted.difference(given)
+    if twice or len(unknown) or len(without):
+        few = [*without[:2], *unknown[:2], *given[given.duplicated()][:2]]
+        raise ValueError(
+            "predictions and labels are not of the same images\n"
+            f"  found: {len(without)} images without a prediction, {len(unknown)} without a label, "
+            f"{twice} twice; {', '.join(map(str, few))}\n"
+            "  fix:   one row for each image of the labels, and no other"
+        )
+    return predictions.iloc[rows.argsort()]

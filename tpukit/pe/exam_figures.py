@@ -1,0 +1,80 @@
+"""A figure of what a network says along the body, exam by exam."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tpukit.display.house_style import COLORS, MUTED, SMALL, describe, new_figure, style
+from tpukit.display.scores import as_array
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: float = 0.5) -> Figure:
+    """Draw the probability of an embolus along the body, a panel an exam, over where it truly is.
+
+    Half of the panels are exams with an embolus on some slice, from many such slices to few; the other half are
+    exams without one, those with the highest probability first: where a network is wrong, it is wrong there.
+
+    Args:
+        labels: a table with StudyInstanceUID, position and pe_present_on_image, as `index_images` makes it; of the
+            images that were predicted.
+        probabilities: (N,) of pe_present_on_image, in the order of the table.
+        limit: the most exams to draw.
+        threshold: drawn as a dotted line.
+
+    Raises:
+        ValueError: there is not one probability for each row, or the table lacks a column.
+    """
+    import numpy as np
+
+    missing = [name for name in ("StudyInstanceUID", "position", "pe_present_on_image") if name not in labels.columns]
+    chances = as_array(probabilities)
+    if missing or chances.shape != (len(labels),):
+        raise ValueError(
+            f"show_exams takes a table and one probability for each of its {len(labels)} rows, got {chances.shape}"
+            f"{', and no column ' + missing[0] if missing else ''}\n"
+            "  fix:   labels of index_images(read_labels(...), ...), and probabilities[:, 0]"
+        )
+    table = labels.assign(chance=chances).sort_values(["StudyInstanceUID", "position"])
+    exams = table.groupby("StudyInstanceUID").agg(shown=("pe_present_on_image", "sum"), most=("chance", "max"))
+    sick = exams[exams.shown > 0].sort_values("shown", ascending=False, kind="stable").index
+    sound = exams[exams.shown == 0].sort_values("most", ascending=False, kind="stable").index
+    half = limit - min(limit // 2, len(sound))
+    spread = np.linspace(0, len(sick) - 1, min(half, len(sick))).round().astype(int)
+    sick = sick[spread]
+    chosen = [*sick, *sound[: limit - len(sick)]]
+    columns = min(4, len(chosen))
+    rows = -(-len(chosen) // columns)
+
+    with style():
+        figure = new_figure(2.45 * columns + 0.4, 1.75 * rows + 0.7, layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+        for axes, study in zip(grid.flat, chosen, strict=False):
+            exam = table[table.StudyInstanceUID == study]
+            places = exam.position.to_numpy()
+            for place in places[exam.pe_present_on_image.to_numpy() == 1]:
+                axes.axvspan(place - 0.5, place + 0.5, color=COLORS[1], alpha=0.3, linewidth=0)
+            mark = {"marker": "o", "markersize": 3} if len(places) <= 40 else {}
+            axes.plot(places, exam.chance, color=COLORS[0], linewidth=1.5, **mark)
+            axes.axhline(threshold, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+            axes.set(ylim=(-0.03, 1.03), xlim=(places.min() - 0.5, places.max() + 0.5), yticks=[0, 0.5, 1])
+            axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
+            count = int(exams.shown[study])
+            slices = f"{count} of {len(exam)} slices" if count else "no embolus"
+            axes.set_title(f"{study[:6]}: {slices}", loc="left", fontsize=SMALL + 0.5, pad=4)
+        for axes in grid.flat[len(chosen) :]:
+            axes.set_visible(False)
+        figure.supylabel("probability of an embolus", fontsize=SMALL, color=MUTED)
+        about = "slice of the series    orange: slices that truly show an embolus    blue: what the network says"
+        figure.supxlabel(about, fontsize=SMALL, color=MUTED)
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        best = table.groupby("StudyInstanceUID").chance.max()
+        found = int((best[sick] >= threshold).sum())
+        describe(
+            figure,
+            f"The probability of an embolus along the body in {len(chosen)} exams, {len(sick)} of them with an "
+            f"embolus. In {found} of these it reaches {threshold:g} on some slice.",
+        )
+    return figure

@@ -1,0 +1,66 @@
+"""Where the emboli of phantoms are, which no data of patients say: to point at them in a figure."""
+
+from pathlib import Path
+
+
+def embolus_places(folder, table):
+    """Return where the largest embolus is on each slice, found from how the phantom was drawn.
+
+    Args:
+        folder: where `phantom` drew.
+        table: rows of its labels, as `index_images` returns them.
+
+    Returns:
+        (N, 2) float array of x and y, as shares of the width and the height of the slice: (0, 0) is its upper left
+        corner. nan where a slice shows no embolus, and everywhere in a folder that is no phantom's.
+    """
+    import numpy as np
+
+    from tpukit.pe.phantoms.drawing import PhantomFolder
+
+    places = np.full((len(table), 2), np.nan)
+    try:
+        recipe = PhantomFolder(Path(folder)).read_manifest()["plan"]
+    except (OSError, ValueError):
+        return places
+    for study, rows in table.reset_index(drop=True).groupby("StudyInstanceUID"):
+        patient = _patient(recipe, study)
+        for index, row in rows[rows.pe_present_on_image == 1].iterrows():
+            places[index] = _largest(patient, row.position, recipe)
+    return places
+
+
+def _patient(recipe: dict, study: str):
+    """Draw the patient of a study again: the same seed gives the same one."""
+    import numpy as np
+
+    from tpukit.pe.phantoms.anatomy import make_patient
+    from tpukit.pe.phantoms.drawing import decide_findings, study_uid
+
+    number = next(number for number in range(recipe["studies"]) if study_uid(recipe["seed"], number) == study)
+    rng = np.random.default_rng([recipe["seed"], 1, number])
+    return make_patient(rng, decide_findings(recipe)[number])
+
+
+def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
+    """Return the middle of the largest cross-section of a clot on a slice, as shares of its width and height."""
+    import numpy as np
+    from scipy import ndimage
+
+    from tpukit.pe.phantoms.drawing import height_of
+    from tpukit.pe.phantoms.scanner import Canvas
+
+    size = recipe["size"]
+    canvas = Canvas(patient, height_of(position, recipe["slices"]), size)
+    canvas.hu[:] = 0
+    for embolus in patient.emboli:
+        canvas.tubes(embolus.clot, 1.0)
+        if embolus.lumen is not None:  # the blood that still flows past an old clot
+            canvas.tubes(embolus.lumen, 0.0)
+    parts, count = ndimage.label(canvas.hu > 0.5)
+    if not count:
+        return np.nan, np.nan
+    largest = 1 + int(np.argmax(ndimage.sum_labels(np.ones_like(parts), parts, range(1, count + 1))))
+    inside = ndimage.distance_transform_edt(parts == largest)
+    row, column = np.unravel_index(inside.argmax(), inside.shape)  # inside of it even where it is a crescent
+    return (column + 0.5) / size, (row + 0.5) / size
