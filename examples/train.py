@@ -1,6 +1,6 @@
 """A trainer for large batches on any TPU: linear scaling of the rate, warmup, LARS, and images a second first.
 
-A hundred steps tell what a machine is worth, for cents; then the same trainer runs as long as it should:
+A hundred steps tell what a machine is worth; then the same trainer runs as long as it should:
 
     python -m tpukit job examples/train.py:train --target vertex --args '["gs://my-bucket/packed", 100]' ...
     python -m tpukit job examples/train.py:train --target vertex --args '["gs://my-bucket/packed", 5000, 10]' ...
@@ -15,39 +15,6 @@ import tpukit
 from tpukit.cloud.folders import checkpoint_folder, model_folder, mounted
 
 
-class Lars(torch.optim.Optimizer):
-    """SGD with momentum whose step in each layer is in proportion to the layer's weights.
-
-    You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, arXiv:1708.03888, algorithm 1: the local
-    rate is trust * |w| / (|g| + decay * |w|). Biases and BatchNorm's weights, one-dimensional, take plain steps.
-    """
-
-    def __init__(self, params, lr: float, *, momentum: float = 0.9, decay: float = 5e-5, trust: float = 0.001):
-        super().__init__(params, {"lr": lr, "momentum": momentum, "decay": decay, "trust": trust})
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        """Change the weights; the norms stay on the device, so the host waits for nothing."""
-        loss = closure() if closure is not None else None
-        for group in self.param_groups:
-            for weight in group["params"]:
-                if weight.grad is None:
-                    continue
-                step = weight.grad
-                if weight.ndim > 1:
-                    step = step.add(weight, alpha=group["decay"])
-                    size = weight.norm()
-                    below = weight.grad.norm() + group["decay"] * size
-                    rate = torch.where((size > 0) & (below > 0), group["trust"] * size / below, 1.0)
-                    step = step * rate
-                state = self.state[weight]
-                if "momentum_buffer" not in state:
-                    state["momentum_buffer"] = torch.zeros_like(weight)
-                buffer = state["momentum_buffer"].mul_(group["momentum"]).add_(step, alpha=group["lr"])
-                weight.sub_(buffer)
-        return loss
-
-
 def train(core, pack: str, steps: int = 100, epochs: int = 1, batch_size: int = 128, size: int = 128) -> dict:
     """Train ResNet-18 on a pack; return the images a second of all cores, and the last row of the history."""
     import torchvision
@@ -59,7 +26,7 @@ def train(core, pack: str, steps: int = 100, epochs: int = 1, batch_size: int = 
 
     model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
     # The rate grows with the batch, so it must be reached slowly: Goyal and others, arXiv:1706.02677.
-    optimizer = Lars(model.parameters(), lr=3.0 * batches.samples_per_step / 256)
+    optimizer = tpukit.LARS(model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5)
     schedule = tpukit.schedules.cosine(optimizer, steps * epochs, warmup=steps * epochs // 10)
     history = tpukit.fit(
         core,

@@ -2,7 +2,6 @@
 
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import numpy
 import pytest
-import torch
 from PIL import Image
 
 import tpukit
@@ -18,36 +16,6 @@ from tpukit.cloud.bundle import make_bundle
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "train.py"
-
-
-@pytest.fixture(scope="module")
-def example():
-    return runpy.run_path(str(EXAMPLE))
-
-
-def test_lars_takes_the_steps_of_its_paper(example):
-    torch.manual_seed(0)
-    weight, bias = (torch.nn.Parameter(torch.randn(shape)) for shape in ((4, 3), (4,)))
-    optimizer = example["Lars"]([weight, bias], lr=0.5, momentum=0.9, decay=0.01, trust=0.02)
-    wanted, moved = [weight.detach().double(), bias.detach().double()], [0.0, 0.0]
-    for _ in range(3):
-        weight.grad, bias.grad = torch.randn(4, 3), torch.randn(4)
-        w, g = wanted[0], weight.grad.double()
-        local = 0.02 * w.norm() / (g.norm() + 0.01 * w.norm())
-        for part, step in enumerate((local * (g + 0.01 * w), bias.grad.double())):
-            moved[part] = 0.9 * moved[part] + 0.5 * step
-            wanted[part] = wanted[part] - moved[part]
-        optimizer.step()
-    torch.testing.assert_close(weight.detach().double(), wanted[0], rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(bias.detach().double(), wanted[1], rtol=1e-5, atol=1e-6)
-
-
-def test_lars_leaves_a_layer_of_zeros_able_to_learn(example):
-    weight = torch.nn.Parameter(torch.zeros(2, 2))
-    optimizer = example["Lars"]([weight], lr=0.1)
-    weight.grad = torch.ones(2, 2)
-    optimizer.step()
-    assert torch.equal(weight.detach(), torch.full((2, 2), -0.1))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
