@@ -45,5 +45,4 @@ def train(core, pack: str, steps: int = 100, epochs: int = 1, batch_size: int = 
     folder = model_folder("runs/model")
     folder.mkdir(parents=True, exist_ok=True)
     core.save(model.state_dict(), folder / "model.pt")
-    rate = history.intervals[-1]["samples_per_second"] * core.world_size
-    return {"images_per_second": round(rate, 1), **history.epochs[-1]}
+    return {"images_per_second": round(history.samples_per_second, 1), **history.epochs[-1]}
