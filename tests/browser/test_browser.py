@@ -103,9 +103,9 @@ class Server:
 
     def __init__(self, kind, port, folder, browser):
         self.kind, self.port, self.folder, self.browser = kind, port, folder, browser
-        self._settings = folder / "settings" / "@jupyterlab" / "apputils-extension"
-        self._settings.mkdir(parents=True)
-        (self._settings / "notification.jupyterlab-settings").write_text('{"fetchNews": "false"}')  # asks, otherwise
+        self._settings = folder / "settings" / "@jupyterlab"
+        self._set("apputils-extension/notification", {"fetchNews": "false"})  # asks, otherwise
+        self._set("notebook-extension/tracker", {"windowingMode": "none"})  # cells out of sight are not in the page
 
     def open(self, name):
         """Open a notebook of the folder in a page of its own."""
@@ -117,7 +117,12 @@ class Server:
 
     def in_the_dark(self):
         """Have pages that are opened from now on use the dark theme."""
-        (self._settings / "themes.jupyterlab-settings").write_text(json.dumps({"theme": "JupyterLab Dark"}))
+        self._set("apputils-extension/themes", {"theme": "JupyterLab Dark"})
+
+    def _set(self, name, values):
+        file = self._settings / f"{name}.jupyterlab-settings"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps(values))
 
 
 @pytest.fixture(scope="module")
