@@ -111,7 +111,7 @@ class Server:
         """Open a notebook of the folder in a page of its own."""
         page = self.browser.new_page(viewport={"width": 1200, "height": 1500})
         place = "lab/tree" if self.kind == "lab" else "notebooks"
-        page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb")
+        page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
         page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for(timeout=90_000)
         return page
 
