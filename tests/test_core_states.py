@@ -156,6 +156,7 @@ def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
     if backend not in RUNTIMES:
         pytest.skip("no stand-in here")
     said = []
+    operations = {"xla:cpu": 60, "xla:standin": 800}[backend]  # seconds of compiling
 
     class Listening(Screen):
         def status(self, doing, cores=()):
@@ -175,7 +176,7 @@ def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
             with core.step():
                 if step == 2:
                     time.sleep(2.5)  # as the tracing of a large model does
-                for size in range(60):  # every operation of another shape, so that none is compiled for another
+                for size in range(operations):  # every operation of another shape, so that none is compiled for another
                     values = torch.cumsum(torch.nn.functional.pad(values, (0, 1 + size % 2)), 1)[:, : 8 + size % 7]
         return core.backend.compiling()
 

@@ -196,7 +196,9 @@ def test_a_keyword_that_is_no_option_is_refused_and_the_fix_works():
 
     with pytest.raises(TypeError) as caught:
         quietly(train, 2, lr=0.5)
-    assert str(caught.value).startswith("launch has no option 'lr'\n  found: its options are cores, backend, seed")
+    assert str(caught.value).startswith(
+        "launch has no option 'lr'\n  found: its options are cores, device, backend, seed"
+    )
     assert "fix:   launch(functools.partial(train, lr=...), ...)" in str(caught.value)
     assert quietly(functools.partial(train, lr=0.5), 2).results == [1.0, 1.0]
 

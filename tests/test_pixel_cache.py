@@ -413,7 +413,7 @@ print(type(cache_or_decode(records, size=16, folder=sys.argv[1] + "/inside", ava
     said = in_python(script, kaggle / "set", wrap=wrap, env=environ).splitlines()
     assert said[0] == f"nothing can be written to {kaggle}/set/inside"
     assert said[1].startswith("  fix:")
-    assert said[2].startswith(f"cache: 200 images at 16 pixels, 0 MiB, made in {temporary}/set-cache-16-")
+    assert said[2].startswith(f"cache: 200 images at 16 pixels, 150 KiB, made in {temporary}/set-cache-16-")
     assert re.fullmatch(rf"{temporary}/set-cache-16-[0-9a-f]{{8}} 200", said[3])
     assert said[4] == said[3].split()[0]
     assert said[5].startswith("no cache:")
@@ -545,7 +545,7 @@ CHOICES = [
     (None, None, "Cache", "made in"),
     (NEED + 4 * GIB, NEED * 4 // 3 + 1, "Cache", "made in"),
     (NEED + 4 * GIB - 1, 64 * GIB, "Records", "4.0 GiB of disk is free for"),
-    (64 * GIB, NEED * 4 // 3 - 1, "Records", "1 MiB of memory is available"),
+    (64 * GIB, NEED * 4 // 3 - 1, "Records", "800 KiB of memory is available"),
     (0, 0, "Records", "0 MiB of memory is available"),
 ]
 
@@ -556,7 +556,7 @@ def test_the_choice_is_made_by_disk_and_memory_and_told_in_one_line(few, tmp_pat
     (line,) = capsys.readouterr().out.splitlines()
     assert (type(chosen).__name__, chosen.shape) == (kind, (SIZE, SIZE, 3))
     assert said in line
-    assert "200 images at 32 pixels, 1 MiB" in line
+    assert "200 images at 32 pixels, 600 KiB" in line
     assert (tmp_path / "new").exists() == (kind == "Cache")
 
 

@@ -56,7 +56,7 @@ WRONG = {
     "the loss is read every step": (
         lambda core, model, number: torch.tensor(fine(core, model, number).item()) * 0 + fine(core, model, number),
         "copies to the host",
-        "14, 1.00 per step, 0 MiB",
+        "14, 1.00 per step, 0 KiB",
         lambda core, model, number: core.log(loss=(loss := fine(core, model, number))) or loss,
     ),
     "a tensor decides": (

@@ -273,7 +273,9 @@ def train(core, network, folder=None, epochs=2):
     history = fit(core, model, optimizer, criterion, batches, valid, epochs=epochs, folder=folder, log_every=1)
     found = evaluate(core, model, criterion, valid)
     return {
-        "epochs": [{name: value for name, value in row.items() if name != "seconds"} for row in history.epochs],
+        "epochs": [
+            {name: row[name] for name in row if name not in ("seconds", "samples_per_second")} for row in history.epochs
+        ],
         "state": core.to_host(model.state_dict()),
         "loss": found.loss,
         "outputs": found.outputs,
