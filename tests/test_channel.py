@@ -248,3 +248,22 @@ def test_a_signal_while_a_worker_sends_leaves_its_next_messages_whole():
     receiver.close()
     assert came[-1] == "the last"
     assert all((one == array).all() for one in came[:-1])
+
+
+def test_a_short_message_is_never_seen_in_part():
+    """The watchdog begins its look at idle cores again where a part of a message has arrived."""
+    reading, writing = os.pipe()
+    if (child := os.fork()) == 0:
+        for number in range(5000):
+            Sender(writing).send(("alive", 0, number, "to_host", None))
+        os._exit(0)
+    os.close(writing)
+    receiver, in_part = Receiver(reading), 0
+    while not receiver.closed:
+        select.select([reading], [], [])
+        for _ in receiver.receive():
+            pass
+        in_part += receiver.in_message
+    os.waitpid(child, 0)
+    receiver.close()
+    assert in_part == 0

@@ -96,9 +96,7 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     # A copy, because building leaves its traces beside the source, and a fresh clone has none.
     source = ROOT / ".platforms" / "source"
     shutil.rmtree(source, ignore_errors=True)
-    shutil.copytree(
-        ROOT, source, ignore=shutil.ignore_patterns(".*", "runs", "data", "build", "*.egg-info", "__pycache__")
-    )
+    shutil.copytree(ROOT, source, ignore=left_out)
     # The bootstrap cell where it finds no clone: it installs, from the copy in place of the network.
     program = re.sub(r"git\+https://\S+", str(source), bootstrap_cell()) + "\nprint('tpukit from', tpukit.__file__)"
     with tempfile.TemporaryDirectory() as empty:
@@ -114,6 +112,12 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
         report = step(name, "the tests", [python, "-m", "pytest", f"--junitxml={cases}"], echo=True)
         outcome.notebooks = notebooks_run(cases)
         outcome.tests = f"{report.strip().splitlines()[-1]} ({time.monotonic() - started:.0f} s)"
+
+
+def left_out(folder: str, names: list[str]) -> set[str]:
+    """Return what of a folder a fresh clone would not have; tpukit/data is no folder of images."""
+    patterns = [".*", "*.egg-info", "__pycache__", *(["runs", "data", "build"] if Path(folder) == ROOT else [])]
+    return shutil.ignore_patterns(*patterns)(folder, names)
 
 
 def interpreter(version: str) -> str:

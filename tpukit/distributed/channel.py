@@ -39,9 +39,12 @@ class Sender:
         parts = serialize(value)
         header = _COUNT.pack(len(parts)) + b"".join(_LENGTH.pack(part.nbytes) for part in parts)
         with self.lock, without_interrupts():  # half a message would spoil all that follow it
-            for part in (memoryview(header), *parts):
-                while part:
-                    part = part[os.write(self.fd, part) :]
+            # Together, because the system writes up to 4 KiB at once or not at all: a short message is never seen in
+            # part, which the watchdog would take for a long one on its way.
+            pieces = [header + parts[0], *parts[1:]] if len(parts[0]) < _CHUNK else [header, *parts]
+            for piece in map(memoryview, pieces):
+                while piece:
+                    piece = piece[os.write(self.fd, piece) :]
 
 
 class Receiver:
