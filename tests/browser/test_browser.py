@@ -18,6 +18,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from notebook_parameters import small
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
@@ -270,15 +271,6 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
     assert again.locator("svg").count() >= 1
     picture(page, f"{server.kind}-{name}-reopened")
     page.close()
-
-
-def small(notebook, overrides):
-    """Put other values into the parameters cell, under the names that it has."""
-    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    values = {}
-    exec(cell.source, {}, values)  # literals only, as test_repository makes sure
-    assert overrides.keys() <= values.keys(), "the parameters cell defines no such name"
-    cell.source = "\n".join(f"{name} = {value!r}" for name, value in (values | overrides).items())
 
 
 def panels(file, number):

@@ -14,6 +14,7 @@ import psutil
 import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import DeadKernelError
+from notebook_parameters import small
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -105,15 +106,6 @@ def execute(notebook, folder):
 
 def said(cell):
     return "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
-
-
-def small(notebook, overrides):
-    """Put other values into the parameters cell, under the names that it has."""
-    (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    values = {}
-    exec(cell.source, {}, values)  # literals only, as test_repository makes sure
-    assert overrides.keys() <= values.keys(), "the parameters cell defines no such name"
-    cell.source = "\n".join(f"{name} = {value!r}" for name, value in (values | overrides).items())
 
 
 def test_every_notebook_has_small_numbers_for_its_test():
