@@ -208,6 +208,8 @@ class Batches:
 
         if self._mask:
             batch = _with_mask(batch, torch.from_numpy(real))
+        if type(batch) is tuple and all(isinstance(part, torch.Tensor) for part in batch):  # without a walk of the tree
+            return tuple(self._send(list(batch)))
         leaves, structure = tree.tree_flatten(batch)
         if any(isinstance(leaf, Mapping) for leaf in leaves):  # Hugging Face's BatchEncoding, which pytree cannot open
             leaves, structure = tree.tree_flatten(_with_dicts(batch))

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Empty, SimpleQueue
 
 from tpukit.data.seeding import seed_host, seeded_in_turn
 from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, reads_many
@@ -20,18 +20,46 @@ _KEPT = 16
 
 def run_ahead(calls: Iterable[Callable[[], object]], threads: int) -> Iterator[object]:
     """Run the calls in background threads, two ahead per thread, and yield their results in order."""
-    running: deque[Future] = deque()
-    with ThreadPoolExecutor(threads, thread_name_prefix="batches") as pool:
+    # A queue for each result, not a Future: a Future wakes the other thread several times for one result, and each time
+    # that thread waits for the GIL, which is felt where a batch takes less than a millisecond.
+    todo, running = SimpleQueue(), deque()
+    workers = [threading.Thread(target=_run, args=(todo,), name=f"batches_{n}", daemon=True) for n in range(threads)]
+    for worker in workers:
+        worker.start()
+    try:
+        for call in calls:
+            running.append(SimpleQueue())
+            todo.put((call, running[-1]))
+            if len(running) > 2 * threads:
+                yield _result(running.popleft())
+        while running:
+            yield _result(running.popleft())
+    finally:  # also when the loop ends early: what has not begun is not waited for
+        with contextlib.suppress(Empty):
+            while True:
+                todo.get_nowait()
+        for _ in workers:
+            todo.put(None)
+        for worker in workers:
+            worker.join()
+
+
+def _run(todo: SimpleQueue) -> None:
+    """Run calls until None comes, each into its own queue: (result, None) or (None, error)."""
+    while (job := todo.get()) is not None:
+        call, done = job
         try:
-            for call in calls:
-                running.append(pool.submit(call))
-                if len(running) > 2 * threads:
-                    yield running.popleft().result()
-            while running:
-                yield running.popleft().result()
-        finally:  # also when the loop ends early
-            for future in running:  # leaving the pool would otherwise wait for all of them
-                future.cancel()
+            done.put((call(), None))
+        except BaseException as error:  # raised where the result is due
+            done.put((None, error))
+        del call, done, job  # a buffer that nothing refers to is used again
+
+
+def _result(done: SimpleQueue) -> object:
+    result, error = done.get()
+    if error is not None:
+        raise error
+    return result
 
 
 def load_batches(
