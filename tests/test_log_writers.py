@@ -93,7 +93,9 @@ def test_rows_of_a_run_that_fails_have_arrived():
     assert [row["step"] for row in seen] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("interrupt", [lambda: signal.raise_signal(signal.SIGINT), _thread.interrupt_main])
+@pytest.mark.parametrize(
+    "interrupt", [lambda: signal.raise_signal(signal.SIGINT), _thread.interrupt_main], ids=["from outside", "its own"]
+)
 def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interrupt_of_the_run(interrupt, capsys):
     def work(core):
         log_three(core)
@@ -107,8 +109,9 @@ def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interr
             time.sleep(0.5)  # the third has arrived
             interrupt()
 
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(KeyboardInterrupt) as caught:
         quietly(work, to=[slow, lambda row: others.append(row["step"])])
+    assert isinstance(caught.value, Interrupted)
     assert [row["step"] for row in caught.value.run.log] == [0, 1, 2]
     assert (seen, others) == ([0, 1], [0, 1, 2])
     line = (
