@@ -8,6 +8,8 @@ installed := .venv/installed
 # The tests that need no torch, so that `make check` takes seconds.
 quick := $(addprefix tests/test_,$(addsuffix .py,repository tables findings host resources instructions chips environment runtime_check))
 notebook := 04_pulmonary_embolism
+# Three at a time, a file each, the longest first: most of a test is waiting. Some run alone: see tests/conftest.py.
+streams := -n 3 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 18
@@ -22,7 +24,7 @@ test: $(installed) faults  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
-	$(python) -m pytest
+	$(python) -m pytest $(streams)
 
 test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
 	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover examples))

@@ -1,8 +1,15 @@
+import contextlib
 import importlib.util
 import multiprocessing
+import os
 import signal
+from pathlib import Path
 
 import pytest
+
+HERE = Path(__file__).parent
+# Their tests take minutes, so they come first: what is left at the end is short, and no stream waits for another.
+LONGEST = ("test_notebooks.py", "test_trainer.py")
 
 
 def pytest_configure(config):
@@ -23,7 +30,45 @@ def pytest_collection_modifyitems(config, items):
         left_out = [item for item in items if item.get_closest_marker("every_machine")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    items.sort(key=lambda item: item.path.name not in LONGEST)
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):
                 item.add_marker(pytest.mark.skip(reason="torch_xla has wheels for Linux on x86-64 only"))
+
+
+class Streams:
+    """What keeps the streams of `pytest -n 3` apart where a test needs the machine to itself.
+
+    Every test holds `room`, one that is marked `alone` as its only holder. It waits with `gate` in its hand, through
+    which every test has to go, so that none begins meanwhile. Tests marked `alone` one after the other go in together.
+    """
+
+    def __init__(self):
+        self.gate, self.room = (os.open(place, os.O_RDONLY) for place in (__file__, HERE))
+        self.alone = False
+
+    @contextlib.contextmanager
+    def place(self, *, alone, next_alone):
+        import fcntl
+
+        if not self.alone:
+            fcntl.flock(self.gate, fcntl.LOCK_EX)
+            fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+            fcntl.flock(self.gate, fcntl.LOCK_UN)
+        yield
+        self.alone = alone and next_alone
+        if not self.alone:
+            fcntl.flock(self.room, fcntl.LOCK_UN)
+
+
+streams = Streams() if os.environ.get("PYTEST_XDIST_WORKER") else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    if streams is None:
+        return (yield)
+    alone, next_alone = (bool(one and one.get_closest_marker("alone")) for one in (item, nextitem))
+    with streams.place(alone=alone, next_alone=next_alone):
+        return (yield)

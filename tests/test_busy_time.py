@@ -11,7 +11,10 @@ import pytest
 from tpukit.distributed.watchdog import _IDLE
 from tpukit.machine.busy_time import BusyTime
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
+pytestmark = [
+    pytest.mark.alone,  # it crowds a processor itself, and counts what is got of it
+    pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc"),
+]
 
 # What a core that hangs does: some threads look now and then whether there is news.
 NAPS = """

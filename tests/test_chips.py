@@ -127,6 +127,21 @@ def test_a_run_of_one_core_needs_one_free_chip(dev):
     assert (said, seconds < 0.5) == ([], True)
 
 
+@pytest.mark.parametrize(("chip", "node"), [(1, "1"), (2, "10")])  # by number: as text "10" comes before "2"
+def test_one_chosen_chip_is_waited_for_and_the_others_may_be_busy(dev, chip, node):
+    (dev / "vfio" / "10").touch()
+    others = {"0", "1", "10"} - {node}
+    assert wait(dev, needed=1, chip=chip, open_node=busy_until(float("inf"), *others))[0] == []
+    said, seconds = wait(dev, needed=1, chip=chip, open_node=busy_until(time.monotonic() + 0.6, node))
+    assert 0.6 <= seconds < 5
+    assert said[0].startswith(f"waiting for 1 of 1 chips to become free, 60 s at most: {dev}/vfio/{node} by ")
+
+
+def test_a_chosen_chip_that_stays_busy_is_left_to_libtpu_which_may_count_the_nodes_otherwise(dev):
+    said, seconds = wait(dev, needed=1, chip=0, seconds=0.5, open_node=busy_until(float("inf"), "0"))
+    assert (len(said), seconds < 5) == (1, True)
+
+
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ENXIO, errno.EPERM])
 def test_a_node_that_cannot_be_opened_for_another_reason_is_left_to_libtpu(dev, error):
     def refuse(path, flags):

@@ -1,8 +1,10 @@
 """Rows of `core.log` in other places while a run lasts: any function, TensorBoard, CSV."""
 
+import _thread
 import csv
 import importlib.util
 import os
+import signal
 import sys
 import time
 
@@ -11,7 +13,7 @@ import torch
 from torch import nn
 from workers import Pairs, small_net
 
-from tpukit import CsvWriter, TensorBoardWriter, WorkerFailed, fit, launch
+from tpukit import CsvWriter, Interrupted, TensorBoardWriter, WorkerFailed, fit, launch
 
 
 def log_three(core):
@@ -89,6 +91,33 @@ def test_rows_of_a_run_that_fails_have_arrived():
     with pytest.raises(WorkerFailed):
         quietly(work, to=seen.append)
     assert [row["step"] for row in seen] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "interrupt", [lambda: signal.raise_signal(signal.SIGINT), _thread.interrupt_main], ids=["from outside", "its own"]
+)
+def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interrupt_of_the_run(interrupt, capsys):
+    def work(core):
+        log_three(core)
+        time.sleep(60)
+
+    seen, others = [], []
+
+    def slow(row):
+        seen.append(row["step"])
+        if row["step"] == 1:
+            time.sleep(0.5)  # the third has arrived
+            interrupt()
+
+    with pytest.raises(KeyboardInterrupt) as caught:
+        quietly(work, to=[slow, lambda row: others.append(row["step"])])
+    assert isinstance(caught.value, Interrupted)
+    assert [row["step"] for row in caught.value.run.log] == [0, 1, 2]
+    assert (seen, others) == ([0, 1], [0, 1, 2])
+    line = (
+        "to=slow was interrupted and gets no more rows; it was given {'step': 1, 'loss': 0.25}, and `run.log` has all"
+    )
+    assert capsys.readouterr().out.count(line) == 1
 
 
 @pytest.mark.parametrize("to", ["wandb", ["wandb"], 3])

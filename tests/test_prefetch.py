@@ -73,8 +73,8 @@ def test_buffers_that_a_loop_held_go_back_and_many_of_them_cost_no_more_each():
     assert sum(one() is not None for one in alive) <= 16
 
     def seconds(count):
-        small, began = Buffers((1,)), time.perf_counter()
+        small, began = Buffers((1,)), time.process_time()  # which others that use the processor do not add to
         held = [small.get() for _ in range(count)]
-        return (time.perf_counter() - began) / len(held)
+        return (time.process_time() - began) / len(held)
 
-    assert seconds(8000) < 5 * min(seconds(200) for _ in range(5))
+    assert min(seconds(8000) for _ in range(3)) < 8 * min(seconds(200) for _ in range(5))  # 40 where all are looked at

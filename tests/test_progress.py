@@ -1,10 +1,11 @@
+import contextlib
 import re
 import time
 import xml.etree.ElementTree
 
 import pytest
 
-from tpukit import launch
+from tpukit import WorkerFailed, launch
 from tpukit.display.bars import Bar, duration
 from tpukit.display.panel import panel_html
 from tpukit.display.progress import Line, Panel, Screen, Text, screen
@@ -312,10 +313,10 @@ def test_values_beside_a_loop_that_is_over_are_the_newest_of_that_loop(capsys):
     assert lines[1:] == [
         "train  50/50  train_loss 49",
         "valid  3/3",
-        "left early  31/31  other 30",
+        "left early  31/50  stopped after 0 s  other 30",
         "train  50/50  train_loss 149",
         "valid  3/3",
-        "left early  31/31  other 30",
+        "left early  31/50  stopped after 0 s  other 30",
         "epochs  2/2  train_loss 149  valid_loss 1  other 30",
     ]
 
@@ -366,14 +367,24 @@ def test_progress_and_logging_cost_the_worker_next_to_nothing():
     assert seconds < 50e-6  # a TPU step takes 10 ms: half a percent, on a busy machine
 
 
-def test_a_loop_left_early_is_over(capsys):
-    def work(core):
-        for item in core.progress(range(100), "train"):
-            if item == 4:
-                break
+@pytest.mark.parametrize("how", ["break", "error", "error of the loader"])
+def test_a_loop_left_early_is_over_and_not_finished(how, capsys):
+    def items():
+        yield from range(5)
+        raise OSError("a broken file")
 
-    launch(work, cores=2, progress="text")
-    assert "train  5/5" in capsys.readouterr().out
+    def work(core):
+        loop = items() if how == "error of the loader" else range(5 + core.world_size)
+        for item in core.progress(loop, "train", total=7):
+            if item == 4 and how == "break":
+                break
+            if item == 4 and how == "error":
+                raise KeyError("a column")
+
+    with contextlib.suppress(WorkerFailed):
+        launch(work, cores=2, progress="text")
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("train")]
+    assert re.match(r"train  5/7  .*stopped after 0 s", line)
 
 
 def test_fit_has_one_bar_for_epochs_one_for_steps_and_does_not_show_its_trial(capsys):

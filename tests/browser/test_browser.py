@@ -24,7 +24,10 @@ playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
 )
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
+pytestmark = [
+    pytest.mark.alone,  # a page that is slow to draw loses keys
+    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
+]
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [

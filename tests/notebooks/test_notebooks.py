@@ -1,10 +1,13 @@
-"""Every notebook, executed from top to bottom twice in one kernel, as a reader would, with small numbers.
+"""Every notebook, with small numbers: from top to bottom twice in one kernel, and once more after a restart.
 
-It runs in an empty folder: it finds the kit where it is installed, and its files go where they can be thrown away.
+papermill runs the first kernel, nbconvert the second, which finds the files of the first. They run in an empty folder:
+the kit is found where it is installed, and files go where they can be thrown away.
 """
 
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -80,28 +83,45 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
-def probes(request, tmp_path_factory):
-    """Execute a notebook twice in one kernel; return what was found in the kernel after each time."""
+def twice(request, tmp_path_factory):
+    """Have papermill run a notebook twice in one kernel; return its folder, and what was found after each time."""
     if needed := NEEDS.get(request.param.stem):
         pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install 'tpukit[{needed}]'")
+    folder = tmp_path_factory.mktemp(request.param.stem)
     notebook = nbformat.read(request.param, as_version=4)
     small(notebook, SMALL.get(request.param.stem, {}))
-    once = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    again = [nbformat.v4.new_code_cell(cell.source, metadata=cell.metadata) for cell in once]
-    after = [nbformat.v4.new_code_cell(PROBE), nbformat.v4.new_code_cell(PROBE)]
-    notebook.cells = [*once, after[0], *again, after[1]]
+    nbformat.write(notebook, folder / "notebook.ipynb")
+    once = [*notebook.cells, nbformat.v4.new_code_cell(PROBE)]
+    again = [nbformat.from_dict({**cell, "id": f"{cell.id}-again"}) for cell in once]
+    notebook.cells = once + again
+    nbformat.write(notebook, folder / "twice.ipynb")
+    run(
+        ["papermill", "twice.ipynb", "ran.ipynb", "--kernel=python3", "--no-progress-bar"]
+        + [f"--execution-timeout={SECONDS_A_CELL}"],
+        folder,
+    )
+    ran = nbformat.read(folder / "ran.ipynb", as_version=4).cells
+    return folder, [json.loads(said(cell).splitlines()[-1]) for cell in ran if cell.source == PROBE]
 
-    folder = tmp_path_factory.mktemp(request.param.stem)
-    execute(notebook, folder)
-    return [json.loads(said(cell).splitlines()[-1]) for cell in after]
+
+def run(command, folder):
+    """Run a module of Python in a folder as a program; its status has to be 0."""
+    ended = subprocess.run(
+        [sys.executable, "-m", *command], cwd=folder, env=with_the_kit(), capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
+
+
+def with_the_kit():
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def execute(notebook, folder):
     client = NotebookClient(
         notebook, timeout=SECONDS_A_CELL, kernel_name="python3", resources={"metadata": {"path": folder}}
     )
-    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
-    client.execute(env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+    client.execute(env=with_the_kit())
 
 
 def said(cell):
@@ -112,16 +132,27 @@ def test_every_notebook_has_small_numbers_for_its_test():
     assert {path.stem for path in NOTEBOOKS} == set(SMALL)
 
 
-def test_it_runs_from_top_to_bottom_twice_in_one_kernel(probes):
+def test_it_runs_from_top_to_bottom_twice_in_one_kernel(twice):
+    _, probes = twice
     assert len(probes) == 2
 
 
-def test_no_worker_process_is_left(probes):
+def test_no_worker_process_is_left(twice):
+    _, probes = twice
     assert [probe["processes"] for probe in probes] == [[], []]
 
 
-def test_the_kernel_never_started_the_xla_runtime(probes):
+def test_the_kernel_never_started_the_xla_runtime(twice):
+    _, probes = twice
     assert [probe["runtime"] for probe in probes] == [False, False]
+
+
+def test_after_a_restart_it_runs_again_and_becomes_a_page(twice):
+    folder, _ = twice
+    timeout = f"--ExecutePreprocessor.timeout={SECONDS_A_CELL}"
+    run(["nbconvert", "--to=html", "--execute", timeout, "notebook.ipynb"], folder)
+    page = (folder / "notebook.html").read_text()
+    assert page.count("jp-CodeCell") >= 8
 
 
 def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_again(tmp_path):

@@ -23,6 +23,7 @@ from xml.etree import ElementTree
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 PYTHON = {"colab": "3.13", "kaggle": "3.12"}
+STREAMS = re.search(r"^streams := (.+)", (ROOT / "Makefile").read_text(), re.MULTILINE)[1].split()
 
 
 @dataclass
@@ -109,7 +110,7 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     if tests:
         started = time.monotonic()
         cases = folder / "tests.xml"
-        report = step(name, "the tests", [python, "-m", "pytest", f"--junitxml={cases}"], echo=True)
+        report = step(name, "the tests", [python, "-m", "pytest", *STREAMS, f"--junitxml={cases}"], echo=True)
         outcome.notebooks = notebooks_run(cases)
         outcome.tests = f"{report.strip().splitlines()[-1]} ({time.monotonic() - started:.0f} s)"
 

@@ -116,7 +116,8 @@ def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works()
     assert len(on(shape, everything).results) == 4
 
 
-def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(monkeypatch, tmp_path, capsys):
+@pytest.mark.parametrize("device", [None, 0])
+def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(device, monkeypatch, tmp_path, capsys):
     node, free = tmp_path / "accel0", time.monotonic() + 2
     node.touch()
 
@@ -126,11 +127,13 @@ def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(monkeypatc
         return os.open(path, flags)
 
     wait = functools.partial(chips.wait_for_chips, dev=tmp_path, open_node=open_node)
-    monkeypatch.setattr("tpukit.distributed.worker_group.wait_for_chips", wait)
-    run = on(shapes.SHAPES["colab v5e-1"], lambda core: time.monotonic())
+    monkeypatch.setattr("tpukit.distributed.launcher.wait_for_chips", wait)
+    run = on(shapes.SHAPES["colab v5e-1"], lambda core: time.monotonic(), device=device)
     assert run.results[0] > free
     assert f"waiting for 1 of 1 chips to become free, 60 s at most: {node} by no process" in capsys.readouterr().out
-    monkeypatch.setattr("tpukit.distributed.worker_group.wait_for_chips", functools.partial(wait, seconds=0.5))
+    if device is not None:
+        return
+    monkeypatch.setattr("tpukit.distributed.launcher.wait_for_chips", functools.partial(wait, seconds=0.5))
     free = float("inf")
     with pytest.raises(tpukit.ChipsBusy, match="1 of 1 chips are still busy"):
         on(shapes.SHAPES["colab v5e-1"], everything)

@@ -69,15 +69,19 @@ class Screen:
         start: int = 0,
         unit: str | None = None,
         note: str = "",
+        over: bool = False,
     ) -> None:
-        """Record the progress of a loop; one that is behind what it was before has started again; see `Bar`."""
+        """Record the progress of a loop; one that is behind what it was before has started again; see `Bar`.
+
+        One that is `over` has ended, finished or not.
+        """
         bar = self.bars.get(label)
         if bar is None or done < bar.done or (seconds or 0.0) < (bar.seconds or 0.0):
             bar = self.bars[label] = Bar(label, done, total, samples_per_step, rows_before=self._rows)
         bar.done, bar.total, bar.samples_per_step, bar.seconds = done, total, samples_per_step, seconds
         bar.start, bar.unit, bar.note, self._changed = start, unit, note, True
         bar.heard = time.monotonic()
-        if bar.finished:
+        if bar.finished or over:
             bar.end()
 
     def end_bar(self, label: str) -> None:
@@ -178,7 +182,7 @@ class Text(Screen):
         super().bar(label, done, total, *others, **options)
         bar = self.bars[label]
         # The last position of a loop may be reported more than once; its line is printed once.
-        if bar.finished and not (bar is before and bar.printed):
+        if bar.ended and not (bar is before and bar.printed):
             bar.printed = True
             self._print(self._line([bar]))
 

@@ -16,6 +16,7 @@ from tpukit.distributed.topology import choose_device, choose_topology, refuse_i
 from tpukit.distributed.watchdog import Limits
 from tpukit.distributed.worker import Task
 from tpukit.distributed.worker_group import InProcessGroup, WorkerGroup
+from tpukit.machine.chips import wait_for_chips
 from tpukit.machine.host import Host, host
 
 
@@ -154,7 +155,8 @@ def launch(
         to: a function, or a list of them, that the kernel calls with each row of `core.log` as it arrives, a dict with
             "step" and the values: `TensorBoardWriter(folder)`, `CsvWriter(file)`; for wandb `to=wandb.log`; for MLflow
             `to=lambda row: mlflow.log_metrics(row, step=row["step"])`. The kernel waits for it, and does not look at
-            the cores meanwhile, so keep it fast. One that raises is told and gets no more rows; the run goes on.
+            the cores meanwhile, so keep it fast. One that raises, or that an interrupt ends, is told and gets no more
+            rows; after an error the run goes on.
         precision: of matrix products and convolutions in float32. None for the device's own: a TPU rounds their inputs
             to bfloat16 (8 significant bits) and adds up in float32, a GPU does float32 products as they are and rounds
             the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
@@ -169,7 +171,7 @@ def launch(
         ValueError: `cores`, `device` or `backend` cannot be had on this machine, a number of seconds is not above 0, or
             there is no such `precision`.
         RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
-        ChipsBusy: on a TPU, other programs still hold the chips after a minute.
+        ChipsBusy: on a TPU, other programs still hold the chips after a minute, unless `device` chose one.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
             pickled and has no text of megabytes.
         Interrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
@@ -184,31 +186,31 @@ def launch(
         topology = choose_device(machine, device, cores, backend)
     refuse_if_in_use(machine)
     group_type = WorkerGroup if topology.processes else InProcessGroup
-    with (
-        sigterm_ends_the_run(),
-        screen(progress) as display,
-        group_type(topology, task, limits, display, LogWriters(to, display.line).write) as group,
-    ):
-        if topology.rehearsal:
-            stand = "processes stand" if topology.cores > 1 else "process stands"
-            note = RUNTIMES[topology.backend].note
-            display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
-        if topology.processes and (warning := memory_warning(fn, args, topology)):
-            display.line(warning)
-        if topology.cores > topology.processes > 0:
-            display.line(
-                "cores that share a chip share the host's random numbers: those of the device and of datasets in "
-                "core.batches can be drawn again from the seed, others on the host cannot (see Core.seed)"
-            )
-        try:
-            failure = group.watch()
-            if failure is not None:
-                display.close("failed")
-        except KeyboardInterrupt:
-            display.close("interrupted")
-            hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
-            group.end()
-            raise Interrupted(collect(group), stacks, hung=hung) from None
+    with sigterm_ends_the_run(), screen(progress) as display:
+        writers = LogWriters(to, display.line)
+        if topology.backend == "xla":
+            wait_for_chips(topology.processes, display.line, chip=topology.device_number)
+        with group_type(topology, task, limits, display, writers) as group:
+            if topology.rehearsal:
+                stand = "processes stand" if topology.cores > 1 else "process stands"
+                note = RUNTIMES[topology.backend].note
+                display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
+            if topology.processes and (warning := memory_warning(fn, args, topology)):
+                display.line(warning)
+            if topology.cores > topology.processes > 0:
+                display.line(
+                    "cores that share a chip share the host's random numbers: those of the device and of datasets in "
+                    "core.batches can be drawn again from the seed, others on the host cannot (see Core.seed)"
+                )
+            try:
+                failure = group.watch()
+                if failure is not None:
+                    display.close("failed")
+            except KeyboardInterrupt:
+                display.close("interrupted")
+                hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
+                group.end()
+                raise Interrupted(collect(group), stacks, hung=hung) from None
     if failure is None:
         return collect(group)
     raise worker_failed(failure, group)

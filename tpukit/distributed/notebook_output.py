@@ -129,10 +129,10 @@ class NotebookOutput:
                 done += 1
                 yield item
             whole = True
-        finally:  # a loop that was left early is over, too
+        finally:  # a loop that was left early is over, too, and not finished
             if told:
                 options["seconds"] = time.monotonic() - began
-                self._end(("progress", label, done, done, options), whole)
+                self._end(("progress", label, done, done if whole else total, {**options, "over": True}), whole)
 
     def report_progress(self, label: str, done: int, total: int | None, **options: object) -> None:
         """Show how far a loop has come that `progress` cannot go through; see `Bar` for the options."""

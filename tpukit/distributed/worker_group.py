@@ -5,12 +5,13 @@ import shutil
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.backends import RUNTIMES
 from tpukit.backends.cpu import Cpu
 from tpukit.backends.protocol import Topology
+from tpukit.display.log_writers import LogWriters
 from tpukit.display.progress import Screen
 from tpukit.distributed import signals, worker
 from tpukit.distributed.core_states import CoreStates
@@ -19,7 +20,6 @@ from tpukit.distributed.watchdog import Limits, Stall, Watchdog
 from tpukit.distributed.worker import Task
 from tpukit.distributed.worker_process import WorkerProcess
 from tpukit.machine import orphans
-from tpukit.machine.chips import wait_for_chips
 
 _TICK_SECONDS = 0.1  # at most between two looks at the processes
 
@@ -32,7 +32,7 @@ class WorkerGroup:
         task: what every core runs.
         limits: how long it may take.
         display: shows what the cores say.
-        write_log: is given the rows of `core.log` as they arrive.
+        writers: get the rows of `core.log` as they arrive.
         beside: the groups that run at the same time; a worker closes the pipes of theirs that its fork brings along.
 
     Attributes:
@@ -48,11 +48,11 @@ class WorkerGroup:
         task: Task,
         limits: Limits,
         display: Screen,
-        write_log: Callable[[list[dict]], None] = lambda rows: None,
+        writers: LogWriters | None = None,
         beside: Sequence["WorkerGroup"] = (),
     ):
         self.topology, self.task, self.limits, self.display = topology, task, limits, display
-        self._write_log, self._beside = write_log, beside
+        self._writers, self._beside = writers or LogWriters(None, display.line), beside
         self._runtime = RUNTIMES[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
@@ -83,8 +83,6 @@ class WorkerGroup:
             self.display.draw()
         self._runtime.load(self.topology)
         self.states = CoreStates(self.topology.cores, self.limits.heartbeat)  # whose clock starts now
-        if self.topology.backend == "xla" and self.topology.device_number is None:
-            wait_for_chips(self.topology.processes, self.display.line)
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
         with self._runtime.meeting_point(self.topology) as meeting_point:
@@ -177,9 +175,12 @@ class WorkerGroup:
             case ("failed", failure):
                 self.failures.add(failure)
             case ("log", _, rows):
-                self.log += rows
-                self.display.curve(rows)
-                self._write_log(rows)
+                with signals.without_interrupts():  # else a message that is taken again would log them again
+                    self.log += rows
+                    self.display.curve(rows)
+                    self._writers.add(rows)
+                    rows.clear()
+                self._writers.write()  # may take long, so it hears interrupts
             case ("progress", label, done, total, options):
                 self.display.bar(label, done, total, **options)
             case ("started", rank):

@@ -68,28 +68,34 @@ def wait_for_chips(
     needed: int,
     say: Callable[[str], None],
     *,
+    chip: int | None = None,
     seconds: float = 60.0,
     dev: Path = Path("/dev"),
     proc: Path = Path("/proc"),
     environ: Mapping[str, str] = os.environ,
     open_node: Callable[[str, int], int] = os.open,
 ) -> None:
-    """Wait until so many chips can be opened, at most so many seconds, saying so once with who holds the others.
+    """Wait until so many chips, or one chosen `chip`, can be opened, saying so once with who holds the others.
 
     After a SIGKILL chips stay busy for some seconds (10 to 30 on Kaggle and v6e), and torch_xla 2.8 ends a process that
     tries twice; so a run looks before it forks. A node is opened and closed at once, which tells EBUSY and starts
     nothing. Where the chips are shared between programs (TPU_VISIBLE_CHIPS), or no node is visible, nothing is awaited.
 
     Raises:
-        ChipsBusy: they are still busy.
+        ChipsBusy: they are still busy after so many seconds. Not for a chosen chip: nodes are counted in the order of
+            their numbers here, and libtpu, which may count otherwise, has the last word.
     """
     nodes = [node for node in [*entries(dev), *entries(dev / "vfio")] if is_chip(node.name)]
     if not nodes or any(environ.get(name) for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")):
         return
+    if chip is not None:
+        nodes = sorted(nodes, key=lambda node: int(node.name.removeprefix("accel")))[chip : chip + 1]
     deadline, said = time.monotonic() + seconds, False
     while len(nodes) - len(busy := [node for node in nodes if _is_busy(node, open_node)]) < min(needed, len(nodes)):
         facts = _who_holds(busy, proc, dev)
         if time.monotonic() > deadline:
+            if chip is not None:
+                return
             raise ChipsBusy(
                 f"{len(busy)} of {len(nodes)} chips are still busy after {seconds:.0f} s\n"
                 f"  found: {facts}\n"
