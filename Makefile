@@ -20,10 +20,11 @@ check: $(installed)  ## seconds: ruff on code and notebooks, spelling, the tests
 	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest -m "not xla" $(quick)
 
-test: $(installed) faults  ## all that CI runs
+test: $(installed)  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
+	$(MAKE) faults
 	$(python) -m pytest $(streams)
 
 test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
