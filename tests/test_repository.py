@@ -88,6 +88,7 @@ ROOMS = [
 BELOW = {room: set().union(*ROOMS[:level]) for level, rooms in enumerate(ROOMS) for room in rooms}
 BELOW["pe"] = BELOW["distributed"] - {"diagnostics"}
 BELOW["scenes"] = set()
+BELOW["proof"] = BELOW["cloud"] | {"cloud", "pe"}  # runs all of it
 
 
 def imports():

@@ -1,4 +1,4 @@
-"""`python -m tpukit check`, `host`, `health`: the same answers in a terminal; `job`, for the cloud; `prove`, for all."""
+"""`python -m tpukit check`, `host`, `health`: the same answers in a terminal; `job`, `prove`: see their modules."""
 
 import argparse
 import sys
@@ -9,6 +9,7 @@ from tpukit.cloud.health import Health, health
 from tpukit.machine.host import host
 from tpukit.machine.runtime_check import check
 from tpukit.proof import command as proof_command
+from tpukit.proof.remote import NotSent
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,7 +50,7 @@ def main(arguments: list[str] | None = None) -> int:
         commands.add_parser(
             "prove",
             help="run everything on this machine, failures included, and tell in one line of JSON what worked",
-            description="Run every part of the kit on this machine; print, last, one line of JSON. Exit status: 0 or 1.",
+            description="Run every part of the kit here; print, last, one line of JSON. Exit status: 0 or 1.",
         )
     )
     given = parser.parse_args(arguments)
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         if given.command == "prove":
             return proof_command.run(given)
         outcome = check() if given.command == "check" else _health(given)
-    except (CloudFailed, FileNotFoundError, ImportError, TypeError, ValueError) as error:
+    except (CloudFailed, FileNotFoundError, ImportError, NotSent, TypeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(outcome)

@@ -1,11 +1,10 @@
-"""`python -m tpukit prove`: every part on this machine, and one line of JSON."""
+"""`python -m tpukit prove`: every part, on this machine or a chip elsewhere, and one line of JSON."""
 
 import argparse
 import contextlib
 import datetime
 import json
 import re
-import subprocess
 import tempfile
 import time
 import uuid
@@ -13,7 +12,8 @@ from pathlib import Path
 
 from tpukit.distributed.topology import choose_topology
 from tpukit.machine.host import host
-from tpukit.proof.result import PARTS, summarize
+from tpukit.proof.remote import prove_on_colab, prove_on_kaggle
+from tpukit.proof.result import PARTS, code_that_runs, summarize
 from tpukit.proof.supervisor import run_parts
 
 
@@ -27,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="after which a launch is ended (default: 600)")
     parser.add_argument("--code", help="what the JSON calls the code that runs (default: the commit of its clone)")
     parser.add_argument("--run", help="what the JSON calls this run (default: a random name)")
+    elsewhere = parser.add_argument_group("on a chip elsewhere, with the platform's own command line and your account")
+    elsewhere.add_argument("--on", choices=["colab", "kaggle"], help="send the kit there, run it, fetch the result")
+    elsewhere.add_argument("--chip", default="v5e1", choices=["v5e1", "v6e1"], help="of Colab (default: v5e1)")
+    elsewhere.add_argument("--user", help="your name on Kaggle")
 
 
 def run(given: argparse.Namespace) -> int:
@@ -34,8 +38,15 @@ def run(given: argparse.Namespace) -> int:
 
     Raises:
         ValueError: an argument is none that this machine or the command takes.
+        NotSent: a chip elsewhere was asked for, and there is no result.
     """
     parts = _chosen(given.parts)
+    if given.on:
+        arguments = ["--parts", ",".join(parts), "--seconds", str(given.seconds)]
+        result = Path(given.result or f"runs/proof-{given.on}.json")
+        if given.on == "colab":
+            return prove_on_colab(result, chip=given.chip, arguments=arguments)
+        return prove_on_kaggle(result, user=given.user, arguments=arguments)
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         began, machine = time.monotonic(), host()
@@ -61,22 +72,6 @@ def run(given: argparse.Namespace) -> int:
         Path(given.result).write_text(line + "\n")
     print(line, flush=True)
     return 0 if summary["passed"] else 1
-
-
-def code_that_runs() -> str:
-    """Return the commit of the clone that the kit is in, with "+" where files of it have changed; else its version."""
-    from tpukit import __version__
-
-    root = Path(__file__).parents[2]
-    git = ["git", "-C", str(root)]
-    try:
-        at = subprocess.run([*git, "rev-parse", "--show-toplevel", "--short", "HEAD"], capture_output=True, text=True)
-        if at.returncode or Path(at.stdout.split("\n")[0]).resolve() != root.resolve():
-            return f"version {__version__}"
-        changed = subprocess.run([*git, "status", "--porcelain", "--", "tpukit"], capture_output=True, text=True)
-    except OSError:  # no git here
-        return f"version {__version__}"
-    return f"commit {at.stdout.split()[-1]}" + "+" * bool(changed.stdout.strip())
 
 
 def _chosen(parts: str | None) -> list[str]:

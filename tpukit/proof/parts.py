@@ -94,7 +94,7 @@ class Proof:
 
     @functools.cached_property
     def images(self):
-        """As many images as ten steps take, phantoms drawn, packed and decoded as in the walkthrough, some repeatedly."""
+        """Phantoms drawn, packed and decoded as in the walkthrough; some repeatedly, as many as ten steps take."""
         import torch
 
         from tpukit.pe.images import index_images
@@ -255,11 +255,8 @@ def resume(proof: Proof) -> dict:
     _expect(again["losses"] == whole["losses"], f"losses {again['losses']}, not {whole['losses']}")
     _expect(again["valid_losses"] == whole["valid_losses"], f"{again['valid_losses']}, not {whole['valid_losses']}")
     _expect({one["weights"] for one in results} == {whole["weights"]}, "the weights are others")
-    return {
-        "resumed_from": Path(again["resumed"]).name,
-        "loss": again["losses"][-1],
-        "loss_of_the_whole": whole["losses"][-1],
-    }
+    losses = {"loss": again["losses"][-1], "loss_of_the_whole": whole["losses"][-1]}
+    return {"resumed_from": Path(again["resumed"]).name, **losses}
 
 
 def record_a_profile(proof: Proof) -> dict:

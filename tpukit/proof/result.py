@@ -1,6 +1,9 @@
 """The outcome of a proof as JSON: written by the one that runs it, read by the one that tells of it."""
 
+import datetime
 import json
+import re
+import subprocess
 from pathlib import Path
 
 from tpukit.machine.host import Host
@@ -86,11 +89,32 @@ def read_result_of_a_chip(file: str | Path) -> dict:
             f"  found: {found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}\n"
             "  fix:   make chip-colab, make chip-kaggle, or python -m tpukit prove on a machine with a TPU"
         )
+    if found["cores"] < found["chips"]:
+        raise NoProof(
+            f"{path} is of a part of a TPU: {found['cores']} cores of {found['chips']} chips\n"
+            "  fix:   run it again without --cores"
+        )
     failed = {name: one for name, one in found["parts"].items() if not one["passed"]}
     if failed or not found["passed"]:
         errors = "; ".join(f"{name}: {one.get('error', '')[:200]}" for name, one in failed.items())
         raise NoProof(f"{path} is of a proof that failed\n  found: {errors}\n  fix:   correct it, and run it again")
     return found
+
+
+def code_that_runs() -> str:
+    """Return the commit of the clone that the kit is in, with "+" where files of it have changed; else its version."""
+    from tpukit import __version__
+
+    root = Path(__file__).parents[2]
+    git = ["git", "-C", str(root)]
+    try:
+        at = subprocess.run([*git, "rev-parse", "--show-toplevel", "--short", "HEAD"], capture_output=True, text=True)
+        if at.returncode or Path(at.stdout.split("\n")[0]).resolve() != root.resolve():
+            return f"version {__version__}"
+        changed = subprocess.run([*git, "status", "--porcelain", "--", "tpukit"], capture_output=True, text=True)
+    except OSError:  # no git here
+        return f"version {__version__}"
+    return f"commit {at.stdout.split()[-1]}" + "+" * bool(changed.stdout.strip())
 
 
 def _wrong_fields(found: dict) -> list[str]:
@@ -102,6 +126,14 @@ def _wrong_fields(found: dict) -> list[str]:
     wrong = [f"{name} is {found.get(name)!r}" for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
     if wrong:
         return wrong
+    texts = [found[name] for name in ("code", "platform", "generation")]
+    texts += [found["versions"].get(name) for name in ("python", "torch", "torch_xla", "libtpu")]
+    # They become words of a table: nothing may end its cell.
+    wrong += [f"{one!r} is no name or version" for one in texts if not re.fullmatch(r"[\w.+() -]{1,60}", one or "none")]
+    try:
+        datetime.date.fromisoformat(found["date"])
+    except ValueError:
+        wrong.append(f"date is {found['date']!r}")
     missing = [name for name in PARTS if name not in found["parts"]]
     wrong += [f"the parts {', '.join(missing)} are missing"] if missing else []
     for name, part in found["parts"].items():
@@ -110,5 +142,7 @@ def _wrong_fields(found: dict) -> list[str]:
     rates = found["parts"].get("rates")
     if not wrong and rates["passed"]:
         numbers = [rates.get(f"images_per_second_{kind}") for kind in ("without_input", "with_input")]
-        wrong += [] if all(isinstance(one, int | float) and one > 0 for one in numbers) else [f"rates are {numbers}"]
+        numbers += [rates.get("size"), rates.get("batch_size")]
+        is_right = all(isinstance(one, int | float) and one > 0 for one in numbers)
+        wrong += [] if is_right and rates.get("network") in ("resnet34", "resnet10") else [f"rates are {rates}"]
     return wrong

@@ -65,7 +65,7 @@ def run_parts(
 
 
 def _watch(process: subprocess.Popen, outcomes: Path, limit: float, say: Callable[[bytes], object]) -> str:
-    """Hand on what the process prints until it ends; end it where a part lasts longer than the limit; say how it ended."""
+    """Hand on what the process prints until it ends, or a part lasts too long; say how that was."""
     part, began, spoke = None, time.monotonic(), time.monotonic()
     with selectors.DefaultSelector() as selector:
         selector.register(process.stdout, selectors.EVENT_READ)

@@ -29,7 +29,7 @@ def introduce(core) -> dict:
 
 
 def use_collectives(core) -> dict:
-    """Call everything that cores do together, with every dtype; return how many answers there were and which are wrong."""
+    """Call all that cores do together, with every dtype; return how many answers came, and which are wrong."""
     answers = [*_reductions(core), *_gathers(core), *_means(core), *_models(core)]
     core.barrier()
     wrong = [f"{name}: {got}, not {expected}" for name, got, expected in answers if got != expected]
