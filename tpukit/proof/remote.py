@@ -40,7 +40,7 @@ with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subpr
 '''
 _END = {
     "colab": "sys.exit(process.returncode)",
-    "kaggle": "# always exit status 0: whether Kaggle keeps the files of a run that fails is not documented; the result says it",
+    "kaggle": "# no exit status: whether Kaggle keeps the files of a run that fails is not documented",
 }
 
 

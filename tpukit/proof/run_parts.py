@@ -1,12 +1,14 @@
 """The process that runs the parts of a proof, one after the other; `supervisor` starts it and watches it."""
 
 import json
+import os
 import signal
 import sys
 import time
 import traceback
 from pathlib import Path
 
+from tpukit.distributed.signals import die_with_parent
 from tpukit.distributed.topology import choose_topology
 from tpukit.machine.environment import prepare
 from tpukit.machine.host import host
@@ -15,6 +17,7 @@ from tpukit.proof.parts import PARTS, Proof
 
 def main(parts: list[str], *, folder: Path, outcomes: Path, backend: str | None, cores: int | None, seconds: float):
     """Run the parts; append to the file of outcomes a line of JSON as each begins, and one as it ends."""
+    die_with_parent(os.getppid())
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with outcomes.open("a", buffering=1) as file:
 
