@@ -26,7 +26,7 @@ def row(found: dict) -> str:
     day = datetime.date.fromisoformat(found["date"])
     where = (
         f"{machine(found)}; torch {versions['torch']}, torch_xla {versions['torch_xla']}, "
-        f"libtpu {versions['libtpu']}, Python {versions['python']}; {found['code']}, {day:%-d %B %Y}"
+        f"libtpu {versions['libtpu']}, Python {versions['python']}; {found['code']}, {day.day} {day:%B %Y}"
     )
     numbers = (
         f"{rates['network']} at {rates['size']} pixels, batches of {rates['batch_size']} a core: "

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import datetime
 import json
+import os
 import re
 import tempfile
 import time
@@ -47,6 +48,8 @@ def run(given: argparse.Namespace) -> int:
         if given.on == "colab":
             return prove_on_colab(result, chip=given.chip, arguments=arguments)
         return prove_on_kaggle(result, user=given.user, arguments=arguments)
+    if not hasattr(os, "fork"):
+        raise ValueError("prove ends and interrupts launches, for which it needs Linux or macOS\n  fix:   WSL")
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         began, machine = time.monotonic(), host()

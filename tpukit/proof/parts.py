@@ -35,7 +35,7 @@ class Plan:
     """How large the work of a proof is.
 
     Attributes:
-        network: "resnet34", the walkthrough's; or "convolutions", four of them, which XLA:CPU compiles in seconds and
+        network: "resnet34", the walkthrough's; or "convolutions", two of them, which XLA:CPU compiles in seconds and
             not in minutes.
         size: pixels of an image's side.
         batch_size: images a core and step.
@@ -96,7 +96,7 @@ class Proof:
         if self.plan.network == "resnet34":
             return resnet34()
         layers, channels = [], 3
-        for wider in (16, 32, 64, 64):
+        for wider in (16, 32):
             layers += [nn.Conv2d(channels, wider, 3, stride=2, padding=1), nn.BatchNorm2d(wider), nn.ReLU()]
             channels = wider
         return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels, 10))
