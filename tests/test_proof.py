@@ -94,7 +94,7 @@ def test_training_by_hand_is_training_by_fit_and_a_resumed_run_is_the_whole_one(
 @pytest.mark.parametrize(
     ("broken", "named"),
     [
-        ("all_reduce", "all_reduce sum of float32"),
+        ("all_reduce", "sum of float32"),
         ("gather", "gather of float32"),
         ("average", "gradients averaged"),
         ("broadcast", "weights of core 0"),

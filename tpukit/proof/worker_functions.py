@@ -30,61 +30,40 @@ def introduce(core) -> dict:
 
 def use_collectives(core) -> dict:
     """Call all that cores do together, with every dtype; return how many answers came, and which are wrong."""
-    answers = [*_reductions(core), *_gathers(core), *_means(core), *_models(core)]
+    answers = [*_reductions_and_gathers(core), *_means(core), *_models(core)]
     core.barrier()
     wrong = [f"{name}: {got}, not {expected}" for name, got, expected in answers if got != expected]
     return {"answers": len(answers), "wrong": wrong}
+
+
+def _reductions_and_gathers(core):
+    """Yield (name, answer, right answer) of every dtype; those of a dtype are one graph where there are graphs."""
+    import torch
+
+    for dtype in _DTYPES:
+        mine = _values(core.rank, dtype).to(core.device)
+        # Of truth values there is no sum.
+        operations = [one for one in _OPERATIONS if dtype != "bool" or one in ("min", "max")]
+        answers = core.to_host({one: core.all_reduce(mine, one) for one in operations} | {"gather": core.gather(mine)})
+        everyone = torch.cat([_values(rank, dtype) for rank in range(core.world_size)])
+        for operation, answer in answers.items():
+            name, numbers = f"{operation} of {dtype}", everyone.double()
+            if operation == "mean":  # a share is rounded: to the dtype, or on its way there
+                expected = numbers.mean(0, keepdim=True)
+                close = torch.allclose(answer.double(), expected, rtol=1e-2 if "16" in dtype else 1e-6)
+                yield name, answer.tolist(), answer.tolist() if close else expected.tolist()
+                continue
+            right = {"sum": numbers.sum(0), "min": numbers.amin(0), "max": numbers.amax(0)}
+            expected = numbers if operation == "gather" else right[operation][None]
+            yield name, (str(answer.dtype), answer.double().tolist()), (f"torch.{dtype}", expected.tolist())
+    numbers = core.gather(torch.tensor(core.rank, device=core.device)).tolist()
+    yield "gather of a scalar", numbers, [*range(core.world_size)]
 
 
 def _values(rank: int, dtype: str):
     import torch
 
     return torch.tensor([[rank + 1, 3, 8 - rank]]).to(getattr(torch, dtype))
-
-
-def _everyone(core, dtype: str):
-    import torch
-
-    return torch.cat([_values(rank, dtype) for rank in range(core.world_size)])
-
-
-def _reductions(core):
-    import torch
-
-    for dtype, operation in itertools.product(_DTYPES, _OPERATIONS):
-        if dtype == "bool" and operation in ("sum", "mean"):  # of truth values there is none
-            continue
-        reduced = core.all_reduce(_values(core.rank, dtype).to(core.device), operation).cpu()
-        everyone = _everyone(core, dtype)
-        if operation == "sum":
-            expected = everyone.double().sum(0, keepdim=True)
-        elif operation == "mean":
-            expected = everyone.double().mean(0, keepdim=True)
-        else:
-            expected = (everyone.amin if operation == "min" else everyone.amax)(0, keepdim=True)
-        if operation == "mean":  # a share of a whole number is rounded: to the dtype, or on its way there
-            close = torch.allclose(reduced.double(), expected.double(), rtol=1e-2 if "16" in dtype else 1e-6)
-            yield f"all_reduce {operation} of {dtype}", close, True
-        else:
-            got = (str(reduced.dtype), reduced.double().tolist())
-            yield f"all_reduce {operation} of {dtype}", got, (f"torch.{dtype}", expected.double().tolist())
-
-
-def _gathers(core):
-    import torch
-
-    for dtype in _DTYPES:
-        gathered = core.gather(_values(core.rank, dtype).to(core.device)).cpu()
-        yield (
-            f"gather of {dtype}",
-            (gathered.dtype, gathered.tolist()),
-            (
-                getattr(torch, dtype),
-                _everyone(core, dtype).tolist(),
-            ),
-        )
-    numbers = core.gather(torch.tensor(core.rank, device=core.device)).tolist()
-    yield "gather of a scalar", numbers, [*range(core.world_size)]
 
 
 def _means(core):
