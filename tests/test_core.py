@@ -100,6 +100,21 @@ def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone(
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
+def test_a_gradient_that_is_one_number_seen_in_every_place_is_averaged_too(backend):
+    def work(core):
+        model = core.model(torch.nn.Linear(2, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        before = model.weight.detach().clone()
+        with core.step():
+            model.weight.sum().mul(core.rank).add(model.bias.sum()).backward()
+            core.optimizer_step(optimizer)
+        return (before - model.weight).tolist()
+
+    for changed in quietly(work, backend=backend).results:
+        assert changed == [[pytest.approx(0.5)] * 2]  # the mean of 0 and 1
+
+
+@pytest.mark.parametrize("backend", REHEARSALS)
 def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(backend):
     def work(core, tied):
         model = core.model(Tied(tied))

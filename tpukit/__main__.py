@@ -1,4 +1,4 @@
-"""`python -m tpukit check`, `host` and `health`, the same answers in a terminal; `job`, for a machine of the cloud."""
+"""`python -m tpukit check`, `host`, `health`: the same answers in a terminal; `job`, `prove`: see their modules."""
 
 import argparse
 import sys
@@ -8,6 +8,8 @@ from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.health import Health, health
 from tpukit.machine.host import host
 from tpukit.machine.runtime_check import check
+from tpukit.proof import command as proof_command
+from tpukit.proof.remote import NotSent
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,6 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
             description="Write a trainer into one file, and print what the tool takes to run it on a TPU.",
         )
     )
+    proof_command.add_arguments(
+        commands.add_parser(
+            "prove",
+            help="run everything on this machine, failures included, and tell in one line of JSON what worked",
+            description="Run every part of the kit here; print, last, one line of JSON. Exit status: 0 or 1.",
+        )
+    )
     given = parser.parse_args(arguments)
     if given.command == "host":
         print(host())
@@ -51,8 +60,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.command == "job":
             return job_command.run(given)
+        if given.command == "prove":
+            return proof_command.run(given)
         outcome = check() if given.command == "check" else _health(given)
-    except (CloudFailed, FileNotFoundError, ImportError, TypeError, ValueError) as error:
+    except (CloudFailed, FileNotFoundError, ImportError, NotSent, TypeError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     print(outcome)

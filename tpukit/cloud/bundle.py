@@ -36,9 +36,10 @@ class Bundle:
     def to_bytes(self) -> bytes:
         """Return the zip file; the same files give the same bytes."""
         written = io.BytesIO()
-        with zipfile.ZipFile(written, "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(written, "w") as archive:
             for path, text in sorted(self.files.items()):
-                archive.writestr(zipfile.ZipInfo(path), text.encode())  # without the time of this moment
+                entry = zipfile.ZipInfo(path)  # without the time of this moment
+                archive.writestr(entry, text.encode(), zipfile.ZIP_DEFLATED, compresslevel=9)
         return written.getvalue()
 
 
