@@ -9,6 +9,8 @@ import pytest
 from tpukit.cloud.ray_train import HostsFailed, launch_on_hosts
 from tpukit.distributed.launcher import launch
 
+SLICE = {"topology": "2x2x2", "accelerator": "TPU-V4"}  # of two hosts
+
 # ---- what needs no Ray -----------------------------------------------------------------------------------------------
 
 
@@ -23,6 +25,22 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", without_ray)
     with pytest.raises(ImportError, match=r"pip install 'tpukit\[ray\]', here and on every host"):
         launch_on_hosts(print, hosts=2, storage="runs", name="a")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"hosts": 1}, "a run over several hosts needs two at least, got hosts=1"),
+        ({}, "got hosts=None, and no topology"),
+        ({"topology": "4x4"}, "there is no TPU slice topology='4x4', accelerator=None"),
+        ({"topology": "5x5", "accelerator": "TPU-V6E"}, "there is no TPU slice topology='5x5'"),
+        ({"topology": "4x4", "accelerator": "TPU-V6E", "hosts": 2}, "a slice 4x4 of TPU-V6E has 4 hosts"),
+    ],
+)
+def test_what_is_no_slice_is_refused_before_anything_starts(arguments, said):
+    pytest.importorskip("ray", reason="a run over hosts needs Ray Train: pip install 'tpukit[ray]'")
+    with pytest.raises(ValueError, match=said):
+        launch_on_hosts(print, storage="runs", name="a", **arguments)
 
 
 # ---- two hosts -------------------------------------------------------------------------------------------------------
@@ -45,7 +63,7 @@ def cluster(undisturbed):
     pytest.importorskip("ray", reason="a run over hosts needs Ray Train: pip install 'tpukit[ray]'")
     from tpukit.cloud.ray_rehearsal import hosts_here
 
-    with hosts_here(2) as hosts:
+    with hosts_here(topology="2x2x2", accelerator="TPU-V4") as hosts:  # two hosts that say they have four chips each
         yield hosts
 
 
@@ -91,9 +109,7 @@ def test_a_host_that_is_killed_changes_no_digit_of_the_training(cluster, storage
 
     thread = threading.Thread(target=kill_and_replace, daemon=True)
     thread.start()
-    run = launch_on_hosts(
-        train_resnet, 3, hosts=2, cores=1, backend="xla:cpu", storage=storage, name="lost", failures=2
-    )
+    run = launch_on_hosts(train_resnet, 3, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
     thread.join()
     assert killed[0] >= 4  # a raylet, its two agents, a Ray worker, and the core forked from it
     assert [one["seen"] for one in run.results] == [(0, 2), (1, 2)]
@@ -105,7 +121,7 @@ def test_a_host_that_is_killed_changes_no_digit_of_the_training(cluster, storage
 
 
 def test_a_run_of_the_same_name_continues(cluster, storage, undisturbed):
-    run = launch_on_hosts(train_resnet, 3, hosts=2, cores=1, backend="xla:cpu", storage=storage, name="lost")
+    run = launch_on_hosts(train_resnet, 3, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
     assert run.results[0]["resumed"]
     assert run.results[0]["weights"] == undisturbed[0]["weights"]
 

@@ -147,9 +147,11 @@ def _scaling(
             "resources_per_worker": {"CPU": 1} | (resources or {}),
             "placement_strategy": "STRICT_SPREAD",  # one a host
         }
-    from ray.util.tpu import get_tpu_worker_resources
-
-    count, of_a_host = get_tpu_worker_resources(topology=topology, accelerator_type=accelerator, num_slices=1)
+    count, of_a_host = hosts_of_slice(topology, accelerator)
+    if hosts not in (None, count):
+        raise ValueError(
+            f"a slice {topology} of {accelerator} has {count} hosts, got hosts={hosts}\n  fix:   leave hosts out"
+        )
     return {
         "num_workers": count,
         "use_tpu": True,
@@ -158,6 +160,23 @@ def _scaling(
         # Ray would give each chip a worker of its own, and torch_xla then takes every chip for a host.
         "resources_per_worker": of_a_host | {"CPU": 1} | (resources or {}),
     }
+
+
+def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[str, float]]:
+    """Return how many hosts a TPU slice has, and what Ray counts of each of them.
+
+    Raises:
+        ValueError: Ray does not know such a slice.
+    """
+    from ray.util.tpu import get_tpu_worker_resources
+
+    try:
+        return get_tpu_worker_resources(topology=topology, accelerator_type=accelerator or "none", num_slices=1)
+    except ValueError as error:
+        raise ValueError(
+            f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}\n  found: Ray says: {error}\n"
+            '  fix:   topology="4x4", accelerator="TPU-V5LITEPOD"; "TPU-V6E", "TPU-V4" with "2x2x2"'
+        ) from None
 
 
 def _joined(parts: list[Path]) -> Run:
