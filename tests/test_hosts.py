@@ -1,5 +1,6 @@
 """A launch that is one of several hosts: two processes of this machine, each the kernel of its own cores."""
 
+import functools
 import multiprocessing
 import socket
 from types import SimpleNamespace
@@ -60,6 +61,33 @@ def test_a_core_of_the_second_host_that_fails_is_named_there_and_ends_the_first(
     first, second = on_two_hosts(fail_on_the_second_host, cores=2)
     assert second.startswith("core 3 of 4 raised KeyError: 'SOPInstanceUID' (the other was ended)")
     assert "it was waiting for the other cores in barrier()" in first
+
+
+def train_to_the_best(core, folder):
+    """Two good epochs, then one with a rate that breaks the model; every host has a folder of its own."""
+    import torch
+
+    from tpukit.training.trainer import fit
+
+    model = core.model(torch.nn.Linear(3, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    inputs = torch.randn(32, 3, generator=torch.Generator().manual_seed(0))
+    batches = core.batches(torch.utils.data.TensorDataset(inputs, inputs[:, :1]), batch_size=4, drop_last=True)
+
+    def break_it(history):
+        optimizer.param_groups[0]["lr"] = 0.05 if len(history.epochs) < 2 else 3.0
+
+    loss = torch.nn.functional.mse_loss
+    options = {"best": "train_loss", "restore_best": True, "on_epoch": break_it, "folder": f"{folder}/{core.rank}"}
+    history = fit(core, model, optimizer, loss, batches, epochs=3, **options)
+    return history.best["epoch"], [weight.tolist() for weight in model.parameters()]
+
+
+def test_the_best_weights_come_back_on_every_host_though_only_the_first_has_them(tmp_path):
+    first, second = on_two_hosts(functools.partial(train_to_the_best, folder=tmp_path), cores=1)
+    assert first[0][0] == 2
+    assert first == second
+    assert not (tmp_path / "1" / "best.pt").exists()
 
 
 def test_hosts_whose_devices_did_not_become_one_run_are_refused():

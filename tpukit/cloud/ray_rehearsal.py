@@ -8,7 +8,7 @@ import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.cloud.ray_train import hosts_of_slice, import_ray
+from tpukit.cloud.ray_train import hosts_of_slice, import_ray, keep_signals
 
 _SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # nothing of a rehearsal is anybody's business
@@ -71,18 +71,19 @@ def hosts_here(
     before = {name: os.environ.get(name) for name in _SETTINGS}
     os.environ |= _SETTINGS
     cluster = Cluster()
-    try:
-        hosts = RehearsedHosts(cluster, about)
-        hosts.add(include_dashboard=False, _system_config=_NOTICE)
-        for _ in range(count - 1):
-            hosts.add()
-        ray.init(address=cluster.address, logging_level="warning")
-        yield hosts
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    with keep_signals():
+        try:
+            hosts = RehearsedHosts(cluster, about)
+            hosts.add(include_dashboard=False, _system_config=_NOTICE)
+            for _ in range(count - 1):
+                hosts.add()
+            ray.init(address=cluster.address, logging_level="warning")
+            yield hosts
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+            for name, value in before.items():
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
 def _about_slice(topology: str, accelerator: str, chips: float, number: int) -> dict:

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import math
 import os
+import signal
 import socket
 import tempfile
 import threading
@@ -89,7 +90,8 @@ def launch_on_hosts(
         ),
     )
     try:
-        result = trainer.fit()
+        with keep_signals():
+            result = trainer.fit()
     except TrainingFailedError as error:
         raise _explained(error, failures) from None
     with result.checkpoint.as_directory() as folder:
@@ -119,6 +121,21 @@ def import_ray():
             f"  found: {error}\n  fix:   pip install 'tpukit[ray]', here and on every host"
         ) from error
     return ray
+
+
+@contextlib.contextmanager
+def keep_signals() -> Iterator[None]:
+    """Put back how this process takes SIGINT and SIGTERM: Ray leaves handlers, and no cell could be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            if handler is not None:  # it is not Python's
+                signal.signal(number, handler)
 
 
 def _connect(ray) -> None:

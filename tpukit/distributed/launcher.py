@@ -237,6 +237,7 @@ def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> 
             "TPU_WORKER_HOSTNAMES,\n"
             "         TPU_WORKER_ID, TPU_HOST_BOUNDS; CPU processes need one process a core, which Windows lacks"
         )
+    core.hosts = topology.hosts.count
     result = fn(core, *args)
     core.barrier()  # a host that left now would take its part of the others' last collective along
     return result
