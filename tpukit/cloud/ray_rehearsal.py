@@ -5,6 +5,7 @@ import functools
 import math
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -30,6 +31,8 @@ class RehearsedHosts:
     def add(self, **options: object) -> None:
         """Start one more host, with what the one of its number had."""
         about = self._about(len(self._nodes))
+        # Only the main thread may register what ends a node at exit; one that a thread starts ends without its head.
+        self._cluster._shutdown_at_exit = threading.current_thread() is threading.main_thread()
         self._nodes.append(self._cluster.add_node(num_cpus=1, object_store_memory=_OBJECT_STORE, **about, **options))
 
     def kill(self) -> int:
@@ -77,7 +80,9 @@ def hosts_here(
             hosts.add(include_dashboard=False, _system_config=_NOTICE)
             for _ in range(count - 1):
                 hosts.add()
-            ray.init(address=cluster.address, logging_level="warning")
+            # Without a dashboard, Ray Train would warn every second that it cannot ask it.
+            quiet = ray.LoggingConfig(log_level="ERROR")
+            ray.init(address=cluster.address, logging_level="error", logging_config=quiet)
             yield hosts
         finally:
             ray.shutdown()
@@ -92,7 +97,7 @@ def _about_slice(topology: str, accelerator: str, chips: float, number: int) -> 
     size = math.prod(map(int, topology.split("x"))) * (1 if generation in ("v5litepod", "v6e") else 2)
     head = {f"TPU-{generation}-{size}-head": 1} if number == 0 else {}
     return {
-        "resources": {"TPU": chips, **head},
+        "resources": {"TPU": chips, f"accelerator_type:{accelerator}": 1, **head},
         "labels": {
             "ray.io/accelerator-type": accelerator,
             "ray.io/tpu-slice-name": "rehearsal",

@@ -6,6 +6,7 @@ when a host is lost. That process is to its host what a notebook's kernel is: it
 
 import contextlib
 import inspect
+import logging
 import math
 import os
 import signal
@@ -262,6 +263,7 @@ def _on_a_host(config: dict) -> None:
     from ray import cloudpickle, train
 
     task: _Task = cloudpickle.loads(config["task"])
+    logging.getLogger("ray.train").setLevel(logging.ERROR)  # a line for every report otherwise
     with tempfile.TemporaryDirectory(prefix="tpukit-host-", ignore_cleanup_errors=True) as folder:
         os.chdir(folder)
         # Every host begins with what was reported, nothing newer: they would otherwise continue from different steps.
