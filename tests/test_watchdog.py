@@ -7,9 +7,9 @@ from tpukit.distributed.watchdog import Limits, Watchdog
 LIMIT = 0.2
 
 
-def stall_of(beats, *, returned=(), cpu=lambda rank: 0.0, quiet=0.3, cores=3, monkeypatch=None, **limits):
+def stall_of(beats, *, returned=(), cpu=lambda rank: 0.0, quiet=0.3, cores=3, others=False, **limits):
     """Let cores beat once, stay quiet for a while, and return what the watchdog says then, and after the CPU sample."""
-    watchdog = Watchdog(cores, Limits(**{"stall": LIMIT, **limits}), cpu)
+    watchdog = Watchdog(range(cores), Limits(**{"stall": LIMIT, **limits}), cpu, others=others)
     for rank, waiting in beats.items():
         watchdog.beat(rank, activity=1, waiting=waiting)
     time.sleep(quiet)
@@ -80,9 +80,16 @@ def test_a_run_over_its_time_names_a_core_that_works_before_one_that_waits():
 
 
 def test_a_beat_with_something_new_starts_the_clock_again():
-    watchdog = Watchdog(2, Limits(stall=LIMIT), lambda rank: 0.0)
+    watchdog = Watchdog(range(2), Limits(stall=LIMIT), lambda rank: 0.0)
     for activity in range(5):
         watchdog.beat(0, activity, "barrier")
         watchdog.beat(1, activity, None)
         time.sleep(0.1)
         assert watchdog.find_stall(set()) is None
+
+
+def test_cores_that_wait_for_another_host_are_not_stalled_and_one_that_keeps_this_host_waiting_is():
+    waiting = {0: "all_reduce", 1: "all_reduce", 2: "all_reduce"}
+    assert stall_of(waiting).rank == 0
+    assert stall_of(waiting, others=True) is None
+    assert stall_of({**waiting, 1: None}, others=True).rank == 1

@@ -65,6 +65,7 @@ SMALL = {
         "epochs": 2,
         "seeds": 1,
     },
+    "11_beyond_the_notebook": {"epochs": 8, "pause": 1.5},
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.

@@ -10,22 +10,35 @@ from pathlib import Path
 from tpukit.backends.protocol import Backend, Runtime, Topology
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
 
 
 class Cpu(Backend):
-    """One CPU process among `world_size`, joined by gloo over the loopback interface."""
+    """One CPU process among `world_size`, joined by gloo.
+
+    Args:
+        rank: of this core.
+        world_size: cores of the run.
+        meeting_point: the address where rank 0 serves, and the socket that listens there, which is host 0's alone;
+            None for one core in the kernel's own process.
+    """
 
     transport = "gloo"  # of torch.distributed
 
-    def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        meeting_point: tuple[tuple[str, int], socket.socket | None] | None,
+    ):
         import torch
 
         self.rank = rank
         self.world_size = world_size
         self.device = self.open_device()
         self.real = torch.float64  # what a Python number becomes on its way through a collective
-        self._join(listener)
+        self._join(meeting_point)
 
     def open_device(self):
         """Return the device of this core; tensors of a batch and of a model go there."""
@@ -33,18 +46,19 @@ class Cpu(Backend):
 
         return torch.device("cpu")
 
-    def _join(self, listener: socket.socket | None) -> None:
+    def _join(self, meeting_point) -> None:
         import torch.distributed as dist
 
-        if listener is None:  # one core, in the kernel's own process
+        if meeting_point is None:
             dist.init_process_group(self.transport, store=dist.HashStore(), rank=0, world_size=1)
             return
         # Rank 0 serves on a socket the kernel opened: no port to agree on, none to collide, no file to leave behind.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
-        port = listener.getsockname()[1]
+        (address, port), listener = meeting_point
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(address))
         master = {"is_master": True, "master_listen_fd": listener.detach()} if self.rank == 0 else {}
-        listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
-        store = dist.TCPStore("127.0.0.1", port, self.world_size, wait_for_workers=False, **master)
+        if listener is not None:
+            listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
+        store = dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
         with _without_stdout():  # gloo greets every peer there
             dist.init_process_group(self.transport, store=store, rank=self.rank, world_size=self.world_size)
 
@@ -178,16 +192,49 @@ class CpuRuntime(Runtime):
             )
         return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
 
-    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
-        return socket.create_server(("127.0.0.1", 0))  # where rank 0 will listen
+    @contextlib.contextmanager
+    def meeting_point(self, topology: Topology) -> Iterator[tuple[tuple[str, int], socket.socket | None]]:
+        hosts = topology.hosts
+        listener = hosts.listener if hosts else socket.create_server(("127.0.0.1", 0))  # where rank 0 will listen
+        with listener or contextlib.nullcontext():
+            yield hosts.address if hosts else listener.getsockname(), listener
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
-        body(self.backend(process, topology.cores, meeting_point))
+        (rank,) = topology.ranks(process)
+        body(self.backend(rank, topology.world_size, meeting_point))
 
 
 def rehearsal_cores(machine) -> int:
     """Return how many CPU processes rehearse if nobody says: one per processor, at least 2 and at most 8."""
     return min(_MOST_REHEARSAL_CORES, max(2, machine.cpus)) if hasattr(os, "fork") else 1
+
+
+def _interface_towards(address: str) -> str:
+    """Return the name of the network interface that leads to an address; gloo would ask what the host's name means.
+
+    Many a host's own name means 127.0.0.1 to itself, where the processes of other hosts would look for it in vain.
+    """
+    if address.startswith("127."):
+        return "lo0" if sys.platform == "darwin" else "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing: it only asks for the route
+        ours = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an IPv4 address
+                if _address_of(name, probe) == ours:
+                    return name
+    raise RuntimeError(
+        f"no network interface of this host leads to host 0\n"
+        f"  found: {address} is reached from {ours}, an address that none has\n"
+        "  fix:   GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there"
+    )
+
+
+def _address_of(interface: str, any_socket: socket.socket) -> str:
+    import fcntl
+
+    answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, interface.encode().ljust(256, b"\0"))
+    return socket.inet_ntoa(answer[20:24])  # of struct ifreq: the name, the address family, the port, the address
 
 
 @contextlib.contextmanager

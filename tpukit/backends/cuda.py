@@ -36,8 +36,9 @@ class Cuda(Cpu):
     def open_device(self):
         import torch
 
-        torch.cuda.set_device(self.rank)
-        return torch.device("cuda", self.rank)
+        number = self.rank % torch.cuda.device_count()  # where several hosts have as many each, the rank counts all
+        torch.cuda.set_device(number)
+        return torch.device("cuda", number)
 
     def seed(self, seed: int) -> None:
         import torch

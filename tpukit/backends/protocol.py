@@ -1,9 +1,28 @@
 """What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
 
 import contextlib
+import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Which of several hosts of a run this is; every one launches the same function on as many cores.
+
+    Attributes:
+        number: of this host, from 0.
+        count: hosts of the run, 2 or more.
+        address: (IP address of host 0, port) where the CPU processes or GPUs of all hosts find each other; chips find
+            each other themselves, by what a TPU VM's environment says.
+        listener: on host 0, the socket that listens there.
+    """
+
+    number: int
+    count: int
+    address: tuple[str, int]
+    listener: socket.socket | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -13,11 +32,12 @@ class Topology:
     Attributes:
         backend: the name of the runtime, as in `tpukit.backends.RUNTIMES`.
         device: one core in words, such as "TPU v5e core".
-        cores: cores of the run, its world size.
+        cores: cores of the run on this host.
         processes: worker processes, each with as many cores as every other.
         rehearsal: True where CPU processes stand in for the cores of a TPU.
         device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
             others; None where it is alone on the machine.
+        hosts: which of several hosts this is; None where there is one.
     """
 
     backend: str
@@ -26,11 +46,22 @@ class Topology:
     processes: int
     rehearsal: bool = False
     device_number: int | None = None
+    hosts: Hosts | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Cores of the run, on all hosts."""
+        return self.cores * (self.hosts.count if self.hosts else 1)
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of the first core of this host."""
+        return self.cores * (self.hosts.number if self.hosts else 0)
 
     def ranks(self, process: int) -> range:
-        """Return the ranks of the cores in worker process number `process`."""
+        """Return the ranks of the cores in worker process number `process`; on a TPU what they probably are."""
         each = self.cores // self.processes
-        return range(process * each, (process + 1) * each)
+        return range(self.first_rank + process * each, self.first_rank + (process + 1) * each)
 
 
 @dataclass(frozen=True)

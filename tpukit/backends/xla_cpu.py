@@ -44,10 +44,11 @@ class XlaCpuRuntime(CpuRuntime):
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         def on_core() -> None:
-            body(XlaCpu(process, topology.cores, meeting_point))
+            body(XlaCpu(rank, topology.world_size, meeting_point))
 
-        if topology.cores > 1:
-            correct_torch_xla(process, topology.cores)
+        (rank,) = topology.ranks(process)
+        if topology.world_size > 1:
+            correct_torch_xla(rank, topology.world_size)
         start_pjrt("CPU", on_core, process=process, processes=topology.processes)
 
 

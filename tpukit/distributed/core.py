@@ -30,6 +30,7 @@ class Core(NotebookOutput):
     Attributes:
         rank: this core's number, 0 to world_size - 1.
         world_size: cores in the run.
+        hosts: hosts in the run; each has files of its own.
         device: where this core's tensors live.
         backend: what runs the device and the collectives; see `tpukit.backends.protocol.Backend`.
         waiting: the collective this core is in, None outside of one.
@@ -37,6 +38,8 @@ class Core(NotebookOutput):
         ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
     """
+
+    hosts = 1
 
     def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
         super().__init__(backend.rank, send)

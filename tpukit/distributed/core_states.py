@@ -40,13 +40,13 @@ class CoreStates:
     """Keeps what the heartbeats say, and puts it into words where a run seems to stand still.
 
     Args:
-        cores: of the run.
+        ranks: of the cores.
         heartbeat: seconds between two signs of life of a core.
         clock: returns seconds.
     """
 
-    def __init__(self, cores: int, heartbeat: float = 1.0, clock: Callable[[], float] = time.monotonic):
-        self.cores = cores
+    def __init__(self, ranks: Sequence[int], heartbeat: float = 1.0, clock: Callable[[], float] = time.monotonic):
+        self.ranks = ranks
         self._heartbeat, self._clock = heartbeat, clock
         self._began = clock()
         self._states: dict[int, CoreState] = {}
@@ -77,7 +77,7 @@ class CoreStates:
 
     def words(self, returned: Collection[int] = ()) -> str:
         """Return in one line why nothing moves; "" where something does."""
-        now, running = self._clock(), [rank for rank in range(self.cores) if rank not in returned]
+        now, running = self._clock(), [rank for rank in self.ranks if rank not in returned]
         missing = [rank for rank in running if rank not in self._states]
         if missing:
             seconds = now - self._began
@@ -186,8 +186,8 @@ class CoreStates:
 
     def _who(self, ranks: Sequence[int]) -> str:
         """Name cores: `core 3`, `cores 0 and 2`, `all 8 cores`."""
-        if len(ranks) == self.cores and self.cores > 1:
-            return f"all {self.cores} cores"
+        if len(ranks) == len(self.ranks) > 1:
+            return f"all {len(ranks)} cores"
         if len(ranks) == 1:
             return f"core {ranks[0]}"
         return f"cores {', '.join(map(str, ranks[:-1]))} and {ranks[-1]}" if len(ranks) <= 4 else f"{len(ranks)} cores"

@@ -177,7 +177,7 @@ def message(failure: Failure, topology: Topology) -> str:
     """Write what the user reads: fact, evidence, fix, then the traceback of the core that failed first."""
     cores = topology.cores
     others = ("", " (the other was ended)", f" (the other {cores - 1} were ended)")[min(cores, 3) - 1]
-    lines = [f"core {failure.rank} of {cores} {_shortened(failure.what, _LONGEST_FACT)}{others}"]
+    lines = [f"core {failure.rank} of {topology.world_size} {_shortened(failure.what, _LONGEST_FACT)}{others}"]
     if failure.waiting:
         lines.append(f"  found: it was waiting for the other cores in {failure.waiting}()")
     if failure.where:

@@ -3,12 +3,14 @@
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tpukit.backends import RUNTIMES
+from tpukit.backends.protocol import Hosts, Topology
 from tpukit.display.log_writers import LogWriters, Writer
 from tpukit.display.progress import screen
 from tpukit.display.tables import as_html, counted
+from tpukit.distributed.core import Core
 from tpukit.distributed.failure import Failure, message
 from tpukit.distributed.memory import memory_warning
 from tpukit.distributed.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
@@ -130,6 +132,7 @@ def launch(
     progress: str | None = None,
     to: Writer | Sequence[Writer] | None = None,
     precision: str | None = None,
+    hosts: Hosts | None = None,
     machine: Host | None = None,
     **unknown: object,
 ) -> Run:
@@ -162,6 +165,9 @@ def launch(
             the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
             them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
+        hosts: which of several hosts this is, where each of them calls launch with the same arguments; the run it
+            returns is this host's part. `tpukit.cloud.ray_train` does all that. A core that waits for another host is
+            not called stalled, since only that host knows what its cores do.
         machine: the `Host` to plan for, if not this one.
         **unknown: refused: every keyword is an option of launch. What `fn` takes by keyword goes through
             `functools.partial(fn, lr=0.1)`.
@@ -184,6 +190,9 @@ def launch(
         topology = choose_topology(machine, cores, backend)
     else:
         topology = choose_device(machine, device, cores, backend)
+    if hosts is not None:
+        topology = replace(topology, hosts=hosts)
+        task = replace(task, fn=functools.partial(_over_hosts, fn, topology))
     refuse_if_in_use(machine)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with sigterm_ends_the_run(), screen(progress) as display:
@@ -216,6 +225,26 @@ def launch(
     raise worker_failed(failure, group)
 
 
+def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> object:
+    """Run the worker function where there are several hosts, and leave with the cores of all of them.
+
+    Raises:
+        RuntimeError: the devices of the hosts have not become one run; each would train a model of its own.
+    """
+    if core.world_size != topology.world_size:
+        raise RuntimeError(
+            f"the hosts' devices did not become one run: {core.world_size} cores of {topology.world_size} are joined\n"
+            f"  found: {topology.hosts.count} hosts with {topology.cores} x {topology.device} each\n"
+            "  fix:   hosts of one slice, all its chips, and what a TPU VM's environment says of it: "
+            "TPU_WORKER_HOSTNAMES,\n"
+            "         TPU_WORKER_ID, TPU_HOST_BOUNDS; CPU processes need one process a core, which Windows lacks"
+        )
+    core.hosts = topology.hosts.count
+    result = fn(core, *args)
+    core.barrier()  # a host that left now would take its part of the others' last collective along
+    return result
+
+
 def _not_an_option(fn: Callable, unknown: dict) -> str:
     name = getattr(fn, "__name__", "fn")
     options = [one.name for one in inspect.signature(launch).parameters.values() if one.kind is one.KEYWORD_ONLY]
@@ -237,7 +266,7 @@ def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> Worke
 
 def collect(group: WorkerGroup) -> Run:
     """Return what the group has brought by now."""
-    ranks = range(group.topology.cores)
+    ranks = group.ranks
     return Run(
         results=[group.results.get(rank) for rank in ranks],
         cores=group.topology.cores,

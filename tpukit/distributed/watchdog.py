@@ -1,7 +1,7 @@
 """When does a run hang? Tells cores that wait for one that will not come from cores that compile."""
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 _UNEVEN_SECONDS = 5.0  # a core that returned has done its part of every collective: the rest is bytes on their way
@@ -65,41 +65,43 @@ class Watchdog:
     core pickles a large result and lets no other thread run.
 
     Args:
-        cores: of the run.
+        ranks: of the cores that are watched.
         limits: how long it may take and stand still.
         busy_seconds: returns for how long the process of a rank has been busy so far.
         in_graph: cores may wait for each other in any read of a tensor, which no heartbeat mentions.
         waits_idle: a core that waits uses no processor.
+        others: the run has cores on other hosts, too, for which those here may wait; these hosts watch them.
     """
 
     def __init__(
         self,
-        cores: int,
+        ranks: Sequence[int],
         limits: Limits,
         busy_seconds: Callable[[int], float],
         *,
         in_graph: bool = False,
         waits_idle: bool = True,
+        others: bool = False,
     ):
-        self.cores, self.limits = cores, limits
-        self._in_graph, self._waits_idle = in_graph, waits_idle
+        self.ranks, self.limits = ranks, limits
+        self._in_graph, self._waits_idle, self._others = in_graph, waits_idle, others
         self._busy_seconds = busy_seconds
         self._began = time.monotonic()
         self._silent = Heartbeat(0, None, self._began)  # of a core that has not said a word
-        self._heartbeats = dict.fromkeys(range(cores), self._silent)
+        self._heartbeats: dict[int, Heartbeat] = {}
         self._sample: tuple[float, dict[int, float]] | None = None
         self._next_look = 0.0
 
     def beat(self, rank: int, activity: int, waiting: str | None) -> None:
         """Note a heartbeat; the clock of a core starts again when it has done something new."""
-        last = self._heartbeats[rank]
+        last = self._heartbeats.get(rank, self._silent)
         if last is self._silent or (last.activity, last.waiting) != (activity, waiting):
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
     def waits_long(self, returned: set[int]) -> bool:
         """Say whether a core that has not returned has been in one collective for longer than cores are uneven."""
-        running = [beat for rank, beat in self._heartbeats.items() if rank not in returned]
-        return any(beat.waiting and time.monotonic() - beat.since > _UNEVEN_SECONDS for beat in running)
+        beats = self._running(returned).values()
+        return any(beat.waiting and time.monotonic() - beat.since > _UNEVEN_SECONDS for beat in beats)
 
     def find_stall(self, returned: set[int], sending: Collection[int] = ()) -> Stall | None:
         """Name the core that the others wait for in vain; None while all is well.
@@ -109,8 +111,7 @@ class Watchdog:
             sending: the cores of which a part of a message has arrived: what holds them up is the kernel that reads it,
                 and no heartbeat comes through before it is complete.
         """
-        running = {rank: beat for rank, beat in self._heartbeats.items() if rank not in returned}
-        now = time.monotonic()
+        running, now = self._running(returned), time.monotonic()
         if not running:
             return None
         if over_time := self._over_time(running, now):
@@ -120,6 +121,9 @@ class Watchdog:
             self._sample = None
             return None
         return stall if self._all_idle(running, now) else None
+
+    def _running(self, returned: set[int]) -> dict[int, Heartbeat]:
+        return {rank: self._heartbeats.get(rank, self._silent) for rank in self.ranks if rank not in returned}
 
     def _over_time(self, running: dict[int, Heartbeat], now: float) -> Stall | None:
         if self.limits.timeout is None or now - self._began <= self.limits.timeout:
@@ -151,9 +155,9 @@ class Watchdog:
         if self.limits.stall is None or not may_hang or min(quiet.values()) <= self.limits.stall:
             return None
         if not working:
-            return self._each_for_the_other(running, quiet)
+            return None if self._others else self._each_for_the_other(running, quiet)
         if not waiting and not silent:
-            return self._in_a_read(running, returned, quiet)
+            return None if self._others else self._in_a_read(running, returned, quiet)
         if not waiting:
             fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
             return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)

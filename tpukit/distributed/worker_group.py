@@ -36,6 +36,7 @@ class WorkerGroup:
         beside: the groups that run at the same time; a worker closes the pipes of theirs that its fork brings along.
 
     Attributes:
+        ranks: of its cores; each is what it will probably be until the core has said what it is.
         results: what has come back so far, by rank.
         memory: peak host memory in bytes, by rank.
         grown: by how many bytes a process has grown since its start, at most, by rank.
@@ -61,7 +62,8 @@ class WorkerGroup:
         self._first_memory: dict[int, int] = {}
         self.log: list[dict] = []
         self.failures = Failures()
-        self.states = CoreStates(topology.cores, limits.heartbeat)
+        self.ranks = [*range(topology.first_rank, topology.first_rank + topology.cores)]
+        self.states = CoreStates(self.ranks, limits.heartbeat)
         self.began = self.ended = 0.0
         self._folder: Path | None = None  # where the workers' own processes meet, removed with them
         self._arrived: deque[tuple[object, int]] = deque()  # messages, and the ranks that they are from
@@ -82,7 +84,7 @@ class WorkerGroup:
             self.display.status(f"importing {self._runtime.package}, once, for about ten seconds")
             self.display.draw()
         self._runtime.load(self.topology)
-        self.states = CoreStates(self.topology.cores, self.limits.heartbeat)  # whose clock starts now
+        self.states = CoreStates(self.ranks, self.limits.heartbeat)  # whose clock starts now
         self.began = time.monotonic()
         self._folder = orphans.make_folder()
         with self._runtime.meeting_point(self.topology) as meeting_point:
@@ -95,11 +97,12 @@ class WorkerGroup:
                 raise
         backend = self._runtime.backend
         self._watchdog = Watchdog(
-            self.topology.cores,
+            self.ranks,
             self.limits,
             lambda rank: self._worker_of(rank).busy_time.seconds(),
             in_graph=backend.in_graph,
             waits_idle=backend.waits_idle,
+            others=self.topology.hosts is not None,
         )
 
     def _fork(self, number: int, meeting_point: object) -> WorkerProcess:
@@ -142,7 +145,7 @@ class WorkerGroup:
                 if not self.failures and (stall := self._watchdog.find_stall(set(self.results), sending)):
                     self.failures.add(self._with_stacks(stall))
                     break
-                if self.failures.are_settled(self.failures.ranks | self.results.keys() >= {*self._all_ranks()}):
+                if self.failures.are_settled(self.failures.ranks | self.results.keys() >= {*self.ranks}):
                     break
                 yield
         self.ended = time.monotonic()
@@ -184,6 +187,7 @@ class WorkerGroup:
             case ("progress", label, done, total, options):
                 self.display.bar(label, done, total, **options)
             case ("started", rank):
+                self._name(rank)
                 self.states.started(rank)
             case ("alive", rank, activity, waiting, doing):
                 self._watchdog.beat(rank, activity, waiting)
@@ -200,6 +204,14 @@ class WorkerGroup:
                 self.display.show(data, metadata, **options)
             case Exception():
                 self.failures.add(result_unreadable(sender, message))
+
+    def _name(self, rank: int) -> None:
+        """Note that there is a core of this rank, in place of one that was only supposed."""
+        if rank not in self.ranks:
+            started = {rank for one in self.workers for rank in one.started}
+            self.ranks.remove(max(one for one in self.ranks if one not in started))
+            self.ranks.append(rank)
+            self.ranks.sort()
 
     def _note_death(self, one: WorkerProcess) -> None:
         """Note a process that ended with neither a result nor a word, once."""
@@ -219,7 +231,7 @@ class WorkerGroup:
     def _with_stacks(self, stall: Stall) -> Failure:
         """Describe the stall with the stacks of all cores."""
         found = self.stacks(signals.STACKS_SECONDS)
-        missing = sorted({*self._all_ranks()} - self.results.keys())
+        missing = sorted({*self.ranks} - self.results.keys())
         return run_hangs(stall.rank, stall.what, stall.fix, stacks={rank: found.get(rank) for rank in missing})
 
     def stacks(self, seconds: float) -> dict[int, str]:
@@ -227,7 +239,7 @@ class WorkerGroup:
         deadline = time.monotonic() + seconds
         for one in self.workers:
             one.ask_for_stacks()
-        missing = {*self._all_ranks()} if self.workers else set()
+        missing = {*self.ranks} if self.workers else set()
         while missing - self.results.keys() - self._stacks.keys() and time.monotonic() < deadline:
             time.sleep(0.02)
             for one in self.workers:
@@ -284,12 +296,9 @@ class WorkerGroup:
             if rank in one.started:
                 return one
         started = {rank for one in self.workers for rank in one.started}
-        unknown = [rank for rank in self._all_ranks() if rank not in started]
+        unknown = [rank for rank in self.ranks if rank not in started]
         open_places = [one for one in self.workers for _ in range(one.unstarted)]
         return open_places[unknown.index(rank)]
-
-    def _all_ranks(self) -> range:
-        return range(self.topology.cores)
 
 
 class InProcessGroup(WorkerGroup):
@@ -298,7 +307,7 @@ class InProcessGroup(WorkerGroup):
     def start(self) -> None:
         """Start nothing: the core runs when it is watched."""
         self._runtime.load(self.topology)
-        self._watchdog = Watchdog(1, self.limits, lambda rank: 0.0)
+        self._watchdog = Watchdog(self.ranks, self.limits, lambda rank: 0.0)
         self.began = time.monotonic()
 
     def looks(self, seconds: float) -> Iterator[None]:

@@ -237,8 +237,16 @@ class Trainer:
                         self._stop_early()
                 self._show_epochs(first, time.monotonic() - all_began)
             if self.restore_best and self.history.best:
-                self.step.evaluated_model.load_state_dict(self.state.best_weights())
+                self._restore_best()
         return self.history
+
+    def _restore_best(self) -> None:
+        model = self.step.evaluated_model
+        only_here = self.core.hosts > 1 and self.state.is_kept  # core 0 has written them, on its host
+        if self.core.is_main or not only_here:
+            model.load_state_dict(self.state.best_weights())
+        if only_here:
+            self.core.model(model, in_place=True)
 
     def _resume(self, resume: bool) -> None:
         self.history.resumed = self.state.load(resume=resume)
