@@ -4,8 +4,8 @@ A hundred steps tell what a machine is worth; then the same trainer runs as long
 
     python -m tpukit job examples/train_tensorflow.py --target vertex --args '["gs://my-bucket/train*.tfrec"]' ...
 
-It is a script, so the image needs TensorFlow and no tpukit: Dockerfile.tensorflow. Each record of the TFRecord files has
-an `image`, a JPEG, and its `class`, a number from 0. On a computer without a TPU two CPU devices stand in for its cores:
+It is a script, so its image has TensorFlow and needs no tpukit: Dockerfile.tensorflow. Each record of the TFRecord
+files has an `image`, a JPEG, and its `class`, a number from 0. Without a TPU, two CPU devices stand in for its cores:
 
     python examples/train_tensorflow.py 'records/*.tfrec' --rehearse --steps 4 --batch-size 8 --size 32
 """
@@ -52,26 +52,6 @@ class LARS(keras.optimizers.Optimizer):
         return {"learning_rate": keras.optimizers.schedules.serialize(self._learning_rate), **own}
 
 
-class Speed(keras.callbacks.Callback):
-    """Images a second of the last epoch, without its first execution, in which graphs are compiled."""
-
-    def __init__(self, batch_size):
-        super().__init__()
-        self.batch_size, self.images_per_second = batch_size, None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        """Forget the epoch before."""
-        self.first = None
-
-    def on_train_batch_end(self, batch, logs=None):
-        """Look at the clock; `logs` are numbers, so the steps before are done."""
-        now = time.monotonic()
-        self.first = self.first or (batch, now)
-        steps, seconds = batch - self.first[0], now - self.first[1]
-        if steps:
-            self.images_per_second = round(steps * self.batch_size / seconds, 1)
-
-
 def find_strategy(rehearse: bool):
     """Return TPUStrategy over all cores of this machine's TPU; to rehearse, MirroredStrategy over two CPU devices."""
     if rehearse:
@@ -80,6 +60,7 @@ def find_strategy(rehearse: bool):
         return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     try:
         resolver = tf.distribute.cluster_resolver.TPUClusterResolver(tpu="local")
+        tf.config.experimental_connect_to_cluster(resolver)
         tf.tpu.experimental.initialize_tpu_system(resolver)
         return tf.distribute.TPUStrategy(resolver)
     except (tf.errors.OpError, ValueError) as error:  # never on the CPU instead: a job would pay for a TPU
@@ -113,27 +94,64 @@ def read(pattern: str, batch_size: int, size: int, *, train: bool):
 def resnet18(size: int, classes: int):
     """Return a ResNet-18 for bytes, with the logits in float32."""
     layers = keras.layers
-    convolve = {"padding": "same", "use_bias": False, "kernel_initializer": "he_normal"}
+
+    def convolve(x, width, kernel, stride=1):
+        x = layers.Conv2D(width, kernel, stride, "same", use_bias=False, kernel_initializer="he_normal")(x)
+        return layers.BatchNormalization(momentum=0.9, epsilon=1e-5)(x)  # PyTorch's numbers
 
     def block(x, width, stride):
-        y = layers.Conv2D(width, 3, stride, **convolve)(x)
-        y = layers.ReLU()(layers.BatchNormalization()(y))
-        y = layers.BatchNormalization()(layers.Conv2D(width, 3, **convolve)(y))
-        if stride > 1 or x.shape[-1] != width:
-            x = layers.BatchNormalization()(layers.Conv2D(width, 1, stride, **convolve)(x))
+        y = convolve(layers.ReLU()(convolve(x, width, 3, stride)), width, 3)
+        if stride > 1:
+            x = convolve(x, width, 1, stride)
         return layers.ReLU()(x + y)
 
     inputs = layers.Input((size, size, 3), dtype="uint8")
-    x = layers.Conv2D(64, 7, 2, **convolve)(layers.Rescaling(1 / 255)(inputs))
-    x = layers.MaxPooling2D(3, 2, "same")(layers.ReLU()(layers.BatchNormalization()(x)))
+    x = layers.ReLU()(convolve(layers.Rescaling(1 / 255)(inputs), 64, 7, 2))
+    x = layers.MaxPooling2D(3, 2, "same")(x)
     for width, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         x = block(block(x, width, stride), width, 1)
     x = layers.GlobalAveragePooling2D()(x)
     return keras.Model(inputs, layers.Dense(classes, dtype="float32")(x))
 
 
+def make_loops(strategy, model, optimizer):
+    """Return two functions: train for some steps, and the share of a batch that is right; each on every core.
+
+    Not `model.fit`: with TPUStrategy it was seen to fail (keras 19448, colabtools 5124), and here, with several steps
+    in a call, on two CPU devices too (Keras 3.15).
+    """
+    cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+    def step(batch):
+        images, classes = batch
+        with tf.GradientTape() as tape:
+            loss = cross_entropy(classes, model(images, training=True))
+            share = loss / strategy.num_replicas_in_sync  # the optimiser adds up the gradients of all cores
+        gradients = tape.gradient(share, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def train(batches, steps):
+        loss = tf.zeros(())
+        for _ in tf.range(steps):
+            loss = strategy.reduce("MEAN", strategy.run(step, args=(next(batches),)), axis=None)
+        return loss
+
+    def right(batch):
+        images, classes = batch
+        found = tf.argmax(model(images, training=False), axis=-1)
+        return tf.reduce_mean(tf.cast(found == classes, tf.float32))
+
+    @tf.function
+    def evaluate(batch):
+        return strategy.reduce("MEAN", strategy.run(right, args=(batch,)), axis=None)
+
+    return train, evaluate
+
+
 def main() -> None:
-    """Train, save, and print one line of JSON."""
+    """Train, save, and print one line of JSON after each epoch."""
     parser = argparse.ArgumentParser()
     parser.add_argument("train", help="pattern of the TFRecord files, gs://bucket/... or a path")
     parser.add_argument("--valid", help="pattern of those to validate with after each epoch")
@@ -155,30 +173,39 @@ def main() -> None:
     rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warmup, warmup_target=peak, warmup_steps=warmup)
     keras.mixed_precision.set_global_policy("mixed_bfloat16")
     with strategy.scope():
-        model = resnet18(given.size, given.classes)
-        model.compile(
-            LARS(rate),
-            keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-            metrics=["accuracy"],
-            steps_per_execution=max(1, min(20, given.steps // 2)),  # the host speaks to the TPU once for them all
-            jit_compile=False,  # TPUStrategy compiles for itself; Keras's own compiling fails there: keras 19448
-        )
-    speed = Speed(batch_size)
+        model, optimizer = resnet18(given.size, given.classes), LARS(rate)
+        optimizer.build(model.trainable_variables)
+    train, evaluate = make_loops(strategy, model, optimizer)
+
     checkpoints = mounted(os.environ.get("AIP_CHECKPOINT_DIR") or "runs/checkpoints")
     folder = Path(checkpoints) / f"{given.steps}x{given.epochs}"  # the hundred steps are a run of their own
-    history = model.fit(
-        read(given.train, batch_size, given.size, train=True),
-        validation_data=read(given.valid, batch_size, given.size, train=False) if given.valid else None,
-        epochs=given.epochs,
-        steps_per_epoch=given.steps,
-        callbacks=[speed, keras.callbacks.BackupAndRestore(folder, delete_checkpoint=False)],
-        verbose=2,
-    )
+    done = tf.Variable(0, dtype=tf.int64)  # epochs
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, done=done)
+    manager = tf.train.CheckpointManager(checkpoint, folder, max_to_keep=2)
+    if manager.restore_or_initialize():
+        print(f"goes on after epoch {int(done)}", flush=True)
+
+    batches = iter(strategy.experimental_distribute_dataset(read(given.train, batch_size, given.size, train=True)))
+    each = max(1, min(20, given.steps // 2))  # steps in one call: the host speaks to the TPU once for them all
+    row = {}
+    for epoch in range(int(done) + 1, given.epochs + 1):
+        calls = []
+        for first in range(0, given.steps, each):
+            loss = float(train(batches, tf.constant(min(each, given.steps - first))))  # read, so they are done
+            calls.append((time.monotonic(), min(first + each, given.steps)))
+        (began, before), (ended, after) = calls[0], calls[-1]  # without the first call, in which graphs are compiled
+        speed = (after - before) * batch_size / (ended - began) if len(calls) > 1 else None
+        row = {"epoch": epoch, "loss": round(loss, 4), "images_per_second": speed and round(speed, 1)}
+        if given.valid:
+            valid = strategy.experimental_distribute_dataset(read(given.valid, batch_size, given.size, train=False))
+            right = [float(evaluate(batch)) for batch in valid]
+            row["valid_accuracy"] = round(sum(right) / len(right), 4) if right else None
+        print(json.dumps(row), flush=True)
+        done.assign(epoch)
+        manager.save()
     models = Path(mounted(os.environ.get("AIP_MODEL_DIR") or "runs/model"))
     models.mkdir(parents=True, exist_ok=True)
     model.save(models / "model.keras")
-    last = {name: round(values[-1], 4) for name, values in history.history.items()}
-    print(json.dumps({"images_per_second": speed.images_per_second, "epochs": len(history.epoch), **last}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The only files that know torch_xla, TorchTPU, NCCL or gloo. A new backend is a new file, and its runtime in this registry."""
+"""The only files that know torch_xla, TorchTPU, NCCL or gloo. A new backend is a new file, and a runtime here."""
 
 from tpukit.backends.cpu import CpuRuntime
 from tpukit.backends.cuda import CudaRuntime

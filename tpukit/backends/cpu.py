@@ -24,7 +24,6 @@ class Cpu(Backend):
 
     def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
         import torch
-
         import torch.distributed as dist
 
         self.rank = rank

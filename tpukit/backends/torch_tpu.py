@@ -8,11 +8,10 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable
 from importlib import metadata
 
 from tpukit.backends.cpu import Cpu, CpuRuntime
-from tpukit.backends.protocol import Backend, Topology
+from tpukit.backends.protocol import Topology
 from tpukit.backends.xla import variable_set
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
@@ -162,8 +161,8 @@ class TorchTpuRuntime(CpuRuntime):
                 "  found: no documented way to choose another\n"
                 "  fix:   device=0; or cores=None for all chips"
             )
-        # torch_tpu is left to the workers: it reads some variables once and keeps them, and after its first tensor no fork of
-        # this process could use a chip. A kernel that has imported torch before has loaded it, and touched no chip yet.
+        # torch_tpu is left to the workers: it reads some variables once and keeps them, and after its first tensor no
+        # fork of this process could use a chip. Where `import torch` has loaded it before, no chip is touched so far.
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
 
@@ -194,7 +193,7 @@ def load_torch_tpu() -> None:
     if accelerator is None or accelerator.type != "tpu":
         raise RuntimeError(
             "TorchTPU finds no chip that it can open\n"
-            f"  found: torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it wants a chip on the PCI "
-            "bus and its node in /dev/vfio\n"
+            f"  found: torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks for chips "
+            "from v4 on, and their nodes in /dev/vfio\n"
             "  fix:   tpukit.check() names chips without a node; in a container, start it with --privileged"
         )
