@@ -10,8 +10,8 @@ pandas = pytest.importorskip("pandas")
 
 from tpukit import pe  # noqa: E402
 from tpukit.pe.challenge import EXAM_WEIGHTS, IMAGE_WEIGHT  # noqa: E402
-from tpukit.pe.consistency import RULES  # noqa: E402
 from tpukit.pe.labels import EXAM_LABELS  # noqa: E402
+from tpukit.pe.rules import RULES  # noqa: E402
 
 PRESENT = "pe_present_on_image"
 

@@ -22,6 +22,9 @@ class Cpu(Backend):
         world_size: cores of the run.
         meeting_point: the address where rank 0 serves, and the socket that listens there, which is host 0's alone;
             None for one core in the kernel's own process.
+
+    Attributes:
+        store: of torch.distributed, in which the processes find each other; open before the device is.
     """
 
     transport = "gloo"  # of torch.distributed
@@ -33,12 +36,15 @@ class Cpu(Backend):
         meeting_point: tuple[tuple[str, int], socket.socket | None] | None,
     ):
         import torch
+        import torch.distributed as dist
 
         self.rank = rank
         self.world_size = world_size
+        self.store = self._open_store(meeting_point)
         self.device = self.open_device()
         self.real = torch.float64  # what a Python number becomes on its way through a collective
-        self._join(meeting_point)
+        with _without_stdout():  # gloo greets every peer there
+            dist.init_process_group(self.transport, store=self.store, rank=rank, world_size=world_size)
 
     def open_device(self):
         """Return the device of this core; tensors of a batch and of a model go there."""
@@ -46,21 +52,19 @@ class Cpu(Backend):
 
         return torch.device("cpu")
 
-    def _join(self, meeting_point) -> None:
+    def _open_store(self, meeting_point: tuple[tuple[str, int], socket.socket | None] | None):
+        """Return the store of torch.distributed in which the processes find each other."""
         import torch.distributed as dist
 
         if meeting_point is None:
-            dist.init_process_group(self.transport, store=dist.HashStore(), rank=0, world_size=1)
-            return
+            return dist.HashStore()
         # Rank 0 serves on a socket the kernel opened: no port to agree on, none to collide, no file to leave behind.
         (address, port), listener = meeting_point
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(address))
         master = {"is_master": True, "master_listen_fd": listener.detach()} if self.rank == 0 else {}
         if listener is not None:
             listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
-        store = dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
-        with _without_stdout():  # gloo greets every peer there
-            dist.init_process_group(self.transport, store=store, rank=self.rank, world_size=self.world_size)
+        return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
 
     def barrier(self) -> None:
         import torch.distributed as dist
@@ -177,6 +181,7 @@ class CpuRuntime(Runtime):
 
     name = "cpu"
     backend = Cpu
+    hardware = "CPU"
 
     def is_present(self, machine) -> bool:
         return True

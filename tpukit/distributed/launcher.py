@@ -197,7 +197,7 @@ def launch(
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with sigterm_ends_the_run(), screen(progress) as display:
         writers = LogWriters(to, display.line)
-        if topology.backend == "xla":
+        if RUNTIMES[topology.backend].hardware == "TPU":
             wait_for_chips(topology.processes, display.line, chip=topology.device_number)
         with group_type(topology, task, limits, display, writers) as group:
             if topology.rehearsal:

@@ -1,6 +1,6 @@
 """Answers that do not contradict each other: the rules of the challenge, checked, and kept at the least cost.
 
-Source of the rules: the hosts' own check (Kaggle, competition discussion 183473). Above 0.5 is yes.
+Above 0.5 is yes.
 """
 
 from tpukit.pe.challenge import (
@@ -13,40 +13,15 @@ from tpukit.pe.challenge import (
     log_loss,
 )
 from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.rules import AGES, LOCATIONS, NO_EMBOLUS, RATIOS, RULES, broken_rules
 
-RULES = {
-    "1a": "with a positive image: exactly one of rv_lv_ratio_gte_1 and rv_lv_ratio_lt_1",
-    "1b": "with a positive image: at least one of central_pe, rightsided_pe and leftsided_pe",
-    "1c": "with a positive image: not both of chronic_pe and acute_and_chronic_pe",
-    "1d": "with a positive image: neither indeterminate nor negative_exam_for_pe",
-    "2a": "without a positive image: exactly one of indeterminate and negative_exam_for_pe",
-    "2b": "without a positive image: no ratio, no location, and neither chronic_pe nor acute_and_chronic_pe",
-}
-_RATIOS = ("rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1")
-_LOCATIONS = ("central_pe", "rightsided_pe", "leftsided_pe")
-_AGES = ("chronic_pe", "acute_and_chronic_pe")
-_NONE = ("indeterminate", "negative_exam_for_pe")
 _NO, _YES = 0.5, 0.5 + 1e-6  # the nearest values that count as no and as yes
 
 
-def broken_rules(exams: Exams) -> dict:
+def _broken(exams: Exams) -> dict:
     """Return for each of `RULES` the (E,) bool of the exams that break it."""
-    import numpy as np
-
     yes = dict(zip(EXAM_LABELS, (exams.answers > 0.5).T, strict=True))
-    positive = exams.sums(exams.images > 0.5) > 0
-
-    def how_many(names):
-        return np.sum([yes[name] for name in names], axis=0)
-
-    return {
-        "1a": positive & (how_many(_RATIOS) != 1),
-        "1b": positive & (how_many(_LOCATIONS) == 0),
-        "1c": positive & (how_many(_AGES) == 2),
-        "1d": positive & (how_many(_NONE) > 0),
-        "2a": ~positive & (how_many(_NONE) != 1),
-        "2b": ~positive & (how_many(_RATIOS + _LOCATIONS + _AGES) > 0),
-    }
+    return broken_rules(yes, exams.sums(exams.images > 0.5) > 0)
 
 
 def check_consistency(table):
@@ -63,7 +38,7 @@ def check_consistency(table):
     exams = exams_of(table)
     found = [
         pd.DataFrame({STUDY: exams.studies[broken], "rule": rule, "says": RULES[rule]})
-        for rule, broken in broken_rules(exams).items()
+        for rule, broken in _broken(exams).items()
     ]
     order = pd.Categorical(pd.concat(found)[STUDY], categories=exams.studies, ordered=True)
     return pd.concat(found).iloc[order.argsort(kind="stable")].reset_index(drop=True)
@@ -86,7 +61,7 @@ def make_consistent(table):
     import numpy as np
 
     exams = exams_of(table)
-    broken = np.any(list(broken_rules(exams).values()), axis=0)
+    broken = np.any(list(_broken(exams).values()), axis=0)
     versions = [_negative(exams), _positive(exams)]
     costs = np.stack([_cost(exams, version) for version in versions])
     cheaper = costs.argmin(axis=0)
@@ -117,9 +92,9 @@ def _negative(exams: Exams) -> Exams:
     import numpy as np
 
     answers = exams.answers.copy()
-    for name in _RATIOS + _LOCATIONS + _AGES:
+    for name in RATIOS + LOCATIONS + AGES:
         _at_most(answers, name)
-    _exactly_one(answers, _NONE)
+    _exactly_one(answers, NO_EMBOLUS)
     return Exams(exams.studies, answers, np.minimum(exams.images, _NO), exams.exam)
 
 
@@ -127,11 +102,11 @@ def _positive(exams: Exams) -> Exams:
     import numpy as np
 
     answers = exams.answers.copy()
-    for name in _NONE:
+    for name in NO_EMBOLUS:
         _at_most(answers, name)
-    _exactly_one(answers, _RATIOS)
-    _lower_one(answers, _AGES, (_part(answers, _AGES) > 0.5).all(axis=1))
-    _raise_one(answers, _LOCATIONS, (_part(answers, _LOCATIONS) <= 0.5).all(axis=1))
+    _exactly_one(answers, RATIOS)
+    _lower_one(answers, AGES, (_part(answers, AGES) > 0.5).all(axis=1))
+    _raise_one(answers, LOCATIONS, (_part(answers, LOCATIONS) <= 0.5).all(axis=1))
     # Raising the highest image costs the least.
     images = exams.images.copy()
     order = np.lexsort((images, exams.exam))

@@ -3,6 +3,8 @@
 import warnings
 from pathlib import Path
 
+from tpukit.pe.rules import RULES, broken_rules
+
 IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
 COLUMNS = (  # of train.csv, in its order
     *IDS,
@@ -47,9 +49,7 @@ WORDS = {
 def read_labels(path, *, inconsistent: str = "raise"):
     """Read train.csv, and check that its labels are complete and consistent.
 
-    The rules of consistency are those that the competition's hosts published for predictions (discussion 183473): an
-    exam with a positive image has one ventricle ratio, at least one location and at most one of the two chronic labels;
-    any other exam is either negative or indeterminate, and has none of these.
+    The labels of an exam are the same on all of its images and break none of `tpukit.pe.rules.RULES`.
 
     Args:
         path: train.csv, or the folder that contains it.
@@ -90,11 +90,11 @@ def read_labels(path, *, inconsistent: str = "raise"):
         ) from error
     _check_values(table, file)
     table = table.astype(dict.fromkeys(COLUMNS[3:], "uint8"))
-    broken = _broken_rules(table)
-    if not broken:
+    wrong = _contradictions(table)
+    if not wrong:
         return table
-    studies, of = set().union(*broken.values()), table["StudyInstanceUID"].nunique()
-    lines = [f"{len(found)} {rule}: {_few(found)}" for rule, found in broken.items()]
+    studies, of = set().union(*wrong.values()), table["StudyInstanceUID"].nunique()
+    lines = [f"{len(found)} {words}: {_few(found)}" for words, found in wrong.items()]
     if inconsistent == "raise":
         raise ValueError(
             f"{len(studies)} of {of} studies in {file} have labels that contradict each other\n  found: "
@@ -189,25 +189,14 @@ def _check_values(table, file) -> None:
         )
 
 
-def _broken_rules(table) -> dict[str, list[str]]:
-    """Return each broken rule of consistency, with the studies that break it."""
+def _contradictions(table) -> dict[str, list[str]]:
+    """Return what is wrong with the labels of studies, in words, with these studies."""
     groups = table.groupby("StudyInstanceUID", sort=False)[list(LABELS)]
     exam, low = groups.max(), groups.min()
     found = {f"studies where {name} varies": exam[name] != low[name] for name in EXAM_LABELS}
-    positive = exam.pe_present_on_image == 1
-    ratios = exam.rv_lv_ratio_gte_1 + exam.rv_lv_ratio_lt_1
-    places = exam.leftsided_pe + exam.rightsided_pe + exam.central_pe
-    old = exam.chronic_pe + exam.acute_and_chronic_pe
-    other = exam.negative_exam_for_pe + exam.indeterminate
-    found |= {
-        "with a positive image are also negative or indeterminate": positive & (other > 0),
-        "without a positive image are not exactly one of negative and indeterminate": ~positive & (other != 1),
-        "with a positive image have not exactly one rv_lv_ratio": positive & (ratios != 1),
-        "with a positive image have no location (left, right or central)": positive & (places == 0),
-        "have both chronic_pe and acute_and_chronic_pe": positive & (old > 1),
-        "without a positive image have a ratio, a location or an age": ~positive & (ratios + places + old > 0),
-    }
-    return {rule: exam.index[mask].tolist() for rule, mask in found.items() if mask.any()}
+    broken = broken_rules(exam == 1, exam.pe_present_on_image == 1)
+    found |= {f'against rule {rule}, "{RULES[rule]}"': mask for rule, mask in broken.items()}
+    return {words: exam.index[mask].tolist() for words, mask in found.items() if mask.any()}
 
 
 def _few(values, limit: int = 3) -> str:

@@ -1,0 +1,38 @@
+"""The challenge's rules of consistency: which answers to an exam contradict each other.
+
+Source: the hosts' own check of submissions (Kaggle, competition discussion 183473).
+"""
+
+RATIOS = ("rv_lv_ratio_gte_1", "rv_lv_ratio_lt_1")
+LOCATIONS = ("central_pe", "rightsided_pe", "leftsided_pe")
+AGES = ("chronic_pe", "acute_and_chronic_pe")
+NO_EMBOLUS = ("indeterminate", "negative_exam_for_pe")
+RULES = {
+    "1a": "with a positive image: exactly one of rv_lv_ratio_gte_1 and rv_lv_ratio_lt_1",
+    "1b": "with a positive image: at least one of central_pe, rightsided_pe and leftsided_pe",
+    "1c": "with a positive image: not both of chronic_pe and acute_and_chronic_pe",
+    "1d": "with a positive image: neither indeterminate nor negative_exam_for_pe",
+    "2a": "without a positive image: exactly one of indeterminate and negative_exam_for_pe",
+    "2b": "without a positive image: no ratio, no location, and neither chronic_pe nor acute_and_chronic_pe",
+}
+
+
+def broken_rules(yes, positive) -> dict:
+    """Return for each of `RULES` the (E,) bool of the exams that break it.
+
+    Args:
+        yes: for each of `labels.EXAM_LABELS` the (E,) bool of the exams of which it is said; a mapping or a DataFrame.
+        positive: (E,) bool, the exams with a positive image.
+    """
+
+    def how_many(names):
+        return sum(yes[name].astype(int) for name in names)
+
+    return {
+        "1a": positive & (how_many(RATIOS) != 1),
+        "1b": positive & (how_many(LOCATIONS) == 0),
+        "1c": positive & (how_many(AGES) == 2),
+        "1d": positive & (how_many(NO_EMBOLUS) > 0),
+        "2a": ~positive & (how_many(NO_EMBOLUS) != 1),
+        "2b": ~positive & (how_many(RATIOS + LOCATIONS + AGES) > 0),
+    }
