@@ -12,7 +12,10 @@ from kernels import is_alive
 import tpukit
 from tpukit.machine import orphans
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers are marked on Linux only")
+pytestmark = [
+    pytest.mark.alone,  # it looks for orphans on the whole machine
+    pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="workers are marked on Linux only"),
+]
 
 ESCAPES = """
 import ctypes, os, time, tpukit
