@@ -18,6 +18,8 @@ from tpukit.cloud.bundle import Bundle
 from tpukit.proof.result import code_that_runs, find_result
 
 MOST_BYTES = 1_000_000  # of a script: what Kaggle takes is not documented, so it is kept below a megabyte
+_EARLIER = 60.0  # seconds in which what Kaggle says may still be about an earlier run
+_UNANSWERED = 5  # questions in a row without an answer, after which nobody is asked any more
 _RESULT, _SCRIPT, _TITLE = "result.json", "prove.py", "tpukit proof"
 _TEMPLATE = '''\
 """Written by `python -m tpukit prove --on {platform}`: the kit, and what proves it on this machine."""
@@ -150,19 +152,26 @@ def prove_on_kaggle(
     said = _call(commands["push"])
     if "successfully pushed" not in said:  # kaggle exits with 0 also where it was refused
         raise NotSent(_refused(commands["push"], said))
-    began, state = time.monotonic(), ""
-    while time.monotonic() - began < patience:
-        said = _call(commands["status"])
-        state = (re.search(r'status "(?:\w+\.)?(\w+)"', said) or ["", said.strip()])[1].upper()
-        print(f"{time.monotonic() - began:.0f} s: {state.lower()}", flush=True)
-        if state in ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED"):
-            _call(commands["output"])
-            fetched = folder / "output" / _RESULT
-            found = find_result(fetched.read_text()) if fetched.is_file() else None
-            if found and found["run"] == name:  # not what an earlier run has left
-                return _keep(found, name, result, "")
-            if state != "COMPLETE":
-                break
+    began, state, unanswered = time.monotonic(), "", 0
+    while (waited := time.monotonic() - began) < patience:
+        try:
+            said = _call(commands["status"])
+            state = (re.search(r'status "(?:\w+\.)?(\w+)"', said) or ["", said.strip()])[1].upper()
+            print(f"{waited:.0f} s: {state.lower()}", flush=True)
+            if state in ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED"):
+                _call(commands["output"])
+                fetched = folder / "output" / _RESULT
+                found = find_result(fetched.read_text()) if fetched.is_file() else None
+                if found and found["run"] == name:
+                    return _keep(found, name, result, "")
+                if waited > _EARLIER:
+                    break
+            unanswered = 0
+        except NotSent as error:  # a lost connection must not cost a run that goes on there
+            unanswered += 1
+            if unanswered == _UNANSWERED:
+                raise
+            print(error, flush=True)
         time.sleep(every)
     raise NotSent(
         f"Kaggle brought no result of this run\n  found: its state is {state.lower()}\n"
