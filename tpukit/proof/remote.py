@@ -5,6 +5,7 @@ Colab (google-colab-cli) and Kaggle (kaggle) both take one Python file and nothi
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -129,12 +130,18 @@ def prove_on_colab(result: Path, *, chip: str = "v5e1", arguments: Sequence[str]
     written = write_for_colab(result.parent / f"{result.stem}-sent", [*_named(name), *arguments])
     command = _found(colab_command(written, chip))
     print(" ".join(command), flush=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
-        lines = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-    return _keep(find_result("".join(lines)), name, result, f"colab ended with exit status {process.returncode}")
+    environ, printed = {**os.environ, "PYTHONUNBUFFERED": "1"}, b""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as process:
+        while data := process.stdout.read1():  # not by lines: at first it asks for a code, in a line without an end
+            sys.stdout.write(data.decode(errors="replace"))
+            sys.stdout.flush()
+            printed += data
+    return _keep(
+        find_result(printed.decode(errors="replace")),
+        name,
+        result,
+        f"colab ended with exit status {process.returncode}",
+    )
 
 
 def prove_on_kaggle(
