@@ -108,7 +108,8 @@ class Kaggle:
     def __call__(self, request):
         name = request.path.rpartition("/")[2]
         if name in self.wrong:
-            return self.wrong[name]
+            wrong = self.wrong[name]
+            return wrong(request) if callable(wrong) else wrong
         if name == "SaveKernel":
             self.pushed.append(json.loads(request.body))
             return 200, {"versionNumber": 3, "url": "https://kaggle.com/code/me/tpukit-proof"}
@@ -167,17 +168,35 @@ def test_a_proof_that_failed_on_kaggle_ends_with_1_and_is_kept(kaggle, tmp_path)
     assert (tmp_path / "proof.json").exists()
 
 
-def test_the_result_of_an_earlier_run_is_not_taken_for_this_ones(kaggle, tmp_path):
+def test_the_result_of_an_earlier_run_is_not_taken_for_this_ones(kaggle, monkeypatch, tmp_path):
     kaggle.result = lambda script: json.dumps({"tpukit_proof": 1, "run": "earlier", "passed": True})
     kaggle.states = ["COMPLETE"]
+    monkeypatch.setattr(remote, "_EARLIER", 0.0)
     with pytest.raises(NotSent, match="(?s)no result.*state is complete.*kaggle kernels logs me/tpukit-proof"):
-        remote.prove_on_kaggle(tmp_path / "proof.json", user="me", every=0.01, patience=1)
+        remote.prove_on_kaggle(tmp_path / "proof.json", user="me", every=0.01)
     assert not (tmp_path / "proof.json").exists()
 
 
-def test_a_run_that_ends_with_an_error_is_told_with_where_its_lines_are(kaggle, tmp_path):
+def test_a_run_that_ends_with_an_error_is_told_with_where_its_lines_are(kaggle, monkeypatch, tmp_path):
+    monkeypatch.setattr(remote, "_EARLIER", 0.0)
     kaggle.states, kaggle.result = ["ERROR"], None
     with pytest.raises(NotSent, match="(?s)state is error.*kaggle kernels logs"):
+        remote.prove_on_kaggle(tmp_path / "proof.json", user="me", every=0.01)
+
+
+def test_a_question_without_an_answer_does_not_cost_the_run(kaggle, monkeypatch, tmp_path, capfd):
+    kaggle.states = ["ERROR", "RUNNING", "COMPLETE"]  # first that of an earlier run
+
+    def lose(_):
+        kaggle.wrong.clear()
+        return 503, {"code": 503, "message": "Service unavailable"}
+
+    kaggle.wrong["GetKernelSessionStatus"] = lose
+    assert remote.prove_on_kaggle(tmp_path / "proof.json", user="me", every=0.01) == 0
+    assert "kernels status was refused" in capfd.readouterr().out
+    monkeypatch.setattr(remote, "_UNANSWERED", 1)
+    kaggle.wrong["GetKernelSessionStatus"] = 401, {"code": 401, "message": "Unauthenticated"}
+    with pytest.raises(NotSent, match="kernels status was refused"):
         remote.prove_on_kaggle(tmp_path / "proof.json", user="me", every=0.01)
 
 

@@ -5,6 +5,7 @@ Colab (google-colab-cli) and Kaggle (kaggle) both take one Python file and nothi
 
 import base64
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ from tpukit.cloud.bundle import Bundle
 from tpukit.proof.result import code_that_runs, find_result
 
 MOST_BYTES = 1_000_000  # of a script: what Kaggle takes is not documented, so it is kept below a megabyte
+_EARLIER = 60.0  # seconds in which what Kaggle says may still be about an earlier run
+_UNANSWERED = 5  # questions in a row without an answer, after which nobody is asked any more
 _RESULT, _SCRIPT, _TITLE = "result.json", "prove.py", "tpukit proof"
 _TEMPLATE = '''\
 """Written by `python -m tpukit prove --on {platform}`: the kit, and what proves it on this machine."""
@@ -127,12 +130,18 @@ def prove_on_colab(result: Path, *, chip: str = "v5e1", arguments: Sequence[str]
     written = write_for_colab(result.parent / f"{result.stem}-sent", [*_named(name), *arguments])
     command = _found(colab_command(written, chip))
     print(" ".join(command), flush=True)
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace") as process:
-        lines = []
-        for line in process.stdout:
-            print(line, end="", flush=True)
-            lines.append(line)
-    return _keep(find_result("".join(lines)), name, result, f"colab ended with exit status {process.returncode}")
+    environ, printed = {**os.environ, "PYTHONUNBUFFERED": "1"}, b""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environ) as process:
+        while data := process.stdout.read1():  # not by lines: at first it asks for a code, in a line without an end
+            sys.stdout.write(data.decode(errors="replace"))
+            sys.stdout.flush()
+            printed += data
+    return _keep(
+        find_result(printed.decode(errors="replace")),
+        name,
+        result,
+        f"colab ended with exit status {process.returncode}",
+    )
 
 
 def prove_on_kaggle(
@@ -150,19 +159,26 @@ def prove_on_kaggle(
     said = _call(commands["push"])
     if "successfully pushed" not in said:  # kaggle exits with 0 also where it was refused
         raise NotSent(_refused(commands["push"], said))
-    began, state = time.monotonic(), ""
-    while time.monotonic() - began < patience:
-        said = _call(commands["status"])
-        state = (re.search(r'status "(?:\w+\.)?(\w+)"', said) or ["", said.strip()])[1].upper()
-        print(f"{time.monotonic() - began:.0f} s: {state.lower()}", flush=True)
-        if state in ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED"):
-            _call(commands["output"])
-            fetched = folder / "output" / _RESULT
-            found = find_result(fetched.read_text()) if fetched.is_file() else None
-            if found and found["run"] == name:  # not what an earlier run has left
-                return _keep(found, name, result, "")
-            if state != "COMPLETE":
-                break
+    began, state, unanswered = time.monotonic(), "", 0
+    while (waited := time.monotonic() - began) < patience:
+        try:
+            said = _call(commands["status"])
+            state = (re.search(r'status "(?:\w+\.)?(\w+)"', said) or ["", said.strip()])[1].upper()
+            print(f"{waited:.0f} s: {state.lower()}", flush=True)
+            if state in ("COMPLETE", "ERROR", "CANCEL_ACKNOWLEDGED"):
+                _call(commands["output"])
+                fetched = folder / "output" / _RESULT
+                found = find_result(fetched.read_text()) if fetched.is_file() else None
+                if found and found["run"] == name:
+                    return _keep(found, name, result, "")
+                if waited > _EARLIER:
+                    break
+            unanswered = 0
+        except NotSent as error:  # a lost connection must not cost a run that goes on there
+            unanswered += 1
+            if unanswered == _UNANSWERED:
+                raise
+            print(error, flush=True)
         time.sleep(every)
     raise NotSent(
         f"Kaggle brought no result of this run\n  found: its state is {state.lower()}\n"
