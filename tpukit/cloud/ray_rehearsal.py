@@ -18,7 +18,7 @@ _SETTINGS = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 _OBJECT_STORE = 80 * 2**20  # bytes; Ray's default is a third of the memory for each host
-_NOTICE = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}  # seconds until a host counts as dead
+_NOTICE = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}  # seconds until a host counts as dead
 
 
 class RehearsedHosts:
