@@ -18,7 +18,7 @@ _SETTINGS = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
 _OBJECT_STORE = 80 * 2**20  # bytes; Ray's default is a third of the memory for each host
-_NOTICE = {"health_check_period_ms": 1000, "health_check_failure_threshold": 3}  # seconds until a host counts as dead
+_NOTICE = {"health_check_period_ms": 1000, "health_check_failure_threshold": 10}  # seconds until a host counts as dead
 
 
 class RehearsedHosts:
@@ -67,7 +67,7 @@ def hosts_here(
     ray = import_ray()
     from ray.cluster_utils import Cluster
 
-    about = lambda number: {}  # noqa: E731
+    about: Callable[[int], dict] = _about_nothing
     if topology is not None:
         count, of_a_host = hosts_of_slice(topology, accelerator)
         about = functools.partial(_about_slice, topology, accelerator, of_a_host["TPU"])
@@ -89,6 +89,10 @@ def hosts_here(
             cluster.shutdown()
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def _about_nothing(_: int) -> dict:
+    return {}
 
 
 def _about_slice(topology: str, accelerator: str, chips: float, number: int) -> dict:

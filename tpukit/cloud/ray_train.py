@@ -277,7 +277,9 @@ def _on_a_host(config: dict) -> None:
         run = launch(task.on_core, *task.args, progress="text", to=reports.row, hosts=hosts, **task.options)
         reports.end()
         (Path(folder) / _RUN.format(hosts.number)).write_bytes(cloudpickle.dumps(run))
-        reports.report(_RUN.format(hosts.number))
+        # Another host's folder may hold what it began with, which must not cover what core 0 has written since.
+        saves = any(rank == 0 for rank, _ in run.results)
+        reports.report(_RUN.format(hosts.number), checkpoints=saves)
 
 
 def _meet(train) -> Hosts:
@@ -319,9 +321,9 @@ class _Reports:
         if self._error:
             raise self._error
 
-    def report(self, *also: str) -> None:
+    def report(self, *also: str, checkpoints: bool = True) -> None:
         """Report, together, the folders with checkpoints, if there is a new one, and other files."""
-        steps = self._steps()
+        steps = self._steps() if checkpoints else set()
         if steps <= self._reported and not also:
             self._train.report(self._row)
             return
