@@ -10,7 +10,7 @@ from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantoms.drawing import phantom
-from tpukit.pe.phantoms.emboli import embolus_places
+from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
 
 __all__ = [
     "COLUMNS",
@@ -21,6 +21,7 @@ __all__ = [
     "augment",
     "challenge_loss",
     "check_consistency",
+    "embolus_masks",
     "embolus_places",
     "hounsfield",
     "index_images",
