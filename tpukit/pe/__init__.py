@@ -1,22 +1,39 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
+from tpukit.pe.baselines import pool_slices, position_prior
 from tpukit.pe.challenge import challenge_loss
 from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
+from tpukit.pe.dicom_index import index_dicom
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.exam_figures import show_exams
+from tpukit.pe.exam_sequences import ExamSequences
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
+from tpukit.pe.submission import read_submission, write_submission
+
+
+def __getattr__(name: str):
+    """Return a network, whose class is made with torch, imported when it is asked for."""
+    if name in ("ExamNetwork", "SliceFeatures"):
+        from tpukit.pe import exam_network
+
+        return getattr(exam_network, name)
+    raise AttributeError(f"module 'tpukit.pe' has no attribute {name!r}")
+
 
 __all__ = [
     "COLUMNS",
     "LABELS",
     "WORDS",
+    "ExamNetwork",
+    "ExamSequences",
     "PEImages",
+    "SliceFeatures",
     "assign_folds",
     "augment",
     "challenge_loss",
@@ -24,14 +41,19 @@ __all__ = [
     "embolus_masks",
     "embolus_places",
     "hounsfield",
+    "index_dicom",
     "index_images",
     "make_consistent",
     "normalize",
     "pack_dicom",
     "phantom",
+    "pool_slices",
+    "position_prior",
     "read_dicom",
     "read_labels",
+    "read_submission",
     "resnet34",
     "show_exams",
     "three_windows",
+    "write_submission",
 ]
