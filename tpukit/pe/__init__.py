@@ -1,5 +1,7 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
+from tpukit.pe.calibration import calibration_table, fit_temperatures
+from tpukit.pe.calibration_figure import show_calibration
 from tpukit.pe.challenge import challenge_loss
 from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
@@ -8,6 +10,7 @@ from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.exam_figures import show_exams
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
+from tpukit.pe.ladder import show_ladder
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_places
@@ -19,9 +22,11 @@ __all__ = [
     "PEImages",
     "assign_folds",
     "augment",
+    "calibration_table",
     "challenge_loss",
     "check_consistency",
     "embolus_places",
+    "fit_temperatures",
     "hounsfield",
     "index_images",
     "make_consistent",
@@ -31,6 +36,8 @@ __all__ = [
     "read_dicom",
     "read_labels",
     "resnet34",
+    "show_calibration",
     "show_exams",
+    "show_ladder",
     "three_windows",
 ]
