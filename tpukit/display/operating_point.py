@@ -30,7 +30,8 @@ class OperatingPoint:
     def __str__(self) -> str:
         low, high = self.interval or (0, 0)
         interval = f" ({low:.2f} to {high:.2f})" if self.interval else ""
-        return f"sensitivity {self.sensitivity:.2f}{interval} at specificity {self.specificity:.2f} (asked: {self.asked:.2f})"
+        asked = f"{self.specificity:.2f} (asked: {self.asked:.2f})"
+        return f"sensitivity {self.sensitivity:.2f}{interval} at specificity {asked}"
 
 
 def sensitivity_at(

@@ -1,4 +1,4 @@
-"""Probabilities that mean what they say: temperatures fitted on one fold, applied to another, and what that is worth."""
+"""Probabilities that mean what they say: temperatures fitted on one fold, applied to another, and their worth."""
 
 from dataclasses import dataclass
 
@@ -106,7 +106,8 @@ def calibration_table(labels, before, after=None):
     for number, one in enumerate(first):
         row = {"label": one.label.replace("_", " "), "positives": int(one.truth.sum()), "of": len(one.truth)}
         columns = {"frequency alone": np.full(len(one.truth), one.mean(one.truth)), "log loss": one.chances}
-        columns |= {"calibrated": other[number].chances for other in others}
+        if others:
+            columns["calibrated"] = others[0][number].chances
         rows.append(row | {name: one.mean(log_loss(of, one.truth)) for name, of in columns.items()})
         rows[-1]["note"] = one.too_few()
     return pd.DataFrame(rows).set_index("label")
@@ -136,7 +137,7 @@ class Answers:
         return float(np.average(values, weights=self.weights)) if self.weights.any() else float("nan")
 
     def too_few(self) -> str:
-        """Say that too few exams have the label, or lack it, to judge its probabilities; empty where they are enough."""
+        """Say that too few exams have the label, or lack it, to judge it; empty where they are enough."""
         import numpy as np
 
         positive = len(np.unique(self.exam[self.truth == 1]))
