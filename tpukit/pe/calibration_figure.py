@@ -46,16 +46,16 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
             axes.text(0, 1.03, count, transform=axes.transAxes, fontsize=SMALL - 0.5, color=MUTED)
             if few := first.too_few():
                 words = few.replace(": ", ":\n")
-                axes.text(0.5, 0.5, words, ha="center", va="center", fontsize=SMALL, color=COLORS[1])
+                axes.text(
+                    0.5, 0.5, words, ha="center", va="center", fontsize=SMALL, color=COLORS[1], backgroundcolor=PAPER
+                )
             axes.set(xlim=(-0.02, 1.02), ylim=(-0.06, 1.06), aspect="equal", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
             axes.grid(axis="x")
             said.append(f"{WORDS[first.label]}: {count}{'; ' + few if few else ''}")
         figure.supylabel("share of these exams that have it", fontsize=SMALL + 1, color=INK)
         figure.supxlabel("probability that was given", fontsize=SMALL + 1, color=INK)
-        about = "light blue: as the network gave it    orange: at temperatures fitted on other exams    " * (
-            after is not None
-        )
-        figure.suptitle(f"{about}dotted: what it should be", x=0.01, ha="left", fontsize=SMALL, color=MUTED)
+        about = "light blue: as the network gave it    " + "orange: calibrated    " * (after is not None)
+        figure.suptitle(f"{about}dotted: as it should be", x=0.01, ha="left", fontsize=SMALL, color=MUTED)
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
         describe(figure, f"Calibration curves of nine labels of exams. {'. '.join(said)}.")
     return figure

@@ -51,9 +51,8 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
     with style():
         figure = new_figure(9, 4.8, layout="constrained")
         axes = figure.subplots()
-        axes.set(
-            yscale="log", ylim=(low, high), xlim=(0, 2), xticks=[], ylabel="challenge loss (log scale), lower is better"
-        )
+        axes.set(yscale="log", ylim=(low, high), xlim=(0, 2), xticks=[])
+        axes.set_ylabel("challenge loss (log scale), lower is better")
         marks = [mark for mark in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0) if low <= mark <= high]
         axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
         axes.minorticks_off()
@@ -61,10 +60,8 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
         _column(axes, 0.02, RUNGS, INK, MUTED)
         _column(axes, 1.04, scores, COLORS[0], COLORS[0])
         where = "on phantoms: not on this ladder" if data == "phantoms" else f"this run, {data}"
-        for left, words, color in (
-            (0.02, "reported: the challenge's test set, patients", MUTED),
-            (1.04, where, COLORS[0]),
-        ):
+        reported = "reported: patients of the challenge's test set"
+        for left, words, color in ((0.02, reported, MUTED), (1.04, where, COLORS[0])):
             axes.text(left, 1.02, words, transform=axes.get_xaxis_transform(), fontsize=SMALL + 1, color=color)
         listed = "; ".join(f"{name} {value:.3f}" for name, value in scores.items())
         rungs = "; ".join(f"{name} {value:.3f}" for name, value in RUNGS.items())
