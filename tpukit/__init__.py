@@ -11,6 +11,7 @@ from tpukit.diagnostics.stopwatch import Stopwatch
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
+from tpukit.display.operating_point import OperatingPoint, sensitivity_at
 from tpukit.display.outcomes import choose_predictions, hardest_mistakes, show_outcomes
 from tpukit.display.score_figures import show_roc
 from tpukit.display.scores import auroc_table
@@ -72,6 +73,7 @@ __all__ = [
     "LARS",
     "LayerDifference",
     "NotFinite",
+    "OperatingPoint",
     "Records",
     "Released",
     "Report",
@@ -103,6 +105,7 @@ __all__ = [
     "read_tfrecords",
     "release",
     "schedules",
+    "sensitivity_at",
     "show_batch",
     "show_history",
     "show_outcomes",

@@ -1,6 +1,8 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
 from tpukit.pe.baselines import pool_slices, position_prior
+from tpukit.pe.calibration import calibration_table, fit_temperatures
+from tpukit.pe.calibration_figure import show_calibration
 from tpukit.pe.challenge import challenge_loss
 from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
@@ -11,6 +13,7 @@ from tpukit.pe.exam_figures import show_exams
 from tpukit.pe.exam_sequences import ExamSequences
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
+from tpukit.pe.ladder import show_ladder
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
@@ -36,10 +39,12 @@ __all__ = [
     "SliceFeatures",
     "assign_folds",
     "augment",
+    "calibration_table",
     "challenge_loss",
     "check_consistency",
     "embolus_masks",
     "embolus_places",
+    "fit_temperatures",
     "hounsfield",
     "index_dicom",
     "index_images",
@@ -53,7 +58,9 @@ __all__ = [
     "read_labels",
     "read_submission",
     "resnet34",
+    "show_calibration",
     "show_exams",
+    "show_ladder",
     "three_windows",
     "write_submission",
 ]

@@ -131,6 +131,16 @@ def challenge_loss(predictions, labels):
 
     if isinstance(predictions, Mapping):
         return _loss_of_tensors(predictions, labels)
+    predicted, truth = beside(predictions, labels)
+    weights = np.array([EXAM_WEIGHTS[name] for name in EXAM_LABELS])
+    images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
+    cost = (log_loss(predicted.answers, truth.answers) * weights).sum()
+    cost += (log_loss(predicted.images, truth.images) * images).sum()
+    return float(cost / (len(truth.studies) * weights.sum() + images.sum()))
+
+
+def beside(predictions, labels) -> tuple[Exams, Exams]:
+    """Return the predictions and the labels, both in the order of the labels; raises as `challenge_loss`."""
     truth = exams_of(labels, "labels")
     predicted = exams_of(_in_order_of(predictions, labels), "predictions")
     elsewhere = predicted.studies[predicted.exam] != truth.studies[truth.exam]
@@ -140,11 +150,7 @@ def challenge_loss(predictions, labels):
             "images are in other studies in the predictions than in the labels\n"
             f"  found: image {labels[IMAGE].iloc[row]}\n  fix:   take {STUDY} from the labels"
         )
-    weights = np.array([EXAM_WEIGHTS[name] for name in EXAM_LABELS])
-    images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
-    cost = (log_loss(predicted.answers, truth.answers) * weights).sum()
-    cost += (log_loss(predicted.images, truth.images) * images).sum()
-    return float(cost / (len(truth.studies) * weights.sum() + images.sum()))
+    return predicted, truth
 
 
 def _loss_of_tensors(logits: Mapping, targets: Mapping):
