@@ -49,7 +49,7 @@ exams: $(installed)  ## minutes: notebook 04b from an empty folder, runs/exams: 
 	$(python) -m nbconvert --log-level WARN --to html runs/exams/exams.ipynb
 	@cat runs/exams/runs/04b/metrics.json
 
-kaggle-bundle: $(installed)  ## a dataset for a Kaggle notebook without internet: the kit, wheels, the networks of `make exams`
+kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams` as a dataset for a Kaggle notebook without internet
 	$(python) examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
 
 gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms

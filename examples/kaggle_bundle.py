@@ -1,4 +1,4 @@
-"""Make a folder to upload as a Kaggle dataset: the kit, its wheels and trained networks, for a notebook without internet.
+"""Make a folder to upload as a Kaggle dataset: the kit, wheels and networks, for a notebook without internet.
 
     python examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
 
@@ -23,8 +23,8 @@ NETWORKS = {"slices.pt": "slices/best.pt", "exams.pt": "exams/best.pt", "setting
 NOTEBOOK = (
     (
         "markdown",
-        "# Pulmonary embolism: a submission\n\nSettings: accelerator *TPU*, internet *off*. Inputs: the competition, and "
-        "this dataset. The first cell installs the kit from the dataset; the second answers `test.csv`.",
+        "# Pulmonary embolism: a submission\n\nSettings: accelerator *TPU*, internet *off*. Inputs: the competition, "
+        "and this dataset. The first cell installs the kit from the dataset; the second answers `test.csv`.",
     ),
     (
         "code",
