@@ -213,6 +213,36 @@ def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(s
     picture(page, f"{server.kind}-done")
 
 
+STUDY = """
+import numpy
+pixels = numpy.zeros((9, 1, 32, 32), numpy.uint8) + 20 * numpy.arange(9, dtype=numpy.uint8)[:, None, None, None]
+tpukit.show_study(pixels)
+"""
+
+
+def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
+    cells = [nbformat.v4.new_code_cell(source) for source in ("import tpukit", STUDY, "1", "2")]
+    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "study.ipynb")
+    page = server.open("study")
+    run_cell(page, 0)
+    output = run_cell(page, 1)
+    words = output.locator('[data-part="words"]')
+    words.wait_for(timeout=30_000)
+    assert words.inner_text() == "slice 5 of 9"
+    output.locator('[data-part="slider"]').click()  # in its middle
+    for key, number in (("ArrowRight", 6), ("ArrowUp", 7), ("ArrowDown", 6), ("Home", 1), ("End", 9), ("PageDown", 1)):
+        page.keyboard.press(key)
+        assert words.inner_text() == f"slice {number} of 9"
+    output.locator('[data-part="overview"] img').nth(3).click()
+    page.keyboard.press("ArrowUp")
+    assert words.inner_text() == "slice 5 of 9"
+    active = page.locator(".jp-Cell.jp-mod-active")
+    assert active.count() == 1
+    assert active.locator('[data-part="words"]').count() == 1  # not the cell after it
+    picture(page, f"{server.kind}-study")
+    page.close()
+
+
 def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     output = run_cell(page, 2)
     output.get_by_text("/ 100,000").wait_for(timeout=60_000)

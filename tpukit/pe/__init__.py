@@ -1,5 +1,7 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
+from tpukit.pe.activation import attention_in_mask, class_activation
+from tpukit.pe.activation_figure import show_activation
 from tpukit.pe.baselines import pool_slices, position_prior
 from tpukit.pe.calibration import calibration_table, fit_temperatures
 from tpukit.pe.calibration_figure import show_calibration
@@ -15,8 +17,10 @@ from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.ladder import show_ladder
 from tpukit.pe.model import augment, normalize, resnet34
+from tpukit.pe.notice import notice
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
+from tpukit.pe.reader import show_study
 from tpukit.pe.submission import read_submission, write_submission
 
 
@@ -38,10 +42,12 @@ __all__ = [
     "PEImages",
     "SliceFeatures",
     "assign_folds",
+    "attention_in_mask",
     "augment",
     "calibration_table",
     "challenge_loss",
     "check_consistency",
+    "class_activation",
     "embolus_masks",
     "embolus_places",
     "fit_temperatures",
@@ -50,6 +56,7 @@ __all__ = [
     "index_images",
     "make_consistent",
     "normalize",
+    "notice",
     "pack_dicom",
     "phantom",
     "pool_slices",
@@ -58,9 +65,11 @@ __all__ = [
     "read_labels",
     "read_submission",
     "resnet34",
+    "show_activation",
     "show_calibration",
     "show_exams",
     "show_ladder",
+    "show_study",
     "three_windows",
     "write_submission",
 ]

@@ -83,19 +83,26 @@ class ExamSequences:
 
         Returns:
             A row for each row of the table given, in its order: StudyInstanceUID, SOPInstanceUID and the ten `LABELS`,
-            probabilities. The images' are interpolated between the resampled slices.
+            probabilities.
         """
         import numpy as np
+        from scipy.special import expit
 
-        logits = np.empty((len(self._order), len(LABELS)))
-        answers, images = (np.asarray(outputs[name], np.float64) for name in ("answers", "images"))
+        answers = expit(np.asarray(outputs["answers"], np.float64))
+        exam = np.empty(len(self._order), np.int64)
+        exam[self._order] = np.repeat(np.arange(len(self)), np.diff(self._starts))
+        columns = [expit(self.to_slices(outputs["images"])), *answers[exam].T]
+        return self._identifiers.assign(**dict(zip(LABELS, columns, strict=True)))
+
+    def to_slices(self, values):
+        """Return (E, S) numbers along the resampled exams as (N,), one for each row of the table, interpolated."""
+        import numpy as np
+
+        values, of_rows = np.asarray(values, np.float64), np.empty(len(self._order))
         for exam, (start, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
-            rows = self._order[start:end]
-            logits[rows, 1:] = answers[exam]
-            places = np.linspace(0, images.shape[1] - 1, end - start)
-            logits[rows, 0] = np.interp(places, np.arange(images.shape[1]), images[exam])
-        probabilities = 1 / (1 + np.exp(-logits))
-        return self._identifiers.assign(**dict(zip(LABELS, probabilities.T, strict=True)))
+            places = np.linspace(0, values.shape[1] - 1, end - start)
+            of_rows[self._order[start:end]] = np.interp(places, np.arange(values.shape[1]), values[exam])
+        return of_rows
 
 
 def _check_table(table, features) -> bool:
