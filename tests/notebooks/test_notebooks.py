@@ -33,6 +33,18 @@ SMALL = {
         "batch_size": 8,
         "num_epochs": 2,
     },
+    "04b_exams_and_submission": {
+        "studies": 16,
+        "slices": 6,
+        "phantom_size": 64,
+        "num_folds": 3,
+        "image_size": 32,
+        "batch_size": 8,
+        "slice_epochs": 1,
+        "exam_slices": 8,
+        "exam_batch_size": 2,
+        "exam_epochs": 2,
+    },
     "05_feed_the_chip": {
         "studies": 8,
         "slices": 8,
