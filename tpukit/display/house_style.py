@@ -112,7 +112,12 @@ def show_figure(figure: Figure, alt: str) -> Figure:
     figure.set_facecolor(PAPER)
     for axes in figure.axes:
         axes.set_facecolor(PAPER)
+        axes.spines[:].set_color(RULE)
+        axes.spines[:].set_visible(not axes.images)
         axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(color=RULE, labelcolor=MUTED)
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            label.set_color(MUTED)
     if pyplot := sys.modules.get("matplotlib.pyplot"):
         pyplot.close(figure)
     _let_notebooks_draw(figure)
