@@ -11,7 +11,8 @@ class NeighbouringSlices:
     Made of images that are packed or cached already, whatever their order: which slice lies beside which is read from
     the positions in the table. At the end of a series the slice stands for its neighbour, as in `pack_dicom`; where
     slices are missing, the next that is there counts. `core.batches` takes it as it takes what it is made of, and so
-    does Subset. From a cache an image costs three copies; from records three are decoded, so build a cache.
+    does Subset. From a cache it is a sixth as fast (13,000 and 83,000 images/s of 64 pixels, one thread of a busy
+    machine); from records three slices are decoded for each, so build a cache.
 
     Args:
         images: `Records` or a `Cache` of three windows as channels.
