@@ -17,9 +17,12 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
+import numpy
+import pandas
 import pytest
 from notebook_parameters import small
 
+import tpukit
 from tpukit.display.panel import panel_html
 
 playwright = pytest.importorskip(
@@ -260,6 +263,28 @@ def test_the_curves_are_there_in_a_notebook_that_was_written_elsewhere(server):
     assert all(width > 100 for width in images.evaluate_all("all => all.map((one) => one.naturalWidth)")), "not drawn"
     assert page.locator(".jp-OutputArea svg.own").count() == 0, "this notebook is trusted, which proves nothing"
     picture(page, f"{server.kind}-elsewhere")
+    page.close()
+
+
+def test_a_study_that_was_written_elsewhere_shows_the_middle_window_of_twelve_slices(server):
+    labels = pandas.DataFrame({"position": range(40), "SOPInstanceUID": range(40), "StudyInstanceUID": "a"})
+    pixels = numpy.zeros((40, 3, 64, 64), numpy.uint8) + numpy.array([0, 120, 250], numpy.uint8)[None, :, None, None]
+    cells = [nbformat.v4.new_code_cell(str(number)) for number in range(4)]
+    shown = tpukit.pe.show_study(pixels, labels, "a")._repr_html_()
+    cells[0].outputs = [nbformat.v4.new_output("display_data", data={"text/html": shown})]
+    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "reader.ipynb")
+    page = server.open("reader")
+    images = page.locator(".jp-OutputArea img[alt^='slice']:visible")
+    images.first.wait_for(timeout=30_000)
+    assert images.count() == 12
+    boxes = images.evaluate_all(
+        """all => all.map((one) => {
+            const [image, frame] = [one.getBoundingClientRect(), one.parentElement.getBoundingClientRect()];
+            return [image.width / frame.width, (frame.left - image.left) / frame.width, frame.width / frame.height];
+        })"""
+    )
+    assert all(box == pytest.approx([3, 1, 1], abs=0.05) for box in boxes), boxes
+    picture(page, f"{server.kind}-reader")
     page.close()
 
 
