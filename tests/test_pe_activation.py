@@ -81,7 +81,7 @@ def test_the_share_inside_is_the_area_where_a_map_knows_nothing_and_nan_where_th
         (lambda: pe.attention_in_mask(np.ones((2, 4, 4)), np.ones((3, 8, 8))), r"got \(2, 4, 4\) and \(3, 8, 8\)"),
         (lambda: pe.attention_in_mask(-np.ones((2, 4, 4)), np.ones((2, 8, 8))), "0 or more, got -1 to -1"),
         (lambda: pe.class_activation(small_network(), "embolism"), "no label 'embolism'\n  fix:   one of pe_present"),
-        (lambda: pe.class_activation(small_network()), "no layer 'layer3'\n  found: 0, 1"),
+        (lambda: pe.class_activation(small_network()), "no layer 'layer2'\n  found: 0, 1"),
         (lambda: pe.show_activation(np.zeros((3, 1, 8, 8), np.uint8), np.ones((2, 2, 2))), "3 images, and 2 maps"),
     ],
 )

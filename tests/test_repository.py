@@ -301,6 +301,14 @@ def test_cells_are_short(path):
 
 
 @EACH_NOTEBOOK
+def test_a_figure_that_a_notebook_draws_itself_says_in_words_what_it_shows(path):
+    for cell in code_cells(load(path)):
+        text = source(cell)
+        assert text.count("plt.subplots(") == text.count("tpukit.show_figure("), text
+        assert not re.search(r"plt\.(figure|show|close)\(", text), "tpukit.show_figure(figure, alt) shows it, once"
+
+
+@EACH_NOTEBOOK
 def test_torch_xla_is_imported_only_inside_functions(path):
     def outside_functions(node):
         for child in ast.iter_child_nodes(node):

@@ -180,12 +180,13 @@ class Study:
     def _slice(self, index: int, seen: bool) -> str:
         words = html.escape(self._words[index])
         edge = COLORS[1] if index in self._marked else "transparent"
-        # Of several windows beside each other the middle one is shown.
-        fit = ";object-fit:cover;aspect-ratio:1" if self._views else ""
+        # Of several windows beside each other the middle one is shown, by properties that JupyterLab's sanitizer keeps.
+        views = max(1, len(self._views))
+        place = f"width:{100 * views}%;max-width:none;margin-left:-{100 * (views // 2)}%;display:block"
         return (
             f'<div style="display:{"block" if seen else "none"};cursor:pointer">'
-            f'<img src="data:image/jpeg;base64,{self._images[index]}" alt="{words}" title="{words}" '
-            f'style="width:100%;display:block{fit}"><div style="height:4px;background:{edge}"></div>'
+            f'<div style="overflow:hidden"><img src="data:image/jpeg;base64,{self._images[index]}" alt="{words}" '
+            f'title="{words}" style="{place}"></div><div style="height:4px;background:{edge}"></div>'
             f'<div style="font-size:11px">{index + 1}</div></div>'
         )
 

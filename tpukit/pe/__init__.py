@@ -17,6 +17,7 @@ from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.ladder import show_ladder
 from tpukit.pe.model import augment, normalize, resnet34
+from tpukit.pe.neighbours import NeighbouringSlices
 from tpukit.pe.notice import notice
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
@@ -39,6 +40,7 @@ __all__ = [
     "WORDS",
     "ExamNetwork",
     "ExamSequences",
+    "NeighbouringSlices",
     "PEImages",
     "SliceFeatures",
     "assign_folds",

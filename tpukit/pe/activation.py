@@ -3,14 +3,16 @@
 from tpukit.pe.labels import LABELS
 
 
-def class_activation(model, label: str = LABELS[0], *, layer: str = "layer3"):
+def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     """Return a model that answers with a class activation map: where in the image it found what it says of a label.
 
     `tpukit.predict` runs it as it runs the network, on every core:
     `tpukit.predict(core, pe.class_activation(model), batches, prepare=pe.normalize)`.
 
     A map says what raised the output, not whether that is a reason a radiologist would give. It is as coarse as the
-    layer: at 128 pixels the four layers of a ResNet-34 have 32, 16, 8 and 4 places a side.
+    layer: at 128 pixels the four layers of a ResNet-34 have 32, 16, 8 and 4 places a side. Measured with one trained on
+    phantoms (AUROC of the images 0.997; 38 slices): in 84 % of layer2's maps the highest place was within 15 of 256
+    pixels of the embolus, in 53 % of layer1's, 21 % of layer3's; by Grad-CAM in 76 %, 45 % and 16 %, of layer4 32 %.
 
     Args:
         model: a network with `LABELS` as outputs, such as `resnet34()`, as it is in the worker.
