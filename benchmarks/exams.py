@@ -1,8 +1,9 @@
 """Does the challenge's score keep up with the competition? 7,279 exams and 1,790,594 images, made up, in one process.
 
-Scored, repaired, written as submission.csv, read back with every check, and scored again. The seconds are those of the
-clock, the memory is the most that the process ever held, its imports and the tables themselves included. The scores
-before and after the file must be equal to the last digit.
+Scored, repaired, written as submission.csv, read back with every check, and scored again. Seconds are those of the
+clock, and of the processor, which other work on the machine does not lengthen as much. The memory is the most that the
+process ever held, its imports and the tables themselves included. The scores before and after the file must be equal to
+the last digit.
 """
 
 import argparse
@@ -27,13 +28,14 @@ def main() -> None:
     seconds = {}
 
     def timed(name, function, *arguments):
-        began = time.perf_counter()
+        began = time.perf_counter(), time.process_time()
         value = function(*arguments)
-        seconds[name] = time.perf_counter() - began
-        print(f"{name:28}{seconds[name]:8.1f} s{peak_memory() / 1e9:8.2f} GB", flush=True)
+        seconds[name] = time.perf_counter() - began[0], time.process_time() - began[1]
+        clock, processor = seconds[name]
+        print(f"{name:28}{clock:8.1f} s{processor:10.1f} s{peak_memory() / 1e9:8.2f} GB", flush=True)
         return value
 
-    print(f"{options.studies:,} exams, {options.rows:,} images\n{'':28}{'seconds':>10}{'peak':>11}")
+    print(f"{options.studies:,} exams, {options.rows:,} images\n{'':28}{'clock':>10}{'processor':>12}{'peak':>11}")
     timed("score", pe.challenge_loss, predictions, labels)
     scoring = peak_memory()
     timed("name the contradictions", pe.check_consistency, predictions)
@@ -44,9 +46,9 @@ def main() -> None:
     before, after = pe.challenge_loss(repaired, labels), pe.challenge_loss(read, labels)
     if before != after or len(pe.check_consistency(read)):
         raise ValueError(f"the file changed the answers: {before} before, {after} after")
-    print(
-        json.dumps({"rows": options.rows, "score_s": round(seconds["score"], 2), "score_gb": round(scoring / 1e9, 2)})
-    )
+    clock, processor = (round(value, 2) for value in seconds["score"])
+    measured = {"score_s": clock, "score_processor_s": processor, "score_gb": round(scoring / 1e9, 2)}
+    print(json.dumps({"studies": options.studies, "rows": options.rows} | measured))
 
 
 def make_up(rows: int, studies: int):
