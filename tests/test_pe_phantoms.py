@@ -20,6 +20,7 @@ from tpukit.pe import (  # noqa: E402
     LABELS,
     PEImages,
     assign_folds,
+    embolus_masks,
     embolus_places,
     index_images,
     phantom,
@@ -180,6 +181,7 @@ def test_dicom_phantoms_are_the_same_slices_in_the_competitions_layout(tmp_path)
     for row in index_images(read_labels(drawn), drawn / "train-jpegs").itertuples():
         path = folder / "train" / row.StudyInstanceUID / row.SeriesInstanceUID / f"{row.SOPInstanceUID}.dcm"
         header = pydicom.dcmread(path)
+        assert (header.WindowCenter, header.WindowWidth, header.RescaleIntercept) == (40, 400, -1024)
         assert header.ImagePositionPatient[2] == pytest.approx(HEIGHT * (0.03 + 0.94 * row.position / 3), abs=0.001)
         with Image.open(row.path) as picture:
             seen = three_windows(read_dicom(path)).astype(float)
@@ -227,8 +229,8 @@ def test_any_share_of_positive_exams_can_be_had(share, expected):
 
 
 def drawn(findings, z, *, size=128, seed=5):
-    hounsfield, positive = scan(make_patient(np.random.default_rng(seed), findings), z, size, np.random.default_rng(0))
-    return hounsfield, positive
+    hounsfield, mask = scan(make_patient(np.random.default_rng(seed), findings), z, size, np.random.default_rng(0))
+    return hounsfield, mask.any()
 
 
 SIDES = {"left": Findings(left=True, acute=True), "right": Findings(right=True, acute=True)}
@@ -242,12 +244,13 @@ def test_an_embolus_darkens_an_artery_on_the_side_its_label_names(side, old):
     without = replace(patient, emboli=[])
     shown = 0
     for level in np.linspace(0.3, 0.75, 10):
-        (with_clot, positive), (clean, _) = (
+        (with_clot, mask), (clean, _) = (
             scan(one, level * HEIGHT, 128, np.random.default_rng(0)) for one in (patient, without)
         )
         changed = np.abs(with_clot - clean) > 40
-        assert positive == changed.any()
-        if positive:
+        assert mask.any() == changed.any()
+        if mask.any():
+            assert (mask & changed).sum() > 0.8 * max(mask.sum(), changed.sum())  # but for a blurred edge
             shown += 1
             # The picture shows the patient from the feet: the left side is on the right.
             assert (np.argwhere(changed)[:, 1].mean() > 63.5) == (side == "left")
@@ -262,11 +265,11 @@ def test_a_slice_shows_an_embolus_or_nothing_of_it():
     clot = patient.emboli[0].clot
     top = clot.start[0, 2] - clot.start_radius[0]  # where the round end of the first clot begins
     for z in np.linspace(top - 1, top + 5, 13):
-        (with_clot, positive), (clean, _) = (
+        (with_clot, mask), (clean, _) = (
             scan(one, z, 64, np.random.default_rng(0)) for one in (patient, replace(patient, emboli=[]))
         )
-        assert positive == (with_clot != clean).any()
-        seen.add(positive)
+        assert mask.any() == (with_clot != clean).any()
+        seen.add(bool(mask.any()))
     assert seen == {True, False}
 
 
@@ -350,6 +353,22 @@ def test_the_places_of_emboli_show_clot_and_no_contrast(tmp_path):
         x, y = (places[index] * 128).astype(int)
         # Clots have 40 to 70 HU, so 106 to 117 in this window; contrast has 260 HU and more, 186; noise and blur add.
         assert 80 < images[index][0][1, y - 1 : y + 2, x - 1 : x + 2].float().mean() < 150
+
+
+def test_masks_are_where_the_emboli_were_drawn_and_the_images_are_the_same_without(made, tmp_path):
+    folder = phantom(tmp_path / "masks", **SMALL, masks=True, workers=1)
+    images = {name: data for name, data in contents(folder).items() if not name.startswith(("masks", "phantom.json"))}
+    assert images == {name: data for name, data in contents(made).items() if name != "phantom.json"}
+    table = index_images(read_labels(folder), folder / "train-jpegs")
+    masks, places = embolus_masks(folder, table), embolus_places(folder, table)
+    shows = table.pe_present_on_image.to_numpy() == 1
+    assert shows.any()
+    assert np.array_equal(masks.any(axis=(1, 2)), shows)
+    for mask, (x, y) in zip(masks[shows], places[shows], strict=True):
+        assert mask[int(y * 64), int(x * 64)]
+    assert embolus_masks(folder, table, size=32).shape == (12, 32, 32)
+    with pytest.raises(FileNotFoundError, match=r"no masks of emboli\n  fix: .*masks=True"):
+        embolus_masks(made, table)
 
 
 def test_data_of_patients_say_no_places(made, tmp_path):

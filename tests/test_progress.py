@@ -208,6 +208,16 @@ def test_names_that_are_no_html_are_shown_as_they_are():
     assert "<i>&'\" ● 0.5" in words(page)
 
 
+def test_the_curves_of_a_run_that_is_over_are_images_which_a_notebook_keeps_that_is_not_trusted():
+    bars, curves = [Bar("train", 1, 2)], {"loss": [(1, 0.5), (2, 0.4)]}
+    for state in ("done", "interrupted", "failed"):
+        page = panel_html(bars, curves, state, state)
+        assert "<svg" not in page
+        assert "data:image/svg+xml;base64," in page
+    for state in ("running", "busy"):
+        assert "<svg" in panel_html(bars, curves, state, state)
+
+
 def test_the_panel_has_neither_script_nor_style_of_its_own_nor_black_or_white():
     page = panel_html([Bar("train", 1, 2)], {"loss": [(1, 0.5), (2, 0.4)]}, "running", "running")
     assert not re.findall(r"<(script|style|link|img|iframe)|\bon\w+=|class=|id=|#fff|#000|black|white\b(?!-)", page)

@@ -209,7 +209,11 @@ def parsed(cell):
 
 def test_there_are_notebooks_and_their_numbers_are_the_reading_order():
     assert NOTEBOOKS
-    assert [path.name[:3] for path in NOTEBOOKS] == [f"{number:02}_" for number in range(1, 1 + len(NOTEBOOKS))]
+    numbers = [path.name.partition("_")[0] for path in NOTEBOOKS]
+    whole = [number for number in numbers if number.isdigit()]
+    assert whole == [f"{number:02}" for number in range(1, 1 + len(whole))]
+    # One that goes on where another ends has its number and a letter: 04b.
+    assert all(number[:2] in whole and number[2:] == "b" for number in set(numbers) - set(whole))
 
 
 @EACH_NOTEBOOK
@@ -295,6 +299,14 @@ def test_one_cell_holds_the_parameters_as_literals(path):
 def test_cells_are_short(path):
     for cell in code_cells(load(path)):
         assert len(source(cell).splitlines()) <= 25, source(cell)
+
+
+@EACH_NOTEBOOK
+def test_a_figure_that_a_notebook_draws_itself_says_in_words_what_it_shows(path):
+    for cell in code_cells(load(path)):
+        text = source(cell)
+        assert text.count("plt.subplots(") == text.count("tpukit.show_figure("), text
+        assert not re.search(r"plt\.(figure|show|close)\(", text), "tpukit.show_figure(figure, alt) shows it, once"
 
 
 @EACH_NOTEBOOK

@@ -126,3 +126,58 @@ def test_a_figure_of_one_positive_study_says_so_and_draws_no_interval():
 def test_the_table_is_one_of_pandas():
     truth, chances, _ = exams()
     assert isinstance(tpukit.auroc_table(truth, chances), pandas.DataFrame)
+
+
+def slow_sensitivity(specificity, truth, chances):
+    """Try every threshold."""
+    best = 0.0
+    for threshold in np.unique(chances):
+        said = chances >= threshold
+        if (~said[truth == 0]).mean() >= specificity - 1e-12:
+            best = max(best, said[truth == 1].mean())
+    return best
+
+
+@pytest.mark.parametrize("specificity", [0.0, 0.5, 0.9, 1.0])
+def test_sensitivity_at_a_specificity_is_that_of_the_best_threshold(specificity):
+    random = np.random.default_rng(1)
+    for digits in (1, 6):  # with ties and without
+        truth, chances, study = exams(80, 3, seed=2)
+        chances = chances.round(digits)
+        point = tpukit.sensitivity_at(specificity, truth, chances, groups=study, resamples=50)
+        assert point.sensitivity == pytest.approx(slow_sensitivity(specificity, truth, chances))
+        said = chances >= point.threshold
+        assert said[truth == 1].mean() == pytest.approx(point.sensitivity)
+        assert (~said[truth == 0]).mean() == pytest.approx(point.specificity)
+        assert point.specificity >= specificity - 1e-9
+        low, high = point.interval
+        assert 0 <= low <= high <= 1
+        order = random.permutation(len(truth))
+        again = tpukit.sensitivity_at(specificity, truth[order], chances[order], groups=study[order], resamples=50)
+        assert (again.sensitivity, again.threshold) == (point.sensitivity, point.threshold)
+
+
+def test_the_interval_of_a_sensitivity_draws_whole_studies_and_needs_five_of_each():
+    truth, chances, study = exams(60, 12)
+    alone, together = (tpukit.sensitivity_at(0.9, truth, chances, groups=groups) for groups in (None, study))
+    widths = [point.interval[1] - point.interval[0] for point in (alone, together)]
+    assert widths[1] > 1.5 * widths[0]
+    few = tpukit.sensitivity_at(0.9, [1, 1, 0, 0, 0, 0], [0.9, 0.2, 0.3, 0.1, 0.1, 0.1])
+    assert (few.sensitivity, few.specificity, few.interval) == (0.5, 1.0, None)
+    assert str(few) == "sensitivity 0.50 at specificity 1.00 (asked: 0.90)"
+
+
+def test_no_threshold_is_specific_enough_where_the_surest_is_wrong():
+    point = tpukit.sensitivity_at(0.9, [0, 1, 0, 1], [0.9, 0.8, 0.1, 0.2])
+    assert (point.sensitivity, point.threshold) == (0.0, math.inf)
+    with pytest.raises(ValueError, match="got 90\n  fix:   0.9"):
+        tpukit.sensitivity_at(90, [0, 1], [0.1, 0.2])
+
+
+def test_a_ring_marks_it_on_the_curve():
+    truth, chances, study = exams()
+    figure = tpukit.show_roc(truth, chances, groups=study, group="study", sample="exam", specificity=0.9)
+    point = tpukit.sensitivity_at(0.9, truth, chances, groups=study)
+    assert [1 - point.specificity, point.sensitivity] in [[*line.get_xydata()[0]] for line in figure.axes[0].lines]
+    assert f"; {point}." in figure.alt
+    assert "exams positive" in figure.alt

@@ -10,7 +10,9 @@ from tpukit.diagnostics.report import Report
 from tpukit.diagnostics.stopwatch import Stopwatch
 from tpukit.display.figures import show_batch, show_history, show_predictions
 from tpukit.display.findings import Finding
+from tpukit.display.house_style import show_figure
 from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
+from tpukit.display.operating_point import OperatingPoint, sensitivity_at
 from tpukit.display.outcomes import choose_predictions, hardest_mistakes, show_outcomes
 from tpukit.display.score_figures import show_roc
 from tpukit.display.scores import auroc_table
@@ -72,6 +74,7 @@ __all__ = [
     "LARS",
     "LayerDifference",
     "NotFinite",
+    "OperatingPoint",
     "Records",
     "Released",
     "Report",
@@ -103,7 +106,9 @@ __all__ = [
     "read_tfrecords",
     "release",
     "schedules",
+    "sensitivity_at",
     "show_batch",
+    "show_figure",
     "show_history",
     "show_outcomes",
     "show_predictions",

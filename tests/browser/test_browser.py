@@ -17,8 +17,13 @@ import urllib.request
 from pathlib import Path
 
 import nbformat
+import numpy
+import pandas
 import pytest
 from notebook_parameters import small
+
+import tpukit
+from tpukit.display.panel import panel_html
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
@@ -39,6 +44,7 @@ FLAGS = [
 ]
 
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+IMAGE = "img[src^='data:image/svg']"  # a chart of a run that is over
 SETUP = "import time, torch, tpukit"
 WORK = """
 def train(core, steps):
@@ -210,10 +216,79 @@ def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(s
         seen.add(text)
         page.wait_for_timeout(200)
     assert len(seen) >= 4, seen  # it moved
-    assert output.locator("svg path[stroke-linejoin]").count() == 1
+    assert output.locator(f"svg path[stroke-linejoin], {IMAGE}").count() == 1
     output.get_by_text("returned [0, 1]").wait_for(timeout=30_000)
     output.get_by_text("done in").wait_for(timeout=10_000)
     picture(page, f"{server.kind}-done")
+
+
+STUDY = """
+import numpy
+pixels = numpy.zeros((9, 1, 32, 32), numpy.uint8) + 20 * numpy.arange(9, dtype=numpy.uint8)[:, None, None, None]
+tpukit.show_study(pixels)
+"""
+
+
+def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
+    cells = [nbformat.v4.new_code_cell(source) for source in ("import tpukit", STUDY, "1", "2")]
+    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "study.ipynb")
+    page = server.open("study")
+    run_cell(page, 0)
+    output = run_cell(page, 1)
+    words = output.locator('[data-part="words"]')
+    words.wait_for(timeout=30_000)
+    assert words.inner_text() == "slice 5 of 9"
+    output.locator('[data-part="slider"]').click()  # in its middle
+    for key, number in (("ArrowRight", 6), ("ArrowUp", 7), ("ArrowDown", 6), ("Home", 1), ("End", 9), ("PageDown", 1)):
+        page.keyboard.press(key)
+        assert words.inner_text() == f"slice {number} of 9"
+    output.locator('[data-part="overview"] img').nth(3).click()
+    page.keyboard.press("ArrowUp")
+    assert words.inner_text() == "slice 5 of 9"
+    active = page.locator(".jp-Cell.jp-mod-active")
+    assert active.count() == 1
+    assert active.locator('[data-part="words"]').count() == 1  # not the cell after it
+    picture(page, f"{server.kind}-study")
+    page.close()
+
+
+def test_the_curves_are_there_in_a_notebook_that_was_written_elsewhere(server):
+    """What was not run here is not trusted, and JupyterLab takes scripts and SVG elements out of its outputs."""
+    curves = {"train_loss": [(step, 1 / step) for step in range(1, 30)], "valid_acc": [(10, 0.5), (29, 0.8)]}
+    cells = [nbformat.v4.new_code_cell(str(number)) for number in range(4)]
+    shown = panel_html([], curves, "done", "done in 9 s") + "<svg width='9' height='9' class='own'></svg>"
+    cells[0].outputs = [nbformat.v4.new_output("display_data", data={"text/html": shown})]
+    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "elsewhere.ipynb")
+    page = server.open("elsewhere")
+    page.get_by_text("done in 9 s").wait_for(timeout=30_000)
+    images = page.locator(f".jp-OutputArea {IMAGE}")
+    assert images.count() == 2
+    assert all(width > 100 for width in images.evaluate_all("all => all.map((one) => one.naturalWidth)")), "not drawn"
+    assert page.locator(".jp-OutputArea svg.own").count() == 0, "this notebook is trusted, which proves nothing"
+    picture(page, f"{server.kind}-elsewhere")
+    page.close()
+
+
+def test_a_study_that_was_written_elsewhere_shows_the_middle_window_of_twelve_slices(server):
+    labels = pandas.DataFrame({"position": range(40), "SOPInstanceUID": range(40), "StudyInstanceUID": "a"})
+    pixels = numpy.zeros((40, 3, 64, 64), numpy.uint8) + numpy.array([0, 120, 250], numpy.uint8)[None, :, None, None]
+    cells = [nbformat.v4.new_code_cell(str(number)) for number in range(4)]
+    shown = tpukit.pe.show_study(pixels, labels, "a")._repr_html_()
+    cells[0].outputs = [nbformat.v4.new_output("display_data", data={"text/html": shown})]
+    write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "reader.ipynb")
+    page = server.open("reader")
+    images = page.locator(".jp-OutputArea img[alt^='slice']:visible")
+    images.first.wait_for(timeout=30_000)
+    assert images.count() == 12
+    boxes = images.evaluate_all(
+        """all => all.map((one) => {
+            const [image, frame] = [one.getBoundingClientRect(), one.parentElement.getBoundingClientRect()];
+            return [image.width / frame.width, (frame.left - image.left) / frame.width, frame.width / frame.height];
+        })"""
+    )
+    assert all(box == pytest.approx([3, 1, 1], abs=0.05) for box in boxes), boxes
+    picture(page, f"{server.kind}-reader")
+    page.close()
 
 
 def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
@@ -254,7 +329,7 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
     begin_again(page, cell)
     cell.get_by_text("done in").wait_for(timeout=600_000)
     assert cell.get_by_text("interrupted after").count() == 0  # a new panel, not one more
-    assert cell.locator("svg").count() >= 1
+    assert cell.locator(IMAGE).count() >= 1
     picture(page, f"{server.kind}-{name}-again")
     page.keyboard.press("Control+s")
     deadline = time.monotonic() + 30
@@ -264,14 +339,14 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
     page.close()
 
     assert len(kept) == 1
-    assert "<svg" in kept[0]
+    assert "data:image/svg+xml" in kept[0]
     assert "<script" not in kept[0]
     server.in_the_dark()
     page = server.open(name)
     again = page.locator(".jp-Cell").nth(number)
     again.scroll_into_view_if_needed()
     again.get_by_text("done in").wait_for(timeout=30_000)
-    assert again.locator("svg").count() >= 1
+    assert again.locator(IMAGE).count() >= 1
     picture(page, f"{server.kind}-{name}-reopened")
     page.close()
 

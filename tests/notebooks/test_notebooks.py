@@ -36,6 +36,18 @@ SMALL = {
         "batch_size": 8,
         "num_epochs": 2,
     },
+    "04b_exams_and_submission": {
+        "studies": 16,
+        "slices": 6,
+        "phantom_size": 64,
+        "num_folds": 3,
+        "image_size": 32,
+        "batch_size": 8,
+        "slice_epochs": 1,
+        "exam_slices": 8,
+        "exam_batch_size": 2,
+        "exam_epochs": 2,
+    },
     "05_feed_the_chip": {
         "studies": 8,
         "slices": 8,
@@ -69,7 +81,7 @@ SMALL = {
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
-NEEDS = {"08_lightning_on_tpu": "lightning"}
+NEEDS = {"04b_exams_and_submission": "pydicom", "08_lightning_on_tpu": "lightning"}
 
 PROBE = """
 import json, sys, psutil
@@ -87,7 +99,7 @@ print(json.dumps({
 def twice(request, tmp_path_factory):
     """Have papermill run a notebook twice in one kernel; return its folder, and what was found after each time."""
     if needed := NEEDS.get(request.param.stem):
-        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install 'tpukit[{needed}]'")
+        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install 'tpukit[test]'")
     folder = tmp_path_factory.mktemp(request.param.stem)
     notebook = nbformat.read(request.param, as_version=4)
     small(notebook, SMALL.get(request.param.stem, {}))

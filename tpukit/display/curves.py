@@ -1,5 +1,6 @@
 """Live curves as SVG: what has one scale on one axis, all over the same steps, in the notebook's own text colour."""
 
+import base64
 import html
 import math
 from collections.abc import Sequence
@@ -15,6 +16,8 @@ _SAME_SCALE = 10.0  # the largest values of measures on one axis differ by no mo
 # Each has a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11).
 _COLORS = ("#3b78c2", "#d1782b", "#4b9b62", "#a05bb5", "#8a7f2c", "#c2577a")
 _SETS = {"train": _COLORS[0], "valid": _COLORS[1], "val": _COLORS[1], "test": _COLORS[2]}
+# An image knows nothing of the page it is on: a grey that has 4.2:1 on white and on #111.
+_INK_OF_IMAGE = "#767676"
 _RATES = {"lr", "learning_rate"}
 
 Points = Sequence[tuple[float, float]]  # (step, value); a value that is not finite is a gap
@@ -35,8 +38,12 @@ class Axis:
     wide: bool = False
 
 
-def charts_html(curves: dict[str, Points]) -> str:
-    """Draw `{name: [(step, value), ...]}` as charts side by side, each with its newest values above it."""
+def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
+    """Draw `{name: [(step, value), ...]}` as charts side by side, each with its newest values above it.
+
+    As images they survive where a page takes SVG elements out: JupyterLab does so in a notebook that was written
+    elsewhere, until its reader trusts it.
+    """
     finite = {name: _finite(points) for name, points in curves.items()}
     steps = [step for points in curves.values() for step, _ in points]
     drawn, told = [], []
@@ -47,9 +54,9 @@ def charts_html(curves: dict[str, Points]) -> str:
             told.append(heading)
             continue
         width = _WIDE if axis.wide else _NARROW
-        drawn.append(
-            f'<div style="max-width:100%">{heading}{_chart(axis, curves, (min(steps), max(steps)), width)}</div>'
-        )
+        chart = _chart(axis, curves, (min(steps), max(steps)), width)
+        chart = _as_image(chart, width, _in_words(axis, curves)) if as_images else chart
+        drawn.append(f'<div style="max-width:100%">{heading}{chart}</div>')
     lines = "".join(f'<div style="margin-top:4px">{heading}</div>' for heading in told)
     charts = f'<div style="display:flex;flex-wrap:wrap;gap:6px 22px">{"".join(drawn)}</div>' if drawn else ""
     return charts + lines
@@ -191,6 +198,25 @@ def _chart(axis: Axis, curves: dict[str, Points], steps: tuple[float, float], wi
         f"<path d='M{_LEFT} {bottom}H{width - _RIGHT}' stroke='currentColor' stroke-opacity='.4' fill='none'/>"
         f"<g opacity='.65'>{''.join(labels)}</g>{lines}</svg>"
     )
+
+
+def _as_image(chart: str, width: int, alt: str) -> str:
+    """Make an image of a chart, in colours of its own."""
+    alone = chart.replace("<svg ", "<svg xmlns='http://www.w3.org/2000/svg' ", 1)
+    alone = alone.replace("currentColor", _INK_OF_IMAGE).replace("font-family:inherit", "font-family:sans-serif")
+    alone = alone.replace("<g opacity='.65'>", "<g>")
+    source = f"data:image/svg+xml;base64,{base64.b64encode(alone.encode()).decode()}"
+    return f'<img src="{source}" alt="{html.escape(alt)}" width="{width}" height="{_HEIGHT}" style="max-width:100%">'
+
+
+def _in_words(axis: Axis, curves: dict[str, Points]) -> str:
+    """Say what a chart shows."""
+    said = []
+    for name in axis.names:
+        points = _finite(curves[name])
+        if points:
+            said.append(f"{name} from {number(points[0][1])} to {number(points[-1][1])}")
+    return f"{axis.title} over steps: {', '.join(said)}"
 
 
 def _line(points: Points, x, y, color: str) -> str:

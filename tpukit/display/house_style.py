@@ -77,9 +77,7 @@ def new_figure(width: float, height: float, *, layout: str | None = None) -> Fig
     from matplotlib.patches import Rectangle
 
     figure = Figure((width, height), dpi=DPI, layout=layout)
-    # IPython can draw figures once pyplot has loaded its backend; before that, it asks the object for a PNG.
-    figure._repr_png_ = functools.partial(_png, figure)
-    figure._repr_mimebundle_ = functools.partial(_beside_the_png, figure)
+    _let_notebooks_draw(figure)
     # Notebooks crop a figure to what is drawn; this rectangle reaches the edge, so the margins stay.
     figure.add_artist(Rectangle((0, 0), 1, 1, transform=figure.transFigure, facecolor=PAPER, linewidth=0, zorder=-1))
     return figure
@@ -95,6 +93,38 @@ def describe(figure: Figure, text: str) -> None:
     figure.alt = " ".join(text.split())
 
 
+def show_figure(figure: Figure, alt: str) -> Figure:
+    """Give a figure of your own the look of all others, say in words what it shows, and return it, to be shown once.
+
+    As the last line of a cell: `tpukit.show_figure(figure, f"Bars: {waits}")`. pyplot forgets the figure.
+
+    Args:
+        figure: of `plt.subplots()`, or any other.
+        alt: for those who do not see it: one or two sentences, with the numbers that matter.
+
+    Raises:
+        ValueError: `alt` is empty.
+    """
+    import sys
+
+    if not alt.strip():
+        raise ValueError('a figure says in words what it shows, got ""\n  fix:   show_figure(figure, "Bars of ...")')
+    figure.set_facecolor(PAPER)
+    for axes in figure.axes:
+        axes.set_facecolor(PAPER)
+        axes.spines[:].set_color(RULE)
+        axes.spines[:].set_visible(not axes.images)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(color=RULE, labelcolor=MUTED)
+        for label in (axes.xaxis.label, axes.yaxis.label):
+            label.set_color(MUTED)
+    if pyplot := sys.modules.get("matplotlib.pyplot"):
+        pyplot.close(figure)
+    _let_notebooks_draw(figure)
+    describe(figure, alt)
+    return figure
+
+
 def axes_at(figure: Figure, left: float, bottom: float, width: float, height: float) -> Axes:
     """Add axes at a position given in inches."""
     across, up = figure.get_size_inches()
@@ -104,6 +134,12 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
 def letters(inches: float) -> int:
     """Return how many small letters fit into a width: in DejaVu Sans, a letter of a label name is 0.59 em wide."""
     return max(8, int(inches * 72 / (SMALL * 0.59)))
+
+
+def _let_notebooks_draw(figure: Figure) -> None:
+    """Let a notebook draw a figure, with its text: IPython can once pyplot is loaded; before, it asks the object."""
+    figure._repr_png_ = functools.partial(_png, figure)
+    figure._repr_mimebundle_ = functools.partial(_beside_the_png, figure)
 
 
 def _png(figure: Figure) -> bytes:

@@ -1,7 +1,7 @@
 """The live panel as HTML: a line of status, a row for each loop, one for each core where cores differ, and curves.
 
 Inline styles only, no script, and colours that are legible on white and on dark: every notebook shows it as it is, and
-a saved notebook keeps it.
+a saved notebook keeps it. Where a run is over its curves are images, which a notebook that is not trusted keeps, too.
 """
 
 import html
@@ -14,6 +14,7 @@ _MOST_ROWS = 5  # of loops that are over; those that run are all shown
 # Mid-tones with a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11); words keep the notebook's colour.
 _RUNNING, _DONE, _WAITING, _FAILED = "#3b78c2", "#2f9e5f", "#c77d0a", "#dc4c4c"
 _DOTS = {"running": _RUNNING, "busy": _WAITING, "done": _DONE, "interrupted": _WAITING, "failed": _FAILED}
+_OVER = ("done", "interrupted", "failed")
 _ROW = "background:none;border:none;"
 _CELL = "border:none;text-align:left;vertical-align:middle;white-space:nowrap;padding:2px 16px 2px 0;"
 _NUMBER = _CELL + "text-align:right;font-variant-numeric:tabular-nums;"
@@ -52,7 +53,7 @@ def panel_html(
         style = "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:2px 0 0"
         parts.append(f'<table style="{style}">{"".join(rows)}</table>')
     if curves:
-        parts.append(f'<div style="margin-top:10px">{charts_html(curves)}</div>')
+        parts.append(f'<div style="margin-top:10px">{charts_html(curves, as_images=state in _OVER)}</div>')
     return f'<div style="font-size:13px;line-height:1.5;color:inherit;padding:2px 0 6px 5px">{"".join(parts)}</div>'
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.display.house_style import COLORS, INK, MUTED, SMALL, describe, new_figure, style
+from tpukit.display.house_style import COLORS, INK, MUTED, PAPER, SMALL, describe, new_figure, style
+from tpukit.display.operating_point import sensitivity_at
 from tpukit.display.scores import as_array, score, several
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ def show_roc(
     name: str = "",
     groups: Any = None,
     group: str = "group",
+    sample: str = "image",
+    specificity: float | None = None,
     resamples: int = 500,
     seed: int = 0,
 ) -> Figure:
@@ -33,6 +36,9 @@ def show_roc(
         name: of the label, for the title.
         groups: (N,) the study or patient of each sample; None where every sample is independent.
         group: what a group is called: "study".
+        sample: what a sample is called: "exam".
+        specificity: a ring marks the highest sensitivity at this specificity or above, see `sensitivity_at`; None for
+            none.
         resamples: draws of the bootstrap.
         seed: of the bootstrap.
 
@@ -45,11 +51,11 @@ def show_roc(
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
     truth, chances = as_array(labels), as_array(probabilities)
     share, at = found.positives / found.samples, np.linspace(0, 1, found.recall_band.shape[1])
-    counts = f"{found.positives:,} of {found.samples:,} images positive"
+    counts = f"{found.positives:,} of {found.samples:,} {several(sample, 2)} positive"
     if groups is not None:
         plural = several(group, 2)
         counts += f", in {found.positive_groups:,} of {found.positive_groups + found.negative_groups:,} {plural}"
-    few = found.too_few("image" if groups is None else group)
+    few = found.too_few(sample if groups is None else group)
     few = few and f"{few}: too few to tell, and to draw an interval"
     by = f"band: middle 95 % of {resamples} draws" + (f" of whole {plural}" if groups is not None else "")
     by = "" if few else by
@@ -70,6 +76,16 @@ def show_roc(
         right.plot(recall[:-1], precision[:-1], color=COLORS[2], linewidth=1.8, drawstyle="steps-post")
         right.axhline(share, color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
         right.set(xlabel="recall (sensitivity)", ylabel="precision")
+        point = None
+        if specificity is not None:
+            point = sensitivity_at(specificity, truth, chances, groups=groups, resamples=resamples, seed=seed)
+            place = 1 - point.specificity, point.sensitivity
+            if point.interval:
+                left.plot([place[0]] * 2, point.interval, color=COLORS[1], linewidth=1.6)
+            ring = {"markersize": 8, "markerfacecolor": PAPER, "markeredgecolor": COLORS[1], "markeredgewidth": 1.8}
+            left.plot(*place, "o", **ring)
+            words = str(point).replace(" at ", "\nat ")
+            left.text(0.98, 0.13, words, ha="right", color=COLORS[1], transform=left.transAxes, fontsize=SMALL)
         for axes, what, value, (low, high), guess in (
             (left, "AUROC", found.auroc, found.auroc_interval, "guessing: 0.5"),
             (right, "average precision", found.average_precision, found.average_precision_interval,
@@ -88,6 +104,6 @@ def show_roc(
             figure,
             f"ROC and precision-recall curves of {name.replace('_', ' ') or 'one label'}: {counts}. AUROC "
             f"{found.auroc:.3f}{interval}; average precision "
-            f"{found.average_precision:.3f}. {few}",
+            f"{found.average_precision:.3f}{f'; {point}' if point else ''}. {few}",
         )
     return figure

@@ -112,6 +112,28 @@ def score(labels: Any, probabilities: Any, groups: Any = None, *, resamples: int
     import numpy as np
     from sklearn.metrics import average_precision_score, roc_auc_score
 
+    truth, chances, groups = one_label(labels, probabilities, groups)
+    with_label = len(np.unique(groups[truth == 1]))
+    if min(with_label, int(groups.max()) + 1 - with_label) < FEW:
+        limits = [np.full(shape, np.nan) for shape in ((2,), (2,), (2, _GRID), (2, _GRID))]
+    else:
+        drawn = [*_bootstrap(truth, chances, groups, resamples, seed)]
+        limits = [np.percentile([part[place] for part in drawn], [2.5, 97.5], axis=0) for place in range(4)]
+    return Scores(
+        int(truth.sum()),
+        len(truth),
+        with_label,
+        int(groups.max()) + 1 - with_label,
+        float(roc_auc_score(truth, chances)),
+        float(average_precision_score(truth, chances)),
+        *limits,
+    )
+
+
+def one_label(labels: Any, probabilities: Any, groups: Any = None) -> tuple:
+    """Return (N,) labels, probabilities and groups counted from 0, checked; the arguments are those of `score`."""
+    import numpy as np
+
     truth, chances = _columns(labels)[:, 0], _columns(probabilities)[:, 0]
     groups = np.arange(len(truth)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     if not len(truth) == len(chances) == len(groups):
@@ -130,29 +152,23 @@ def score(labels: Any, probabilities: Any, groups: Any = None, *, resamples: int
             f"curves need samples with the label and without, and {truth.sum():.0f} of {len(truth)} have it\n"
             "  fix:   a larger validation set, or another label"
         )
-    with_label = len(np.unique(groups[truth == 1]))
-    if min(with_label, int(groups.max()) + 1 - with_label) < FEW:
-        limits = [np.full(shape, np.nan) for shape in ((2,), (2,), (2, _GRID), (2, _GRID))]
-    else:
-        drawn = [*_bootstrap(truth, chances, groups, resamples, seed)]
-        limits = [np.percentile([part[place] for part in drawn], [2.5, 97.5], axis=0) for place in range(4)]
-    return Scores(
-        int(truth.sum()),
-        len(truth),
-        with_label,
-        int(groups.max()) + 1 - with_label,
-        float(roc_auc_score(truth, chances)),
-        float(average_precision_score(truth, chances)),
-        *limits,
-    )
+    return truth, chances, groups
 
 
 def _bootstrap(truth, chances, groups, resamples: int, seed: int) -> Iterator[tuple]:
-    """Yield what `_curve` returns, of groups drawn with replacement; a draw without one of the classes is repeated."""
+    """Yield what `_curve` returns, of groups drawn with replacement."""
+    import numpy as np
+
+    place = np.unique(chances, return_inverse=True)[1]  # once: a draw changes weights, not the order
+    for weights in drawn_weights(truth, groups, resamples, seed):
+        yield _curve(truth, place, weights)
+
+
+def drawn_weights(truth, groups, resamples: int, seed: int) -> Iterator[np.ndarray]:
+    """Yield (N,) how often each sample is drawn where whole groups are; a draw of one class alone is repeated."""
     import numpy as np
 
     random, count = np.random.default_rng(seed), int(groups.max()) + 1
-    place = np.unique(chances, return_inverse=True)[1]  # once: a draw changes weights, not the order
     done = tries = 0
     while done < resamples and tries < 20 * resamples:
         tries += 1
@@ -160,7 +176,7 @@ def _bootstrap(truth, chances, groups, resamples: int, seed: int) -> Iterator[tu
         positive = weights @ truth
         if 0 < positive < weights.sum():
             done += 1
-            yield _curve(truth, place, weights)
+            yield weights
 
 
 def _curve(truth, place, weights) -> tuple:
@@ -170,9 +186,7 @@ def _curve(truth, place, weights) -> tuple:
     """
     import numpy as np
 
-    weight, hits = np.bincount(place, weights), np.bincount(place, weights * truth)
-    drawn = np.flatnonzero(weight)[::-1]  # from the highest score down
-    positive, negative = hits[drawn].cumsum(), (weight - hits)[drawn].cumsum()
+    _, positive, negative = above_each(truth, place, weights)
     recall, false = positive / positive[-1], negative / negative[-1]
     precision = positive / (positive + negative)
     area = np.trapezoid if hasattr(np, "trapezoid") else np.trapz  # numpy 1
@@ -181,6 +195,15 @@ def _curve(truth, place, weights) -> tuple:
     roc = np.interp(at, from_zero(false), from_zero(recall))
     reached = np.searchsorted(recall, at - 1e-9)  # the first threshold that has this recall
     return float(area(from_zero(recall), from_zero(false))), average, roc, precision[reached]
+
+
+def above_each(truth, place, weights) -> tuple:
+    """Return the places that occur, from the highest down, and the weight of positives and negatives from each up."""
+    import numpy as np
+
+    weight, hits = np.bincount(place, weights), np.bincount(place, weights * truth)
+    there = np.flatnonzero(weight)[::-1]
+    return there, hits[there].cumsum(), (weight - hits)[there].cumsum()
 
 
 def several(word: str, count: int) -> str:

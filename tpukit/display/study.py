@@ -12,6 +12,7 @@ import html
 import io
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpukit.display import figure_inputs
@@ -20,77 +21,192 @@ from tpukit.display.house_style import COLORS
 if TYPE_CHECKING:
     import numpy as np
 
-_LARGE = 384  # pixels of the page that the large slice is wide
+_LARGE = 384  # pixels of the page that the large slice is wide; a view of several is 256
 _LARGEST = 512  # pixels of a slice as it is stored; more would be seen by nobody
 _QUALITY = 85  # of the JPEG: a grey slice of 256 x 256 takes about 12 KB
+_STRIP = 56  # pixels that the curve along the body is high
 
-# Every study of the page with this identifier is set up once; JupyterLab can show one output in two places.
+# Every study of the page with this identifier is set up once; JupyterLab can show one output in two places. Keys are
+# taken here, and go no further: JupyterLab reads arrows as "the next cell" wherever in an output they are pressed.
 _SCRIPT = """
 for (const study of document.querySelectorAll('[data-study="ID"]:not([data-ready])')) {
   study.dataset.ready = "yes";
   const part = (name) => study.querySelector(`[data-part="${name}"]`);
   const slices = [...part("overview").children], slider = part("slider"), large = part("slice");
+  const last = slices.length - 1, cursor = part("cursor"), jump = part("jump");
   const show = (number) => {
+    number = Math.min(Math.max(number, 0), last);
     const image = slices[number].querySelector("img");
     [slider.value, large.src, large.alt, part("words").textContent] = [number, image.src, image.alt, image.alt];
     slices.forEach((slice, other) => slice.style.outline = other === number ? "3px solid COLOR" : "none");
+    if (cursor) cursor.style.left = `${100 * (number + 0.5) / (last + 1)}%`;
   };
+  const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10,
+                  Home: -slices.length, End: slices.length };
+  study.addEventListener("keydown", (event) => {
+    if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    show(Number(slider.value) + steps[event.key]);
+  });
   slider.addEventListener("input", () => show(Number(slider.value)));
-  slices.forEach((slice, number) => slice.addEventListener("click", () => show(number)));
+  slices.forEach((slice, number) => slice.addEventListener("click", () => { show(number); slider.focus(); }));
+  part("track").addEventListener("click", (event) => {
+    const box = part("track").getBoundingClientRect();
+    show(Math.floor((event.clientX - box.left) / box.width * slices.length));
+    slider.focus();
+  });
+  if (jump) jump.addEventListener("click", () => { show(Number(jump.dataset.slice)); slider.focus(); });
   part("stage").style.display = "block";
   show(Number(slider.value));
 }
 """
 
 
-class Study:
-    """The slices of a study as HTML with a slider, made by `show_study`."""
+@dataclass(frozen=True)
+class Curve:
+    """Numbers along the body, drawn above the slider.
 
-    def __init__(self, images: list[str], words: list[str], marked: list[int], mark: str, overview: int, caption: str):
-        self._images, self._words, self._marked, self._mark = images, words, marked, mark
-        self._overview, self._caption = overview, caption
+    Attributes:
+        name: what they are.
+        values: one for each slice, 0 to 1; nan where there is none.
+        color: of the line.
+        filled: fills what is below the line, instead of the line.
+    """
+
+    name: str
+    values: Sequence[float]
+    color: str = COLORS[0]
+    filled: bool = False
+
+
+class Study:
+    """The slices of a study as HTML with a slider, made by `show_study`.
+
+    Args:
+        images: JPEGs in base64, of one slice each, or of one slice through several windows beside each other.
+        words: about each slice.
+        marked: numbers of the slices that are marked in orange.
+        mark: what the mark means; empty for none.
+        overview: how many slices are shown beside the large one.
+        caption: below everything.
+        views: what stands beside each other in an image; empty where it is one picture.
+        curves: drawn above the slider.
+        jump: the slice that a button goes to, None for no button.
+        above, below: HTML of the caller's, above the slices and below the slider.
+    """
+
+    def __init__(
+        self,
+        images: list[str],
+        words: list[str],
+        marked: list[int],
+        mark: str,
+        overview: int,
+        caption: str,
+        *,
+        views: Sequence[str] = (),
+        curves: Sequence[Curve] = (),
+        jump: int | None = None,
+        above: str = "",
+        below: str = "",
+    ):
+        self._images, self._words, self._marked, self._mark = images, words, set(marked), mark
+        self._overview, self._caption, self._views = overview, caption, views
+        self._curves, self._jump, self._above, self._below = curves, jump, above, below
 
     def __repr__(self) -> str:
         marks = f"; {self._mark} on {len(self._marked)} of them" if self._mark else ""
         return f"Study: {self._caption}{marks}"
 
     def _repr_html_(self) -> str:
-        count = len(self._images)
-        start = self._marked[len(self._marked) // 2] if self._marked else count // 2
+        count, name = len(self._images), uuid.uuid4().hex
         seen = {round(index * (count - 1) / max(self._overview - 1, 1)) for index in range(self._overview)}
         slices = "".join(self._slice(index, index in seen) for index in range(count))
-        bar = "".join(
-            f'<span style="flex:1;background:{COLORS[1] if index in self._marked else "rgba(128,128,128,.25)"}"></span>'
-            for index in range(count)
-        )
-        says = f'<span style="color:{COLORS[1]}">&#9632;</span> {html.escape(self._mark)}' if self._mark else ""
-        name = uuid.uuid4().hex
-        stage = (
-            f'<div data-part="stage" style="display:none;flex:none;width:{_LARGE}px">'
-            f'<img data-part="slice" alt="" style="width:{_LARGE}px;max-width:100%;display:block">'
-            f'<div style="display:flex;height:6px;margin:8px 7px 0">{bar}</div>'
-            f'<input data-part="slider" type="range" min="0" max="{count - 1}" value="{start}" '
-            'aria-label="slice" style="width:100%;margin:3px 0">'
-            f'<div data-part="words"></div><div style="opacity:.75;font-size:12px">{says}</div></div>'
-        )
-        columns = "grid-template-columns:repeat(4,minmax(70px,120px));gap:8px"
+        columns, beside = (4, "flex") if not self._views else (6, "block")
+        grid = f"grid-template-columns:repeat({columns},minmax(70px,120px));gap:8px"
         return (
-            f'<div data-study="{name}" style="font-size:13px;line-height:1.35">'
-            f'<div style="display:flex;flex-wrap:wrap;gap:20px;align-items:flex-start">{stage}'
-            f'<div data-part="overview" style="display:grid;{columns}">{slices}</div></div>'
+            f'<div data-study="{name}" tabindex="0" style="font-size:13px;line-height:1.35;outline:none">{self._above}'
+            f'<div style="display:{beside};flex-wrap:wrap;gap:20px;align-items:flex-start">{self._stage()}'
+            f'<div data-part="overview" style="display:grid;{grid}">{slices}</div></div>'
             f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self._caption)}</div></div>'
             f"<script>{_SCRIPT.replace('ID', name).replace('COLOR', COLORS[3])}</script>"
+        )
+
+    def _stage(self) -> str:
+        """Return the large slice with its slider and what belongs to it, all hidden until the script shows it."""
+        count, views = len(self._images), len(self._views)
+        marks = sorted(self._marked)
+        start = self._jump if self._jump is not None else marks[len(marks) // 2] if marks else count // 2
+        width = 256 * views if views else _LARGE
+        titles = "".join(f'<span style="flex:1">{html.escape(view)}</span>' for view in self._views)
+        drawn = [(COLORS[1], self._mark)] * bool(self._mark) + [(curve.color, curve.name) for curve in self._curves]
+        says = [f'<span style="color:{color}">&#9632;</span> {html.escape(what)}' for color, what in drawn]
+        jump = ""
+        if self._jump is not None:
+            jump = (
+                f'<button data-part="jump" data-slice="{self._jump}" style="float:right;font:inherit;'
+                'cursor:pointer">to the highest</button>'
+            )
+        return (
+            f'<div data-part="stage" style="display:none;flex:none;max-width:100%;width:{width}px;margin-bottom:12px">'
+            f'<div style="display:flex;font-size:12px;opacity:.75">{titles}</div>'
+            f'<img data-part="slice" alt="" style="width:{width}px;max-width:100%;display:block">'
+            f"{self._track()}"
+            f'<input data-part="slider" type="range" min="0" max="{count - 1}" value="{start}" '
+            'data-lm-suppress-shortcuts="true" aria-label="slice" style="width:100%;margin:3px 0">'
+            f'{jump}<div data-part="words"></div>'
+            f'<div style="opacity:.75;font-size:12px">{"&emsp;".join(says)}</div>{self._below}</div>'
+        )
+
+    def _track(self) -> str:
+        """Return what runs along the body above the slider: marks, and curves where there are any."""
+        count = len(self._images)
+        color = [COLORS[1] if index in self._marked else "rgba(128,128,128,.25)" for index in range(count)]
+        bar = "".join(f'<span style="flex:1;background:{one}"></span>' for one in color)
+        bar = f'<div style="display:flex;height:6px">{bar}</div>'
+        if not self._curves:
+            return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
+        lines = "".join(_line(curve, count) for curve in self._curves)
+        half = f"<path d='M0 .5H{count}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
+        return (
+            '<div data-part="track" style="margin:8px 7px 0;position:relative;cursor:pointer">'
+            f"<svg viewBox='0 0 {count} 1' preserveAspectRatio='none' "
+            f"style='display:block;width:100%;height:{_STRIP}px;overflow:visible'>{half}{lines}</svg>{bar}"
+            '<div data-part="cursor" style="position:absolute;top:0;bottom:0;width:0;border-left:1.5px solid '
+            'currentColor;pointer-events:none"></div></div>'
         )
 
     def _slice(self, index: int, seen: bool) -> str:
         words = html.escape(self._words[index])
         edge = COLORS[1] if index in self._marked else "transparent"
+        # Of several windows beside each other the middle one is shown, by properties that JupyterLab's sanitizer keeps.
+        views = max(1, len(self._views))
+        place = f"width:{100 * views}%;max-width:none;margin-left:-{100 * (views // 2)}%;display:block"
         return (
             f'<div style="display:{"block" if seen else "none"};cursor:pointer">'
-            f'<img src="data:image/jpeg;base64,{self._images[index]}" alt="{words}" title="{words}" '
-            f'style="width:100%;display:block;box-sizing:border-box;border-bottom:4px solid {edge}">'
+            f'<div style="overflow:hidden"><img src="data:image/jpeg;base64,{self._images[index]}" alt="{words}" '
+            f'title="{words}" style="{place}"></div><div style="height:4px;background:{edge}"></div>'
             f'<div style="font-size:11px">{index + 1}</div></div>'
         )
+
+
+_THIN = "fill='none' vector-effect='non-scaling-stroke'"
+
+
+def _line(curve: Curve, count: int) -> str:
+    """Draw a curve over slices that are 1 wide, from 0 below to 1 above; a gap where there is no number."""
+    if curve.filled:
+        bars = "".join(
+            f"M{index} 1V{1 - value:.3f}H{index + 1}V1Z" for index, value in enumerate(curve.values) if value == value
+        )
+        return f"<path d='{bars}' fill='{curve.color}' fill-opacity='.35'/>"
+    path, open_ = [], False
+    for index, value in enumerate(curve.values):
+        if value == value:
+            path.append(f"{'L' if open_ else 'M'}{index + 0.5} {1 - value:.3f}{'' if open_ else 'h0'}")
+        open_ = value == value
+    return f"<path d='{''.join(path)}' stroke='{curve.color}' stroke-width='2' stroke-linecap='round' {_THIN}/>"
 
 
 def show_study(
@@ -104,7 +220,8 @@ def show_study(
 ) -> Study:
     """Show the slices of a study with a slider, and an overview of some of them beside it.
 
-    The notebook keeps all slices that the slider reaches: about 12 KB for a grey one of 256 x 256 pixels.
+    The arrow keys move it once it was clicked. The notebook keeps all slices that the slider reaches: about 12 KB for a
+    grey one of 256 x 256 pixels.
 
     Args:
         images: `(N, C, H, W)` in the order of the body, as for `show_batch`.
@@ -134,7 +251,7 @@ def show_study(
     words = [f"slice {index + 1} of {count}{': ' * bool(words[index])}{words[index]}" for index in kept]
     caption = f"{len(kept):,} of {count:,} slices{caption[caption.index(',') :]}"
     marked = [place for place, index in enumerate(kept) if index in set(marked)]
-    return Study([_jpeg(image) for image in pixels], words, marked, mark, min(overview, len(kept)), caption)
+    return Study([as_jpeg(image) for image in pixels], words, marked, mark, min(overview, len(kept)), caption)
 
 
 def _length(images: Any) -> int:
@@ -143,13 +260,13 @@ def _length(images: Any) -> int:
     return int(shape[0]) if len(shape) else 1
 
 
-def _jpeg(pixels: np.ndarray) -> str:
-    """Encode `(H, W)` or `(H, W, 3)`, uint8 or floats in [0, 1], as JPEG in base64."""
+def as_jpeg(pixels: np.ndarray, largest: tuple[int, int] = (_LARGEST, _LARGEST)) -> str:
+    """Encode `(H, W)` or `(H, W, 3)`, uint8 or floats in [0, 1], as JPEG in base64, so wide and so high at most."""
     import numpy as np
     from PIL import Image
 
     whole = pixels if pixels.dtype == "uint8" else np.round(pixels * 255).astype(np.uint8)
     image, buffer = Image.fromarray(whole), io.BytesIO()
-    image.thumbnail((_LARGEST, _LARGEST))
+    image.thumbnail(largest)
     image.save(buffer, format="JPEG", quality=_QUALITY)
     return base64.b64encode(buffer.getvalue()).decode()

@@ -1,36 +1,77 @@
 """The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
 
+from tpukit.pe.activation import attention_in_mask, class_activation
+from tpukit.pe.activation_figure import show_activation
+from tpukit.pe.baselines import pool_slices, position_prior
+from tpukit.pe.calibration import calibration_table, fit_temperatures
+from tpukit.pe.calibration_figure import show_calibration
 from tpukit.pe.challenge import challenge_loss
 from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
+from tpukit.pe.dicom_index import index_dicom
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.exam_figures import show_exams
+from tpukit.pe.exam_sequences import ExamSequences
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
+from tpukit.pe.ladder import show_ladder
 from tpukit.pe.model import augment, normalize, resnet34
+from tpukit.pe.neighbours import NeighbouringSlices
+from tpukit.pe.notice import notice
 from tpukit.pe.phantoms.drawing import phantom
-from tpukit.pe.phantoms.emboli import embolus_places
+from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
+from tpukit.pe.reader import show_study
+from tpukit.pe.submission import read_submission, write_submission
+
+
+def __getattr__(name: str):
+    """Return a network, whose class is made with torch, imported when it is asked for."""
+    if name in ("ExamNetwork", "SliceFeatures"):
+        from tpukit.pe.exam_network import ExamNetwork, SliceFeatures
+
+        return ExamNetwork if name == "ExamNetwork" else SliceFeatures
+    raise AttributeError(f"module 'tpukit.pe' has no attribute {name!r}")
+
 
 __all__ = [
     "COLUMNS",
     "LABELS",
     "WORDS",
+    "ExamNetwork",
+    "ExamSequences",
+    "NeighbouringSlices",
     "PEImages",
+    "SliceFeatures",
     "assign_folds",
+    "attention_in_mask",
     "augment",
+    "calibration_table",
     "challenge_loss",
     "check_consistency",
+    "class_activation",
+    "embolus_masks",
     "embolus_places",
+    "fit_temperatures",
     "hounsfield",
+    "index_dicom",
     "index_images",
     "make_consistent",
     "normalize",
+    "notice",
     "pack_dicom",
     "phantom",
+    "pool_slices",
+    "position_prior",
     "read_dicom",
     "read_labels",
+    "read_submission",
     "resnet34",
+    "show_activation",
+    "show_calibration",
     "show_exams",
+    "show_ladder",
+    "show_study",
     "three_windows",
+    "write_submission",
 ]

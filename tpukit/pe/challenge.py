@@ -3,6 +3,7 @@
 Source of the weights: the evaluation page of the competition "RSNA STR Pulmonary Embolism Detection" (Kaggle, 2020).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.pe.labels import EXAM_LABELS, LABELS
@@ -106,21 +107,40 @@ def exams_of(table, name: str = "table") -> Exams:
     return Exams(studies, answers, values[:, 0], exam)
 
 
-def challenge_loss(predictions, labels) -> float:
+def challenge_loss(predictions, labels):
     """Return the challenge's score, the weighted log loss; less is better, ln 2 = 0.693 is "0.5 everywhere".
 
     Every exam counts its nine answers by `EXAM_WEIGHTS`, and each of its images by `IMAGE_WEIGHT` times the share of
     its images that are positive: in a negative exam no image counts. The sum is divided by the sum of all weights.
 
+    Of tables it scores; of tensors it is the loss that `fit` trains an `ExamNetwork` with.
+
     Args:
-        predictions: a row for each image with probabilities, see `exams_of`; in any order.
-        labels: the same with 0 and 1, as `read_labels` returns them.
+        predictions: a row for each image with probabilities, see `exams_of`, in any order. Or what an `ExamNetwork`
+            returns for B exams: logits, (B, 9) "answers" in the order of `EXAM_LABELS` and (B, S) "images".
+        labels: the same with 0 and 1, as `read_labels` returns them. Or the targets of `ExamSequences`: "answers" and
+            "images" in [0, 1], and (B,) "image_weight", what all images of an exam weigh together.
+
+    Returns:
+        A float; of tensors, () float32.
 
     Raises:
         ValueError: the two tables are not of the same images and studies; or see `exams_of`.
     """
     import numpy as np
 
+    if isinstance(predictions, Mapping):
+        return _loss_of_tensors(predictions, labels)
+    predicted, truth = beside(predictions, labels)
+    weights = np.array([EXAM_WEIGHTS[name] for name in EXAM_LABELS])
+    images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
+    cost = (log_loss(predicted.answers, truth.answers) * weights).sum()
+    cost += (log_loss(predicted.images, truth.images) * images).sum()
+    return float(cost / (len(truth.studies) * weights.sum() + images.sum()))
+
+
+def beside(predictions, labels) -> tuple[Exams, Exams]:
+    """Return the predictions and the labels, both in the order of the labels; raises as `challenge_loss`."""
     truth = exams_of(labels, "labels")
     predicted = exams_of(_in_order_of(predictions, labels), "predictions")
     elsewhere = predicted.studies[predicted.exam] != truth.studies[truth.exam]
@@ -130,11 +150,19 @@ def challenge_loss(predictions, labels) -> float:
             "images are in other studies in the predictions than in the labels\n"
             f"  found: image {labels[IMAGE].iloc[row]}\n  fix:   take {STUDY} from the labels"
         )
-    weights = np.array([EXAM_WEIGHTS[name] for name in EXAM_LABELS])
-    images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
-    cost = (log_loss(predicted.answers, truth.answers) * weights).sum()
-    cost += (log_loss(predicted.images, truth.images) * images).sum()
-    return float(cost / (len(truth.studies) * weights.sum() + images.sum()))
+    return predicted, truth
+
+
+def _loss_of_tensors(logits: Mapping, targets: Mapping):
+    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+    answers = cross_entropy(logits["answers"], targets["answers"], reduction="none").sum(0)
+    images = cross_entropy(logits["images"], targets["images"], reduction="none").mean(1)
+    # Python numbers, not a tensor of weights: that would be copied to the device in every step.
+    weights = [EXAM_WEIGHTS[name] for name in EXAM_LABELS]
+    cost = sum(weight * answers[column] for column, weight in enumerate(weights))
+    cost = cost + (images * targets["image_weight"]).sum()
+    return cost / (len(logits["answers"]) * sum(weights) + targets["image_weight"].sum())
 
 
 def image_share(exams: Exams):

@@ -11,7 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: float = 0.5) -> Figure:
+def show_exams(
+    labels: Any, probabilities: Any, *, attention: Any = None, limit: int = 8, threshold: float = 0.5
+) -> Figure:
     """Draw the probability of an embolus along the body, a panel an exam, over where it truly is.
 
     Half of the panels are exams with an embolus on some slice, from many such slices to few; the other half are
@@ -21,6 +23,8 @@ def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: fl
         labels: a table with StudyInstanceUID, position and pe_present_on_image, as `index_images` makes it; of the
             images that were predicted.
         probabilities: (N,) of pe_present_on_image, in the order of the table.
+        attention: (N,) how much each slice counted in the answers about its exam, 0 or more; None where nothing does.
+            Drawn in green, to the height of 1 where it is highest.
         limit: the most exams to draw.
         threshold: drawn as a dotted line.
 
@@ -29,6 +33,12 @@ def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: fl
     """
     import numpy as np
 
+    weighs = None if attention is None else as_array(attention)
+    if weighs is not None and (weighs.shape != (len(labels),) or not (weighs >= 0).all()):
+        raise ValueError(
+            f"attention is one number of 0 or more for each of the {len(labels)} rows, got {weighs.shape}, from "
+            f"{weighs.min():.3g}\n  fix:   what the model weighs the slices by, after the softmax"
+        )
     missing = [name for name in ("StudyInstanceUID", "position", "pe_present_on_image") if name not in labels.columns]
     chances = as_array(probabilities)
     if missing or chances.shape != (len(labels),):
@@ -37,7 +47,10 @@ def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: fl
             f"{', and no column ' + missing[0] if missing else ''}\n"
             "  fix:   labels of index_images(read_labels(...), ...), and probabilities[:, 0]"
         )
-    table = labels.assign(chance=chances).sort_values(["StudyInstanceUID", "position"])
+    table = labels.assign(chance=chances, weight=0.0 if weighs is None else weighs)
+    table = table.sort_values(["StudyInstanceUID", "position"])
+    if table.position.dtype.kind == "f":  # in mm, of DICOM files: slices are counted
+        table["position"] = table.groupby("StudyInstanceUID").cumcount()
     exams = table.groupby("StudyInstanceUID").agg(shown=("pe_present_on_image", "sum"), most=("chance", "max"))
     sick = exams[exams.shown > 0].sort_values("shown", ascending=False, kind="stable").index
     sound = exams[exams.shown == 0].sort_values("most", ascending=False, kind="stable").index
@@ -50,12 +63,20 @@ def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: fl
 
     with style():
         figure = new_figure(2.45 * columns + 0.4, 1.75 * rows + 0.7, layout="constrained")
+        shares = []
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axes, study in zip(grid.flat, chosen, strict=False):
             exam = table[table.StudyInstanceUID == study]
             places = exam.position.to_numpy()
             for place in places[exam.pe_present_on_image.to_numpy() == 1]:
                 axes.axvspan(place - 0.5, place + 0.5, color=COLORS[1], alpha=0.3, linewidth=0)
+            if weighs is not None:
+                height = exam.weight / (exam.weight.max() or 1)
+                axes.fill_between(places, height, color=COLORS[2], alpha=0.35, linewidth=0, step="mid")
+                on_embolus = exam.weight[exam.pe_present_on_image == 1].sum() / (exam.weight.sum() or 1)
+                if exams.shown[study]:
+                    axes.set_title(f"{100 * on_embolus:.0f} %", loc="right", fontsize=SMALL, color=COLORS[2], pad=4)
+                    shares.append(f"{study[:6]} {100 * on_embolus:.0f} %")
             mark = {"marker": "o", "markersize": 3} if len(places) <= 40 else {}
             axes.plot(places, exam.chance, color=COLORS[0], linewidth=1.5, **mark)
             axes.axhline(threshold, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
@@ -68,6 +89,7 @@ def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: fl
             axes.set_visible(False)
         figure.supylabel("probability of an embolus", fontsize=SMALL, color=MUTED)
         about = "slice of the series    orange: slices that truly show an embolus    blue: what the network says"
+        about += "    green: its attention, and how much of it lies on orange" * (weighs is not None)
         figure.supxlabel(about, fontsize=SMALL, color=MUTED)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         best = table.groupby("StudyInstanceUID").chance.max()
@@ -75,6 +97,7 @@ def show_exams(labels: Any, probabilities: Any, *, limit: int = 8, threshold: fl
         describe(
             figure,
             f"The probability of an embolus along the body in {len(chosen)} exams, {len(sick)} of them with an "
-            f"embolus. In {found} of these it reaches {threshold:g} on some slice.",
+            f"embolus. In {found} of these it reaches {threshold:g} on some slice."
+            f"{' Attention on slices with an embolus: ' + ', '.join(shares) + '.' if shares else ''}",
         )
     return figure

@@ -188,7 +188,7 @@ def arrange(headers) -> tuple:
     along, noticed = numpy.full(len(headers), -numpy.inf), {}
     members = numpy.split(numpy.argsort(series, kind="stable"), counts.cumsum()[:-1])
     for name, member in zip(names.tolist(), members, strict=True):
-        along[member], found = _along(headers[member])
+        along[member], found = along_body(headers[member])
         for what, count in found.items():
             if count:
                 before, first = noticed.get(what, (0, name.decode()))
@@ -197,7 +197,7 @@ def arrange(headers) -> tuple:
     return order, [f"{count:,} {what}; series {first}" for what, (count, first) in noticed.items()]
 
 
-def _along(slices) -> tuple:
+def along_body(slices) -> tuple:
     """Return each slice's place along the body in mm, -inf where there is none, for one series; and what to notice."""
     import numpy
 

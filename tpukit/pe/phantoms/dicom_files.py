@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """Where a slice belongs: its three identifiers, its number in the series, z and the size of a pixel in mm."""
+    """Where a slice belongs: its three identifiers, its number in the series; z, its pixels and spacing in mm."""
 
     study: str
     series: str
@@ -14,6 +14,7 @@ class Place:
     number: int
     z: float
     pixel: float
+    apart: float
 
 
 def write_dicom(path: Path, hounsfield, place: Place) -> None:
@@ -36,9 +37,11 @@ def write_dicom(path: Path, hounsfield, place: Place) -> None:
         corner = round(-place.pixel * (stored.shape[0] - 1) / 2, 3)
         file.ImagePositionPatient = [corner, corner, round(place.z, 3)]
         file.PixelSpacing = [round(place.pixel, 4)] * 2
+        file.SliceLocation, file.SliceThickness = round(place.z, 3), round(place.apart, 3)
         file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
         file.Rows, file.Columns = stored.shape
         file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 1
-        file.RescaleSlope, file.RescaleIntercept = 1, -1024
+        file.RescaleSlope, file.RescaleIntercept, file.RescaleType = 1, -1024, "HU"
+        file.WindowCenter, file.WindowWidth = 40, 400  # what a viewer shows first; the network has windows of its own
         file.PixelData = stored.tobytes()
         file.save_as(path, enforce_file_format=True)

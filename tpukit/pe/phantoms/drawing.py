@@ -18,7 +18,7 @@ class PhantomFolder(ResumableFolder):
     """A folder that `phantom` writes."""
 
     kind, version, manifest_name = "phantom", 1, "phantom.json"
-    outputs = ("train-jpegs", "train", "train.csv")
+    outputs = ("train-jpegs", "train", "masks", "train.csv")
     make = "phantom(folder)"
     repair = "call it again with the same arguments: it draws everything again"
 
@@ -32,6 +32,7 @@ def phantom(
     size: int = 256,
     positive: float = 0.4,
     form: str = "jpeg",
+    masks: bool = False,
     workers: int | None = None,
     progress: str | None = None,
 ) -> Path:
@@ -53,6 +54,8 @@ def phantom(
         size: height and width in pixels; at least 32.
         positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
         form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units, uncompressed.
+        masks: also keep where each embolus was drawn, `<folder>/masks/<study>/<series>/<image>.png` of the slices that
+            show one, for `embolus_masks`; the images are the same with and without.
         workers: processes that draw; None for one per CPU.
         progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
@@ -77,6 +80,8 @@ def phantom(
     if form == "dicom":
         recipe["form"] = form
         load_pydicom()  # before anything is written
+    if masks:
+        recipe["masks"] = True
     target = PhantomFolder(Path(folder), recipe)
     if not _is_complete(target):
         with target.locked():
@@ -85,7 +90,8 @@ def phantom(
                 target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
                 _draw_in_processes(recipe, target.work, min(studies, workers or cpus()), progress)
                 _join_tables(target.work, target.folder / "train.csv")
-                (target.work / _images(recipe)).rename(target.folder / _images(recipe))
+                for made in (_images(recipe), *(["masks"] if masks else [])):
+                    (target.work / made).rename(target.folder / made)
                 target.finish()
     return target.folder
 
@@ -154,18 +160,25 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     study, series = study_uid(recipe["seed"], number), _uid(recipe["seed"], number, "series")
     into = work / _images(recipe) / study / series
     into.mkdir(parents=True)
+    masks = work / "masks" / study / series
+    if "masks" in recipe:
+        masks.mkdir(parents=True)
     rows = []
     for position in range(recipe["slices"]):
         z = height_of(position, recipe["slices"])
-        hounsfield, shows_embolus = scan(patient, z, recipe["size"], rng)
+        hounsfield, embolus = scan(patient, z, recipe["size"], rng)
         image = _uid(recipe["seed"], number, position)
         if "form" in recipe:
             mm = patient.field_of_view / recipe["size"]
-            where = Place(study, series, image, number=recipe["slices"] - position, z=HEIGHT - z, pixel=mm)
+            apart = height_of(0, recipe["slices"]) - height_of(1, recipe["slices"])
+            instance = recipe["slices"] - position
+            where = Place(study, series, image, number=instance, z=HEIGHT - z, pixel=mm, apart=apart)
             write_dicom(into / f"{image}.dcm", hounsfield, where)
         else:
             Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
-        row = {"pe_present_on_image": int(shows_embolus), **findings.labels}
+        if "masks" in recipe and embolus.any():
+            Image.fromarray(embolus).save(masks / f"{image}.png")
+        row = {"pe_present_on_image": int(embolus.any()), **findings.labels}
         rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
     # Not in the order of positions, as in the competition's table: code that relies on that order would fail there.
     text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))

@@ -30,6 +30,42 @@ def embolus_places(folder, table):
     return places
 
 
+def embolus_masks(folder, table, size: int | None = None):
+    """Return where phantoms were drawn with an embolus, for each row of a table.
+
+    Args:
+        folder: where `phantom(..., masks=True)` drew.
+        table: rows of its labels; only the three identifiers are read.
+        size: height and width in pixels, by the nearest pixel; None for the size that was drawn.
+
+    Returns:
+        (N, size, size) bool, all False for a slice that shows none.
+
+    Raises:
+        FileNotFoundError: the folder holds no masks.
+    """
+    import numpy as np
+    from PIL import Image
+
+    from tpukit.pe.phantoms.drawing import PhantomFolder
+
+    folder = Path(folder)
+    if not (folder / "masks").is_dir():
+        raise FileNotFoundError(
+            f"{folder} holds no masks of emboli\n"
+            "  fix: draw phantoms with pe.phantom(another folder, ..., masks=True); data of patients have none"
+        )
+    size = size or PhantomFolder(folder).read_manifest()["plan"]["size"]
+    masks = np.zeros((len(table), size, size), bool)
+    keys = zip(table.StudyInstanceUID, table.SeriesInstanceUID, table.SOPInstanceUID, strict=True)
+    for mask, (study, series, image) in zip(masks, keys, strict=True):
+        path = folder / "masks" / study / series / f"{image}.png"
+        if path.exists():
+            with Image.open(path) as file:
+                mask[:] = file.resize((size, size), Image.Resampling.NEAREST)
+    return masks
+
+
 def _patient(recipe: dict, study: str):
     """Draw the patient of a study again: the same seed gives the same one."""
     import numpy as np

@@ -101,7 +101,7 @@ def melt(first, second, radius: float):
 
 
 def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
-    """Draw the slice at z; return (size, size) float32 Hounsfield units, and whether it shows an embolus."""
+    """Draw the slice at z; return (size, size) float32 Hounsfield units, and (size, size) bool: what is embolus."""
     canvas = Canvas(patient, z, size)
     cavity = draw_wall(canvas)
     heart = heart_distance(canvas)
@@ -110,8 +110,8 @@ def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
     if heart is not None:
         draw_heart(canvas, heart)
     draw_vessels(canvas, canvas.cover(lung))
-    positive = draw_emboli(canvas)
-    return expose(canvas, rng), positive
+    embolus = draw_emboli(canvas)
+    return expose(canvas, rng), embolus
 
 
 def draw_wall(canvas: Canvas):
@@ -290,8 +290,8 @@ def draw_vessels(canvas: Canvas, inside):
         canvas.tubes(p.flow, 0.62 * blood["artery"], soft=3.0, strength=0.8)
 
 
-def draw_emboli(canvas: Canvas) -> bool:
-    """Paint clots, and return whether enough of them is visible on this slice."""
+def draw_emboli(canvas: Canvas):
+    """Paint clots, and return the mask of what they changed: all False, and nothing painted, if too little of it."""
     before = canvas.hu.copy()
     artery = canvas.patient.contrast["artery"]
     for embolus in canvas.patient.emboli:
@@ -300,10 +300,10 @@ def draw_emboli(canvas: Canvas) -> bool:
             canvas.tubes(embolus.lumen, artery)
         if embolus.calcium is not None:
             canvas.tubes(embolus.calcium, 450)
-    seen = np.count_nonzero(np.abs(canvas.hu - before) > 60) * canvas.pixel**2 >= SMALLEST_CLOT
-    if not seen:
-        canvas.hu = before
-    return bool(seen)
+    mask = np.abs(canvas.hu - before) > 60
+    if np.count_nonzero(mask) * canvas.pixel**2 < SMALLEST_CLOT:
+        canvas.hu, mask = before, np.zeros_like(mask)
+    return mask
 
 
 def draw_bones(canvas: Canvas, cavity):

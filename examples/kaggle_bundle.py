@@ -1,0 +1,109 @@
+"""Make a folder to upload as a Kaggle dataset: the kit, wheels and networks, for a notebook without internet.
+
+    python examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
+
+The wheels are for the Python of Kaggle's TPU image, and only what that image lacks; its torch stays as it is.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PYTHON = "3.12"  # of Kaggle's TPU image
+# What that image lacks: of requirements.txt what submission.py uses, and what reads DICOM, compressed or not.
+PACKAGES = ("array_record>=0.8.3", "simplejpeg>=1.8", "pydicom>=3.0", "python-gdcm>=3.0.24")
+KEPT = ("numpy",)  # the image has it, and what is built for it
+PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
+NETWORKS = {"slices.pt": "slices/best.pt", "exams.pt": "exams/best.pt", "settings.json": "settings.json"}
+
+NOTEBOOK = (
+    (
+        "markdown",
+        "# Pulmonary embolism: a submission\n\nSettings: accelerator *TPU*, internet *off*. Inputs: the competition, "
+        "and this dataset. The first cell installs the kit from the dataset; the second answers `test.csv`.",
+    ),
+    (
+        "code",
+        "import pathlib\n\n"
+        'bundle = next(path.parent for path in pathlib.Path("/kaggle/input").rglob("submission.py"))\n'
+        "%pip install -q --no-index --no-deps --find-links {bundle}/wheels tpukit\n"
+        "%pip install -q --no-index --find-links {bundle}/wheels " + " ".join(p.partition(">")[0] for p in PACKAGES),
+    ),
+    (
+        "code",
+        'data = "/kaggle/input/rsna-str-pulmonary-embolism-detection"\n'
+        "!python {bundle}/submission.py --table {data}/test.csv --images {data}/test --networks {bundle}/networks",
+    ),
+    ("code", "!head -3 submission.csv"),
+)
+
+
+def main() -> int:
+    """Make the folder, and print what is in it."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, help="run_path of notebook 04b, after it ran")
+    parser.add_argument("to", type=Path, help="the folder to make; one that is there is made anew")
+    parser.add_argument(
+        "--python", default=PYTHON, help=f"of the machine that installs it (default: {PYTHON}, Kaggle's)"
+    )
+    options = parser.parse_args()
+    missing = [name for name in NETWORKS.values() if not (options.run / name).is_file()]
+    if missing:
+        print(f"there is no {missing[0]} in {options.run}\n  fix: `make exams`, or run notebook 04b: it writes them")
+        return 1
+    if (options.to / "wheels").is_dir():
+        shutil.rmtree(options.to)
+    (options.to / "networks").mkdir(parents=True)
+    for name, source in NETWORKS.items():
+        shutil.copy(options.run / source, options.to / "networks" / name)
+    shutil.copy(ROOT / "examples" / "submission.py", options.to)
+    wheels = options.to / "wheels"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    with tempfile.TemporaryDirectory() as copy:  # building leaves traces beside the source, which go into later wheels
+        for name in ("tpukit", "pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+            source = ROOT / name
+            shutil.copytree(source, Path(copy) / name) if source.is_dir() else shutil.copy(source, copy)
+        subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, copy], check=True)
+    platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
+    only = ["--only-binary=:all:", "--python-version", options.python, "--implementation", "cp", *platforms]
+    subprocess.run([*pip, "download", "--quiet", "--dest", wheels, *only, *PACKAGES], check=True)
+    for kept in KEPT:
+        for wheel in wheels.glob(f"{kept}-*.whl"):
+            wheel.unlink()
+    (options.to / "submission.ipynb").write_text(json.dumps(notebook(), indent=1) + "\n")
+    metadata = {"title": "tpukit-bundle", "id": "USERNAME/tpukit-bundle", "licenses": [{"name": "apache-2.0"}]}
+    (options.to / "dataset-metadata.json").write_text(json.dumps(metadata, indent=1) + "\n")
+    print_what_to_do(options.to)
+    return 0
+
+
+def notebook() -> dict:
+    """Return the notebook that is submitted, in Jupyter's format."""
+    cells = []
+    for number, (kind, source) in enumerate(NOTEBOOK):
+        cell = {"cell_type": kind, "id": f"submission-{number}", "metadata": {}, "source": source.splitlines(True)}
+        cells.append(cell | ({"outputs": [], "execution_count": None} if kind == "code" else {}))
+    kernel = {"kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"}}
+    return {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+
+
+def print_what_to_do(folder: Path) -> None:
+    """Say what is in the folder, and how it gets to Kaggle."""
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+    for path in files:
+        print(f"{path.stat().st_size / 1e6:8.1f} MB  {path.relative_to(folder)}")
+    print(f"{sum(path.stat().st_size for path in files) / 1e6:8.1f} MB  in {folder}")
+    print(
+        "Put your user name into dataset-metadata.json, then:\n"
+        f"  kaggle datasets create --dir-mode zip -p {folder}\n"
+        "and on Kaggle: open submission.ipynb, attach the dataset and the competition, internet off, submit."
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,104 @@
+"""Where a network looked: the map against the formula, the share inside a mask, the figure, and a run on two cores."""
+
+import numpy as np
+import pytest
+import torch
+
+import tpukit
+from tpukit import pe
+
+
+def small_network(seed=0):
+    """Return a network of two layers whose outputs are ten."""
+    torch.manual_seed(seed)
+    body = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    head = torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(4, 10))
+    return torch.nn.Sequential(body, head)
+
+
+def test_a_map_is_the_sum_of_places_times_what_they_add_to_the_output():
+    network, images = small_network().eval(), torch.randn(5, 3, 12, 8)
+    places = network[0](images)
+    weights = network[1][2].weight[3].detach() / places[0, 0].numel()  # the gradient of a mean and a linear layer
+    expected = (places.detach() * weights.clamp(min=0)[None, :, None, None]).sum(1)
+    with torch.no_grad():
+        found = pe.class_activation(network, pe.LABELS[3], layer="0")(images)
+    assert found.shape == (5, 6, 4)
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+def test_a_map_points_at_what_the_network_was_made_to_see():
+    network = small_network().eval()
+    with torch.no_grad():
+        network[0][0].weight.zero_()
+        network[0][0].weight[0, 1, 1, 1] = 1.0  # green
+        network[1][2].weight.zero_()
+        network[1][2].weight[0, 0] = 1.0
+    images = torch.zeros(1, 3, 16, 16)
+    images[0, 1, 4:6, 10:12] = 5.0
+    masks = np.zeros((1, 16, 16), bool)
+    masks[0, 2:8, 8:14] = True
+    inside = pe.attention_in_mask(pe.class_activation(network, layer="0")(images), masks)
+    assert inside.in_mask[0] > 0.9
+    assert inside.mask_area[0] == pytest.approx(36 / 256)
+
+
+def work(core, network, dataset):
+    model = core.model(network)
+    batches = core.batches(dataset, batch_size=4)
+    maps = tpukit.predict(core, pe.class_activation(model, layer="0"), batches, prepare=pe.normalize)
+    outputs = tpukit.predict(core, model, batches, prepare=pe.normalize)
+    return {"maps": maps, "outputs": outputs}
+
+
+def test_every_core_maps_its_share_and_all_come_back_in_order():
+    images = torch.randint(0, 256, (11, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    network = small_network()
+    dataset = torch.utils.data.TensorDataset(images, torch.zeros(11, 10))
+    run = tpukit.launch(work, network, dataset, cores=2, progress="off")
+    network.eval()
+    expected = pe.class_activation(network, layer="0")(pe.normalize(images))
+    for result in run.results:
+        assert torch.allclose(result["maps"], expected, atol=1e-5)
+        assert torch.allclose(result["outputs"], network(pe.normalize(images)), atol=1e-5)
+
+
+def test_the_share_inside_is_the_area_where_a_map_knows_nothing_and_nan_where_there_is_none():
+    masks = np.zeros((3, 20, 20), bool)
+    masks[0, :5], masks[2, 0, 0] = True, True
+    maps = np.ones((3, 4, 4))
+    maps[2] = 0
+    inside = pe.attention_in_mask(torch.from_numpy(maps), masks)
+    assert inside.in_mask[0] == pytest.approx(inside.mask_area[0]) == pytest.approx(0.25)
+    assert inside.in_mask[1:].isna().all()
+    assert np.isnan(inside.mask_area[1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: pe.attention_in_mask(np.ones((2, 4, 4)), np.ones((3, 8, 8))), r"got \(2, 4, 4\) and \(3, 8, 8\)"),
+        (lambda: pe.attention_in_mask(-np.ones((2, 4, 4)), np.ones((2, 8, 8))), "0 or more, got -1 to -1"),
+        (lambda: pe.class_activation(small_network(), "embolism"), "no label 'embolism'\n  fix:   one of pe_present"),
+        (lambda: pe.class_activation(small_network()), "no layer 'layer2'\n  found: 0, 1"),
+        (lambda: pe.show_activation(np.zeros((3, 1, 8, 8), np.uint8), np.ones((2, 2, 2))), "3 images, and 2 maps"),
+    ],
+)
+def test_what_cannot_be_mapped_is_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_the_figure_says_the_share_of_each_image_beside_chance(tmp_path):
+    images, masks = np.full((7, 1, 16, 16), 90, np.uint8), np.zeros((7, 32, 32), bool)
+    masks[1:, 8:16, 8:16] = True
+    maps = np.zeros((7, 2, 2))
+    maps[:, 0, 0] = 1
+    figure = pe.show_activation(images, maps, masks, probabilities=np.linspace(0.1, 0.7, 7), notes=list("abcdefg"))
+    share = 100 * pe.attention_in_mask(maps, masks).in_mask[1]
+    assert f"says 0.20 {share:.1f} % inside chance: 6.2 %" in figure.alt
+    assert "says 0.10 no embolus" in figure.alt
+    assert len(figure.axes) == 2 * 5
+    figure.savefig(tmp_path / "figure.png")
+    pe.show_activation(images[:1], maps[:1]).savefig(tmp_path / "without.png")

@@ -1,0 +1,179 @@
+"""pe.show_study: the slices of one exam in the order of the body, and everything that is wrong with an exam said."""
+
+import base64
+import io
+import re
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+import tpukit
+from tpukit import pe
+
+COUNT = 15
+
+
+def an_exam(slices=COUNT, study="a", series="s", order_seed=0):
+    """Return labels in no order, and images whose three windows are known by their greys: 10 x slice + 1, 2, 3."""
+    labels = pd.DataFrame(
+        {
+            "StudyInstanceUID": study,
+            "SeriesInstanceUID": series,
+            "SOPInstanceUID": [f"{study}{series}{place}" for place in range(slices)],
+            "position": range(slices),
+            "pe_present_on_image": [int(4 <= place < 8) for place in range(slices)],
+            "qa_motion": 1,
+            "qa_contrast": 0,
+            "leftsided_pe": 1,
+            "rightsided_pe": 0,
+        }
+    ).sample(frac=1, random_state=order_seed)
+    greys = 10 * labels.position.to_numpy()[:, None] + [20, 40, 60]
+    images = np.broadcast_to(greys[:, :, None, None], (slices, 3, 32, 32)).astype(np.uint8)
+    return labels.reset_index(drop=True), images
+
+
+def predicted(labels, **columns):
+    return pd.DataFrame(
+        {"SOPInstanceUID": labels.SOPInstanceUID, "pe_present_on_image": labels.position / 20} | columns
+    )
+
+
+def decoded(page):
+    """Return (N, 3) the greys of the three windows of every slice."""
+    found = re.findall(r"<img src=\"data:image/jpeg;base64,([^\"]+)\"", page)
+    images = [np.array(Image.open(io.BytesIO(base64.b64decode(one))), float) for one in found]
+    return np.array([[part.mean() for part in np.split(image, 3, axis=1)] for image in images])
+
+
+def test_slices_are_in_the_order_of_the_body_with_their_three_windows():
+    labels, images = an_exam()
+    page = pe.show_study(images, labels, "a")._repr_html_()
+    expected = 10 * np.arange(COUNT)[:, None] + [20, 40, 60]
+    assert decoded(page) == pytest.approx(expected, abs=2)
+    assert [page.count(f">{window}<") for window in ("lung", "embolism", "mediastinum")] == [1, 1, 1]
+    assert page.count("display:block;cursor") == 12, "a montage of twelve where no script runs"
+    assert 'alt="slice 5 of 15, embolus on this image"' in page
+    assert ">motion<" in page
+    assert "poor contrast" not in page
+    assert "Not for clinical use" in page
+
+
+def test_a_pack_is_read_by_the_rows_of_the_table_that_was_packed(tmp_path):
+    labels, images = an_exam()
+    other, _ = an_exam(study="b")
+    both = pd.concat([other, labels], ignore_index=True)
+    for number, image in enumerate(np.concatenate([0 * images, images])):
+        Image.fromarray(np.moveaxis(image, 0, -1)).save(tmp_path / f"{number}.png")
+    both["path"] = [str(tmp_path / f"{number}.png") for number in range(len(both))]
+    records = tpukit.pack(both, tmp_path / "records", progress="off", workers=1)
+    assert (np.diff(records.rows) < 0).any(), "a pack of a table is shuffled"
+    page = pe.show_study(tpukit.Records(tmp_path / "records", size=32), both, "a")._repr_html_()
+    assert decoded(page) == pytest.approx(10 * np.arange(COUNT)[:, None] + [20, 40, 60], abs=2)
+    with pytest.raises(ValueError, match="a table of 30 rows or more, the labels have 15"):
+        pe.show_study(records, labels, "a")
+
+
+def test_the_slider_starts_at_the_highest_probability_and_a_button_goes_there():
+    labels, images = an_exam()
+    said = predicted(labels, leftsided_pe=0.75, attention=labels.position.eq(3) * 2.0).sample(frac=1, random_state=1)
+    page = pe.show_study(images, labels, "a", predictions=said)._repr_html_()
+    assert 'data-slice="14"' in page
+    assert 'value="14"' in page
+    assert "slice 8 of 15, probability of an embolus 0.35, embolus on this image" in page
+    assert "&#9679; embolus on the left</span><span>0.75<" in page
+    assert "&#9675; embolus on the right</span><span><" in page, "true or not is shown without an answer, too"
+    (path,) = re.findall(r"<path d='(M0\.5[^']+)'", page)
+    heights = [1 - float(height) for height in re.findall(r"[ML][\d.]+ ([\d.]+)", path)]
+    assert heights == pytest.approx(np.arange(COUNT) / 20, abs=1e-3)
+    assert "M3 1V0.000H4V1Z" in page, "attention to its own maximum"
+
+
+def test_the_montage_has_twelve_slices_and_the_highest_among_them(tmp_path):
+    labels, images = an_exam(60)
+    said = predicted(labels)
+    said.loc[labels.position == 31, "pe_present_on_image"] = 1.0
+    said.pe_present_on_image = said.pe_present_on_image.clip(0, 0.9).where(labels.position != 31, 1.0)
+    figure = pe.show_study(images, labels, "a", predictions=said).montage()
+    titles = [axes.get_title(loc="left") for axes in figure.axes]
+    assert len(titles) == 12
+    assert "slice 32" in titles
+    at = titles.index("slice 32")
+    assert figure.axes[at].images[0].get_array().mean() == pytest.approx((10 * 31 + 40) % 256)
+    assert "slice 32 of 60, probability of an embolus 1.00" in figure.alt
+    figure.savefig(tmp_path / "montage.png")
+
+
+def test_a_long_series_is_thinned_and_says_so():
+    labels, images = an_exam(40)
+    page = pe.show_study(images, labels, "a", limit=10)._repr_html_()
+    assert len(decoded(page)) == 10
+    assert "the slider takes every 4th of 40 slices" in page
+
+
+def test_missing_slices_are_said():
+    labels, images = an_exam()
+    kept = ~labels.position.isin([5, 6, 10])
+    page = pe.show_study(images[kept], labels[kept], "a")._repr_html_()
+    assert "12 slices, from the feet to the head · 3 slices are missing between others" in page
+
+
+def wrong(change, images=None, **options):
+    labels, pixels = an_exam()
+    changed = change(labels)
+    pixels = pixels if images is None else images
+    return lambda: pe.show_study(pixels[: len(changed)], changed, options.pop("study", "a"), **options)
+
+
+def two_series(labels):
+    labels.loc[labels.position > 8, "SeriesInstanceUID"] = "t"
+    return labels
+
+
+def one_place(labels):
+    return labels.assign(position=labels.position.clip(lower=1))
+
+
+def no_label(labels):
+    return labels.assign(pe_present_on_image=labels.pe_present_on_image.where(labels.position != 3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (wrong(lambda labels: labels, study="b"), "no study 'b' in the labels\n  found: 1 others, such as a"),
+        (wrong(two_series), "study a has 2 series, .*\n  found: [st], [st]\n  fix:   show_study.*series="),
+        (wrong(two_series, series="u"), "has no series 'u'"),
+        (wrong(one_place), "2 slices of study a are at the position of another one\n  found: .* at 1"),
+        (wrong(no_label), "pe_present_on_image is missing for 1 slices of study a\n  found: image as3"),
+        (wrong(lambda labels: labels.drop(columns="position")), "no column position\n  fix:   pe.index_images"),
+        (wrong(lambda labels: labels, predictions=predicted(an_exam()[0])[2:]), "2 of 15 slices .* no prediction"),
+        (wrong(lambda labels: labels, predictions=predicted(an_exam()[0], pe_present_on_image=3.0)), "got 3 to 3"),
+        (wrong(lambda labels: labels, predictions=an_exam()[0][["position"]]), "no column SOPInstanceUID, pe_pres"),
+        (wrong(lambda labels: labels, images=np.zeros((15, 2, 8, 8), np.uint8)), r"got \(15, 2, 8, 8\) uint8"),
+        (wrong(lambda labels: labels, images=np.zeros((9, 3, 8, 8), np.uint8)), "9 images and 15 rows"),
+    ],
+)
+def test_what_is_wrong_with_an_exam_is_said(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_one_of_two_series_is_shown_when_it_is_named():
+    labels, images = an_exam()
+    page = pe.show_study(images, two_series(labels), "a", series="t")._repr_html_()
+    assert len(decoded(page)) == 6
+
+
+def test_the_notice_says_whose_the_data_is(tmp_path):
+    patients = pe.notice(tmp_path)
+    assert "10.1148/ryai.2021200254" in patients
+    pe.phantom(tmp_path / "phantoms", studies=2, slices=2, size=32, workers=1, progress="off")
+    phantoms = pe.notice(tmp_path / "phantoms")
+    assert "phantoms" in phantoms
+    assert "10.1148" not in phantoms
+    for text in (patients, phantoms):
+        assert text.startswith("Not for clinical use")
+        assert text[:20] in text._repr_html_()

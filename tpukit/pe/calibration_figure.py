@@ -1,0 +1,90 @@
+"""A figure of whether probabilities mean what they say: the calibration curve of each exam label."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tpukit.display.house_style import COLORS, INK, MUTED, PAPER, SMALL, describe, new_figure, style
+from tpukit.pe.calibration import Answers, answers
+from tpukit.pe.challenge import log_loss
+from tpukit.pe.labels import WORDS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_IN_A_POINT, _MOST_POINTS = 10, 8  # exams behind a point of the curve, at least; points of a curve
+
+
+def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
+    """Draw, for each of the nine answers about an exam, how often it was true where a probability was given.
+
+    On the dotted line, of the exams that were given 0.3 three in ten have the label. Each point is a tenth of the
+    exams or more, with the 95 % interval of so many exams (Wilson's); the small marks below and above are the exams.
+
+    Args:
+        labels: a row for each image, with 0 and 1, as `challenge_loss` takes them.
+        before: probabilities of the same images, as the network gave them.
+        after: the same at other temperatures, see `fit_temperatures`; or None.
+
+    Raises:
+        ValueError: see `challenge_loss`.
+    """
+    tables = [answers(table, labels)[1:] for table in (before, after) if table is not None]
+    with style():
+        figure = new_figure(9, 9.4, layout="constrained")
+        grid = figure.subplots(3, 3, sharex=True, sharey=True)
+        said = []
+        for axes, *of_label in zip(grid.flat, *tables, strict=True):
+            axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
+            for one, color in zip(of_label, (COLORS[3], COLORS[1])[: len(of_label)], strict=True):
+                _curve(axes, one, color)
+            first = of_label[0]
+            losses = " to ".join(f"{one.mean(log_loss(one.chances, one.truth)):.3f}" for one in of_label)
+            axes.set_title(WORDS[first.label], loc="left", fontsize=SMALL + 1.5, fontweight="bold", pad=16)
+            count = f"{first.truth.sum():.0f} of {len(first.truth)} exams, log loss {losses}"
+            axes.text(0, 1.03, count, transform=axes.transAxes, fontsize=SMALL - 0.5, color=MUTED)
+            if few := first.too_few():
+                words = few.replace(": ", ":\n")
+                axes.text(
+                    0.5, 0.5, words, ha="center", va="center", fontsize=SMALL, color=COLORS[1], backgroundcolor=PAPER
+                )
+            axes.set(xlim=(-0.02, 1.02), ylim=(-0.06, 1.06), aspect="equal", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
+            axes.grid(axis="x")
+            said.append(f"{WORDS[first.label]}: {count}{'; ' + few if few else ''}")
+        figure.supylabel("share of these exams that have it", fontsize=SMALL + 1, color=INK)
+        figure.supxlabel("probability that was given", fontsize=SMALL + 1, color=INK)
+        about = "light blue: as the network gave it    " + "orange: calibrated    " * (after is not None)
+        figure.suptitle(f"{about}dotted: as it should be", x=0.01, ha="left", fontsize=SMALL, color=MUTED)
+        figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
+        describe(figure, f"Calibration curves of nine labels of exams. {'. '.join(said)}.")
+    return figure
+
+
+def _curve(axes: Axes, one: Answers, color: str) -> None:
+    """Draw the curve of one label, and its exams as marks: those that have it above, the others below."""
+    import numpy as np
+
+    for truth, height in ((1, 1.03), (0, -0.03)):
+        here = one.chances[one.truth == truth]
+        axes.plot(here, np.full(len(here), height), "|", color=color, markersize=5, markeredgewidth=0.7, alpha=0.6)
+    if one.too_few():
+        return
+    order = np.argsort(one.chances, kind="stable")
+    bins = np.array_split(order, int(np.clip(len(order) // _IN_A_POINT, 1, _MOST_POINTS)))
+    said = np.array([one.chances[part].mean() for part in bins])
+    true, count = np.array([[one.truth[part].mean(), len(part)] for part in bins]).T
+    low, high = _wilson(true, count)
+    axes.plot(said, true, color=color, linewidth=1.2, alpha=0.7)
+    bars = {"fmt": "o", "markersize": 4.5, "elinewidth": 1, "capsize": 0, "markeredgecolor": PAPER}
+    axes.errorbar(said, true, [true - low, high - true], color=color, **bars)
+
+
+def _wilson(share, count) -> tuple:
+    """Return the 95 % interval of a share of so many (E. B. Wilson, 1927)."""
+    import numpy as np
+
+    z = 1.959964
+    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
+    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    return np.minimum(middle - half, share), np.maximum(middle + half, share)

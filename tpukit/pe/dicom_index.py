@@ -1,0 +1,101 @@
+"""The DICOM files of a set, found by their headers: which file is which image, and where in the body it lies."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from tpukit.pe.labels import IDS
+from tpukit.pe.series import along_body, find_files, read_headers
+
+
+def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None = None, progress: str | None = None):
+    """Add two columns to the labels: the `path` of each image, and its `position` along the body, in mm.
+
+    The headers say what a file is, so its name does not matter. Along the body is from the feet to the head, by
+    ImagePositionPatient, whichever way the slices were numbered. Files without a row are ignored; one printed line says
+    how many. `ExamSequences` checks what the positions say.
+
+    Args:
+        labels: as `read_labels` returns them, or the competition's test.csv: only the three identifiers are read.
+        folder: train, the folder that contains the study folders.
+        missing: "raise" an error if a row has no file, or "drop" such rows and print how many.
+        workers: processes; None for one per CPU.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+
+    Returns:
+        A copy of the labels with a new index, `path` (str) and `position` (float), ordered by study, series, position.
+
+    Raises:
+        FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has none.
+        ValueError: two files are of one image, an image has no place, or lies in another study than the labels say.
+        ImportError: pydicom is not installed.
+    """
+    import numpy as np
+
+    if missing not in ("raise", "drop"):
+        raise ValueError(f'missing is "raise" or "drop", got {missing!r}')
+    names = find_files(folder)
+    with tempfile.TemporaryDirectory() as work:
+        headers, others = read_headers(folder, names, Path(work), workers, progress)
+    if others:
+        print(f"{len(others)} files in {folder} are no CT slices, for instance {names[others[0][0]]}: {others[0][1]}")
+    headers = headers[headers["image"].argsort(kind="stable")]
+    _check_once(headers, names)
+    wanted = labels["SOPInstanceUID"].to_numpy().astype("S64")
+    place = np.searchsorted(headers["image"], wanted).clip(max=max(0, len(headers) - 1))
+    found = headers["image"][place] == wanted if len(headers) else np.zeros(len(wanted), bool)
+    if not found.all():
+        few = ", ".join(uid.decode() for uid in wanted[~found][:3])
+        what = f"{int((~found).sum()):,} of {len(wanted):,} images are not in {folder}"
+        if missing == "raise" or not found.any():
+            raise FileNotFoundError(
+                f"{what}\n  found: {len(headers):,} slices; missing for instance {few}\n"
+                '  fix:   copy them there, or leave their rows out with index_dicom(labels, folder, missing="drop")'
+            )
+        print(f"left out the rows of images that have no file: {what}, for instance {few}")
+    if len(headers) > found.sum():
+        print(f"{len(headers) - int(found.sum()):,} slices in {folder} have no row in the labels and are not used")
+    labels, headers = labels[found], headers[place[found]]
+    _check_identifiers(labels, headers, names)
+    position = _positions(headers, names)
+    paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
+    table = labels.assign(path=paths, position=position)
+    return table.sort_values([*IDS[:2], "position"], kind="stable").reset_index(drop=True)
+
+
+def _check_once(headers, names: list[str]) -> None:
+    again = headers["image"][1:] == headers["image"][:-1]
+    if again.any():
+        first = int(again.argmax())
+        both = " and ".join(names[file] for file in headers["file"][first : first + 2])
+        raise ValueError(f"two files are of one image: {both}\n  fix: delete one of them")
+
+
+def _check_identifiers(labels, headers, names: list[str]) -> None:
+    for column, field in ((IDS[0], "study"), (IDS[1], "series")):
+        said = labels[column].to_numpy().astype("S64")
+        if (other := said != headers[field]).any():
+            first = int(other.argmax())
+            raise ValueError(
+                f"{int(other.sum()):,} images have another {column} in their file than in the labels\n"
+                f"  found: {headers[field][first].decode()} in {names[headers['file'][first]]}, "
+                f"{said[first].decode()} in the labels\n  fix:   copy the files again, or correct these rows"
+            )
+
+
+def _positions(headers, names: list[str]):
+    """Return the (N,) places along the body, in mm."""
+    import numpy as np
+
+    position = np.empty(len(headers))
+    _, series, counts = np.unique(headers["series"], return_inverse=True, return_counts=True)
+    for member in np.split(np.argsort(series, kind="stable"), counts.cumsum()[:-1]):
+        position[member], _ = along_body(headers[member])
+    if not np.isfinite(position).all():
+        nowhere = np.flatnonzero(~np.isfinite(position))
+        raise ValueError(
+            f"{len(nowhere):,} images have no place in the body\n"
+            f"  found: no ImagePositionPatient along its series in {names[headers['file'][nowhere[0]]]}\n"
+            "  fix:   leave their rows out of the labels: a localizer is no slice of the exam"
+        )
+    return position

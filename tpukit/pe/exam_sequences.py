@@ -1,0 +1,179 @@
+"""Exams for a network that reads along the body: the features of every slice, in the order of the body."""
+
+from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
+from tpukit.pe.labels import EXAM_LABELS, LABELS
+
+_SERIES = "SeriesInstanceUID"
+_WIDE = 1.5  # times the usual step from slice to slice: there a slice is missing
+_SAME = 0.01  # mm: a place is rounded when it is written
+
+
+class ExamSequences:
+    """A map-style dataset of exams, for `core.batches`: the slices of each resampled to the same number.
+
+    `[i]` is `(features, targets)`: (slices, F) float32, from the feet to the head, and what `challenge_loss` takes:
+    "answers" (9,) in the order of `EXAM_LABELS`, "images" (slices,) in [0, 1], and "image_weight" (). Without labels it
+    is the features alone.
+
+    Resampling is linear, by number: exams of 60 and of 600 slices become equally long, so that a batch has one shape.
+
+    Args:
+        table: a row for each image: the three identifiers, `position`, and the ten `LABELS` or none of them; as
+            `index_images` and `index_dicom` return it, in any order.
+        features: (N, F), of the image in each row of the table.
+        slices: that an exam is resampled to.
+        irregular: "raise" an error if an exam has two series, two slices at one place, or a gap where a slice is
+            missing; or "keep" it, its slices in the order of their positions, and print how many there are.
+
+    Attributes:
+        studies: (E,) their StudyInstanceUIDs; exam i of the dataset is studies[i].
+
+    Raises:
+        ValueError: an exam is irregular, a label or a position is missing, or there is not one row of features for each
+            row of the table.
+    """
+
+    def __init__(self, table, features, slices: int = 96, *, irregular: str = "raise"):
+        import numpy as np
+        import pandas as pd
+
+        if irregular not in ("raise", "keep"):
+            raise ValueError(f'irregular is "raise" or "keep", got {irregular!r}')
+        self._labelled = _check_table(table, features)
+        self.slices = slices
+        exam, self.studies = pd.factorize(table[STUDY], sort=True)
+        position = table["position"].to_numpy(np.float64)
+        self._order = np.lexsort((position, exam))  # by exam, then along the body
+        self._starts = np.searchsorted(exam[self._order], np.arange(len(self.studies) + 1))
+        _check_order(table.iloc[self._order], position[self._order], self._starts, irregular)
+        self._identifiers = table[[STUDY, IMAGE]].reset_index(drop=True)
+        self._features = features
+        if self._labelled:
+            self._labels = table[list(LABELS)].to_numpy(np.float32)[self._order]
+
+    def __len__(self) -> int:
+        return len(self.studies)
+
+    def __getitem__(self, index: int):
+        import numpy as np
+        import torch
+
+        start, end = self._starts[index : index + 2]
+        features = torch.as_tensor(self._features[self._order[start:end]], dtype=torch.float32)
+        places = np.linspace(0, end - start - 1, self.slices)
+        below = torch.from_numpy(np.floor(places).astype(np.int64))
+        above = (below + 1).clamp(max=int(end - start) - 1)
+        share = torch.from_numpy((places % 1).astype(np.float32))
+        resampled = torch.lerp(features[below], features[above], share[:, None])
+        if not self._labelled:
+            return resampled
+        labels = torch.from_numpy(self._labels[start:end])
+        images = labels[:, 0]
+        return resampled, {
+            "answers": labels[0, 1:].clone(),
+            "images": torch.lerp(images[below], images[above], share),
+            "image_weight": IMAGE_WEIGHT * images.sum(),  # times the share of positive ones, of each of the images
+        }
+
+    def table(self, outputs):
+        """Return the answers for every image, as `challenge_loss`, `make_consistent` and `write_submission` take them.
+
+        Args:
+            outputs: what `predict` returns for all exams, an `ExamNetwork`'s logits: (E, 9) "answers", (E, S) "images".
+
+        Returns:
+            A row for each row of the table given, in its order: StudyInstanceUID, SOPInstanceUID and the ten `LABELS`,
+            probabilities.
+        """
+        import numpy as np
+        from scipy.special import expit
+
+        answers = expit(np.asarray(outputs["answers"], np.float64))
+        exam = np.empty(len(self._order), np.int64)
+        exam[self._order] = np.repeat(np.arange(len(self)), np.diff(self._starts))
+        columns = [expit(self.to_slices(outputs["images"])), *answers[exam].T]
+        return self._identifiers.assign(**dict(zip(LABELS, columns, strict=True)))
+
+    def to_slices(self, values):
+        """Return (E, S) numbers along the resampled exams as (N,), one for each row of the table, interpolated."""
+        import numpy as np
+
+        values, of_rows = np.asarray(values, np.float64), np.empty(len(self._order))
+        for exam, (start, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
+            places = np.linspace(0, values.shape[1] - 1, end - start)
+            of_rows[self._order[start:end]] = np.interp(places, np.arange(values.shape[1]), values[exam])
+        return of_rows
+
+
+def _check_table(table, features) -> bool:
+    """Raise ValueError unless rows are complete and match the features; return whether they are labelled."""
+    import numpy as np
+
+    given = [name for name in LABELS if name in table.columns]
+    needed = [STUDY, _SERIES, IMAGE, "position", *(LABELS if given else ())]
+    if missing := [name for name in needed if name not in table.columns]:
+        raise ValueError(
+            f"the table has no column {', '.join(missing)}\n  found: {', '.join(map(str, table.columns))}\n"
+            "  fix:   the table of pe.index_dicom or pe.index_images, with all ten of pe.LABELS or none of them"
+        )
+    for name in needed:
+        empty = table[name].isna().to_numpy()
+        if empty.any():
+            row = table.iloc[int(empty.argmax())]
+            raise ValueError(
+                f"{name} is missing in {int(empty.sum())} rows\n"
+                f"  found: image {row[IMAGE]} of study {row[STUDY]}\n"
+                "  fix:   fill it in, or leave out the whole exam: an exam with a part of its slices is another exam"
+            )
+    if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
+        raise ValueError(
+            f"there is one row of features for each of the {len(table)} rows of the table, got "
+            f"{tuple(np.shape(features))}\n  fix:   features of the same images in the same order: "
+            "table.iloc[images.rows]"
+        )
+    if given:
+        answers = table[list(EXAM_LABELS)].to_numpy()
+        vary = (answers != table.groupby(STUDY)[list(EXAM_LABELS)].transform("first").to_numpy()).any(axis=1)
+        if vary.any():
+            raise ValueError(
+                "an exam has several answers to one question\n"
+                f"  found: study {table[STUDY].iloc[int(vary.argmax())]}\n"
+                "  fix:   labels of pe.read_labels, which checks"
+            )
+    return bool(given)
+
+
+def _check_order(ordered, position, starts, irregular: str) -> None:
+    """Raise ValueError for exams whose slices are not one series with even steps, or say how many there are."""
+    for what, evidence, fix in _irregular(ordered, position, starts):
+        if irregular == "raise":
+            raise ValueError(
+                f"{what}\n  found: {evidence}\n  fix:   {fix}; or take the exams as they are: "
+                'ExamSequences(..., irregular="keep")'
+            )
+        print(f"{what}, and are taken as they are; {evidence}")
+
+
+def _irregular(ordered, position, starts):
+    """Yield what is wrong with exams, an example, and what would mend it."""
+    import numpy as np
+
+    exam = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+    studies, series, images = (ordered[name].to_numpy() for name in (STUDY, _SERIES, IMAGE))
+    other = series != series[starts[exam]]
+    if other.any():
+        row = int(other.argmax())
+        evidence = f"{series[starts[exam[row]]]} and {series[row]} in study {studies[row]}"
+        yield f"{len(np.unique(exam[other]))} exams have several series", evidence, "keep the rows of one of them"
+    steps, within = np.diff(position), exam[1:] == exam[:-1]
+    ends = zip(starts[:-1], starts[1:], strict=True)
+    usual = np.array([np.median(steps[start : end - 1]) if end - start > 1 else 0.0 for start, end in ends])[exam[1:]]
+    for wrong, what, fix in (
+        (steps < _SAME, "have slices at equal positions", "leave out the rows of one of them"),
+        (steps > _WIDE * usual, "lack a slice", "copy its file again, and give it a row"),
+    ):
+        if (wrong & within).any():
+            row = int((wrong & within).argmax())
+            evidence = f"{images[row]} at {position[row]:g} and {images[row + 1]} at {position[row + 1]:g}, "
+            evidence += f"neighbours in study {studies[row]}, whose slices are {usual[row]:g} apart"
+            yield f"{len(np.unique(exam[1:][wrong & within]))} exams {what}", evidence, fix
