@@ -77,7 +77,7 @@ SMALL = {
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
-NEEDS = {"08_lightning_on_tpu": "lightning"}
+NEEDS = {"04b_exams_and_submission": "pydicom", "08_lightning_on_tpu": "lightning"}
 
 PROBE = """
 import json, sys, psutil
@@ -95,7 +95,7 @@ print(json.dumps({
 def probes(request, tmp_path_factory):
     """Execute a notebook twice in one kernel; return what was found in the kernel after each time."""
     if needed := NEEDS.get(request.param.stem):
-        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install 'tpukit[{needed}]'")
+        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install 'tpukit[test]'")
     notebook = nbformat.read(request.param, as_version=4)
     small(notebook, SMALL.get(request.param.stem, {}))
     once = [cell for cell in notebook.cells if cell.cell_type == "code"]
