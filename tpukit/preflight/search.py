@@ -98,7 +98,7 @@ def _next(tried: dict[int, Preflight], chip: Chip, multiple: int) -> int | None:
     fails = min((size for size, found in tried.items() if not found.fits), default=math.inf)
     if fails - fits <= max(multiple, 0.03 * fits):
         return None
-    known = sorted((size, found.hbm_bytes) for size, found in tried.items() if found.fits or found.too_large.needed)
+    known = sorted((size, one.hbm_bytes) for size, one in tried.items() if not one.too_large or one.too_large.needed)
     if len(known) == 1:
         guess = known[0][0] * _AIM * chip.hbm / max(1, known[0][1])  # too small where much does not grow with the batch
         guess = min(guess, 64 * known[0][0])
