@@ -176,7 +176,7 @@ class Preflight(Findings):
             (
                 f"{cost.share:.1%}",
                 f"{cost.cycles:,} cycles",
-                f"{cost.module or 'no module'} {cost.direction}".strip(),
+                f"{cost.module or cost.operation.op_type or 'no module'} {cost.direction}".strip(),
                 f"{_described(cost.operation)}\n{_short(cost.line)}".strip(),
             )
             for cost in self.operations
@@ -214,7 +214,7 @@ class Preflight(Findings):
         traffic = f"{self.bandwidth_share:.0%} of {self.chip.bandwidth / 1e9:g} GB/s"
         if self.bandwidth_share > 1:
             traffic += "; more than all, since the compiler counts what stays in fast memory, too"
-        return f"{flops / 1e9:,.1f} GFLOP and {used / 1e9:,.2f} GB of memory traffic a step: {peak}, {traffic}"
+        return f"{_digits(flops / 1e9)} GFLOP and {_digits(used / 1e9)} GB of memory traffic a step: {peak}, {traffic}"
 
     def _padding(self) -> list[Finding]:
         wasted = [found for compiled in self.compiled for found in padding(compiled.program)]
@@ -340,3 +340,8 @@ def _described(one: Operation) -> str:
 def _short(line: str) -> str:
     """Return "file:line" with the last two folders of the file."""
     return "/".join(Path(line).parts[-3:]) if line else ""
+
+
+def _digits(number: float) -> str:
+    """Write a number with three digits, or with all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
