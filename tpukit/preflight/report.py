@@ -163,7 +163,8 @@ class Preflight(Findings):
 
     def _repr_html_(self) -> str:
         rows = self._operation_rows()
-        return super()._repr_html_() + (as_html(rows, title="The most expensive operations") if rows else "")
+        title = "The most expensive operations"
+        return super()._repr_html_() + (f"<br>{as_html(rows, title=title)}" if rows else "")
 
     def figure(self):
         """Return a matplotlib figure of where memory and time go."""
@@ -185,7 +186,7 @@ class Preflight(Findings):
 
     def _memory(self) -> Finding:
         has = f"a {self.chip.generation} core has {human_size(self.chip.hbm)}"
-        fix = "a smaller batch (`tpukit.largest_batch` finds it), bfloat16, or a chip with more memory"
+        fix = f"{self._smaller_batch()}, bfloat16, or a chip with more memory"
         if self.too_large is not None:
             wanted, limit = self.too_large.needed, self.too_large.limit
             fact = f"does not fit: the step needs {human_size(wanted)}, {has}" if wanted else f"does not fit: {has}"
@@ -198,6 +199,13 @@ class Preflight(Findings):
         if not self.fits:
             return Finding("memory", "failure", f"does not fit: {fact}", fix)
         return Finding("memory", "ok", f"fits: {fact}")
+
+    def _smaller_batch(self) -> str:
+        """Say which batch would fit, by proportion: a little too small, as the weights do not shrink with it."""
+        limit = self.too_large.limit if self.too_large and self.too_large.limit else self.chip.hbm
+        about = int((self.batch_size or 0) * limit / self.hbm_bytes) // 8 * 8
+        size = f"about {about:,} samples a core" if about else "a smaller batch"
+        return f"{size} (`tpukit.largest_batch` finds it exactly)"
 
     def _time(self) -> str:
         rate = "" if math.isnan(self.samples_per_second) else f", {self.samples_per_second:,.0f} samples/s on all cores"
@@ -253,7 +261,7 @@ class Preflight(Findings):
         if math.isnan(self.samples_per_second):
             return price
         rate = min(self.samples_per_second, self.pipeline or math.inf)
-        text = f"{price}: ${1e6 / rate / 3600 * self.dollars:,.3f} for a million samples"
+        text = f"{price}: ${_digits(1e6 / rate / 3600 * self.dollars)} for a million samples"
         if self.samples:
             hours = self.samples / rate / 3600
             text += f", ${hours * self.dollars:,.2f} for an epoch of {self.samples:,} ({hours * 3600:,.0f} s)"
