@@ -3,6 +3,7 @@
 from tpukit.backends.cpu import CpuRuntime
 from tpukit.backends.cuda import CudaRuntime
 from tpukit.backends.protocol import Runtime
+from tpukit.backends.standin.recording import RecordingRuntime
 from tpukit.backends.standin.runtime import StandInRuntime
 from tpukit.backends.torch_tpu import TorchTpuCpuRuntime, TorchTpuRuntime
 from tpukit.backends.xla import XlaRuntime
@@ -11,6 +12,6 @@ from tpukit.backends.xla_cpu import XlaCpuRuntime
 # By name, the best first: a launch takes the first that the machine has devices for.
 _ALL = (
     *(XlaRuntime(), TorchTpuRuntime(), CudaRuntime(), CpuRuntime()),
-    *(StandInRuntime(), XlaCpuRuntime(), TorchTpuCpuRuntime()),
+    *(StandInRuntime(), XlaCpuRuntime(), TorchTpuCpuRuntime(), RecordingRuntime()),
 )
 RUNTIMES: dict[str, Runtime] = {runtime.name: runtime for runtime in _ALL}
