@@ -14,18 +14,25 @@ _LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves
 
 
 class Cpu(Backend):
-    """One CPU process among `world_size`, joined by gloo over the loopback interface."""
+    """One CPU process among `world_size`, joined by gloo over the loopback interface.
+
+    Attributes:
+        store: of torch.distributed, in which the processes find each other; open before the device is.
+    """
 
     transport = "gloo"  # of torch.distributed
 
     def __init__(self, rank: int, world_size: int, listener: socket.socket | None):
         import torch
+        import torch.distributed as dist
 
         self.rank = rank
         self.world_size = world_size
+        self.store = self._open_store(listener)
         self.device = self.open_device()
         self.real = torch.float64  # what a Python number becomes on its way through a collective
-        self._join(listener)
+        with _without_stdout():  # gloo greets every peer there
+            dist.init_process_group(self.transport, store=self.store, rank=rank, world_size=world_size)
 
     def open_device(self):
         """Return the device of this core; tensors of a batch and of a model go there."""
@@ -33,20 +40,18 @@ class Cpu(Backend):
 
         return torch.device("cpu")
 
-    def _join(self, listener: socket.socket | None) -> None:
+    def _open_store(self, listener: socket.socket | None):
+        """Return the store of torch.distributed in which the processes find each other."""
         import torch.distributed as dist
 
         if listener is None:  # one core, in the kernel's own process
-            dist.init_process_group(self.transport, store=dist.HashStore(), rank=0, world_size=1)
-            return
+            return dist.HashStore()
         # Rank 0 serves on a socket the kernel opened: no port to agree on, none to collide, no file to leave behind.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
         port = listener.getsockname()[1]
         master = {"is_master": True, "master_listen_fd": listener.detach()} if self.rank == 0 else {}
         listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
-        store = dist.TCPStore("127.0.0.1", port, self.world_size, wait_for_workers=False, **master)
-        with _without_stdout():  # gloo greets every peer there
-            dist.init_process_group(self.transport, store=store, rank=self.rank, world_size=self.world_size)
+        return dist.TCPStore("127.0.0.1", port, self.world_size, wait_for_workers=False, **master)
 
     def barrier(self) -> None:
         import torch.distributed as dist
@@ -163,6 +168,7 @@ class CpuRuntime(Runtime):
 
     name = "cpu"
     backend = Cpu
+    hardware = "CPU"
 
     def is_present(self, machine) -> bool:
         return True

@@ -73,6 +73,7 @@ class CudaRuntime(CpuRuntime):
 
     name = "cuda"
     backend = Cuda
+    hardware = "GPU"
 
     def is_present(self, machine) -> bool:
         return count() > 0

@@ -178,13 +178,18 @@ class Runtime:
         name: what `launch(backend=...)` calls it. "xla:cpu" rehearses for "xla": it is taken where "xla" was asked for
             and the machine has no device of that kind.
         backend: the class of its cores.
+        hardware: what its cores are: "TPU", "GPU" or "CPU". Of two for the same, a launch takes the one whose package
+            is installed.
         package: what has to be installed beside torch, None for nothing.
+        how_to_install: the line that installs it, where that is not torch_xla's.
         note: what a rehearsal on it says about itself, beside the number of processes.
     """
 
     name: str
     backend: type[Backend]
+    hardware: str
     package: str | None = None
+    how_to_install: str = ""
     note: str = ""
 
     def is_present(self, machine) -> bool:

@@ -195,6 +195,7 @@ class XlaRuntime(Runtime):
 
     name = "xla"
     backend = Tpu
+    hardware = "TPU"
     package = "torch_xla"
 
     def is_present(self, machine) -> bool:
@@ -259,7 +260,7 @@ def import_torch_xla(device_type: str) -> None:
 
     With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
     """
-    with _variable("PJRT_DEVICE", device_type):
+    with variable_set("PJRT_DEVICE", device_type):
         import torch_xla  # noqa: F401
         import torch_xla._internal.pjrt  # noqa: F401
 
@@ -289,7 +290,8 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
 
 
 @contextlib.contextmanager
-def _variable(name: str, value: str) -> Iterator[None]:
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Have a variable in the environment for as long as this lasts."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

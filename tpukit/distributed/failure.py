@@ -91,8 +91,10 @@ class Failures:
 def device_not_started(rank: int, error: BaseException) -> Failure:
     """Describe the exception that kept a device from starting: no line of the user's is to blame."""
     trace = "".join(traceback.format_exception(error))
-    what = f"could not start its device: {type(error).__name__}: {_in_a_line(error)}"
-    return Failure(rank, time.monotonic(), what, trace=trace, error=_sendable(error), fix=_fix_of_a_start(trace))
+    fact, advice = _fact_and_advice(error)
+    what = f"could not start its device: {type(error).__name__}: {_in_a_line(error, fact)}"
+    fix, sent = _fix_of_a_start(trace), _sendable(error)
+    return Failure(rank, time.monotonic(), what, trace=trace, error=sent, fix=fix, advice=advice)
 
 
 def exception_raised(rank: int, error: BaseException) -> Failure:

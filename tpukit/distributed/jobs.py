@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tpukit.backends import RUNTIMES
 from tpukit.backends.protocol import Topology
 from tpukit.display.progress import Screen, screen
 from tpukit.display.tables import Table
@@ -120,7 +121,7 @@ def launch_each(
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.rehearsal:
             display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
-        if topology.backend == "xla":
+        if RUNTIMES[topology.backend].hardware == "TPU":
             wait_for_chips(places, display.line)
         queue = _Queue(tasks, topology, places, limits, display)
         try:

@@ -32,7 +32,8 @@ def choose_topology(machine: Host, cores: int | None, backend: str | None) -> To
         raise ValueError(
             f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed\n"
             f"  found: {machine.summary}\n"
-            f"  fix:   {install_line(machine, rehearse_graphs=True) or _WHEELS}; or backend='cpu'"
+            f"  fix:   {runtime.how_to_install or install_line(machine, rehearse_graphs=True) or _WHEELS}; "
+            "or backend='cpu'"
         )
     return runtime.topology(machine, cores)
 
@@ -56,7 +57,9 @@ def choose_device(machine: Host, device: int, cores: int | None, backend: str | 
 def _choose_runtime(machine: Host, backend: str | None) -> Runtime:
     """Return the runtime that was asked for, or what rehearses for it where the machine has no such device."""
     if backend is None:  # nothing slower than plain CPU processes unless it is asked for
-        return next(one for name, one in RUNTIMES.items() if ":" not in name and one.is_present(machine))
+        first, *others = [one for name, one in RUNTIMES.items() if ":" not in name and one.is_present(machine)]
+        same = [one for one in (first, *others) if one.hardware == first.hardware]
+        return next((one for one in same if machine.versions.get(one.package)), first)
     asked = RUNTIMES[backend]
     rehearsals = [one for name, one in RUNTIMES.items() if name.startswith(f"{backend}:") and one.is_present(machine)]
     return asked if asked.is_present(machine) or not rehearsals else rehearsals[0]

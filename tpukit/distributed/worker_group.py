@@ -83,7 +83,7 @@ class WorkerGroup:
             self.display.draw()
         self._runtime.load(self.topology)
         self.states = CoreStates(self.topology.cores, self.limits.heartbeat)  # whose clock starts now
-        if self.topology.backend == "xla" and self.topology.device_number is None:
+        if self._runtime.hardware == "TPU" and self.topology.device_number is None:
             wait_for_chips(self.topology.processes, self.display.line)
         self.began = time.monotonic()
         self._folder = orphans.make_folder()

@@ -19,7 +19,10 @@ _TWO_CORES = {"v2", "v3", "v2/v3", "7x"}  # a v4 or v5p chip has two as well, bu
 # Google's other devices have other classes: gVNIC 0x02 (network), disks 0x01, board controllers 0x08.
 _ACCELERATOR_CLASSES = ("0xff00", "0x12")
 
-_PACKAGES = ("torch", "torch_xla", "libtpu", "torchvision", "tensorflow", "tensorflow-cpu", "tensorflow-tpu")
+_PACKAGES = (
+    *("torch", "torch_xla", "torch_tpu", "libtpu", "torchvision"),
+    *("tensorflow", "tensorflow-cpu", "tensorflow-tpu"),
+)
 
 # The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image derived from Colab's
 # (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before Colab. Some variables exist but are empty.

@@ -23,6 +23,7 @@ class StandInRuntime(Runtime):
 
     name = "xla:standin"
     backend = Tpu
+    hardware = "CPU"
     package = "torch_xla"
     note = "; torch_xla sees TPU chips, played by a stand-in for libtpu"
 
