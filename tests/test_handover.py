@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import pytest
 
 from tpukit.__main__ import main
 
-PATHS = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+ROOT = Path(__file__).parents[1]
+PATHS = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
 VERTEX = ["--image", "us-docker.pkg.dev/demo/kit/trainer:1", "--bucket", "gs://demo-bucket/runs"]
 ARGS = '[3, {"a": "it\'s $HOME"}]'  # what a shell would change if it could
 
@@ -158,6 +160,14 @@ def test_a_script_needs_no_tpukit_where_it_runs(folder, capsys):
     assert "tpukit[tpu]" not in text
     assert "script.zip --steps 3" in text
     assert zipfile.ZipFile("script.zip").namelist() == ["__main__.py"]
+
+
+def test_a_script_in_tensorflow_gets_the_one_that_has_tpus(folder, capsys):
+    (folder / "keras_train.py").write_text("import tensorflow as tf\n")
+    text, _ = ask(capsys, "gcloud", "--zone", "us-west4-a", trainer="keras_train.py")
+    (image,) = (ROOT / "examples").glob("*.tensorflow")
+    (release,) = re.findall("tensorflow-tpu==[0-9.]+", image.read_text())
+    assert f"--torch-backend cpu {release} &&" in text
 
 
 @pytest.mark.parametrize(

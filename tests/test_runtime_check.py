@@ -109,6 +109,14 @@ def test_a_variable_that_misleads_nobody_is_no_finding(look, machine, environ):
     assert found(outcome, "variables").state == found(outcome, "PJRT_DEVICE").state == "ok"
 
 
+def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experimental(look):
+    versions = {"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0", "torch_xla": None, "libtpu": "0.0.52"}
+    finding = found(look(replace(TPU_VM, versions=versions)), "versions")
+    assert (finding.state, finding.fix != "") == ("warning", True)
+    assert "torch_tpu 0.2.0: experimental, not yet run on a chip" in finding.fact
+    assert found(look(replace(LAPTOP, versions=versions)), "versions").state == "ok"
+
+
 @pytest.mark.parametrize(
     ("machine", "versions", "state", "fact", "fix"),
     [

@@ -1,13 +1,16 @@
 """A Vertex AI job: Google's own SDK sends real requests, over REST and gRPC, to a server on the loopback interface."""
 
+import io
 import json
 import pickle
 import re
 import socket
 import threading
 import time
+import zipfile
 from concurrent import futures
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -244,12 +247,17 @@ def test_show_tells_everything_before_anything_is_sent(trainer, capsys):
     assert "<table" in shown._repr_html_()
 
 
-def test_a_script_of_any_framework_gets_its_arguments_as_words(tmp_path):
-    (tmp_path / "tf_train.py").write_text("import tensorflow\n")
-    sent = make(tmp_path / "tf_train.py", args=["--epochs", 3])
-    container = sent.request["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
-    assert container["args"] == ["--epochs", "3"]
-    assert sent.bundle.needs == ("tensorflow",)
+def test_a_script_of_any_framework_gets_its_arguments_as_words_and_arrives_as_it_is(monkeypatch):
+    cloud, script = Cloud(), Path(__file__).parents[1] / "examples" / "train_tensorflow.py"
+    with serving(cloud, "rest", monkeypatch) as connection:
+        sent = make(script, args=["gs://demo-bucket/*.tfrec", "--epochs", 3], **connection).submit()
+    (pool,) = cloud.asked[0][1].custom_job.job_spec.worker_pool_specs
+    assert list(pool.container_spec.args) == ["gs://demo-bucket/*.tfrec", "--epochs", "3"]
+    assert sent.bundle.needs == ("keras", "libtpu", "tensorflow")
+    (uploaded,) = cloud.uploads.values()
+    with zipfile.ZipFile(io.BytesIO(uploaded)) as files:
+        assert files.namelist() == ["__main__.py"]
+        assert files.read("__main__.py") == script.read_bytes()
 
 
 @pytest.mark.parametrize(

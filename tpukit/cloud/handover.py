@@ -11,6 +11,7 @@ from tpukit.cloud.bundle import Bundle
 from tpukit.cloud.slices import PRICES_OF, Slice
 
 _IN_TPUKIT = {"tpukit", "torch", "torch_xla", "torchvision"}  # tpukit brings versions of these that work together
+_FOR_TPUS = {"tensorflow": "tensorflow-tpu==2.19.1"}  # plain TensorFlow has no TPU; as in examples/
 
 
 def gcloud(
@@ -133,7 +134,7 @@ def _packages(bundle: Bundle) -> list[str]:
     known = metadata.packages_distributions()
     ours = [_this_kit()] if bundle.launches or "tpukit" in bundle.needs else []
     others = [name for name in bundle.needs if not ours or name not in _IN_TPUKIT]
-    return [*ours, *(known.get(name, [name])[0] for name in others)]
+    return [*ours, *(_FOR_TPUS.get(name) or known.get(name, [name])[0] for name in others)]
 
 
 def _this_kit() -> str:

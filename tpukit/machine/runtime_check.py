@@ -159,6 +159,12 @@ def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
     install = f"`{percent}{line}`, then {how_to_restart(machine)}" if line else how_to_start_afresh(machine)
     if not torch:
         return Finding(name, "failure", "torch is not installed", install)
+    if versions.get("torch_tpu") and not torch_xla:
+        fact = f"torch {torch}, torch_tpu {versions['torch_tpu']}"
+        if not machine.chips:
+            return Finding(name, "ok", fact)
+        fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, which is tested more"
+        return Finding(name, "warning", f"{fact}: experimental, not yet run on a chip by this kit", fix)
     if not torch_xla:
         if not machine.chips:
             return Finding(name, "ok", f"torch {torch}; no torch_xla, but a rehearsal on plain CPU does not need it")
