@@ -32,7 +32,7 @@ test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, j
 	done
 
 torchtpu: .platforms/torchtpu/installed  ## minutes, 6 GB: the TorchTPU backend beside the real package; PYTHON of 3.12 to 3.14
-	.platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/test_backend_torch_tpu.py
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/test_backend_torch_tpu.py
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py

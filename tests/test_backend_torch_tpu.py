@@ -186,13 +186,14 @@ def with_the_package(code):
         machine = replace(tpukit.host(), chips=1, generation="v5e")
     {textwrap.indent(textwrap.dedent(code), "        ")}
     """
+    prepared = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(ROOT)}
     alone = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_ID": "0", "TPU_WORKER_HOSTNAMES": "localhost"}  # asks no network
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(given)],
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, **alone, "PYTHONPATH": str(ROOT), "TPU_ACCELERATOR_TYPE": "v5litepod-1"},
+        env={**os.environ, **prepared, **alone, "TPU_ACCELERATOR_TYPE": "v5litepod-1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout + done.stderr
@@ -213,7 +214,7 @@ def test_without_a_chip_the_package_is_not_asked_for_a_tensor(package):
         capture_output=True,
         text=True,
         timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )
     assert "TorchTPU finds no chip that it can open\n  found: torch_tpu" in done.stdout, done.stderr
     assert "started False" in done.stdout
@@ -244,7 +245,7 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
         run = tpukit.launch(work, machine=machine, progress="text")
         (environ, mean), = run.results
         print("RUN", run.device, mean, sorted(environ), environ["TORCH_TPU_TOPOLOGY"])
-        print("KERNEL", dict(os.environ) == before, torch.tpu.is_initialized())
+        print("KERNEL", dict(os.environ) == before, TorchTpuRuntime().is_started())
     """)
     assert "DEVICE tpu False" in said
     names = "['TORCH_TPU_SLICEBUILDER_ADDRESSES', 'TORCH_TPU_TOPOLOGY', 'TORCH_TPU_XPROF_SESSION_ID']"

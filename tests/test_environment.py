@@ -191,3 +191,13 @@ def test_to_rehearse_graphs_torch_xla_is_added_where_there_is_no_chip(versions, 
     versions = {"python": "3.12.3", "torch": None, "torch_xla": None, "libtpu": None} | versions
     machine = replace(LAPTOP, system=system, versions=versions)
     assert install_line(machine, rehearse_graphs=True) == (f"pip install {line}" if line else "")
+
+
+def test_torchtpu_is_kept_out_of_the_kernel_before_torch_is_imported():
+    there = replace(EIGHT, platform="TPU VM", versions={"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0"})
+    environ = {"PJRT_DEVICE": "TPU"}
+    (change,) = prepare(environ, there).changes
+    assert (change.variable, change.after) == ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
+    assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
+    assert len(prepare(environ, there)) == 0
+    assert len(prepare({"PJRT_DEVICE": "TPU"}, EIGHT)) == 0

@@ -75,7 +75,7 @@ def test_the_tensorflow_trainer_trains_here_as_the_file_that_a_job_gets_saves_an
     bundle = make_bundle(TWIN)
     assert (bundle.launches, bundle.needs) == (False, ("keras", "libtpu", "tensorflow"))
     (tmp_path / "trainer.zip").write_bytes(bundle.to_bytes())
-    options = ["--classes", "2", "--steps", "4", "--epochs", "2", "--batch-size", "8", "--size", "32", "--rehearse"]
+    options = ["--classes", "2", "--steps", "3", "--epochs", "2", "--batch-size", "8", "--size", "32", "--rehearse"]
     folders = {f"AIP_{name.upper()}_DIR": f"{tmp_path}/bucket/{name}/" for name in ("model", "checkpoint")}
     weights = []
     for again in (False, True):

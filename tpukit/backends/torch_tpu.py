@@ -161,8 +161,8 @@ class TorchTpuRuntime(CpuRuntime):
                 "  found: no documented way to choose another\n"
                 "  fix:   device=0; or cores=None for all chips"
             )
-        # torch_tpu is left to the workers: it reads some variables once and keeps them, and after its first tensor no
-        # fork of this process could use a chip. Where `import torch` has loaded it before, no chip is touched so far.
+        # torch_tpu is left to the workers: it reads some variables once and keeps them, and after its first tensor, or
+        # the first backward() of any tensors, no fork of this process could use a chip. `prepare` keeps it out, too.
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
 

@@ -79,6 +79,7 @@ def refuse_if_in_use(machine: Host) -> None:
         raise RuntimeInUse(
             f"this kernel has started the {' and the '.join(started)} runtime, and a fork of it cannot start its own\n"
             "  found: an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print()\n"
-            "         met.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() and .cuda() do, imports do not\n"
+            "         met.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() and .cuda() do, imports do not;\n"
+            "         where torch_tpu is loaded, .backward() does, unless prepare() came before `import torch`\n"
             f"  fix:   {how_to_restart(machine)}, and keep such calls inside the worker function"
         )

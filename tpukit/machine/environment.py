@@ -122,6 +122,10 @@ def needed_changes(environ: Mapping[str, str], machine: Host) -> tuple[Change, .
         change(variable, None, "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it")
     if machine.chips and not environ.get("PJRT_DEVICE"):
         change("PJRT_DEVICE", "TPU", "if it is unset, torch_xla uses the CPU where it finds no libtpu")
+    if machine.versions.get("torch_tpu") and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+        # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and so starts libtpu.
+        why = "`import torch` would load torch_tpu, whose first backward() takes the chips; workers load it themselves"
+        change("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why)
     return tuple(changes)
 
 
