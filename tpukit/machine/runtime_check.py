@@ -198,7 +198,7 @@ def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
         if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
         fine = False
-        # One chip is started without addresses, XRT variables are read by nothing, and a kernel need not call backward().
+        # One chip is started without addresses, nothing reads XRT variables, and a kernel need not call backward().
         harmless = change.variable.startswith(("XRT_", "TORCH_DEVICE_"))
         state = "failure" if machine.chips > 1 and not harmless else "warning"
         fact = (
