@@ -61,7 +61,7 @@ tensorflow = pytest.mark.skipif(not TENSORFLOW.exists(), reason="needs TensorFlo
 def in_tensorflow(*arguments, folder, **environ):
     environ = {**os.environ, "PYTHONPATH": "", "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
     command = [TENSORFLOW, *arguments]
-    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600)
 
 
 @tensorflow
