@@ -79,7 +79,9 @@ def test_a_function_of_a_file_brings_what_it_imports_from_beside_it_and_no_more(
 
 def test_the_same_trainer_makes_the_same_bytes(trainer):
     assert make_bundle(f"{trainer}:train").to_bytes() == make_bundle(f"{trainer}:train").to_bytes()
-    names = zipfile.ZipFile(io.BytesIO(make_bundle(f"{trainer}:train").to_bytes())).namelist()
+    archive = zipfile.ZipFile(io.BytesIO(make_bundle(f"{trainer}:train").to_bytes()))
+    assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_DEFLATED}
+    names = archive.namelist()
     assert "__main__.py" in names
 
 
