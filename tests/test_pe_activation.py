@@ -64,6 +64,21 @@ def test_every_core_maps_its_share_and_all_come_back_in_order():
         assert torch.allclose(result["outputs"], network(pe.normalize(images)), atol=1e-5)
 
 
+def only_maps(core, network, dataset):
+    batches = core.batches(dataset, batch_size=4)
+    return tpukit.predict(core, pe.class_activation(core.model(network), layer="0"), batches, prepare=pe.normalize)
+
+
+@pytest.mark.xla
+def test_on_xla_the_gradient_is_taken_within_the_step():
+    pytest.importorskip("torch_xla")
+    images = torch.randint(0, 256, (4, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    network, dataset = small_network(), torch.utils.data.TensorDataset(images, torch.zeros(4, 10))
+    maps = tpukit.launch(only_maps, network, dataset, cores=1, backend="xla", progress="off").results[0]
+    expected = pe.class_activation(network.eval(), layer="0")(pe.normalize(images))
+    assert torch.allclose(maps, expected, atol=1e-5)
+
+
 def test_the_share_inside_is_the_area_where_a_map_knows_nothing_and_nan_where_there_is_none():
     masks = np.zeros((3, 20, 20), bool)
     masks[0, :5], masks[2, 0, 0] = True, True

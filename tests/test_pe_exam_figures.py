@@ -44,3 +44,26 @@ def test_a_table_without_positions_or_with_other_probabilities_is_refused():
         pe.show_exams(table.drop(columns="position"), chances)
     with pytest.raises(ValueError, match=r"each of its 20 rows, got \(5,\)"):
         pe.show_exams(table, chances[:5])
+
+
+def test_attention_is_drawn_and_how_much_of_it_lies_on_an_embolus_is_said(tmp_path):
+    table, chances = a_table([4, 0])
+    weights = np.where(table.pe_present_on_image == 1, 3.0, 1.0)  # 12 of 18 lie on the embolus
+    figure = pe.show_exams(table, chances, attention=weights)
+    assert figure.axes[0].get_title(loc="right") == "67 %"
+    assert figure.axes[1].get_title(loc="right") == ""
+    assert figure.alt.endswith("Attention on slices with an embolus: 000000 67 %.")
+    (filled,) = figure.axes[0].collections
+    heights = [max(y for x, y in filled.get_paths()[0].vertices if abs(x - place) <= 0.5) for place in (2, 8)]
+    assert heights == pytest.approx([1, 1 / 3])
+    figure.savefig(tmp_path / "exams.png")
+    with pytest.raises(ValueError, match=r"each of the 20 rows, got \(20,\), from -1"):
+        pe.show_exams(table, chances, attention=-weights / 3)
+
+
+def test_positions_in_millimetres_are_counted():
+    table, chances = a_table([4, 0])
+    figure = pe.show_exams(table.assign(position=table.position * 1.25 - 300.0), chances)
+    line = figure.axes[0].get_lines()[0]
+    assert list(line.get_xdata()) == list(range(10))
+    assert np.allclose(line.get_ydata()[:4], 0.9, atol=0.01)

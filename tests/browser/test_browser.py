@@ -242,6 +242,9 @@ def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
     output.locator('[data-part="overview"] img').nth(3).click()
     page.keyboard.press("ArrowUp")
     assert words.inner_text() == "slice 5 of 9"
+    output.locator('[data-part="slice"]').click()
+    page.keyboard.press("ArrowLeft")
+    assert words.inner_text() == "slice 4 of 9"
     active = page.locator(".jp-Cell.jp-mod-active")
     assert active.count() == 1
     assert active.locator('[data-part="words"]').count() == 1  # not the cell after it

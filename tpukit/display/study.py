@@ -126,7 +126,7 @@ class Study:
         columns, beside = (4, "flex") if not self._views else (6, "block")
         grid = f"grid-template-columns:repeat({columns},minmax(70px,120px));gap:8px"
         return (
-            f'<div data-study="{name}" tabindex="0" style="font-size:13px;line-height:1.35;outline:none">{self._above}'
+            f'<div data-study="{name}" tabindex="0" style="font-size:13px;line-height:1.35">{self._above}'
             f'<div style="display:{beside};flex-wrap:wrap;gap:20px;align-items:flex-start">{self._stage()}'
             f'<div data-part="overview" style="display:grid;{grid}">{slices}</div></div>'
             f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self._caption)}</div></div>'

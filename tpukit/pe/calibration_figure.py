@@ -19,8 +19,8 @@ _IN_A_POINT, _MOST_POINTS = 10, 8  # exams behind a point of the curve, at least
 def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
     """Draw, for each of the nine answers about an exam, how often it was true where a probability was given.
 
-    On the dotted line, of the exams that were given 0.3 three in ten have the label. Each point is a tenth of the
-    exams or more, with the 95 % interval of so many exams (Wilson's); the small marks below and above are the exams.
+    On the dotted line, of the exams that were given 0.3 three in ten have the label. Each point is ten exams or
+    more, with the 95 % interval of so many (Wilson's); the small marks below and above are the exams.
 
     Args:
         labels: a row for each image, with 0 and 1, as `challenge_loss` takes them.
