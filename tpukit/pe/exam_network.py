@@ -2,6 +2,7 @@
 
 import torch
 from torch import nn
+from torch.nn.modules.rnn import GRU  # torch_xla puts another one into torch.nn, which knows one direction only
 
 from tpukit.pe.labels import EXAM_LABELS
 
@@ -31,7 +32,8 @@ class ExamNetwork(nn.Module):
     """Answer for whole exams: a bidirectional GRU along the body, an answer for each slice, nine for the exam.
 
     The nine come from two summaries of the exam: the maximum over its slices, and a mean weighted by attention, which
-    the network decides slice by slice. The design is that of the published first place, in small.
+    the network decides slice by slice. The design is that of the published first place, in small. XLA unrolls the GRU,
+    so S slices are S steps of one graph in each direction: that is why exams are resampled to one, moderate length.
 
     Takes (B, S, F) float32, as `ExamSequences` gives them. Returns {"answers": (B, 9) logits in the order of
     `EXAM_LABELS`, "images": (B, S) logits, "attention": (B, S), which adds up to 1 over an exam}.
@@ -47,7 +49,7 @@ class ExamNetwork(nn.Module):
         self.enter = nn.Sequential(
             nn.LayerNorm(features), nn.Dropout(dropout), nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout)
         )
-        self.gru = nn.GRU(hidden, hidden, batch_first=True, bidirectional=True)
+        self.gru = GRU(hidden, hidden, batch_first=True, bidirectional=True)
         self.leave = nn.Dropout(dropout)
         self.image, self.attend = nn.Linear(2 * hidden, 1), nn.Linear(2 * hidden, 1)
         self.exam = nn.Linear(4 * hidden, len(EXAM_LABELS))
