@@ -186,12 +186,14 @@ class Runtime:
             and the machine has no device of that kind.
         backend: the class of its cores.
         package: what has to be installed beside torch, None for nothing.
+        is_for_launch: False for what is no backend of a launch, but started otherwise.
         note: what a rehearsal on it says about itself, beside the number of processes.
     """
 
     name: str
     backend: type[Backend]
     package: str | None = None
+    is_for_launch = True
     note: str = ""
 
     def is_present(self, machine) -> bool:
