@@ -220,6 +220,7 @@ class Runtime:
             is installed.
         package: what has to be installed beside torch, None for nothing.
         how_to_install: the line that installs it, where that is not torch_xla's.
+        is_for_launch: False for what is no backend of a launch, but started otherwise.
         note: what a rehearsal on it says about itself, beside the number of processes.
     """
 
@@ -228,6 +229,7 @@ class Runtime:
     hardware: str
     package: str | None = None
     how_to_install: str = ""
+    is_for_launch = True
     note: str = ""
 
     def is_present(self, machine) -> bool:

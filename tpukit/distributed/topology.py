@@ -23,8 +23,9 @@ def choose_topology(machine: Host, cores: int | None, backend: str | None) -> To
     Raises:
         ValueError: what was asked for cannot be had there.
     """
-    if backend not in (None, *RUNTIMES):
-        raise ValueError(f"backend is one of None, {', '.join(map(repr, sorted(RUNTIMES)))}; got {backend!r}")
+    names = [name for name, runtime in sorted(RUNTIMES.items()) if runtime.is_for_launch]
+    if backend not in (None, *names):
+        raise ValueError(f"backend is one of None, {', '.join(map(repr, names))}; got {backend!r}")
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or cores < 1):
         raise ValueError(f"cores is a whole number, at least 1, or None for all there are, got {cores!r}")
     runtime = _choose_runtime(machine, backend)

@@ -48,15 +48,10 @@ class RecordingRuntime(StandInRuntime):
 
     name = "xla:recording"
     backend = RecordingTpu
+    is_for_launch = False
 
     def is_present(self, machine) -> bool:
         return False
-
-    def topology(self, machine, cores: int | None) -> Topology:
-        raise ValueError(
-            "backend='xla:recording' runs no steps, it writes them down for tpukit.preflight\n"
-            "  fix:   tpukit.preflight(train, chip='v5e-8'); to run a step without a TPU, backend='xla'"
-        )
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Imagined) -> Iterator[dict[str, str]]:
