@@ -68,7 +68,7 @@ def cluster(undisturbed):
 
 
 def train_resnet(core, pause):
-    """Train the walkthrough's network, one size smaller and on small images; wait after epochs, so as to lose a host."""
+    """Train the walkthrough's network, one size smaller, on small images; wait after epochs, to have time for a loss."""
     import torch
     from torchvision.models import resnet18
 
