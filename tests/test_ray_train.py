@@ -68,7 +68,7 @@ def cluster(undisturbed):
 
 
 def train_resnet(core, pause):
-    """Train the walkthrough's network, one size smaller, on small images; wait after epochs, to have time for a loss."""
+    """Train the walkthrough's network, one size smaller, on small images; a pause an epoch leaves time for a loss."""
     import torch
     from torchvision.models import resnet18
 
