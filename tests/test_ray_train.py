@@ -54,7 +54,7 @@ def storage(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed():
     """What the same training brings on one host with two cores, before there is a Ray in this process."""
-    run = launch(train_resnet, 3, cores=2, backend="xla:cpu", progress="off")
+    run = launch(train_resnet, 0.0, cores=2, backend="xla:cpu", progress="off")
     return run.results
 
 
@@ -67,8 +67,8 @@ def cluster(undisturbed):
         yield hosts
 
 
-def train_resnet(core, epochs):
-    """Train the walkthrough's network, one size smaller and on small images; one step takes half a second here."""
+def train_resnet(core, pause):
+    """Train the walkthrough's network, one size smaller, on small images; a pause an epoch leaves time for a loss."""
     import torch
     from torchvision.models import resnet18
 
@@ -87,7 +87,8 @@ def train_resnet(core, epochs):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = core.batches(Noise(), batch_size=4, shuffle=True, drop_last=True)
     loss = torch.nn.functional.binary_cross_entropy_with_logits
-    history = fit(core, model, optimizer, loss, batches, epochs=epochs, folder="checkpoints", log_every=2)
+    options = {"folder": "checkpoints" if pause else None, "on_epoch": lambda history: time.sleep(pause)}
+    history = fit(core, model, optimizer, loss, batches, epochs=4, log_every=2, **options)
     weights = sum(weight.double().abs().sum() for weight in core.to_host([*model.parameters()]))
     return {
         "losses": [row["train_loss"] for row in history.epochs],
@@ -102,14 +103,15 @@ def test_a_host_that_is_killed_changes_no_digit_of_the_training(cluster, storage
     killed = []
 
     def kill_and_replace():
-        while not [*storage.glob("lost/checkpoint_*/checkpoints/step-*.pt")]:
-            time.sleep(0.2)
+        noted = storage / "lost" / "checkpoint_manager_snapshot.json"  # by Ray, when a checkpoint is there and whole
+        while not (noted.exists() and "checkpoint_2" in noted.read_text()):
+            time.sleep(0.1)
         killed.append(cluster.kill())
         cluster.add()
 
     thread = threading.Thread(target=kill_and_replace, daemon=True)
     thread.start()
-    run = launch_on_hosts(train_resnet, 3, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
+    run = launch_on_hosts(train_resnet, 4.0, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
     thread.join()
     assert killed[0] >= 4  # a raylet, its two agents, a Ray worker, and the core forked from it
     assert [one["seen"] for one in run.results] == [(0, 2), (1, 2)]
@@ -121,7 +123,7 @@ def test_a_host_that_is_killed_changes_no_digit_of_the_training(cluster, storage
 
 
 def test_a_run_of_the_same_name_continues(cluster, storage, undisturbed):
-    run = launch_on_hosts(train_resnet, 3, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
+    run = launch_on_hosts(train_resnet, 4.0, cores=1, backend="xla:cpu", storage=storage, name="lost", **SLICE)
     assert run.results[0]["resumed"]
     assert run.results[0]["weights"] == undisturbed[0]["weights"]
 
