@@ -50,6 +50,7 @@ for (const study of document.querySelectorAll('[data-study="ID"]:not([data-ready
     show(Number(slider.value) + steps[event.key]);
   });
   slider.addEventListener("input", () => show(Number(slider.value)));
+  large.addEventListener("click", () => slider.focus());
   slices.forEach((slice, number) => slice.addEventListener("click", () => { show(number); slider.focus(); }));
   part("track").addEventListener("click", (event) => {
     const box = part("track").getBoundingClientRect();
