@@ -84,6 +84,7 @@ ROOMS = [
     {"distributed"},
     {"training"},
     {"cloud"},
+    {"preflight"},
 ]
 BELOW = {room: set().union(*ROOMS[:level]) for level, rooms in enumerate(ROOMS) for room in rooms}
 BELOW["pe"] = BELOW["distributed"] - {"diagnostics"}

@@ -59,6 +59,8 @@ class Backend:
         waits_idle: True where a core that waits for others uses no processor.
         traced: True where a step is only recorded as Python comes by, and compiled and run in `sync`.
         shares_process: True where other cores are threads of the same process, as on v2 and v3.
+        is_recording: True where `preflight` only looks which programs a run would compile: what comes back from the
+            device is no result then, so nothing of it is kept.
         waits: seconds of the last calls of `wait`, where there is something to wait for; of `wait_count` in all.
         after_sync: called after every `sync`; a running profile marks its steps there.
     """
@@ -71,6 +73,7 @@ class Backend:
     waits_idle = True
     traced = False
     shares_process = False
+    is_recording = False
     waits: tuple[float, ...] = ()
     wait_count = 0
     after_sync: Callable[[], None] | None = None
@@ -156,6 +159,10 @@ class Backend:
 
     def record_lines(self, wanted: bool) -> None:
         """Have every operation remember the line of Python it came from, for `graph_text`."""
+        raise NotImplementedError
+
+    def set_scope(self, name: str | None) -> None:
+        """Have every operation recorded from here on bear this name in the graph, in place of the one before."""
         raise NotImplementedError
 
     def start_trace(self, folder: Path) -> None:

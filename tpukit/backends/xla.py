@@ -104,6 +104,12 @@ class TorchXla(Backend):
 
         torch_xla._XLAC._set_ir_debug(wanted)
 
+    def set_scope(self, name: str | None) -> None:
+        import torch_xla
+
+        self._scope = None  # first out of the one, then into the other
+        self._scope = name and torch_xla._XLAC.profiler.scope_pusher(name)
+
     def start_trace(self, folder: Path) -> None:
         from torch_xla.debug import profiler
 
@@ -286,6 +292,19 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
         pjrt._run_singleprocess(on_this_core)
     else:
         pjrt._run_thread_per_device(process, processes, on_this_core, pjrt.initialize_multiprocess)
+
+
+def libtpu_flags(accelerator: str) -> str:
+    """Return what torch_xla gives to libtpu as LIBTPU_INIT_ARGS on a machine of that type, such as v5litepod-8."""
+    import torch_xla
+
+    with (
+        _variable("TPU_SKIP_MDS_QUERY", "1"),
+        _variable("TPU_ACCELERATOR_TYPE", accelerator),
+        _variable("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
+    ):
+        torch_xla._setup_libtpu_flags()
+        return os.environ["LIBTPU_INIT_ARGS"].strip()
 
 
 @contextlib.contextmanager

@@ -295,7 +295,7 @@ class Core(NotebookOutput):
         """
         with self._in_graph("save"):
             self.backend.sync()
-        if self.is_main:
+        if self.is_main and not self.backend.is_recording:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
             host = self.to_host(value)

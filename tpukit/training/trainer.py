@@ -187,7 +187,13 @@ def fit(
         losses=parts["losses"],
         progress=parts["progress"],
         history=parts["history"],
-        state=RunState(core, parts, folder=folder, keep=keep, save_every=parse_duration(save_every)),
+        state=RunState(
+            core,
+            parts,
+            folder=None if core.backend.is_recording else folder,
+            keep=keep,
+            save_every=parse_duration(save_every),
+        ),
         budget=TimeBudget(core, parse_duration(budget) if budget is not None else math.inf),
     )
     return trainer.run(resume=resume)
@@ -310,6 +316,8 @@ class Trainer:
         self._save(best=is_best)
 
     def _evaluate(self) -> dict[str, float]:
+        if self.core.backend.is_recording:  # preflight looks at the step alone, and what it computes is no result
+            return dict.fromkeys(["valid_loss", *(f"valid_{name}" for name in self.metrics)], 1.0)
         began = time.monotonic()
         found = self._evaluation(self.valid)
         self.budget.record("evaluation", time.monotonic() - began)
@@ -332,7 +340,7 @@ class Trainer:
 
     def _try_evaluation(self) -> None:
         """Evaluate one batch of every shape, to find now what would fail after an epoch."""
-        if self.valid is None:
+        if self.valid is None or self.core.backend.is_recording:
             return
         try:
             self._evaluation(self.valid.first_steps(), label=None)  # no bar: it is no part of the work

@@ -17,7 +17,8 @@ from pathlib import Path
 BUILT_FOR = ((0, 81),)
 
 _SOURCES = Path(__file__).parent
-_FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-Wall", "-Wextra")
+_FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
+_SHARED = ("-fPIC", "-shared")
 _INSTALL = "pip install 'tpukit[standin]'"
 
 
@@ -101,13 +102,33 @@ def library(
     Raises:
         NoStandIn: the machine cannot have it (see `why_not`), or the compiler failed.
     """
+    return _built("libtpu-standin", ".so", sources, path=path, environ=environ)
+
+
+def program(
+    name: str,
+    sources: Path,
+    *,
+    path: Iterable[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> Path:
+    """Return a program compiled from the C sources of a folder, which may use the plugin's header, as `library` does.
+
+    Raises:
+        NoStandIn: as `library`.
+    """
+    return _built(name, "", sources, path=path, environ=environ)
+
+
+def _built(name: str, suffix: str, sources: Path, *, path: Iterable[str] | None, environ: Mapping[str, str]) -> Path:
     missing = _obstacle(path, environ, sys.platform, platform.machine())
     if missing:
         raise NoStandIn(f"there is no stand-in for a TPU here.\n  found: {missing[0]}\n  fix:   {missing[1]}")
     plugin, compiler = find_plugin(path), _compiler(environ)
-    kept = _cache_folder(environ) / f"libtpu-standin-{_key(plugin, compiler, sources)}.so"
+    flags = (*_FLAGS, *(_SHARED if suffix else ()))
+    kept = cache_folder(environ) / f"{name}-{_key(plugin, compiler, flags, sources)}{suffix}"
     if not kept.is_file():
-        _compile(compiler, plugin, sources, kept)
+        _compile(compiler, flags, plugin, sources, kept)
     return kept
 
 
@@ -117,17 +138,17 @@ def _compiler(environ: Mapping[str, str]) -> str | None:
     return next((name for name in found if name), None)
 
 
-def _key(plugin: Plugin, compiler: str, sources: Path) -> str:
+def _key(plugin: Plugin, compiler: str, flags: Iterable[str], sources: Path) -> str:
     asked = subprocess.run([compiler, "--version"], capture_output=True, check=False, timeout=60)
     key = hashlib.sha256(asked.stdout)
-    key.update(" ".join(_FLAGS).encode())
+    key.update(" ".join(flags).encode())
     for file in [plugin.headers / "pjrt_c_api.h", *sorted(sources.glob("*.[ch]"))]:
         key.update(f"\0{file.name}\0".encode())
         key.update(file.read_bytes())
     return key.hexdigest()[:16]
 
 
-def _cache_folder(environ: Mapping[str, str]) -> Path:
+def cache_folder(environ: Mapping[str, str]) -> Path:
     """Return the first folder of the user's own that can be written: what is in it will be loaded as code."""
     home = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
     temporary = Path(tempfile.gettempdir()) / f"tpukit-{os.getuid()}"
@@ -143,18 +164,18 @@ def _cache_folder(environ: Mapping[str, str]) -> Path:
             continue
         return folder
     raise NoStandIn(
-        "the compiled stand-in can be kept nowhere.\n"
+        "what the stand-in is compiled to can be kept nowhere.\n"
         f"  found: {'; '.join(tried)}\n"
         "  fix:   set XDG_CACHE_HOME to a folder of your own"
     )
 
 
-def _compile(compiler: str, plugin: Plugin, sources: Path, to: Path) -> None:
+def _compile(compiler: str, flags: Iterable[str], plugin: Plugin, sources: Path, to: Path) -> None:
     files = [str(file) for file in sorted(sources.glob("*.c"))]
     # Into a folder beside its place, and moved there whole: another process may be compiling or loading the same.
     with tempfile.TemporaryDirectory(dir=to.parent, prefix="compiling-") as folder:
         made = Path(folder) / to.name
-        command = [compiler, *_FLAGS, f"-I{plugin.headers}", "-o", str(made), *files, "-ldl", "-lpthread"]
+        command = [compiler, *flags, f"-I{plugin.headers}", "-o", str(made), *files, "-ldl", "-lpthread"]
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False, timeout=300)
         if ended.returncode:
             said = ended.stderr.strip().splitlines()

@@ -46,7 +46,8 @@ enum { HEAD = 65536 };  // bytes before the first slot
 // A sparse file: only what a collective touches becomes memory. All gradients of a step may come in one.
 static const size_t SLOT = (size_t)2 << 30;
 
-char* slot_of(int device) { return (char*)meeting + HEAD + device * SLOT; }
+// Where a run is only recorded, all other devices bring what this one does: there is one slot, and nobody to wait for.
+char* slot_of(int device) { return (char*)meeting + HEAD + (is_recording() ? 0 : device * SLOT); }
 size_t slot_size(void) { return SLOT; }
 
 #define LOAD(word) __atomic_load_n(&(word), __ATOMIC_ACQUIRE)
@@ -186,12 +187,14 @@ static const char* wait_for_all(Wanted wanted, uint64_t number, const char* what
 // ---- the three steps of a collective
 
 const char* begin_collective(int device, const char* what) {
+  if (is_recording()) return NULL;
   if (LOAD(meeting->failed)) return fail_run("-");
   uint64_t before = meeting->device[device].brought;
   return wait_for_all(READ, before, what);
 }
 
 const char* bring(int device, const char* what, uint64_t fingerprint) {
+  if (is_recording()) return NULL;
   Device* mine = &meeting->device[device];
   uint64_t number = mine->brought + 1;
   snprintf(mine->what, sizeof mine->what, "%s", what);
@@ -260,7 +263,7 @@ static PJRT_Error* sit_down(int file) {
 PJRT_Error* take_chips(void) {
   if (meeting) return NULL;  // a second client of this process
   const char* path = getenv("STANDIN_MEMORY");
-  int shared = topology.processes > 1, file = -1;
+  int shared = topology.processes > 1 && !is_recording(), file = -1;
   if (!shared) file = memfd_create("standin", MFD_CLOEXEC);
   else if (path) file = open(path, O_RDWR | O_CLOEXEC);
   if (file < 0)
@@ -281,7 +284,7 @@ PJRT_Error* take_chips(void) {
   }
   ring();
   // As with libtpu, nobody gets its client before all have come.
-  const char* failed = wait_for_all(COME, 0, "the start");
+  const char* failed = is_recording() ? NULL : wait_for_all(COME, 0, "the start");
   return failed ? failure(PJRT_Error_Code_DEADLINE_EXCEEDED, "%s", failed) : NULL;
 }
 

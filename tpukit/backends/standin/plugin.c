@@ -14,6 +14,7 @@
 //   STANDIN_TIMEOUT      seconds to wait for the other ranks (300)
 //   STANDIN_ORDER        "2,0,3,1": the place of each process's devices among all (in the processes' order)
 //   STANDIN_BUSY_UNTIL   the chips are held by somebody else until this time, in seconds since 1970
+//   STANDIN_RECORD       a folder: programs are written to it instead of run (record.c)
 //   STANDIN_LOG          1: tell on standard error what is compiled and run
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -14,8 +14,10 @@ typedef struct Program {
   PJRT_LoadedExecutable* executable;
   Bytes source;  // with the options
   int holders;
+  Recorded recorded;
 } Program;
 static Program* programs;
+static int programs_compiled;
 static pthread_mutex_t programs_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static Program* find_source(const Bytes* source) {
@@ -38,15 +40,20 @@ static int partitions(const char* options, size_t size) {
   return count;
 }
 
-static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives) {
+static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives, Recorded* recorded) {
   const PJRT_Program* given = args->program;
   PJRT_Program mine = *given;
   Bytes code = {0};
   PJRT_Error* error = NULL;
-  int is_hlo = given->format_size == 3 && !memcmp(given->format, "hlo", 3);
-  if (is_hlo && partitions(args->compile_options, args->compile_options_size) == 1)
+  int is_hlo = given->format_size == 3 && !memcmp(given->format, "hlo", 3), is_replaced = 0;
+  recorded->number = programs_compiled++;
+  if (is_hlo && is_recording()) {
+    record_program(recorded->number, given->code, given->code_size, args->compile_options, args->compile_options_size);
+    is_replaced = stand_in_for(given->code, given->code_size, recorded, &code);
+  }
+  if (is_hlo && !is_replaced && partitions(args->compile_options, args->compile_options_size) == 1)
     error = rewrite((const uint8_t*)given->code, given->code_size, &code, collectives);
-  if (*collectives) {
+  if (*collectives || is_replaced) {
     mine.code = (char*)code.bytes;
     mine.code_size = code.size;
     args->program = &mine;
@@ -70,13 +77,14 @@ static PJRT_Error* compile(PJRT_Client_Compile_Args* args) {
     free(source.bytes);
   } else {
     int collectives = 0;
-    error = compile_new(args, &collectives);
+    Recorded recorded = {0};
+    error = compile_new(args, &collectives, &recorded);
     if (error) {
       free(source.bytes);
     } else {
       say("compiled a program of %zu bytes with %d collective(s)", args->program->code_size, collectives);
       program = malloc(sizeof *program);
-      *program = (Program){programs, args->executable, source, 1};
+      *program = (Program){programs, args->executable, source, 1, recorded};
       programs = program;
     }
   }
@@ -159,7 +167,16 @@ static PJRT_Error* launch(PJRT_LoadedExecutable_Execute_Args* args) {
   return error;
 }
 
+static void note_run(const PJRT_LoadedExecutable* executable) {
+  pthread_mutex_lock(&programs_lock);
+  Program* program = programs;
+  while (program && program->executable != executable) program = program->next;
+  pthread_mutex_unlock(&programs_lock);
+  if (program) record_run(&program->recorded);
+}
+
 static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
+  if (is_recording()) note_run(args->executable);
   // An older caller's options are shorter than the plugin's.
   PJRT_ExecuteOptions options = {0}, *given = args->options;
   memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);

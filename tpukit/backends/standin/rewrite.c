@@ -1,10 +1,9 @@
 // From a program's collectives to calls of ours: rewrites the HLO module that torch_xla hands over to be compiled.
-//
-// Numbers of fields are those of xla/service/hlo.proto and xla/xla_data.proto (OpenXLA), which never reuses one.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "hlo.h"
 #include "protobuf.h"
 #include "standin.h"
 
@@ -13,17 +12,6 @@ const char* const reduction_names[REDUCTIONS] = {"add", "multiply", "minimum", "
 // XLA:CPU would run these by itself, or refuse them, where the devices of other processes are not.
 static const char* const unknown[] = {"collective-broadcast", "ragged-all-to-all", "send", "recv", "all-reduce-start",
                                       "all-gather-start", "collective-permute-start"};
-
-enum { MODULE_COMPUTATION = 3, MODULE_ENTRY_ID = 6 };
-enum { SHAPE_TYPE = 2, SHAPE_DIMENSIONS = 3, SHAPE_LAYOUT = 5, LAYOUT_MINOR_TO_MAJOR = 1, F32 = 11 };
-enum { COMPUTATION_INSTRUCTION = 2, COMPUTATION_ID = 5, COMPUTATION_ROOT = 6 };
-enum {
-  NAME = 1, OPCODE = 2, SHAPE = 3, DIMENSIONS = 14, CHANNEL = 26, CALL_TARGET = 28, INSTRUCTION_ID = 35, OPERANDS = 36, CONTROL_PREDECESSORS = 37,
-  CALLED_COMPUTATIONS = 38, BACKEND_CONFIG = 43, REPLICA_GROUPS = 49, SOURCE_TARGET_PAIRS = 52, CONSTRAIN_LAYOUT = 56,
-  OPERAND_LAYOUTS = 57, HAS_SIDE_EFFECT = 65, GLOBAL_DEVICE_IDS = 71, CALL_API = 77, DEVICE_LIST = 87
-};
-enum { CALL_API_TYPED_FFI = 4 };
-enum { DEVICE_LIST_GROUPS = 1, DEVICE_LIST_IOTA = 2 };
 
 static int find(Span text, const char* const* names, int count) {
   for (int i = 0; i < count; i++)

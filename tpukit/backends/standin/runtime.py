@@ -47,7 +47,12 @@ class StandInRuntime(Runtime):
             yield environment(rehearsal(topology.cores), library=library(), plugin=plugin, memory=memory)
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
-        for variable in _OF_EACH_WORKER:
-            os.environ.pop(variable, None)
-        os.environ |= meeting_point
+        play(meeting_point)
         start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
+
+
+def play(machine: dict[str, str]) -> None:
+    """Make torch_xla see this machine in this process, whatever was set before."""
+    for variable in _OF_EACH_WORKER:
+        os.environ.pop(variable, None)
+    os.environ |= machine

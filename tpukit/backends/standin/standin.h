@@ -63,6 +63,18 @@ PJRT_Error* rewrite(const uint8_t* module, size_t size, Bytes* rewritten, int* c
 #define TARGET "tpukit_standin_collective"
 XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame);
 
+// ---- record.c: programs written down instead of run
+typedef struct {
+  int number;   // of the program, in the order in which they came
+  int is_step;  // it overwrites some of its arguments, as a training step does
+  int runs;
+} Recorded;
+int is_recording(void);
+void record_program(int number, const char* code, size_t code_size, const char* options, size_t options_size);
+// Writes a program that takes and returns the same and does nothing, if this one is large; returns 0 if it is not.
+int stand_in_for(const char* code, size_t size, Recorded* recorded, Bytes* to);
+void record_run(Recorded* program);  // does not return where the recording is complete
+
 // ---- programs.c: compiling and running
 void answer_for_programs(PJRT_Api* api);
 void finish_freeing(void);

@@ -1,0 +1,200 @@
+"""The graphs of a worker function's step, recorded as one core of a TPU would send them to its compiler."""
+
+import contextlib
+import functools
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tpukit.backends.standin.build import why_not
+from tpukit.backends.standin.recording import Imagined
+from tpukit.display.progress import screen
+from tpukit.distributed.core import Core
+from tpukit.distributed.launcher import Interrupted, collect, worker_failed
+from tpukit.distributed.signals import sigterm_ends_the_run
+from tpukit.distributed.topology import refuse_if_in_use
+from tpukit.distributed.watchdog import Limits
+from tpukit.distributed.worker import Task
+from tpukit.distributed.worker_group import WorkerGroup
+from tpukit.machine.host import Host, host
+from tpukit.preflight.chips import Chip
+from tpukit.preflight.scopes import name_operations
+
+_LOOK_SECONDS = 0.02
+
+
+class NoPreflight(RuntimeError):
+    """A step cannot be recorded or compiled on this machine."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph as torch_xla sends it to the compiler.
+
+    Attributes:
+        module: HloModuleProto, serialised.
+        options: CompileOptionsProto, serialised: the number of replicas and their devices.
+    """
+
+    module: bytes = field(repr=False)
+    options: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """The step of a worker function.
+
+    Attributes:
+        chip: the machine it was recorded for.
+        graphs: what one step runs, in order; one, unless something in the step cuts it.
+        is_steady: whether the step came back unchanged; otherwise the run ended before, and `graphs` is its last.
+        places: the calls that scopes in the graphs name, as (module, line of Python, direction); see `scopes`.
+        counters: torch_xla's counters as of the recording's end, by name; "aten::" are fallbacks to the host.
+        batches: of the step, each (shape, dtype) of a tensor sent to the device, if the loop used `core.batches`.
+        flags: what torch_xla gives to libtpu as LIBTPU_INIT_ARGS.
+        seconds: that the recording took.
+    """
+
+    chip: Chip
+    graphs: tuple[Graph, ...]
+    is_steady: bool
+    places: tuple[tuple[str, str, str], ...] = field(repr=False, default=())
+    counters: dict[str, float] = field(repr=False, default_factory=dict)
+    batches: tuple = field(repr=False, default=())
+    flags: str = ""
+    seconds: float = 0.0
+
+
+def record(
+    fn: Callable,
+    *args: object,
+    chip: Chip,
+    timeout: float | None = 900.0,
+    progress: str | None = None,
+    machine: Host | None = None,
+) -> Recording:
+    """Run `fn(core, *args)` as core 0 of a chip that is not there, until its step comes back, and return the graphs.
+
+    In a process of its own, as a launch, and with the same data; but no large graph is run: losses and all else that
+    comes back from the device are ones. `core.save` and `fit` write nothing meanwhile; what the function itself writes
+    to files before its third step is written.
+
+    Args:
+        fn: the worker function.
+        *args: passed on as they are.
+        chip: the TPU to play.
+        timeout: seconds after which to give up.
+        progress: as in `launch`.
+        machine: the `Host` to ask, if not this one.
+
+    Raises:
+        NoPreflight: this machine cannot play a TPU, or the function ended without a graph.
+        WorkerFailed: the function raised.
+        RuntimeInUse: this process has started the XLA runtime, or is a worker.
+    """
+    _refuse_without_stand_in(machine or host())
+    refuse_if_in_use(machine or host())
+    with tempfile.TemporaryDirectory(prefix="tpukit-preflight-") as folder, sigterm_ends_the_run():
+        topology = Imagined(
+            "xla:recording",
+            f"TPU {chip.generation} core",
+            cores=1,
+            processes=1,
+            rehearsal=True,
+            world_size=chip.cores,
+            accelerator=chip.accelerator_type,
+            folder=Path(folder),
+        )
+        began = time.monotonic()
+        facts = _run(topology, Task(functools.partial(_watched, fn, Path(folder)), args, seed=0), timeout, progress)
+        found = _read(Path(folder), chip, facts)
+    return replace(found, seconds=time.monotonic() - began)
+
+
+def _refuse_without_stand_in(machine: Host) -> None:
+    missing = why_not()
+    if missing is None and machine.versions.get("torch_xla") is None:
+        missing = "torch_xla is not installed: pip install torch_xla==2.9.0, beside torch 2.9.0"
+    if missing:
+        found, _, fix = missing.partition(": ")
+        raise NoPreflight(
+            f"this machine cannot play a TPU, so no step can be recorded\n  found: {found}\n  fix:   {fix}"
+        )
+
+
+def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | None) -> dict:
+    with screen(progress) as display, WorkerGroup(topology, task, Limits(timeout, None), display) as group:
+        try:
+            failure = group.watch()
+        except KeyboardInterrupt:
+            display.close("interrupted")
+            group.end()
+            raise Interrupted(collect(group)) from None
+        if failure is not None:
+            display.close("failed")
+            raise worker_failed(failure, group, "preflight recorded the step, and ")
+        return group.results[0]
+
+
+def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
+    """Run the function; where its step comes back first, say so to the kernel, which then ends this process."""
+    places = name_operations(core.backend)
+
+    def facts() -> dict:
+        counters = {name: total for name, (total, _) in core.backend.metrics().items()}
+        return {"places": tuple(places), "counters": counters, "batches": core.backend.sent}
+
+    def look() -> None:
+        while not _is_steady(_log(folder)):
+            time.sleep(_LOOK_SECONDS)
+        core._send(("result", core.rank, facts()))
+
+    threading.Thread(target=look, daemon=True).start()
+    fn(core, *args)
+    core.backend.sync()
+    core.backend.wait()
+    return facts()
+
+
+def _log(folder: Path) -> list[tuple[str, int]]:
+    """Return what was compiled and run so far, in order."""
+    with contextlib.suppress(FileNotFoundError):
+        lines = (folder / "log").read_text().splitlines()
+        return [(word, int(number)) for word, number in map(str.split, lines)]
+    return []
+
+
+def _is_steady(log: list[tuple[str, int]]) -> bool:
+    return bool(log) and log[-1][0] == "steady"
+
+
+def _read(folder: Path, chip: Chip, facts: dict) -> Recording:
+    log = _log(folder)
+    runs = [number for word, number in log if word in ("run", "steady")]
+    if not runs:
+        raise NoPreflight(
+            "the worker function ended before it ran anything on the device\n"
+            "  found: no graph was compiled\n"
+            "  fix:   it has to run a step: in a loop over core.batches, with core.step(), or fit"
+        )
+    steady = _is_steady(log)
+    step = _last_cycle(runs) if steady else [_largest(folder, runs)]
+    graphs = tuple(
+        Graph((folder / f"{number}.hlo").read_bytes(), (folder / f"{number}.options").read_bytes()) for number in step
+    )
+    flags = (folder / "flags").read_text()
+    return Recording(chip, graphs, steady, facts["places"], facts["counters"], facts["batches"], flags)
+
+
+def _last_cycle(runs: list[int]) -> list[int]:
+    """Return what ran from the last but one run of the last program up to that, without that."""
+    last = runs[-1]
+    start = max(place for place, number in enumerate(runs[:-1]) if number == last)
+    return runs[start:-1]
+
+
+def _largest(folder: Path, runs: list[int]) -> int:
+    return max(dict.fromkeys(reversed(runs)), key=lambda number: (folder / f"{number}.hlo").stat().st_size)

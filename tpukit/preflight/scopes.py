@@ -1,0 +1,66 @@
+"""Names for the operations of a graph: the module and the line of Python that each came from."""
+
+import sys
+from pathlib import Path
+
+_KIT = str(Path(__file__).parents[1])
+
+
+def name_operations(backend) -> list[tuple[str, str, str]]:
+    """Have every operation recorded from here on say which call it came from; return the calls, which fill up.
+
+    In the graph the scope of an operation is "call12", and entry 12 here is that call: the module's name, the line of
+    Python outside of torch that called it, and "forward", "backward" or "optimizer". The backward pass of a module
+    begins with the gradient of its output; what belongs to no module counts for the one before it.
+    """
+    import torch
+    from torch.nn.modules import module as hooks
+    from torch.optim import optimizer as optimizers
+
+    inside = (str(Path(torch.__file__).parent), _KIT)
+    names: dict[int, str] = {}
+    calls: list[tuple[str, str, str]] = []
+    numbers: dict[tuple[str, str, str], int] = {}
+    stack: list[tuple[str, str, str] | None] = [None]
+
+    def enter(call: tuple[str, str, str] | None) -> None:
+        if call is not None and call not in numbers:
+            numbers[call] = len(calls)
+            calls.append(call)
+        backend.set_scope(call and f"call{numbers[call]}")
+
+    def before_forward(module, _inputs) -> None:
+        if id(module) not in names:
+            for name, part in module.named_modules():
+                names.setdefault(id(part), name or type(module).__name__)
+        stack.append((names[id(module)], _line_outside(inside), "forward"))
+        enter(stack[-1])
+
+    def after_forward(module, _inputs, outputs) -> None:
+        name, line, _ = stack.pop()
+        enter(stack[-1])
+        function = getattr(outputs, "grad_fn", None)
+        if function is not None and next(module.children(), None) is None:
+            function.register_prehook(lambda _gradients: before_backward((name, line, "backward")))
+
+    def before_backward(call: tuple[str, str, str]) -> None:
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: enter(stack[-1]))
+        enter(call)
+
+    def before_optimizer(optimizer, _args, _kwargs) -> None:
+        enter((type(optimizer).__name__, _line_outside(inside), "optimizer"))
+
+    hooks.register_module_forward_pre_hook(before_forward)
+    hooks.register_module_forward_hook(after_forward, always_call=True)
+    optimizers.register_optimizer_step_pre_hook(before_optimizer)
+    optimizers.register_optimizer_step_post_hook(lambda *_: enter(stack[-1]))
+    backend.record_lines(True)
+    return calls
+
+
+def _line_outside(inside: tuple[str, ...]) -> str:
+    """Return the innermost line that is neither torch's nor the kit's, as "file:line"."""
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_code.co_filename.startswith(inside):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
