@@ -7,6 +7,8 @@ changed their sign, which the convolution's weights do at no cost:
     maxpool(relu(batchnorm(conv(x)))) = relu(normalize(maxpool(conv'(x))))
 
 Mean and variance are still those of all values. It is the same function, with the same gradients; rounding differs.
+(Where a weight is exactly zero all values of a window end as the same number, so that pooling has no one gradient: here
+the weight gets the largest value's, and not the first one's.)
 """
 
 import contextlib
@@ -69,6 +71,7 @@ class Convolution(nn.Conv2d):
     """The stem's convolution; where the BatchNorm's weight is negative, with its output's sign changed."""
 
     def forward(self, x):
+        """Return (N, C, H, W)."""
         norm, _ = self.partners
         weight = self.weight * norm.signs().view(-1, 1, 1, 1) if norm.training else self.weight
         return self._conv_forward(x, weight, None)
@@ -78,9 +81,11 @@ class Norm(nn.BatchNorm2d):
     """Statistics of all values, of which the largest of each window are normalised."""
 
     def signs(self):
+        """Return what the convolution's output is multiplied by, (C,): 1 or -1."""
         return torch.where(self.weight.detach() < 0, -1.0, 1.0).to(self.weight.dtype)
 
     def forward(self, x):
+        """Return (N, C, h, w): in training normalised and pooled."""
         if not self.training:
             return super().forward(x)
         _, pool = self.partners
@@ -103,5 +108,6 @@ class Pool(nn.MaxPool2d):
     """Nothing is left to do in training."""
 
     def forward(self, x):
+        """Return what came, in training."""
         norm, _ = self.partners
         return x if norm.training else super().forward(x)

@@ -1,5 +1,6 @@
 """Train a model over a Core: no wait for the host in a step, exact evaluation, a run that survives a kill."""
 
+import contextlib
 import copy
 import itertools
 import math
@@ -225,7 +226,7 @@ class Trainer:
 
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
-        with self.state.held():
+        with self.state.held(), self._faster_layers():
             self._resume(resume)
             check_same_weights(self.core, self.step.model, self.step.loss)
             if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
@@ -245,6 +246,14 @@ class Trainer:
             if self.restore_best and self.history.best:
                 self.step.evaluated_model.load_state_dict(self.state.best_weights())
         return self.history
+
+    def _faster_layers(self) -> contextlib.AbstractContextManager:
+        """On a TPU, have layers of the model compute the same at less cost, until the training is over."""
+        if not self.core.backend.in_graph:
+            return contextlib.nullcontext()
+        from tpukit.training.stem import pooling_first
+
+        return pooling_first(self.step.model)
 
     def _resume(self, resume: bool) -> None:
         self.history.resumed = self.state.load(resume=resume)
