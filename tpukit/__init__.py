@@ -25,6 +25,11 @@ from tpukit.machine.environment import Changes, prepare
 from tpukit.machine.host import Host, host
 from tpukit.machine.orphans import Released, release
 from tpukit.machine.runtime_check import Check, RuntimeCheckFailed, check
+from tpukit.preflight.compiler import CompileFailed
+from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
+from tpukit.preflight.recording import NoPreflight
+from tpukit.preflight.report import Preflight, preflight
+from tpukit.preflight.search import LargestBatch, compare_preflights, largest_batch
 from tpukit.storage.build_pixel_cache import build_cache, cache_or_decode
 from tpukit.storage.packing import pack
 from tpukit.storage.pixel_cache import Cache
@@ -60,6 +65,7 @@ __all__ = [
     "ChipsBusy",
     "CloudFailed",
     "Comparison",
+    "CompileFailed",
     "Core",
     "CsvWriter",
     "Evaluation",
@@ -70,8 +76,12 @@ __all__ = [
     "Interrupted",
     "Jobs",
     "LARS",
+    "LargestBatch",
     "LayerDifference",
+    "NoLibtpu",
+    "NoPreflight",
     "NotFinite",
+    "Preflight",
     "Records",
     "Released",
     "Report",
@@ -88,16 +98,20 @@ __all__ = [
     "check",
     "choose_predictions",
     "compare",
+    "compare_preflights",
     "evaluate",
+    "fetch_libtpu",
     "fit",
     "hardest_mistakes",
     "health",
     "host",
+    "largest_batch",
     "launch",
     "launch_each",
     "pack",
     "pe",
     "predict",
+    "preflight",
     "prepare",
     "profile",
     "read_tfrecords",

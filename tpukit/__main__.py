@@ -1,4 +1,4 @@
-"""`python -m tpukit check`, `host` and `health`, the same answers in a terminal; `job`, for a machine of the cloud."""
+"""`python -m tpukit check`, `host` and `health`, the same answers in a terminal; `preflight`; `job`, for the cloud."""
 
 import argparse
 import sys
@@ -6,8 +6,11 @@ import sys
 from tpukit.cloud import job_command
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.health import Health, health
+from tpukit.distributed.launcher import WorkerFailed
 from tpukit.machine.host import host
 from tpukit.machine.runtime_check import check
+from tpukit.preflight import command as preflight_command
+from tpukit.preflight.recording import NoPreflight
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -44,6 +47,13 @@ def main(arguments: list[str] | None = None) -> int:
             description="Write a trainer into one file, and print what the tool takes to run it on a TPU.",
         )
     )
+    preflight_command.add_arguments(
+        commands.add_parser(
+            "preflight",
+            help="what a TPU will do with a step: memory, time, cost, from its own compiler, without a TPU",
+            description="Compile a worker function's step for a TPU. Exit status: 0, or 1 where it does not fit.",
+        )
+    )
     given = parser.parse_args(arguments)
     if given.command == "host":
         print(host())
@@ -51,8 +61,10 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if given.command == "job":
             return job_command.run(given)
+        if given.command == "preflight":
+            return preflight_command.run(given)
         outcome = check() if given.command == "check" else _health(given)
-    except (CloudFailed, FileNotFoundError, ImportError, TypeError, ValueError) as error:
+    except (CloudFailed, FileNotFoundError, ImportError, NoPreflight, TypeError, ValueError, WorkerFailed) as error:
         print(error, file=sys.stderr)
         return 1
     print(outcome)

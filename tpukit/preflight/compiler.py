@@ -257,14 +257,18 @@ def _failure(status: int, error: Path, said: str, what: str, chip: Chip, most: i
 
 
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
+_ONE_ARRAY = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 
 
 def _refused(step: str, words: str, what: str, chip: Chip) -> CompileFailed:
     first = words.splitlines()[0][:400] if words else "nothing"
-    if "hbm" in words and ("RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words):
+    too_large = _ONE_ARRAY.search(words)  # one array alone, before the others are counted
+    if "hbm" in words and (too_large or "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words):
         found = _USED.search(words)
         needed, limit = (_bytes(found[1], found[2]), _bytes(found[3], found[4])) if found else (None, None)
-        over = f", {human_size(needed - limit)} too much" if found else ""
+        if too_large:
+            needed, limit = int(too_large[1]), int(too_large[2])
+        over = f", {human_size(needed - limit)} too much" if needed else ""
         return DoesNotFit(
             f"it does not fit into the memory of a {chip.generation} core{over}\n"
             f"  found: {first}\n"

@@ -32,7 +32,9 @@ def name_operations(backend) -> list[tuple[str, str, str]]:
     def before_forward(module, _inputs) -> None:
         if id(module) not in names:
             for name, part in module.named_modules():
-                names.setdefault(id(part), name or type(module).__name__)
+                kind = type(part).__name__
+                # "layer1.0.conv1" says what it is, "3" in a Sequential does not.
+                names.setdefault(id(part), f"{name} {kind}" if name[-1:].isdigit() else name or kind)
         stack.append((names[id(module)], _line_outside(inside), "forward"))
         enter(stack[-1])
 

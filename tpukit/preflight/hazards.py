@@ -1,0 +1,88 @@
+"""What in a step is slow or wrong on a TPU, as it shows in the graph that torch_xla sends to the compiler."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from tpukit.display.findings import Finding
+from tpukit.preflight.hlo import Array, Operation, Program
+from tpukit.preflight.recording import Recording
+
+_LARGE = 1024  # elements: a scalar of 64 bits, as a step counter or a random seed, costs nothing
+
+
+def find_hazards(recording: Recording, programs: Iterable[Program]) -> list[Finding]:
+    """Return what is slow or wrong in a step, and one line where nothing is."""
+    programs = list(programs)
+    found = [
+        *_cut(recording),
+        *_fallbacks(recording),
+        *_wide(programs, "f64", "float64", "a TPU has no float64 of its own and emulates it", "float32", recording),
+        *_wide(programs, "s64", "int64", "a TPU counts in 32 bits and takes two operations for 64", "int32", recording),
+        *_dynamic(programs),
+    ]
+    if not recording.is_steady:
+        fact = "the function ended before its step came back unchanged; this is the largest graph that it ran"
+        found.insert(0, Finding("steady step", "warning", fact, "more data or epochs: at least five steps"))
+    clean = "no fallbacks to the host, no float64, no large int64, no dynamic shapes; one graph a step"
+    return found or [Finding("hazards", "ok", clean)]
+
+
+def padding(program: Program) -> Iterator[Array]:
+    """Yield the arrays in HBM that the operations of a program write."""
+    for one in program.operations:
+        if one.opcode not in ("parameter", "get-tuple-element", "tuple", "bitcast"):
+            yield from (array for array in one.arrays if array.in_hbm and array.dimensions)
+
+
+def _cut(recording: Recording) -> list[Finding]:
+    graphs = len(recording.graphs)
+    if graphs == 1:
+        return []
+    fact = f"one step runs {graphs} graphs: something reads a tensor in it, and the chip waits for the host each time"
+    return [Finding("graphs a step", "warning", fact, "no .item(), print or if on a tensor inside of core.step()")]
+
+
+def _fallbacks(recording: Recording) -> list[Finding]:
+    names = sorted(name.removeprefix("aten::") for name in recording.counters if name.startswith("aten::"))
+    names = [name for name in names if name != "_local_scalar_dense"]  # .item(), which cuts the graph
+    if not names:
+        return []
+    fact = f"computed on the host, for torch_xla has no such operation: {', '.join(names)}"
+    return [Finding("fallbacks", "warning", fact, "another operation, or the same before the batch is sent")]
+
+
+def _wide(programs: list[Program], kind: str, name: str, why: str, instead: str, recording: Recording) -> list[Finding]:
+    wide = [one for program in programs for one in program.everywhere() if _has(one, kind)]
+    if not wide:
+        return []
+    where = Counter(_place(one, recording) for one in wide)
+    first = ", ".join(place for place, _ in where.most_common(2))
+    fact = f"{name} in {len(wide)} operations, the largest {max(wide, key=_size).arrays[0]}, in {first}: {why}"
+    return [Finding(name, "warning", fact, f"{instead} where its range is enough")]
+
+
+def _has(one: Operation, kind: str) -> bool:
+    return any(array.type == kind and array.bytes >= _LARGE * array.width for array in one.arrays)
+
+
+def _size(one: Operation) -> int:
+    return sum(array.bytes for array in one.arrays)
+
+
+def _place(one: Operation, recording: Recording) -> str:
+    number = one.scope.removeprefix("call")
+    if number.isdigit() and int(number) < len(recording.places):
+        module, _, direction = recording.places[int(number)]
+        return f"{module} ({direction})"
+    return one.op_type or one.opcode
+
+
+def _dynamic(programs: list[Program]) -> list[Finding]:
+    dynamic = [
+        one for program in programs for one in program.everywhere() if any(array.is_dynamic for array in one.arrays)
+    ]
+    if not dynamic:
+        return []
+    names = ", ".join(dict.fromkeys(one.op_type or one.opcode for one in dynamic[:3]))
+    fact = f"shapes that depend on values: {names}; each bound is computed in full, and reading one cuts the graph"
+    return [Finding("dynamic shapes", "warning", fact, "torch.where and masks in place of nonzero and x[mask]")]
