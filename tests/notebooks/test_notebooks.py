@@ -62,6 +62,15 @@ SMALL = {
         "epochs": 2,
         "seeds": 1,
     },
+    # The compiler is taken where it is already; what the notebook says without it is tested in test_preflight.py.
+    "10_before_you_have_a_tpu": {
+        "fetch": False,
+        "other_chips": [],
+        "image_size": 16,
+        "channels": 8,
+        "batch_size": 8,
+        "compiles": 2,
+    },
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.

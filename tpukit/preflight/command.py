@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tpukit.preflight.chips import find_chip
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.report import preflight
 
@@ -39,10 +40,11 @@ def run(given: argparse.Namespace) -> int:
         args = None
     if not isinstance(args, list):
         raise ValueError(f"--args is a JSON list, got {given.args!r}\n  fix:   --args '[3, {{\"lr\": 0.1}}]'")
+    chip = find_chip(given.chip)  # before the function's file is run, which may take its time
     function = find_function(given.function)
     if given.fetch:
         fetch_libtpu(given.libtpu)
-    found = preflight(function, *args, chip=given.chip, libtpu=given.libtpu, samples=given.samples)
+    found = preflight(function, *args, chip=chip, libtpu=given.libtpu, samples=given.samples)
     print(found)
     if given.figure:
         found.figure().savefig(given.figure)

@@ -141,7 +141,8 @@ def compile_graph(
     library = find_libtpu(version, environ=environ)
     compiler = program("tpukit-compile", Path(__file__).parent, environ=environ)
     kept.parent.mkdir(mode=0o700, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix="compiling-") as folder:
+    _remove_left_behind(kept.parent)
+    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=f"compiling-{os.getpid()}-") as folder:
         made = Path(folder) / "made"
         made.mkdir(mode=0o700)
         (made / "module.hlo").write_bytes(module)
@@ -160,6 +161,14 @@ def compile_graph(
 def clear_compiled(*, environ: Mapping[str, str] = os.environ) -> None:
     """Remove what was compiled so far."""
     shutil.rmtree(cache_folder(environ) / "compiled", ignore_errors=True)
+
+
+def _remove_left_behind(folder: Path) -> None:
+    """Remove what processes that were killed while they compiled have left."""
+    for found in folder.glob("compiling-*"):
+        pid = found.name.split("-")[1]
+        if not pid.isdigit() or not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(found, ignore_errors=True)
 
 
 def _kept(module: bytes, options: bytes, chip: Chip, version: str, flags: str, environ: Mapping[str, str]) -> Path:

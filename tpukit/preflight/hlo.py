@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-_COMPUTATION, _ENTRY_ID = 3, 6
+_COMPUTATION, _ENTRY_ID, _STACK_FRAMES = 3, 6, 17
 _INSTRUCTION, _COMPUTATION_ID = 2, 5
 _METADATA, _OP_TYPE, _OP_NAME, _SOURCE_FILE, _SOURCE_LINE = 7, 1, 2, 3, 4
 _MINOR_TO_MAJOR, _TILES, _MEMORY_SPACE = 1, 6, 8
@@ -151,6 +151,7 @@ def without_sources(code: bytes) -> bytes:
 
     So a graph is the same graph after an edit elsewhere in a notebook.
     """
+    code = b"".join(whole for number, _, whole in _spans(code) if number != _STACK_FRAMES)
     return _rewritten(code, _COMPUTATION, lambda one: _rewritten(one, _INSTRUCTION, _without_source))
 
 

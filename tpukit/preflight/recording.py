@@ -79,7 +79,7 @@ def record(
     """Run `fn(core, *args)` as core 0 of a chip that is not there, until its step comes back, and return the graphs.
 
     In a process of its own, as a launch, and with the same data; but no large graph is run: losses and all else that
-    comes back from the device are ones. `core.save` and `fit` write nothing meanwhile; what the function itself writes
+    comes back from the device are zeros. `core.save` and `fit` write nothing meanwhile; what the function itself writes
     to files before its third step is written.
 
     Args:

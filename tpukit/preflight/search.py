@@ -9,6 +9,7 @@ from tpukit.preflight.chips import Chip, find_chip
 from tpukit.preflight.report import Preflight, preflight
 
 _AIM = 0.97  # of the memory: the next guess is a straight line through two sizes, which is not exact
+_ENOUGH = 0.95  # of the memory: a batch that takes this much is not tried to be made larger
 
 
 @dataclass(frozen=True, repr=False)
@@ -96,7 +97,8 @@ def _next(tried: dict[int, Preflight], chip: Chip, multiple: int) -> int | None:
     """Return the size to compile next, or None where the answer is known well enough."""
     fits = max((size for size, found in tried.items() if found.fits), default=0)
     fails = min((size for size, found in tried.items() if not found.fits), default=math.inf)
-    if fails - fits <= max(multiple, 0.03 * fits):
+    is_full = fits and tried[fits].hbm_bytes >= _ENOUGH * chip.hbm
+    if is_full or fails - fits <= max(multiple, 0.03 * fits):
         return None
     known = sorted((size, one.hbm_bytes) for size, one in tried.items() if not one.too_large or one.too_large.needed)
     if len(known) == 1:

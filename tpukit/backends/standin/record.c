@@ -2,7 +2,7 @@
 //
 // With STANDIN_RECORD=folder the process plays one core of a machine whose other cores it only imagines, each doing what
 // it does itself (exchange.c). Every program is written to the folder as it came; a large one is then replaced by one
-// that takes the same arguments and returns ones, which costs nothing. So what comes back from the device is no result.
+// that takes the same arguments and returns zeros, which costs nothing. So what comes back from the device is no result.
 // The file "log" in the folder has a line for each program that is compiled or run, and "steady N" once program N, which overwrites some of its arguments as a training step does,
 // is about to run a third time; the process then stays there and waits to be ended.
 #include <fcntl.h>
@@ -148,26 +148,27 @@ static void finish(Bytes* instruction, Bytes* to) {
   free(instruction->bytes);
 }
 
-static uint64_t put_true(Bytes* to, uint64_t id) {
-  static const uint8_t one[] = {1};
+static uint64_t put_false(Bytes* to, uint64_t id) {
+  static const uint8_t zero[] = {0};
   Bytes instruction = begin("constant", id), literal = {0};
   put_shape_of(&instruction, PRED, (Span){0}, (Span){0});
   put_shape_of(&literal, PRED, (Span){0}, (Span){0});  // field 3 of an instruction, and 1 of a literal:
   literal.bytes[0] = LITERAL_SHAPE << 3 | 2;
-  put_content(&literal, LITERAL_PREDS, one, sizeof one);
+  put_content(&literal, LITERAL_PREDS, zero, sizeof zero);
   put_content(&instruction, LITERAL, literal.bytes, literal.size);
   free(literal.bytes);
   finish(&instruction, to);
   return id;
 }
 
-// Adds an array of ones of this shape; returns its number. It takes two numbers from `id` on.
-static uint64_t put_ones(Bytes* to, Span shape, uint64_t id, uint64_t is_true) {
+// Adds an array of zeros of this shape; returns its number. It takes two numbers from `id` on. Not ones: what cores tell
+// each other in numbers, as that the time is up, is more often true of others than of 0.
+static uint64_t put_zeros(Bytes* to, Span shape, uint64_t id, uint64_t is_false) {
   uint64_t type = integer_of(shape, SHAPE_TYPE);
-  Bytes one = begin("convert", id), array = begin("broadcast", id + 1);
-  put_shape_of(&one, type, (Span){0}, (Span){0});
-  put_integer(&one, OPERANDS, is_true);
-  finish(&one, to);
+  Bytes zero = begin("convert", id), array = begin("broadcast", id + 1);
+  put_shape_of(&zero, type, (Span){0}, (Span){0});
+  put_integer(&zero, OPERANDS, is_false);
+  finish(&zero, to);
   put_shape_of(&array, type, shape, content_of(shape, SHAPE_LAYOUT));
   put_integer(&array, OPERANDS, id);
   finish(&array, to);
@@ -177,18 +178,18 @@ static uint64_t put_ones(Bytes* to, Span shape, uint64_t id, uint64_t is_true) {
 static void put_entry(const Source* source, Bytes* module) {
   Bytes entry = {0}, root;
   Field field;
-  uint64_t free_id = source->free_id, is_true, root_id;
+  uint64_t free_id = source->free_id, is_false, root_id;
   for (Span rest = source->entry; next_field(&rest, &field);)
     if (field.number == COMPUTATION_INSTRUCTION ? equals(content_of(field.content, OPCODE), "parameter")
                                                 : field.number != COMPUTATION_ROOT)
       put(&entry, field.whole.at, (size_t)(field.whole.end - field.whole.at));
-  is_true = put_true(&entry, free_id++);
+  is_false = put_false(&entry, free_id++);
   root_id = free_id++;
   root = begin("tuple", root_id);
   put_content(&root, SHAPE, source->root_shape.at, (size_t)(source->root_shape.end - source->root_shape.at));
   for (Span rest = source->root_shape; next_field(&rest, &field);) {
     if (field.number != SHAPE_TUPLE) continue;
-    put_integer(&root, OPERANDS, put_ones(&entry, field.content, free_id, is_true));
+    put_integer(&root, OPERANDS, put_zeros(&entry, field.content, free_id, is_false));
     free_id += 2;
   }
   put_integer(&entry, COMPUTATION_ROOT, root_id);

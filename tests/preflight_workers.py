@@ -1,0 +1,77 @@
+"""Worker functions for the tests of preflight: steps of every kind, small enough to be compiled in seconds."""
+
+import torch
+from torch import nn
+
+import tpukit
+
+
+class Drawn(torch.utils.data.Dataset):
+    """(3, 8, 8) uint8 and ten labels, as many as one likes."""
+
+    def __init__(self, count=100_000):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.full((3, 8, 8), index % 256, dtype=torch.uint8), torch.full((10,), 0.5)
+
+
+def network():
+    return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+def by_hand(core, batch_size=4, change=lambda x: x.float() / 255, after=lambda loss: None):
+    model = core.model(network())
+    optimizer = torch.optim.Adam(model.parameters())
+    for images, labels in core.batches(Drawn(), batch_size=batch_size, drop_last=True):
+        with core.step():
+            loss = nn.functional.binary_cross_entropy_with_logits(model(change(images)).float(), labels)
+            loss.backward()
+            core.optimizer_step(optimizer)
+            after(loss)
+
+
+def by_fit(core, folder):
+    def metric(outputs, targets):
+        raise AssertionError("preflight evaluates nothing")
+
+    model = core.model(network())
+    optimizer = torch.optim.Adam(model.parameters())
+    train = core.batches(Drawn(96), batch_size=4, shuffle=True, drop_last=True)  # three steps an epoch on eight cores
+    valid = core.batches(Drawn(20), batch_size=4)
+    loss = nn.BCEWithLogitsLoss()
+    options = {"prepare": lambda x: x / 255, "metrics": {"auroc": metric}, "best": "valid_auroc"}
+    tpukit.fit(core, model, optimizer, loss, train, valid, epochs=9, folder=folder, save_every=0.01, **options)
+    core.save({"weights": model.state_dict()}, folder / "saved.pt")
+
+
+def wide(core, batch_size):
+    """Take memory in proportion to the batch: 64 KiB a sample and a layer."""
+    model = core.model(nn.Sequential(nn.Linear(64, 16384), nn.Tanh(), nn.Linear(16384, 10)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(8):
+        inputs, targets = core.to_device([torch.zeros(batch_size, 64), torch.ones(batch_size, 10)])
+        with core.step():
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            core.optimizer_step(optimizer)
+
+
+def largest_of_int64(core):
+    """Ask the compiler for what it does not have: the largest int64 of all cores."""
+    import torch_xla.core.xla_model as xm
+
+    (numbers,) = core.to_device([torch.arange(8)])
+    for _ in range(4):
+        with core.step():
+            numbers = xm.all_reduce(xm.REDUCE_MAX, numbers)
+
+
+def fails(core):
+    raise KeyError("SOPInstanceUID")
+
+
+def runs_nothing(core):
+    return core.rank

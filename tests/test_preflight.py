@@ -1,0 +1,336 @@
+"""preflight: a real step, recorded as a TPU's compiler would get it, and compiled by that compiler."""
+
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import preflight_workers as workers
+import psutil
+import pytest
+
+import tpukit
+from tpukit.backends.standin import build
+from tpukit.preflight import compiler, libtpu
+from tpukit.preflight.chips import find_chip
+from tpukit.preflight.command import find_function
+from tpukit.preflight.compiler import compile_graph
+from tpukit.preflight.hazards import find_hazards
+from tpukit.preflight.hlo import Array, read_program, without_sources
+from tpukit.preflight.recording import record
+
+pytestmark = pytest.mark.xla
+ROOT = Path(__file__).parents[1]
+CHIP = find_chip("v5e-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in():
+    if reason := build.why_not():
+        pytest.skip(reason)
+    if importlib.util.find_spec("torch_xla") is None:
+        pytest.skip("torch_xla is not installed")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return record(workers.by_hand, chip=CHIP, progress="off")
+
+
+@pytest.fixture(scope="module")
+def real_libtpu():
+    """The version of libtpu that tests compile with; CI fetches it, elsewhere it is used where it is already."""
+    try:
+        libtpu.fetch_libtpu() if os.environ.get("CI") else libtpu.find_libtpu()
+    except tpukit.NoLibtpu as error:
+        pytest.skip(str(error))
+    return libtpu.platform_version()
+
+
+def hazards(fn, *args):
+    found = record(fn, *args, chip=CHIP, progress="off")
+    return {one.name: one.fact for one in find_hazards(found, [read_program(graph.module) for graph in found.graphs])}
+
+
+def compilers():
+    children = psutil.Process().children(recursive=True)
+    return [one for one in children if "tpukit-compile" in "".join(one.cmdline()[:1])]
+
+
+# ---- chips
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "cores", "hbm"),
+    [("v5e-8", "v5e:2x4", 8, 16), ("v5litepod-8", "v5e:2x4", 8, 16), ("v5e-1", "v5e:1x1", 1, 16)]
+    + [("v3-8", "v3:2x2", 8, 16), ("v2-8", "v2:2x2", 8, 8), ("v6e-1", "v6e:1x1", 1, 32), ("V6E-8", "v6e:2x4", 8, 32)],
+)
+def test_a_chip_is_what_its_name_says(name, topology, cores, hbm):
+    chip = find_chip(name)
+    assert (chip.topology, chip.cores, chip.hbm) == (topology, cores, hbm * 2**30)
+
+
+def test_a_mistyped_chip_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r'no TPU .v5e8.(.|\n)*fix:   chip="v5e-8"'):
+        tpukit.preflight(workers.by_hand, chip="v5e8")
+
+
+# ---- recording
+
+
+def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
+    (graph,) = recorded.graphs
+    program = read_program(graph.module)
+    assert recorded.is_steady
+    assert "all-reduce" in {one.opcode for one in program.operations}
+    assert (CHIP.cores, bytes(range(8)) in graph.options) == (8, True)  # the device assignment: 0 to 7
+    inputs = {str(one.arrays[0]) for one in program.operations if one.opcode == "parameter"}
+    assert "u8[4,3,8,8]" in inputs
+    assert recorded.batches == (((4, 3, 8, 8), "uint8"), ((4, 10), "float32"))
+
+
+def test_an_operation_knows_its_module_and_line(recorded):
+    program = read_program(recorded.graphs[0].module)
+    products = [one for one in program.operations if one.opcode == "dot"]
+    calls = {recorded.places[int(one.scope.removeprefix("call"))] for one in products}
+    assert {(module, direction) for module, _, direction in calls} == {
+        ("1 Linear", "forward"),
+        ("3 Linear", "forward"),
+        ("1 Linear", "backward"),
+        ("3 Linear", "backward"),
+    }
+    (line,) = {line for _, line, _ in calls}
+    file, _, number = line.rpartition(":")
+    assert file == workers.__file__
+    assert "model(change(images))" in Path(file).read_text().splitlines()[int(number) - 1]
+
+
+def test_a_graph_is_the_same_graph_after_an_edit_elsewhere_in_the_notebook(recorded, tmp_path):
+    moved = tmp_path / "moved.py"
+    moved.write_text("# a line more\n\n" + Path(workers.__file__).read_text())
+    again = record(find_function(f"{moved}:by_hand"), chip=CHIP, progress="off")
+    assert again.graphs[0].module != recorded.graphs[0].module
+    assert without_sources(again.graphs[0].module) == without_sources(recorded.graphs[0].module)
+
+
+def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path):
+    found = record(workers.by_fit, tmp_path, chip=CHIP, progress="off")
+    assert (len(found.graphs), found.is_steady) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_that_raises_is_told_with_its_line_and_leaves_nothing():
+    with pytest.raises(tpukit.WorkerFailed, match="KeyError: 'SOPInstanceUID'"):
+        record(workers.fails, chip=CHIP, progress="off")
+    assert psutil.Process().children(recursive=True) == []
+
+
+def test_a_function_that_runs_nothing_is_told():
+    with pytest.raises(tpukit.NoPreflight, match="ended before it ran anything on the device"):
+        record(workers.runs_nothing, chip=CHIP, progress="off")
+
+
+def test_a_clean_step_has_no_hazards(recorded):
+    (found,) = find_hazards(recorded, [read_program(recorded.graphs[0].module)])
+    assert (found.name, found.state) == ("hazards", "ok")
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "words"),
+    [
+        ({"after": lambda loss: loss.item()}, "graphs a step", "one step runs 2 graphs"),
+        ({"change": lambda x: (x.double() / 255).float()}, "float64", "float64 in"),
+        ({"change": lambda x: x.long().cumsum(1) / 255.0}, "int64", "int64 in"),
+        ({"change": lambda x: x.float().frexp().mantissa}, "fallbacks", "frexp"),
+    ],
+    ids=["item", "float64", "int64", "fallback"],
+)
+def test_a_hazard_is_named(step, name, words):
+    assert words in hazards(functools.partial(workers.by_hand, batch_size=64, **step))[name]
+
+
+def test_padding_is_counted_in_whole_tiles():
+    half = Array("f32", (8, 64), minor_to_major=(1, 0), tiles=(8, 128))
+    assert (half.bytes, half.padded_bytes) == (8 * 64 * 4, 8 * 128 * 4)
+    other_order = Array("f32", (64, 9), minor_to_major=(0, 1), tiles=(8, 128))
+    assert other_order.padded_bytes == 128 * 16 * 4
+    assert Array("f32", (3,), minor_to_major=(0,), tiles=(1024,)).padded_bytes == 4096
+
+
+# ---- libtpu
+
+
+def test_without_libtpu_the_message_says_how_to_get_it(recorded, tmp_path):
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(tpukit.NoLibtpu, match=r'fix:   tpukit.fetch_libtpu\("0.0.1"\)'):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.1", environ=environ)
+
+
+def test_a_download_that_fails_says_so_and_leaves_nothing(tmp_path, capsys):
+    environ = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/",
+        "PIP_RETRIES": "0",
+    }
+    with pytest.raises(tpukit.NoLibtpu, match=r"libtpu 0.0.2 cannot be fetched(.|\n)*fix:   turn the internet on"):
+        libtpu.fetch_libtpu("0.0.2", environ=environ)
+    assert "nothing is installed" in capsys.readouterr().out  # said before
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_version_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="a version of libtpu is such as"):
+        libtpu.find_libtpu("newest")
+
+
+# ---- a compiler that misbehaves: a library that does so, in libtpu's place
+
+
+def place_library(tmp_path, body):
+    folder = tmp_path / "tpukit" / "libtpu" / "0.0.9"
+    folder.mkdir(parents=True, mode=0o700)
+    source = tmp_path / "library.c"
+    source.write_text(f"#include <stdlib.h>\n#include <unistd.h>\nvoid* GetPjrtApi(void) {{ {body} return 0; }}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(folder / "libtpu.so"), str(source)], check=True)
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+
+
+def left_behind(tmp_path):
+    return [path for path in (tmp_path / "tpukit").rglob("*") if "compiling" in path.name]
+
+
+def test_a_compiler_that_is_killed_is_told_and_leaves_nothing(recorded, tmp_path):
+    environ = place_library(tmp_path, "for (;;) pause();")
+
+    def kill():
+        while not compilers():
+            time.sleep(0.02)
+        compilers()[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(tpukit.CompileFailed, match=r"ended by SIGKILL(.|\n)*ran out of memory"):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off")
+    killer.join()
+    assert (compilers(), left_behind(tmp_path)) == ([], [])
+
+
+def test_a_compiler_that_aborts_is_told_in_its_own_words(recorded, tmp_path):
+    environ = place_library(tmp_path, 'write(2, "Check failed: x > 0\\n", 20); abort();')
+    with pytest.raises(tpukit.CompileFailed, match=r"ended by SIGABRT(.|\n)*Check failed: x > 0"):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off")
+    assert left_behind(tmp_path) == []
+
+
+def test_a_compiler_that_takes_too_long_is_ended(recorded, tmp_path):
+    environ = place_library(tmp_path, "for (;;) pause();")
+    with pytest.raises(tpukit.CompileFailed, match="no end after 0.5 s"):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=0.5)
+    assert (compilers(), left_behind(tmp_path)) == ([], [])
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"compiling-{ended.pid}-x").mkdir()
+    (tmp_path / f"compiling-{os.getpid()}-x").mkdir()
+    compiler._remove_left_behind(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"compiling-{os.getpid()}-x"]
+
+
+# ---- the real compiler
+
+
+def test_a_step_is_compiled_and_kept(recorded, real_libtpu, tmp_path, monkeypatch):
+    (graph,) = recorded.graphs
+    first = compile_graph(graph, CHIP, flags=recorded.flags, progress="off")
+    assert first.cycles > 0
+    assert first.argument_bytes > 4 * 192 * 16  # the weights of the first layer
+    assert first.hbm_bytes < CHIP.hbm
+    assert any(one.opcode.startswith("all-reduce") for one in first.program.operations)
+    monkeypatch.setattr(compiler, "find_libtpu", lambda *_, **__: pytest.fail("it is in the cache"))
+    again = compile_graph(graph, CHIP, flags=recorded.flags, progress="off")
+    assert again.is_cached
+    assert again.program == first.program
+
+
+def test_a_report_holds_what_it_promises(real_libtpu):
+    found = tpukit.preflight(
+        workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5e-8": 3600}, progress="off"
+    )
+    assert found.fits
+    assert found.seconds == found.cycles / 1.5e9
+    assert found.samples_per_second == pytest.approx(4 * 8 / found.seconds)
+    text = str(found)
+    for words in (
+        "fits: arguments",
+        "not compared with a chip",
+        "the input gives 10",
+        "$100.00 for an epoch of 1,000 (100 s)",
+    ):
+        assert words in " ".join(text.split()), words
+    assert 1 <= len(found.operations) <= 10
+    assert [cost.cycles for cost in found.operations] == sorted((c.cycles for c in found.operations), reverse=True)
+    assert {cost.module for cost in found.operations} & {"1 Linear", "3 Linear", "Adam"}
+    assert "<table" in found._repr_html_()
+    assert "it fits" in found.figure().alt
+    assert "v5e-8" in str(tpukit.compare_preflights([found]))
+
+
+def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(real_libtpu):
+    found = tpukit.preflight(workers.wide, 2**18, chip="v5e-1", progress="off")
+    assert not found.fits
+    assert "does not fit: the step needs" in str(found)
+    assert "does not fit" in found.figure().alt
+    largest = tpukit.largest_batch(workers.wide, chip="v5e-1", start=2**16, multiple=1024, compiles=4, progress="off")
+    most = largest.tried[largest.batch_size].hbm_bytes
+    assert 2**16 < largest.batch_size < 2**18
+    assert 0.85 * 2**34 < most <= 2**34
+    assert len(largest.tried) <= 4
+
+
+def test_what_a_tpu_cannot_do_is_named_in_the_compilers_words(real_libtpu):
+    with pytest.raises(
+        tpukit.CompileFailed, match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce"
+    ):
+        tpukit.preflight(workers.largest_of_int64, chip="v5e-8", progress="off")
+
+
+# ---- the command
+
+
+def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):
+    (tmp_path / "trainer.py").write_text("def train(core):\n    return 1\n")
+    assert find_function(f"{tmp_path / 'trainer.py'}:train")(None) == 1
+    assert find_function("preflight_workers:by_hand") is workers.by_hand
+    cells = ["size = 3", "def train(core):\n    return size", "raise RuntimeError('not run')"]
+    cells = ", ".join(f'{{"cell_type": "code", "source": [{cell!r}]}}' for cell in cells).replace("'", '"')
+    (tmp_path / "n.ipynb").write_text('{"cells": [' + cells.replace('("not run")', "()") + "]}")
+    assert find_function(f"{tmp_path / 'n.ipynb'}:train")(None) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("train", ValueError, "a function is named file.py:train"),
+        ("nowhere.py:train", FileNotFoundError, "there is no file nowhere.py"),
+        ("preflight_workers:absent", ValueError, "has no function absent"),
+    ],
+)
+def test_a_function_that_is_not_there_is_told(name, error, words):
+    with pytest.raises(error, match=words):
+        find_function(name)
+
+
+def test_the_command_says_what_is_wrong_in_one_message_and_exits_with_1(tmp_path):
+    command = [sys.executable, "-m", "tpukit", "preflight", f"{workers.__file__}:by_hand", "--chip", "v9-8"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path, check=False)
+    assert ended.returncode == 1
+    assert "there is no TPU 'v9-8'" in ended.stderr
+    assert "Traceback" not in ended.stderr
