@@ -61,11 +61,37 @@ def test_in_bfloat16_it_differs_by_rounding_alone():
 
 def test_it_normalises_a_quarter_of_the_values():
     seen = []
-    with pooling_first(model := resnet()):
-        model.layer1.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].shape))
-        model.bn1.register_forward_hook(lambda _, inputs, out: seen.append(out.shape))
-        model.train()(images(dtype=torch.float32))
-    assert seen == [(4, 64, 9, 9), (4, 64, 9, 9)]  # 18 x 18 without it
+
+    class Look(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            out = func(*args, **(kwargs or {}))
+            seen.extend((func.overloadpacket, out.numel()) for out in [out] if isinstance(out, torch.Tensor))
+            return out
+
+    with pooling_first(model := resnet()), torch.no_grad(), Look():
+        model.train()(images(4, 32, torch.float32))
+    after = [name for name, count in seen if count >= 4 * 64 * 16 * 16]  # as many as the convolution returns
+    aten = torch.ops.aten
+    assert after.count(aten.mul) == 1  # of its squares
+    assert not {aten.native_batch_norm, aten.relu, aten.relu_, aten.sub, aten.add} & set(after)
+
+
+def test_who_calls_the_layers_of_a_resnet_sees_no_difference():
+    class Decoder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder = resnet()
+
+        def forward(self, x):
+            first = self.encoder.relu(self.encoder.bn1(self.encoder.conv1(x)))
+            return first, self.encoder.layer1(self.encoder.maxpool(first))
+
+    plain, changed = Decoder(), Decoder()
+    expected = plain.train()(images(dtype=torch.float32))
+    with pooling_first(changed) as count:
+        found = changed.train()(images(dtype=torch.float32))
+    assert count == 1
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.parametrize("mode", ["evaluation", "a frozen stem"])
@@ -99,6 +125,10 @@ def test_a_copy_that_is_made_or_pickled_meanwhile_works_on_its_own():
         torch.testing.assert_close(trained(one, images()), expected)
 
 
+class OwnClass(ResNet):
+    pass
+
+
 class OwnForward(ResNet):
     def _forward_impl(self, x):
         return self.bn1(self.conv1(x)).mean((1, 2, 3))
@@ -121,6 +151,7 @@ def own_forward_of_one():
 
 
 LEFT_ALONE = {
+    "a class of its own": lambda: resnet(kind=OwnClass),
     "a forward of its own": lambda: resnet(kind=OwnForward),
     "a forward of this one object": own_forward_of_one,
     "another network with such layers": lambda: nn.ModuleDict(
@@ -179,12 +210,12 @@ class Shades:
 
 
 def training(core, options, *, epochs=2, on_epoch=None):
-    """Return the history, the weights, and the classes of the BatchNorm during and after the training."""
+    """Return the history, the weights, and the class of the model during and after the training."""
     model = core.model(resnet(seed=3))
     kinds = []
 
     def look(history):
-        kinds.append(type(model.bn1).__name__)
+        kinds.append(type(model).__name__)
         return on_epoch and on_epoch(history)
 
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if options.pop("ema", False) else None
@@ -194,7 +225,7 @@ def training(core, options, *, epochs=2, on_epoch=None):
     loss = nn.BCEWithLogitsLoss()
     options = {"average": average, "on_epoch": look, "log_every": 1, "epochs": epochs, **options}
     found = fit(core, model, optimizer, loss, train, valid, **options)
-    kinds.append(type(model.bn1).__name__)
+    kinds.append(type(model).__name__)
     return found, {name: value.clone() for name, value in model.state_dict().items()}, kinds
 
 
@@ -207,9 +238,9 @@ def run(backend, epochs=2, **options):
 
 def test_fit_uses_it_where_the_step_is_a_graph_and_training_is_the_same():
     usual, weights, kinds = run("cpu")
-    assert kinds == ["BatchNorm2d"] * 3
+    assert kinds == ["ResNet"] * 3
     found, changed, kinds = run("in graph")
-    assert kinds == ["Norm", "Norm", "BatchNorm2d"]
+    assert kinds == ["PoolingFirst", "PoolingFirst", "ResNet"]
     assert changed.keys() == weights.keys()
     for one, other in zip(found.intervals, usual.intervals, strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=0.02)
@@ -237,7 +268,7 @@ def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path, ema):
 
 def test_the_best_weights_come_back_after_an_early_stop():
     found, weights, kinds = run("in graph", epochs=6, patience=1, restore_best=True)
-    assert kinds[-1] == "BatchNorm2d"
+    assert kinds[-1] == "ResNet"
     model = resnet()
     model.load_state_dict(weights)
     with torch.no_grad():

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -69,6 +70,9 @@ def fit(
     averaged over the cores in one message, so all cores hold the same model after every step. Random numbers of a step
     depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit;
     for v2 and v3, `Core.seed` says which.
+
+    On a TPU the stem of torchvision's ResNets pools before it normalises, until the training is over: the same function
+    for less, see `tpukit.training.stem`.
 
     What a batch is, and how the model is called:
 
@@ -249,7 +253,7 @@ class Trainer:
 
     def _faster_layers(self) -> contextlib.AbstractContextManager:
         """On a TPU, have layers of the model compute the same at less cost, until the training is over."""
-        if not self.core.backend.in_graph:
+        if not self.core.backend.in_graph or "torchvision.models.resnet" not in sys.modules:
             return contextlib.nullcontext()
         from tpukit.training.stem import pooling_first
 
