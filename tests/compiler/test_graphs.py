@@ -1,7 +1,7 @@
 """Graphs of the kit, compiled for real by the TPU's own compiler; `make compile-check` does it with all of them."""
 
 import pytest
-from compiler.graphs import CHIPS, GRAPHS, LIBTPUS, compile_for, record_graph
+from compiler.graphs import compile_for, record_graph
 
 from tpukit.backends.standin.build import why_not
 from tpukit.preflight.compiler import CompileFailed
@@ -34,10 +34,3 @@ def test_a_graph_that_it_refuses_is_called_so():
     broken = Recording(recording.chip, (type(graph)(graph.module[: len(graph.module) // 2], graph.options),), True)
     with pytest.raises(CompileFailed):
         compile_for("v5e-8", broken)
-
-
-def test_every_op_and_type_is_among_the_graphs():
-    kinds = {name.split()[-1] for name in GRAPHS if name.startswith("all_reduce")}
-    assert len(kinds) * 4 == sum(name.startswith("all_reduce") for name in GRAPHS)
-    assert len(CHIPS) == 3
-    assert len(LIBTPUS) == 2
