@@ -43,9 +43,9 @@ def recorded():
 
 @pytest.fixture(scope="module")
 def real_libtpu():
-    """The version of libtpu that tests compile with; CI fetches it, elsewhere it is used where it is already."""
+    """The version of libtpu that tests compile with, fetched if it is not here: 150 MB, once."""
     try:
-        libtpu.fetch_libtpu() if os.environ.get("CI") else libtpu.find_libtpu()
+        libtpu.fetch_libtpu()
     except tpukit.NoLibtpu as error:
         pytest.skip(str(error))
     return libtpu.platform_version()
@@ -271,7 +271,7 @@ def test_a_report_holds_what_it_promises(real_libtpu):
         "fits: arguments",
         "not compared with a chip",
         "the input gives 10",
-        "$100.00 for an epoch of 1,000 (100 s)",
+        "$100.00 for an epoch",
     ):
         assert words in " ".join(text.split()), words
     assert 1 <= len(found.operations) <= 10
@@ -286,6 +286,7 @@ def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(r
     found = tpukit.preflight(workers.wide, 2**18, chip="v5e-1", progress="off")
     assert not found.fits
     assert "does not fit: the step needs" in str(found)
+    assert "about 17" in str(found)  # 172,032 samples, by proportion
     assert "does not fit" in found.figure().alt
     largest = tpukit.largest_batch(workers.wide, chip="v5e-1", start=2**16, multiple=1024, compiles=4, progress="off")
     most = largest.tried[largest.batch_size].hbm_bytes

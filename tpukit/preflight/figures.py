@@ -1,6 +1,6 @@
 """A picture of a preflight: where the memory of a core and the time of a step go."""
 
-from tpukit.display.house_style import COLORS, INK, MUTED, RULE, describe, new_figure, style
+from tpukit.display.house_style import COLORS, INK, RULE, describe, new_figure, style
 
 _GIB = 2**30
 
@@ -9,10 +9,13 @@ def preflight_figure(found):
     """Return a figure: the memory of a core as one bar, and the most expensive operations as ten."""
     with style():
         rows = [cost for cost in found.operations if cost.cycles]
-        figure = new_figure(9, 1.7 + 0.28 * max(3, len(rows)), layout="constrained")
-        memory, time = figure.subplots(2, 1, height_ratios=[1, max(3, len(rows)) * 0.55])
+        figure = new_figure(9, 1.7 + 0.28 * len(rows), layout="constrained")
+        if rows:
+            memory, time = figure.subplots(2, 1, height_ratios=[1, max(3, len(rows)) * 0.55])
+            _draw_time(time, found, rows)
+        else:  # it does not fit, and nothing is known of its time
+            memory = figure.subplots()
         _draw_memory(memory, found)
-        _draw_time(time, found, rows)
         verdict = "fits" if found.fits else "does not fit"
         first = f"; most time in {rows[0].module or rows[0].operation.opcode}, {rows[0].share:.0%}" if rows else ""
         describe(figure, f"{found.subject}: it {verdict}, {found.hbm_bytes / _GIB:.2f} GiB a core{first}.")
@@ -51,9 +54,5 @@ def _draw_time(axes, found, rows) -> None:
     axes.grid(axis="y", visible=False)
     for direction in dict.fromkeys(cost.direction for cost in rows):
         axes.barh([0], [0], color=colors.get(direction, RULE), label=direction or "no module")
-    if rows:
-        axes.legend(loc="lower right")
-        axes.set_xlabel(f"% of the step's {found.cycles:,} estimated cycles (not compared with a chip)")
-    else:
-        axes.text(0.5, 0.5, "not compiled: it does not fit", ha="center", color=MUTED, transform=axes.transAxes)
-        axes.set_axis_off()
+    axes.legend(loc="lower right")
+    axes.set_xlabel(f"% of the step's {found.cycles:,} estimated cycles (not compared with a chip)")

@@ -163,7 +163,8 @@ class Preflight(Findings):
 
     def _repr_html_(self) -> str:
         rows = self._operation_rows()
-        return super()._repr_html_() + (as_html(rows, title="The most expensive operations") if rows else "")
+        title = "The most expensive operations"
+        return super()._repr_html_() + (f"<br>{as_html(rows, title=title)}" if rows else "")
 
     def figure(self):
         """Return a matplotlib figure of where memory and time go."""
@@ -176,7 +177,7 @@ class Preflight(Findings):
             (
                 f"{cost.share:.1%}",
                 f"{cost.cycles:,} cycles",
-                f"{cost.module or 'no module'} {cost.direction}".strip(),
+                f"{cost.module or cost.operation.op_type or 'no module'} {cost.direction}".strip(),
                 f"{_described(cost.operation)}\n{_short(cost.line)}".strip(),
             )
             for cost in self.operations
@@ -185,7 +186,7 @@ class Preflight(Findings):
 
     def _memory(self) -> Finding:
         has = f"a {self.chip.generation} core has {human_size(self.chip.hbm)}"
-        fix = "a smaller batch (`tpukit.largest_batch` finds it), bfloat16, or a chip with more memory"
+        fix = f"{self._smaller_batch()}, bfloat16, or a chip with more memory"
         if self.too_large is not None:
             wanted, limit = self.too_large.needed, self.too_large.limit
             fact = f"does not fit: the step needs {human_size(wanted)}, {has}" if wanted else f"does not fit: {has}"
@@ -198,6 +199,13 @@ class Preflight(Findings):
         if not self.fits:
             return Finding("memory", "failure", f"does not fit: {fact}", fix)
         return Finding("memory", "ok", f"fits: {fact}")
+
+    def _smaller_batch(self) -> str:
+        """Say which batch would fit, by proportion: a little too small, as the weights do not shrink with it."""
+        limit = self.too_large.limit if self.too_large and self.too_large.limit else self.chip.hbm
+        about = int((self.batch_size or 0) * limit / self.hbm_bytes) // 8 * 8
+        size = f"about {about:,} samples a core" if about else "a smaller batch"
+        return f"{size} (`tpukit.largest_batch` finds it exactly)"
 
     def _time(self) -> str:
         rate = "" if math.isnan(self.samples_per_second) else f", {self.samples_per_second:,.0f} samples/s on all cores"
@@ -214,7 +222,7 @@ class Preflight(Findings):
         traffic = f"{self.bandwidth_share:.0%} of {self.chip.bandwidth / 1e9:g} GB/s"
         if self.bandwidth_share > 1:
             traffic += "; more than all, since the compiler counts what stays in fast memory, too"
-        return f"{flops / 1e9:,.1f} GFLOP and {used / 1e9:,.2f} GB of memory traffic a step: {peak}, {traffic}"
+        return f"{_digits(flops / 1e9)} GFLOP and {_digits(used / 1e9)} GB of memory traffic a step: {peak}, {traffic}"
 
     def _padding(self) -> list[Finding]:
         wasted = [found for compiled in self.compiled for found in padding(compiled.program)]
@@ -253,7 +261,7 @@ class Preflight(Findings):
         if math.isnan(self.samples_per_second):
             return price
         rate = min(self.samples_per_second, self.pipeline or math.inf)
-        text = f"{price}: ${1e6 / rate / 3600 * self.dollars:,.3f} for a million samples"
+        text = f"{price}: ${_digits(1e6 / rate / 3600 * self.dollars)} for a million samples"
         if self.samples:
             hours = self.samples / rate / 3600
             text += f", ${hours * self.dollars:,.2f} for an epoch of {self.samples:,} ({hours * 3600:,.0f} s)"
@@ -340,3 +348,8 @@ def _described(one: Operation) -> str:
 def _short(line: str) -> str:
     """Return "file:line" with the last two folders of the file."""
     return "/".join(Path(line).parts[-3:]) if line else ""
+
+
+def _digits(number: float) -> str:
+    """Write a number with three digits, or with all before the point."""
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -144,7 +144,7 @@ def _row(name: str, found: Preflight) -> tuple[str, ...]:
         f"{found.seconds * 1e3:.2f} ms",
         "unknown" if unknown else f"{found.samples_per_second:,.0f}",
         f"{found.flops_share:.0%}",
-        "unknown" if unknown else f"{found.dollars_per_million:.3f}",
+        "unknown" if unknown else f"{found.dollars_per_million:.3g}",
     )
 
 
