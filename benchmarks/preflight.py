@@ -10,8 +10,8 @@ compiler, and compiled by libtpu. Counted are
   about launches, waits, the input, and the time in which Python records the step.
 - temporary bytes: HBM of a core beyond weights, optimiser and batch.
 
-What it leaves out may be more than what it counts: to record this step, Python takes 80 to 90 ms of one processor here,
-and 25 ms without Adam, whose operations torch_xla 2.9 asks Python for the shapes of. That is longer than a v5e's step.
+What it leaves out may be more than what it counts: to record this step, Python takes 80 to 150 ms of a processor here,
+and 25 ms without Adam, of whose operations torch_xla 2.9 asks Python for the shapes. A v5e's step is shorter than that.
 
 Weights, their gradients' sum and the optimiser's state are float32 in both. What was tried, for v5e:2x4 with libtpu
 0.0.21.1, and what is cheaper by these counts:
