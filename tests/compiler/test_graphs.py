@@ -1,12 +1,13 @@
 """Graphs of the kit, compiled for real by the TPU's own compiler; `make compile-check` does it with all of them."""
 
 import pytest
-from compiler.graphs import compile_for, record_graph
+from compiler.graphs import compile_for, ones, record_graph
 
 from tpukit.backends.standin.build import why_not
+from tpukit.preflight.chips import find_chip
 from tpukit.preflight.compiler import CompileFailed
 from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
-from tpukit.preflight.recording import Recording
+from tpukit.preflight.recording import record
 
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # torch_xla's own
 
@@ -28,9 +29,15 @@ def test_the_compiler_takes_the_graph(name):
     assert made.cycles > 0 or name != "fit, bf16"
 
 
-def test_a_graph_that_it_refuses_is_called_so():
-    recording = record_graph("all_reduce sum int64")
-    (graph,) = recording.graphs
-    broken = Recording(recording.chip, (type(graph)(graph.module[: len(graph.module) // 2], graph.options),), True)
-    with pytest.raises(CompileFailed):
-        compile_for("v5e-8", broken)
+def largest_by_torch_xla(core):
+    """Take the max of int64 over the cores as torch_xla does, and not as the kit."""
+    import torch_xla.core.xla_model as xm
+
+    kept = xm.all_reduce(xm.REDUCE_MAX, ones(core, "int64"))
+    core.backend.sync()
+    return kept
+
+
+def test_what_the_compiler_refuses_is_called_so():
+    with pytest.raises(CompileFailed, match="Supported lowering only of Sum all reduce"):
+        compile_for("v5e-8", record(largest_by_torch_xla, chip=find_chip("v5e-8"), progress="off"))
