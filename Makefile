@@ -2,7 +2,8 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults fuzz walkthrough exams kaggle-bundle gallery platforms standin
-.PHONY: bench bench-input bench-step bench-unet bench-exams chip-colab chip-kaggle chip-report clean
+.PHONY: compile-check bench bench-input bench-step bench-unet bench-exams bench-preflight
+.PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
 installed := .venv/installed
@@ -75,6 +76,9 @@ platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images 
 standin: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
 	$(python) tests/standin/table.py
 
+compile-check: $(installed)  ## half an hour, fetches libtpu: every graph of the kit, compiled for v5e, v6e and v3 without a TPU
+	$(python) tests/compiler/table.py
+
 bench: bench-input bench-step bench-unet bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
@@ -85,6 +89,9 @@ bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lig
 
 bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against a loop by hand
 	$(python) benchmarks/unet.py
+
+bench-preflight: $(installed)  ## an hour, fetches libtpu: a step of fit and the tutorial's by the TPU compiler's own count
+	$(python) benchmarks/preflight.py
 
 bench-exams: $(installed)  ## a minute: the challenge's score, its repair and submission.csv at the competition's size
 	$(python) benchmarks/exams.py

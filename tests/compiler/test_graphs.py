@@ -1,0 +1,43 @@
+"""Graphs of the kit, compiled for real by the TPU's own compiler; `make compile-check` does it with all of them."""
+
+import pytest
+from compiler.graphs import compile_for, ones, record_graph
+
+from tpukit.backends.standin.build import why_not
+from tpukit.preflight.chips import find_chip
+from tpukit.preflight.compiler import CompileFailed
+from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
+from tpukit.preflight.recording import record
+
+pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # torch_xla's own
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _libtpu():
+    if reason := why_not():
+        pytest.skip(reason)
+    try:
+        fetch_libtpu()
+    except NoLibtpu as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("name", ["broadcast", "all_reduce max int64", "fit, bf16"])
+def test_the_compiler_takes_the_graph(name):
+    made = compile_for("v5e-8", record_graph(name))
+    assert made.code_bytes > 0
+    assert made.cycles > 0 or name != "fit, bf16"
+
+
+def largest_by_torch_xla(core):
+    """Take the max of int64 over the cores as torch_xla does, and not as the kit."""
+    import torch_xla.core.xla_model as xm
+
+    kept = xm.all_reduce(xm.REDUCE_MAX, ones(core, "int64"))
+    core.backend.sync()
+    return kept
+
+
+def test_what_the_compiler_refuses_is_called_so():
+    with pytest.raises(CompileFailed, match="Supported lowering only of Sum all reduce"):
+        compile_for("v5e-8", record(largest_by_torch_xla, chip=find_chip("v5e-8"), progress="off"))
