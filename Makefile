@@ -76,7 +76,7 @@ platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images 
 standin: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
 	$(python) tests/standin/table.py
 
-compile-check: $(installed)  ## half an hour, fetches libtpu: every graph of the kit, compiled for v5e, v6e and v3 without a TPU
+compile-check: $(installed)  ## minutes, fetches libtpu: every graph of the kit, compiled for v5e, v6e and v3 without a TPU
 	$(python) tests/compiler/table.py
 
 bench: bench-input bench-step bench-unet bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
