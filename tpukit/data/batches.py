@@ -77,6 +77,7 @@ class Batches:
         self._shares_process = shares_process  # with other cores, and so the host's random numbers
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
+        self._read_ahead = getattr(self._source, "read_ahead", None)
         self.epoch, self.waited, self.current = 0, 0.0, None
         self._done = 0  # samples of this epoch that the loops of all cores have received
         self._resumed = False
@@ -194,12 +195,14 @@ class Batches:
         return run_ahead(finished, 1) if self._workers else (call() for call in finished)
 
     def _gather(self, samples, step: int) -> tuple:
+        import numpy
         import torch
 
-        if step + 1 < len(samples) and hasattr(self._source, "read_ahead"):
-            self._source.read_ahead(samples[step + 1])  # the disk works while this batch is decoded
-        images = self._source.take(samples[step], out=self._buffers.get())
-        return torch.from_numpy(images), torch.from_numpy(self._source.labels[samples[step]])
+        if self._read_ahead is not None and step + 1 < len(samples):
+            self._read_ahead(samples[step + 1])  # the disk works while this batch is decoded
+        images = torch.from_numpy(self._source.take(samples[step], out=self._buffers.get()))
+        # numpy.take: indexing takes twice as long. take of the source has checked the numbers.
+        return images, torch.from_numpy(numpy.take(self._source.labels, samples[step], axis=0, mode="clip"))
 
     def _finish(self, batch: object, real) -> object:
         """Add the mask, and send all tensors to the device in one transfer."""
