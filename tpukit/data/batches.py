@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tpukit.data.buckets import Buckets, BucketSampler, checksum
 from tpukit.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.data.sampler import ShardedSampler
-from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, only_iterates, split_masks
+from tpukit.data.sources import BatchSource, MapDataset, as_batch_source, only_iterates, reader_ahead, split_masks
 from tpukit.machine.resources import cpus
 
 
@@ -77,7 +77,7 @@ class Batches:
         self._shares_process = shares_process  # with other cores, and so the host's random numbers
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
-        self._read_ahead = getattr(self._source, "read_ahead", None)
+        self._read_ahead = reader_ahead(self._source)
         self.epoch, self.waited, self.current = 0, 0.0, None
         self._done = 0  # samples of this epoch that the loops of all cores have received
         self._resumed = False
@@ -179,7 +179,7 @@ class Batches:
         real = positions < self.sampler.count
         steps = range(len(samples))
         if self._source is not None and not self._workers:
-            calls = ((lambda step=step: self._finish(self._gather(samples, step), real[step])) for step in steps)
+            calls = (self._request(samples, step, real[step]) for step in steps)
             return run_ahead(calls, self._threads)
         dataset = self.dataset if self._source is None else self._source
         jobs = list(zip(positions[:, 0].tolist(), samples, strict=True))
@@ -194,15 +194,23 @@ class Batches:
         # them at any moment of the step; so each batch is made when the loop asks for it.
         return run_ahead(finished, 1) if self._workers else (call() for call in finished)
 
-    def _gather(self, samples, step: int) -> tuple:
+    def _request(self, samples, step: int, real) -> Callable[[], tuple]:
+        """Return what a thread shall do for a batch of a source: little beside the images, which need no GIL."""
         import numpy
         import torch
 
-        if self._read_ahead is not None and step + 1 < len(samples):
-            self._read_ahead(samples[step + 1])  # the disk works while this batch is decoded
-        images = torch.from_numpy(self._source.take(samples[step], out=self._buffers.get()))
-        # numpy.take: indexing takes twice as long. take of the source has checked the numbers.
-        return images, torch.from_numpy(numpy.take(self._source.labels, samples[step], axis=0, mode="clip"))
+        # numpy.take: indexing takes twice as long. What is out of range the source will say.
+        labels = torch.from_numpy(numpy.take(self._source.labels, samples[step], axis=0, mode="clip"))
+        others = (labels, torch.from_numpy(real)) if self._mask else (labels,)
+        following = samples[step + 1] if self._read_ahead is not None and step + 1 < len(samples) else None
+
+        def gather() -> tuple:
+            if following is not None:
+                self._read_ahead(following)  # the disk works while this batch is decoded
+            images = self._source.take(samples[step], out=self._buffers.get())
+            return tuple(self._send([torch.from_numpy(images), *others]))
+
+        return gather
 
     def _finish(self, batch: object, real) -> object:
         """Add the mask, and send all tensors to the device in one transfer."""
@@ -211,8 +219,6 @@ class Batches:
 
         if self._mask:
             batch = _with_mask(batch, torch.from_numpy(real))
-        if type(batch) is tuple and all(isinstance(part, torch.Tensor) for part in batch):  # without a walk of the tree
-            return tuple(self._send(list(batch)))
         leaves, structure = tree.tree_flatten(batch)
         if any(isinstance(leaf, Mapping) for leaf in leaves):  # Hugging Face's BatchEncoding, which pytree cannot open
             leaves, structure = tree.tree_flatten(_with_dicts(batch))

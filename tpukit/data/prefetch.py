@@ -159,7 +159,7 @@ class Buffers:
 
     def __init__(self, shape: tuple[int, ...], shared: int = 0):
         self._shape, self._shared, self._lock = shape, shared, threading.Lock()
-        self._arrays = _in_shared_memory(shape, shared) if shared else [_new_array(shape)]
+        self._arrays = _in_shared_memory(shape, shared) if shared else [_new_array(shape, kept=True)]
         self._idle = 0
         self._idle = self._references(0)  # the reference count of an array that only this object holds
 
@@ -178,7 +178,7 @@ class Buffers:
                     return self._arrays[number]
             if self._shared:
                 return None
-            array = _new_array(self._shape)
+            array = _new_array(self._shape, kept=len(self._arrays) < _KEPT)
             if len(self._arrays) < _KEPT:
                 self._arrays.append(array)
             return array
@@ -188,10 +188,14 @@ class Buffers:
         return sys.getrefcount(self._arrays[number])
 
 
-def _new_array(shape: tuple[int, ...]):
+def _new_array(shape: tuple[int, ...], *, kept: bool):
     import numpy
 
-    return numpy.empty(shape, numpy.uint8)
+    if not (kept and hasattr(mmap, "MAP_PRIVATE")):
+        return numpy.empty(shape, numpy.uint8)
+    # It begins with a page, which numpy's do not, and is filled faster. The system has only so many maps for a process.
+    memory = mmap.mmap(-1, math.prod(shape), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return numpy.frombuffer(memory, numpy.uint8).reshape(shape)
 
 
 def _in_shared_memory(shape: tuple[int, ...], count: int) -> list:

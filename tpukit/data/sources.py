@@ -14,8 +14,8 @@ class BatchSource(Protocol):
     """A dataset that returns whole batches in one call, as `Records` and `Cache` do.
 
     `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is given; with a fourth
-    channel, that is their mask, see `split_masks`. Two attributes
-    are optional: `read_ahead(indices)`, called with the samples of the next batch, and `encoding`, "jpeg" where `take`
+    channel, that is their mask, see `split_masks`. Three attributes are optional: `read_ahead(indices)`, called with
+    the samples of the next batch; `in_memory`, true where there is nothing to read; and `encoding`, "jpeg" where `take`
     decodes images, so that processors that are free can help.
 
     Attributes:
@@ -41,6 +41,11 @@ def as_batch_source(dataset: object) -> BatchSource | None:
         return None if inner is None else _SourceSubset(inner, dataset.indices)
     is_source = all(hasattr(dataset, name) for name in ("take", "shape", "labels"))
     return dataset if is_source and _stands_for_getitem(dataset, "take") else None
+
+
+def reader_ahead(source: BatchSource | None):
+    """Return the source's `read_ahead`; None where it has none, or says by `in_memory` that it has nothing to read."""
+    return None if getattr(source, "in_memory", False) else getattr(source, "read_ahead", None)
 
 
 def split_masks(images, labels) -> tuple:
@@ -101,6 +106,7 @@ class _SourceSubset:
         self._source, self._indices = source, indices if indices.size else indices.astype(int)
         self.shape, self.labels = source.shape, source.labels[self._indices]
         self.encoding = getattr(source, "encoding", None)
+        self.in_memory = reader_ahead(source) is None
 
     def __len__(self) -> int:
         return len(self._indices)
@@ -111,5 +117,5 @@ class _SourceSubset:
 
     def read_ahead(self, indices) -> None:
         """Let the source prepare to read these samples next, if it can."""
-        if hasattr(self._source, "read_ahead"):
+        if not self.in_memory:
             self._source.read_ahead(self._indices[indices])

@@ -44,6 +44,7 @@ class Cache(StoredImages):
     Attributes:
         images: (N, size, size, 3) uint8, read-only, the mapped file; with masks (N, size, size, 4).
         shape: (size, size, 3 or 4).
+        in_memory: True where memory holds all images, so that nothing need be read ahead.
         names, labels, groups, group_names, classes, rows: as of the `Records` it was made of.
 
     Raises:
@@ -81,7 +82,7 @@ class Cache(StoredImages):
                     f"first among images {first[0]:,} to {first[-1]:,}"
                 )
         # What was verified was read: memory holds it now, unless there was no room for all of it.
-        self._in_memory = verify and self.images.nbytes < (available_memory() or 0)
+        self.in_memory = verify and self.images.nbytes < (available_memory() or 0)
 
     def __reduce__(self):
         return functools.partial(Cache, verify=False), (self.folder,), self._relabelled()
@@ -114,7 +115,7 @@ class Cache(StoredImages):
         From a cold disk `take` is then four to five times as fast. Where memory holds them already, asking would cost
         a seventh of the time, so nothing is asked for a cache that was verified and fits into memory.
         """
-        if self._in_memory:
+        if self.in_memory:
             return
         for index in self._indices(indices).tolist():
             ask_for(self._mapping, self._layout.start(index), self._layout.each)
