@@ -18,7 +18,7 @@ from tpukit.pe.rules import AGES, LOCATIONS, NO_EMBOLUS, RATIOS, RULES, broken_r
 _NO, _YES = 0.5, 0.5 + 1e-6  # the nearest values that count as no and as yes
 
 
-def _broken(exams: Exams) -> dict:
+def broken_by(exams: Exams) -> dict:
     """Return for each of `RULES` the (E,) bool of the exams that break it."""
     yes = dict(zip(EXAM_LABELS, (exams.answers > 0.5).T, strict=True))
     return broken_rules(yes, exams.sums(exams.images > 0.5) > 0)
@@ -38,7 +38,7 @@ def check_consistency(table):
     exams = exams_of(table)
     found = [
         pd.DataFrame({STUDY: exams.studies[broken], "rule": rule, "says": RULES[rule]})
-        for rule, broken in _broken(exams).items()
+        for rule, broken in broken_by(exams).items()
     ]
     order = pd.Categorical(pd.concat(found)[STUDY], categories=exams.studies, ordered=True)
     return pd.concat(found).iloc[order.argsort(kind="stable")].reset_index(drop=True)
@@ -61,7 +61,7 @@ def make_consistent(table):
     import numpy as np
 
     exams = exams_of(table)
-    broken = np.any(list(_broken(exams).values()), axis=0)
+    broken = np.any(list(broken_by(exams).values()), axis=0)
     versions = [_negative(exams), _positive(exams)]
     costs = np.stack([_cost(exams, version) for version in versions])
     cheaper = costs.argmin(axis=0)

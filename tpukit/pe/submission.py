@@ -4,8 +4,9 @@ import os
 from pathlib import Path
 
 from tpukit.pe.challenge import IMAGE, STUDY, exams_of
-from tpukit.pe.consistency import RULES, broken_rules
+from tpukit.pe.consistency import broken_by
 from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.rules import RULES
 
 _EXAMS_A_PART = 500  # whose lines are in memory together
 
@@ -108,7 +109,7 @@ def read_submission(path, images):
 
 
 def _check_rules(exams, where, fix: str) -> None:
-    broken = {rule: studies for rule, studies in broken_rules(exams).items() if studies.any()}
+    broken = {rule: studies for rule, studies in broken_by(exams).items() if studies.any()}
     if broken:
         rule, which = next(iter(broken.items()))
         number = int(sum(broken.values()).astype(bool).sum())
