@@ -349,7 +349,7 @@ def test_a_loop_left_by_an_error_does_not_fetch_what_it_logged_before_the_error_
     assert [message[0] for message in sent] == ["progress"]
     core._rows.clear()
     core.flush()
-    assert sent[-1][:4] == ("progress", "train", 1, 1)
+    assert sent[-1][:4] == ("progress", "train", 1, 10)
 
 
 def test_a_resumed_loop_begins_where_it_was_and_a_loop_without_a_label_shows_nothing(capsys):

@@ -9,6 +9,11 @@ import pytest
 from tpukit.cloud.ray_train import HostsFailed, launch_on_hosts
 from tpukit.distributed.launcher import launch
 
+pytestmark = [  # of Ray itself
+    pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
+    pytest.mark.filterwarnings("ignore::FutureWarning:ray"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
 SLICE = {"topology": "2x2x2", "accelerator": "TPU-V4"}  # of two hosts
 
 # ---- what needs no Ray -----------------------------------------------------------------------------------------------

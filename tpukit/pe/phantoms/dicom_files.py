@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """Where a slice belongs: its three identifiers, its number in the series; z, its pixels and spacing in mm."""
+    """Where a slice belongs: three identifiers, its number in the series; z, its pixels and the next slice in mm."""
 
     study: str
     series: str
@@ -14,7 +14,7 @@ class Place:
     number: int
     z: float
     pixel: float
-    apart: float
+    apart: float = 1.0
 
 
 def write_dicom(path: Path, hounsfield, place: Place) -> None:
