@@ -73,9 +73,9 @@ def cluster(undisturbed):
 
 
 def train_resnet(core, pause):
-    """Train the walkthrough's network, one size smaller, on small images; a pause an epoch leaves time for a loss."""
+    """Train the walkthrough's network on small images; a pause an epoch leaves time for a loss."""
     import torch
-    from torchvision.models import resnet18
+    from torchvision.models import resnet34
 
     from tpukit.training.trainer import fit
 
@@ -88,7 +88,7 @@ def train_resnet(core, pause):
             return torch.randn(3, 32, 32, generator=numbers), torch.rand(10, generator=numbers).round()
 
     torch.manual_seed(0)
-    model = core.model(resnet18(num_classes=10))
+    model = core.model(resnet34(num_classes=10))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = core.batches(Noise(), batch_size=4, shuffle=True, drop_last=True)
     loss = torch.nn.functional.binary_cross_entropy_with_logits
