@@ -294,3 +294,17 @@ def test_on_xla_bytes_travel_and_no_batch_is_compiled_twice():
     for compiled, seen in launch(work, cores=2, backend="xla:cpu", progress="off").results:
         assert set(seen) == {(torch.uint8, "xla", (8, 3, 2, 2), 0.0)}
         assert len(set(compiled[1:])) == 1
+
+
+def test_labels_that_are_fewer_than_the_images_are_an_error_and_no_label_is_taken_twice():
+    class Short:
+        shape, labels = (2, 2, 3), np.arange(3)
+
+        def __len__(self):
+            return 4
+
+        def take(self, indices, out=None):
+            return np.zeros((len(indices), 2, 2, 3), np.uint8)
+
+    with pytest.raises(IndexError):
+        list(Batches(Short(), batch_size=2))

@@ -36,18 +36,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_vertex.add_argument("--timeout", default="1d", help="after which it is ended (default: 1d)")
 
 
+def parse_args(text: str) -> list:
+    """Return what a worker function takes, from the text of `--args`.
+
+    Raises:
+        ValueError: it is no list in JSON.
+    """
+    try:
+        args = json.loads(text)
+    except ValueError:
+        args = None
+    if not isinstance(args, list):
+        raise ValueError(f"--args is a JSON list, got {text!r}\n  fix:   --args '[3, {{\"lr\": 0.1}}]'")
+    return args
+
+
 def run(given: argparse.Namespace) -> int:
     """Write the trainer into NAME.zip and print the text: to standard output what the tool reads, all else beside it.
 
     Raises:
         ValueError, TypeError, FileNotFoundError: an argument is none that the tool takes.
     """
-    try:
-        args = json.loads(given.args)
-    except ValueError:
-        args = None
-    if not isinstance(args, list):
-        raise ValueError(f"--args is a JSON list, got {given.args!r}\n  fix:   --args '[3, {{\"lr\": 0.1}}]'")
+    args = parse_args(given.args)
     bundle = make_bundle(given.trainer)
     name = check_name(given.name or bundle.name.lower())
     words = arguments(bundle, args)

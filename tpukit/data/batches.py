@@ -199,8 +199,7 @@ class Batches:
         import numpy
         import torch
 
-        # numpy.take: indexing takes twice as long. What is out of range the source will say.
-        labels = torch.from_numpy(numpy.take(self._source.labels, samples[step], axis=0, mode="clip"))
+        labels = torch.from_numpy(numpy.take(self._source.labels, samples[step], axis=0))  # indexing takes twice as long
         others = (labels, torch.from_numpy(real)) if self._mask else (labels,)
         following = samples[step + 1] if self._read_ahead is not None and step + 1 < len(samples) else None
 

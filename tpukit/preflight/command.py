@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tpukit.cloud.job_command import parse_args
 from tpukit.preflight.chips import find_chip
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.report import preflight
@@ -34,12 +35,7 @@ def run(given: argparse.Namespace) -> int:
         ValueError, FileNotFoundError, TypeError: an argument is none that the command takes.
         NoPreflight, WorkerFailed: as in `preflight`.
     """
-    try:
-        args = json.loads(given.args)
-    except ValueError:
-        args = None
-    if not isinstance(args, list):
-        raise ValueError(f"--args is a JSON list, got {given.args!r}\n  fix:   --args '[3, {{\"lr\": 0.1}}]'")
+    args = parse_args(given.args)
     chip = find_chip(given.chip)  # before the function's file is run, which may take its time
     function = find_function(given.function)
     if given.fetch:
