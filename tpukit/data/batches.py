@@ -199,7 +199,8 @@ class Batches:
         import numpy
         import torch
 
-        labels = torch.from_numpy(numpy.take(self._source.labels, samples[step], axis=0))  # indexing takes twice as long
+        # numpy.take: indexing takes twice as long.
+        labels = torch.from_numpy(numpy.take(self._source.labels, samples[step], axis=0))
         others = (labels, torch.from_numpy(real)) if self._mask else (labels,)
         following = samples[step + 1] if self._read_ahead is not None and step + 1 < len(samples) else None
 
