@@ -1,0 +1,79 @@
+"""How long does the host take to record a step? With PyTorch's check of operations in place, and as the kit has it.
+
+A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least that long. The step is
+that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16 autocast, Adam. It is recorded on XLA:CPU and
+never run, so the size of the images does not matter. PyTorch decides once in a process whether it checks
+(`tpukit/backends/in_place.py`), so each turn is a process of its own, the two kinds by turns. A turn's figure is the
+median of its steps, in seconds of the processor; that of a kind the median of its turns.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import time
+
+CHECKED = "TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE"
+STEPS, LEFT_OUT = 12, 4
+TARGET = 0.6
+
+
+def main() -> None:
+    """Measure both kinds, print the table, and last one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each kind")
+    parser.add_argument("--network", default="resnet34", help="of torchvision")
+    options = parser.parse_args()
+    kinds = {"as PyTorch has it": "0", "as the kit has it": "1"}
+    turns = {name: [] for name in kinds}
+    for _ in range(options.rounds):
+        for name, value in kinds.items():
+            turns[name].append(record(options.network, value))
+    print(f"a step of {options.network} with Adam, recorded and not run, in ms of one processor")
+    for name, found in turns.items():
+        each = ", ".join(f"{1000 * one:.1f}" for one in found)
+        print(f"  {name}: {1000 * statistics.median(found):6.1f}   of {each}")
+    checked, ours = (statistics.median(found) for found in turns.values())
+    print(f"target: at most {TARGET} of PyTorch's")
+    print(json.dumps({"record_ms": round(1000 * ours, 1), "vs_checked": round(ours / checked, 2)}))
+
+
+def record(network: str, value: str) -> float:
+    """Return the median seconds of a step's recording, in a process of its own."""
+    from tpukit import launch
+
+    before = os.environ.get(CHECKED)
+    os.environ[CHECKED] = value
+    try:
+        return launch(recorded, network, cores=1, backend="xla:cpu", progress="off").results[0]
+    finally:
+        os.environ.pop(CHECKED)
+        os.environ |= {} if before is None else {CHECKED: before}
+
+
+def recorded(core, network: str) -> float:
+    """Record steps, one after the other, into a graph that is never run; return their median seconds."""
+    import torch
+    from torchvision import models
+
+    from tpukit.pe import normalize
+    from tpukit.training.step import TrainStep
+
+    model = core.model(getattr(models, network)(weights=None, num_classes=10)).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
+    loss = torch.nn.BCEWithLogitsLoss()
+    step = TrainStep(core, model, optimizer, loss, prepare=normalize, bf16=True, shapes=STEPS)
+    batch = core.to_device([torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 10)])
+    (flag,) = core.to_device([torch.zeros(())])
+    core.backend.sync()
+    core.backend.sync = lambda: None
+    seconds = []
+    for number in range(1, STEPS + 1):
+        began = time.thread_time()
+        step(number, (batch,), flag)
+        seconds.append(time.thread_time() - began)
+    return statistics.median(seconds[LEFT_OUT:])
+
+
+if __name__ == "__main__":
+    main()
