@@ -27,7 +27,7 @@ test: $(installed)  ## all that CI runs
 	$(python) -m ruff format --check .
 	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
 	$(MAKE) faults
-	$(python) -m pytest $(streams)
+	$(python) -m pytest $(streams) --durations=20
 
 test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, jobs for Vertex AI and others, two hosts under Ray, all on this machine
 	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex vertex_stand_in handover examples proof_remote ray_train))

@@ -1,6 +1,7 @@
 """A run over two hosts: two raylets of a real Ray cluster on this machine, one of which is killed."""
 
 import builtins
+import importlib.util
 import threading
 import time
 
@@ -42,8 +43,7 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
         ({"topology": "4x4", "accelerator": "TPU-V6E", "hosts": 2}, "a slice 4x4 of TPU-V6E has 4 hosts"),
     ],
 )
-def test_what_is_no_slice_is_refused_before_anything_starts(arguments, said):
-    pytest.importorskip("ray", reason="a run over hosts needs Ray Train: pip install 'tpukit[ray]'")
+def test_what_is_no_slice_is_refused_before_anything_starts(arguments, said, ray):
     with pytest.raises(ValueError, match=said):
         launch_on_hosts(print, storage="runs", name="a", **arguments)
 
@@ -52,12 +52,19 @@ def test_what_is_no_slice_is_refused_before_anything_starts(arguments, said):
 
 
 @pytest.fixture(scope="module")
+def ray():
+    """Skip what needs it where it is not installed, without importing it where it is."""
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("a run over hosts needs Ray Train: pip install 'tpukit[ray]'")
+
+
+@pytest.fixture(scope="module")
 def storage(tmp_path_factory):
     return tmp_path_factory.mktemp("storage")
 
 
 @pytest.fixture(scope="module")
-def undisturbed():
+def undisturbed(ray):
     """What the same training brings on one host with two cores, before there is a Ray in this process."""
     run = launch(train_resnet, 0.0, cores=2, backend="xla:cpu", progress="off")
     return run.results
@@ -65,7 +72,6 @@ def undisturbed():
 
 @pytest.fixture(scope="module")
 def cluster(undisturbed):
-    pytest.importorskip("ray", reason="a run over hosts needs Ray Train: pip install 'tpukit[ray]'")
     from tpukit.cloud.ray_rehearsal import hosts_here
 
     with hosts_here(topology="2x2x2", accelerator="TPU-V4") as hosts:  # two hosts that say they have four chips each

@@ -666,6 +666,7 @@ def in_a_fork(call):
     """Return the exit status of a child that does this, killed after five seconds."""
     child = os.fork()
     if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # pytest-timeout has one of its own
         signal.alarm(5)
         try:
             os._exit(0 if call() else 1)
