@@ -48,6 +48,15 @@ def test_it_is_the_same_function_with_the_same_gradients_and_statistics(block):
         torch.testing.assert_close(found[name], expected[name], rtol=1e-9, atol=1e-9, msg=lambda why, at=name: at + why)
 
 
+def test_one_value_a_channel_is_refused_in_batchnorms_own_words():
+    x = torch.zeros(1, 3, 1, 1)
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel") as expected:
+        resnet().train()(x)
+    with pooling_first(model := resnet()), pytest.raises(ValueError, match="Expected more") as found:
+        model.train()(x)
+    assert str(found.value) == str(expected.value)
+
+
 def test_in_bfloat16_it_differs_by_rounding_alone():
     plain, changed = resnet(), resnet()
     x = images(8, dtype=torch.float32)

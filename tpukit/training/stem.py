@@ -70,6 +70,8 @@ def _stem(conv, norm, pool, x):
     signs = torch.where(norm.weight.detach() < 0, -1.0, 1.0).to(norm.weight.dtype)
     x = conv._conv_forward(x, conv.weight * signs.view(-1, 1, 1, 1), None)
     count, wide = x.numel() // x.shape[1], x.to(torch.promote_types(x.dtype, torch.float32))  # autocast makes bfloat16
+    if count == 1:  # BatchNorm2d's own words
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {x.size()}")
     mean = wide.mean((0, 2, 3))
     # Of two sums, as XLA does it for every BatchNorm: one pass, which it puts into the convolution.
     variance = ((wide * wide).mean((0, 2, 3)) - mean * mean).clamp(min=0)
