@@ -9,6 +9,7 @@ import threading
 import time
 from pathlib import Path
 
+import nbformat
 import preflight_workers as workers
 import psutil
 import pytest
@@ -22,6 +23,7 @@ from tpukit.preflight.compiler import compile_graph
 from tpukit.preflight.hazards import find_hazards
 from tpukit.preflight.hlo import Array, read_program, without_sources
 from tpukit.preflight.recording import record
+from tpukit.preflight.report import _short
 
 pytestmark = pytest.mark.xla
 ROOT = Path(__file__).parents[1]
@@ -91,6 +93,23 @@ def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
     inputs = {str(one.arrays[0]) for one in program.operations if one.opcode == "parameter"}
     assert "u8[4,3,8,8]" in inputs
     assert recorded.batches == (((4, 3, 8, 8), "uint8"), ((4, 10), "float32"))
+
+
+def test_notebook_10_shows_the_fallback_that_it_speaks_of():
+    cells = nbformat.read(ROOT / "notebooks" / "10_before_you_have_a_tpu.ipynb", as_version=4).cells
+    wanted = ("class Noise", "def network", "def with_a_fallback")
+    sources = [cell.source for cell in cells if any(word in cell.source for word in wanted)]
+    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    there = {"tpukit": tpukit}
+    for source in (parameters, *sources):
+        exec(source.partition("\ncut = ")[0].partition("\ntpukit.show_batch")[0], there)
+    assert "adaptive_avg_pool2d" in hazards(there["train"], 8, False, there["with_a_fallback"])["fallbacks"]
+
+
+def test_a_line_of_a_cell_is_named_so():
+    assert _short("/tmp/ipykernel_28243/2398245868.py:11") == "line 11 of a cell"
+    assert _short("/a/b/c/d.py:3") == "b/c/d.py:3"
+    assert _short("") == ""
 
 
 def test_an_operation_knows_its_module_and_line(recorded):

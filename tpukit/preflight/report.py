@@ -1,6 +1,7 @@
 """What a TPU will do with a step: memory, time, cost, and what is in the way, from the TPU's own compiler."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -346,7 +347,9 @@ def _described(one: Operation) -> str:
 
 
 def _short(line: str) -> str:
-    """Return "file:line" with the last two folders of the file."""
+    """Return "file:line" with the last two folders of the file, or the line of a notebook's cell."""
+    if cell := re.search(r"/ipykernel_\d+/\d+\.py:(\d+)$", line):
+        return f"line {cell[1]} of a cell"
     return "/".join(Path(line).parts[-3:]) if line else ""
 
 
