@@ -16,6 +16,7 @@ from tpukit.pe.exam_sequences import ExamSequences
 from tpukit.pe.images import PEImages, index_images
 from tpukit.pe.labels import COLUMNS, LABELS, WORDS, assign_folds, read_labels
 from tpukit.pe.ladder import show_ladder
+from tpukit.pe.lungs import lung_box
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.neighbours import NeighbouringSlices
 from tpukit.pe.notice import notice
@@ -56,6 +57,7 @@ __all__ = [
     "hounsfield",
     "index_dicom",
     "index_images",
+    "lung_box",
     "make_consistent",
     "normalize",
     "notice",

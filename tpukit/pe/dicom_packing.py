@@ -23,6 +23,7 @@ def pack_dicom(
     labels=None,
     *,
     window: str | tuple[float, float] | None = None,
+    crop: str | None = None,
     size: int = 256,
     form: str = "jpeg",
     quality: int = 85,
@@ -50,6 +51,8 @@ def pack_dicom(
         window: None for the lung, embolism and mediastinal windows as red, green and blue; or one window, by name
             ("lung", "embolism", "mediastinum") or as (level, width) in Hounsfield units, of the slice below, the slice
             itself and the one above. At the end of a series the slice stands for its neighbour.
+        crop: None for whole slices; "lungs" cuts every slice of a series to one box around its lungs, see `lung_box`,
+            found in 16 slices along the body. A series in which none is found stays whole.
         size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept.
         form: "jpeg", or "int16" for Hounsfield units: `hounsfield` gives them back on the device.
         quality: of the JPEGs, 1 to 95. The colours are not halved, as they are three images: at 85 that is nearer to
@@ -81,6 +84,8 @@ def pack_dicom(
             'form is "jpeg" or "int16", missing is "raise" or "drop", quality is 1 to 95; '
             f"got form={form!r}, missing={missing!r}, quality={quality}"
         )
+    if crop not in (None, "lungs"):
+        raise ValueError(f'crop is None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:
         raise ValueError('form="int16" stores Hounsfield units, which need no window\n  fix:   leave window out')
     if labels is not None and (lacking := {"SOPInstanceUID", *LABELS} - set(labels.columns)):
@@ -94,6 +99,8 @@ def pack_dicom(
     settings = {"pixels": whole_number("size", size, 1), "window": _window(window), "form": form}
     if form == "jpeg":
         settings["quality"] = whole_number("quality", quality, 1)
+    if crop is not None:
+        settings["crop"] = crop
     if labels is not None:
         settings["missing"] = missing
 
@@ -171,6 +178,13 @@ def _describe(source, names, labels, missing, share, work, workers, progress) ->
     neighbours = numpy.zeros((numbers.max() + 1, 2), numpy.int64)
     neighbours[numbers] = numpy.stack([below, above], axis=1)
     write_file(work / "neighbours.npy", npy(neighbours))
+    # And where its series lies in the order of all rows.
+    stops = numpy.flatnonzero(last) + 1
+    lengths = numpy.diff(stops, prepend=0)
+    places = numpy.zeros((numbers.max() + 1, 2), numpy.int64)
+    places[numbers] = numpy.repeat(numpy.stack([stops - lengths, stops], axis=1), lengths, axis=0)
+    write_file(work / "order.npy", npy(numbers))
+    write_file(work / "series.npy", npy(places))
     ordered = [""] * (numbers.max() + 1)
     for number, file in zip(numbers.tolist(), headers["file"].tolist(), strict=True):
         ordered[number] = names[file]

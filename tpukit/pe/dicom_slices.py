@@ -3,16 +3,20 @@
 import io
 import os
 import threading
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
+from tpukit.pe.dicom import found_in, hounsfield_table, read_dicom, read_slice, window_table
+from tpukit.pe.lungs import lung_box
 from tpukit.pe.series import turns
 from tpukit.storage.pack_shards import NOT_DAMAGE
 from tpukit.storage.source_files import Names
+
+LOOKS = 16  # slices of a series in which its lungs are looked for
 
 
 class Slices:
@@ -27,6 +31,11 @@ class Slices:
         self.encoding, channels = ("jpeg", 3) if plan["form"] == "jpeg" else ("uint8", 2)
         self.shape = (size, size, channels)
         self._plane = _Recent(self._read_plane, 16)  # each is asked for three times, by threads that run ahead
+        self._box = _Recent(self._find_box, 4)
+        if plan.get("crop"):
+            self._order, self._series = (
+                numpy.load(work / f"{name}.npy", mmap_mode="r") for name in ("order", "series")
+            )
 
     def __getitem__(self, row: int) -> bytes:
         try:
@@ -40,9 +49,9 @@ class Slices:
         from PIL import Image
 
         if self._plan["form"] == "int16":
-            return to_hounsfield(self.name(row), self._plan["pixels"]).tobytes()
+            return to_hounsfield(self.name(row), self._plan["pixels"], self._crop(row)).tobytes()
         if self._plan["window"] is None:
-            image = to_windows(self.name(row), self._plan["pixels"], tuple(WINDOWS.values()))
+            image = to_windows(self.name(row), self._plan["pixels"], tuple(WINDOWS.values()), self._crop(row))
         else:
             below, above = self._neighbours[row].tolist()
             image = Image.merge("RGB", [self._plane(one) for one in (below, row, above)])
@@ -56,29 +65,65 @@ class Slices:
         return os.path.join(self._root, self._names[row])
 
     def _read_plane(self, row: int):
-        return to_windows(self.name(row), self._plan["pixels"], (self._plan["window"],))
+        return to_windows(self.name(row), self._plan["pixels"], (self._plan["window"],), self._crop(row))
+
+    def _crop(self, row: int):
+        """Return the box of this row's series, None for all of the slice."""
+        return self._box(tuple(self._series[row].tolist())) if self._plan.get("crop") else None
+
+    def _find_box(self, places: tuple[int, int]):
+        """Find the lungs of a series, given where its rows lie in the order, by some slices along the body."""
+        start, stop = places
+        looks = min(LOOKS, stop - start)
+        rows = [int(self._order[start + (stop - start) * (2 * look + 1) // (2 * looks)]) for look in range(looks)]
+        return lung_box(unit for row in rows if (unit := self._units(row)) is not None)
+
+    def _units(self, row: int):
+        """Return a slice in Hounsfield units; None if it is damaged, which is said where it is packed."""
+        try:
+            with warnings.catch_warnings(action="ignore"):  # a slope that is left out: the headers have told
+                return read_dicom(self.name(row))
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) in NOT_DAMAGE:
+                raise
+            return None
 
 
-def to_windows(path, size: int, windows: tuple):
-    """Read a slice, upright, and return it through one window as a grey Pillow image, through three as RGB."""
+def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
+    """Read a slice, upright, and return it through one window as a grey Pillow image, through three as RGB.
+
+    Args:
+        path: of the file.
+        size: height and width of the result.
+        windows: level and width of each.
+        crop: left, top, right, bottom from 0 to 1, as the slice is stored; None for all of it.
+    """
     import numpy
     from PIL import Image
 
     stored = read_slice(path)
     planes = [Image.fromarray(numpy.take(window_table(stored.scale, *window), stored.codes)) for window in windows]
     image = planes[0] if len(planes) == 1 else Image.merge("RGB", planes)
-    return _upright(image.resize((size, size), Image.Resampling.BILINEAR), stored.orientation)
+    return _upright(_resized(image, size, crop), stored.orientation)
 
 
-def to_hounsfield(path, size: int):
+def to_hounsfield(path, size: int, crop: tuple | None = None):
     """Read a slice, upright, and return (size, size) little-endian int16 Hounsfield units."""
     import numpy
     from PIL import Image
 
     stored = read_slice(path)
     units = Image.fromarray(numpy.take(hounsfield_table(stored.scale), stored.codes))
-    units = _upright(units.resize((size, size), Image.Resampling.BILINEAR), stored.orientation)
+    units = _upright(_resized(units, size, crop), stored.orientation)
     return numpy.clip(numpy.rint(numpy.asarray(units)), -32768, 32767).astype("<i2")
+
+
+def _resized(image, size: int, crop: tuple | None):
+    from PIL import Image
+
+    width, height = image.size
+    box = crop and (crop[0] * width, crop[1] * height, crop[2] * width, crop[3] * height)
+    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
 
 
 def _upright(image, orientation):
@@ -93,11 +138,11 @@ def _upright(image, orientation):
 class _Recent:
     """Call a function once for each argument, whichever thread asks first, and keep the most recent results."""
 
-    def __init__(self, function: Callable[[int], object], keep: int):
+    def __init__(self, function: Callable, keep: int):
         self._function, self._keep, self._lock = function, keep, threading.Lock()
-        self._results: OrderedDict[int, Future] = OrderedDict()
+        self._results: OrderedDict[object, Future] = OrderedDict()
 
-    def __call__(self, argument: int) -> object:
+    def __call__(self, argument) -> object:
         with self._lock:
             first = argument not in self._results
             future = self._results.setdefault(argument, Future())
