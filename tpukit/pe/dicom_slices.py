@@ -3,14 +3,13 @@
 import io
 import os
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.dicom import found_in, hounsfield_table, read_dicom, read_slice, window_table
+from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.lungs import lung_box
 from tpukit.pe.series import turns
 from tpukit.storage.pack_shards import NOT_DAMAGE
@@ -81,12 +80,12 @@ class Slices:
     def _units(self, row: int):
         """Return a slice in Hounsfield units; None if it is damaged, which is said where it is packed."""
         try:
-            with warnings.catch_warnings(action="ignore"):  # a slope that is left out: the headers have told
-                return read_dicom(self.name(row))
+            stored = read_slice(self.name(row))
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) in NOT_DAMAGE:
                 raise
             return None
+        return hounsfield_table(stored.scale)[stored.codes]
 
 
 def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
