@@ -191,8 +191,9 @@ def showered(number, function):
         while not over.wait(0.0002):
             os.kill(os.getpid(), number)
 
-    before, interval = signal.signal(number, handle), sys.getswitchinterval()
+    before, interval, unraisable = signal.signal(number, handle), sys.getswitchinterval(), sys.unraisablehook
     sys.setswitchinterval(1e-5)
+    sys.unraisablehook = lambda _: None  # a generator that is closed cannot raise; pytest's would be showered as well
     thread = threading.Thread(target=shower)
     thread.start()
     try:
@@ -201,6 +202,7 @@ def showered(number, function):
         over.set()
         thread.join()
         sys.setswitchinterval(interval)
+        sys.unraisablehook = unraisable
         signal.signal(number, before)
 
 

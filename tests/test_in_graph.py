@@ -166,7 +166,7 @@ def test_a_core_that_still_pickles_a_large_result_is_not_taken_for_waiting():
 
 def test_a_core_whose_large_result_is_on_its_way_is_not_taken_for_waiting(monkeypatch):
     """Its last heartbeat may say that it waits: while the pipe is full, no other comes through."""
-    monkeypatch.setattr("tpukit.display.progress.Screen.draw", lambda *_, **__: time.sleep(0.8))  # a slow kernel
+    monkeypatch.setattr("tpukit.display.progress.Screen.draw", lambda *_, **__: time.sleep(1.5))  # a slow kernel
 
     def work(core):
         if core.rank == 1:

@@ -1,75 +1,54 @@
-"""Operations in place on XLA tensors, checked as PyTorch checks them; those of an optimiser not checked at all.
+"""PyTorch's check of operations in place, made short where nothing can be wrong.
 
-PyTorch runs each operation in place a second time, on tensors without values, to refuse one that would change the shape
-or the dtype of what it writes to. For XLA tensors it does so in Python: two thirds of the time in which a step of a
-ResNet-34 with Adam is recorded, and longer than a TPU takes for the step. It can be left out, for a process as a whole;
-but then `total += losses` changes the shape of `total` without a word. So it is left out, and done here instead, for
-everything but the steps of torch.optim's optimisers, which do the same again and again, and right.
+PyTorch runs each operation in place on an XLA tensor a second time, on tensors without values, to refuse one that would
+change the shape or the dtype of what it writes to. It does that in Python, 0.1 ms for each: half of the time in which a
+step of a ResNet-34 with Adam is recorded (`benchmarks/recording.py`), and longer than a TPU takes for the step. An
+optimiser's operations are of tensors of one shape and one dtype. These are answered at once here; for all others
+PyTorch's own function is called, as ever.
+
+TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE=1 would be as quick, and leaves out what it should not: `total += losses`
+then changes the shape of `total`, `x.split([1, 5])` drops values, and `x.split(-1)` never returns.
 """
 
-import contextlib
-import os
-import threading
+import functools
+import warnings
+from collections.abc import Callable
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as tree
-
-# PyTorch reads it once in a process, at the first operation in place that it would check. "0" leaves all as it was.
-_LEFT_OUT = "TORCH_DISABLE_FUNCTIONALIZATION_META_REFERENCE"
+# With a tensor of no dimensions, such as a number that PyTorch has made a tensor, these give what they write to.
+_WITH_NUMBERS = ("add_.Tensor", "sub_.Tensor", "mul_.Tensor", "div_.Tensor")
+_OF_ONE_KIND = ("addcmul_", "addcdiv_", "lerp_.Scalar", "lerp_.Tensor")
 
 
-def in_place_checks() -> contextlib.AbstractContextManager:
-    """Have PyTorch leave its check out in this process, and make it in this thread within, but in no optimiser."""
-    os.environ.setdefault(_LEFT_OUT, "1")
-    return InPlaceChecks() if os.environ[_LEFT_OUT] == "1" else contextlib.nullcontext()
+@functools.cache
+def shorten_checks() -> object:
+    """Do so in this process, for good; return what keeps it."""
+    import torch
+    from torch._decomp import meta_table
+
+    kept = torch.library.Library("aten", "IMPL", "Meta")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a function of PyTorch's is replaced, which it says
+        for name in (*_WITH_NUMBERS, *_OF_ONE_KIND):
+            operation, _, overload = name.partition(".")
+            whole = meta_table.get(getattr(getattr(torch.ops.aten, operation), overload or "default"))
+            if whole is not None:
+                kept.impl(name, _shortened(whole, numbers=name in _WITH_NUMBERS), allow_override=True)
+    return kept
 
 
-class InPlaceChecks(TorchFunctionMode):
-    """Within, in this thread, operations in place raise PyTorch's own errors; those of an optimiser are not checked."""
+def _shortened(whole: Callable, *, numbers: bool) -> Callable:
+    import torch
 
-    def __enter__(self):
-        self._thread, self._unchecked = threading.get_ident(), None
-        self._hooks = (
-            register_optimizer_step_pre_hook(lambda *_: self._begin_optimizer()),
-            register_optimizer_step_post_hook(lambda *_: self._end_optimizer()),
-        )
-        return super().__enter__()
+    def check(written, *args, **kwargs):
+        if written.is_floating_point() and all(is_right(value, written) for value in (*args, *kwargs.values())):
+            return written
+        return whole(written, *args, **kwargs)
 
-    def __exit__(self, *error):
-        self._end_optimizer()
-        for hook in self._hooks:
-            hook.remove()
-        return super().__exit__(*error)
+    def is_right(value, written) -> bool:
+        if not isinstance(value, torch.Tensor):
+            return type(value) in (int, float)
+        if value.shape == written.shape and value.dtype == written.dtype:
+            return True
+        return numbers and value.ndim == 0 and not value.is_complex()
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.__name__[-1] == "_" and _may_fail(func, args, kwargs):
-            checked, named = tree.tree_map_only(torch.Tensor, _without_values, (args, kwargs))
-            func(*checked, **named)
-        return func(*args, **kwargs)
-
-    def _begin_optimizer(self) -> None:
-        self._end_optimizer()  # a step that raised has not come to its end
-        if threading.get_ident() == self._thread:  # hooks are called for the optimisers of all threads
-            self._unchecked = torch._C.DisableTorchFunction()
-            self._unchecked.__enter__()
-
-    def _end_optimizer(self) -> None:
-        if self._unchecked is not None and threading.get_ident() == self._thread:
-            self._unchecked.__exit__(None, None, None)
-            self._unchecked = None
-
-
-def _may_fail(func, args: tuple, kwargs: dict) -> bool:
-    """Say whether it writes to an XLA tensor what may have another shape or dtype."""
-    written = args[0] if args and not func.__name__.endswith("__") else None
-    if not isinstance(written, torch.Tensor) or written.device.type != "xla":
-        return False
-    other = torch.Tensor if written.is_floating_point() else (torch.Tensor, float)
-    return any(isinstance(value, other) for value in (*args[1:], *kwargs.values()))
-
-
-def _without_values(tensor):
-    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+    return check

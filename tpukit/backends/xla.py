@@ -282,13 +282,15 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     import torch
     import torch_xla._internal.pjrt as pjrt
 
-    from tpukit.backends.in_place import in_place_checks
+    from tpukit.backends.in_place import shorten_checks
+
+    shorten_checks()
 
     def on_this_core() -> None:
         # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for XLA
         # ("device_ready_queues_.size()" in torch 2.8 and 2.9). Without such threads it runs in this one, which loses
         # nothing: it only records the graph.
-        with torch.autograd.set_multithreading_enabled(False), in_place_checks():
+        with torch.autograd.set_multithreading_enabled(False):
             on_core()
 
     if processes == 1:
