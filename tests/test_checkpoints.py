@@ -163,9 +163,10 @@ def save_until_killed(core, folder, seconds):
 
 
 def test_kill_9_at_twenty_random_moments_loses_nothing_beyond_the_last_complete_checkpoint(tmp_path):
-    moments, kills, cut_off, last = random.Random(5), 0, 0, 0
-    while kills < 20 or last <= 5 or cut_off <= 5:  # more where the machine is busy: a save may take all the time
-        kills += 1
+    moments, cut_off, last = random.Random(5), 0, 0
+    for kills in range(100):
+        if kills >= 20 and last > 5 and cut_off > 5:  # more where the machine is busy: a save may take all the time
+            break
         with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
             launch(save_until_killed, tmp_path, moments.uniform(0, 0.2), cores=1, backend="cpu", progress="off")
         cut_off += len(list(tmp_path.glob(".*.unfinished")))
@@ -184,6 +185,8 @@ def test_kill_9_at_twenty_random_moments_loses_nothing_beyond_the_last_complete_
         assert (found.state["model"]["weight"] == last).all()
         assert len(checkpoints.paths) <= 3 + 1 + 2  # killed before the older ones were removed
         assert last < 4 or checkpoints.best(say=said.append).step == last // 4 * 4
+    assert last > 5
+    assert cut_off > 5
 
 
 def test_what_is_being_written_is_no_leftover_to_others_who_look(tmp_path):

@@ -178,13 +178,13 @@ def _describe(source, names, labels, missing, share, work, workers, progress) ->
     neighbours = numpy.zeros((numbers.max() + 1, 2), numpy.int64)
     neighbours[numbers] = numpy.stack([below, above], axis=1)
     write_file(work / "neighbours.npy", npy(neighbours))
-    # And where its series lies in the order of all rows.
-    stops = numpy.flatnonzero(last) + 1
-    lengths = numpy.diff(stops, prepend=0)
-    places = numpy.zeros((numbers.max() + 1, 2), numpy.int64)
-    places[numbers] = numpy.repeat(numpy.stack([stops - lengths, stops], axis=1), lengths, axis=0)
-    write_file(work / "order.npy", npy(numbers))
-    write_file(work / "series.npy", npy(places))
+    if "crop" in source.settings:  # and where its series lies in the order of all rows
+        stops = numpy.flatnonzero(last) + 1
+        lengths = numpy.diff(stops, prepend=0)
+        places = numpy.zeros_like(neighbours)
+        places[numbers] = numpy.repeat(numpy.stack([stops - lengths, stops], axis=1), lengths, axis=0)
+        write_file(work / "order.npy", npy(numbers))
+        write_file(work / "series.npy", npy(places))
     ordered = [""] * (numbers.max() + 1)
     for number, file in zip(numbers.tolist(), headers["file"].tolist(), strict=True):
         ordered[number] = names[file]
