@@ -147,9 +147,10 @@ def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path):
 
 
 def test_a_function_that_raises_is_told_with_its_line_and_leaves_nothing():
+    before = set(psutil.Process().children(recursive=True))  # such as the resource tracker of Python's multiprocessing
     with pytest.raises(tpukit.WorkerFailed, match="KeyError: 'SOPInstanceUID'"):
         record(workers.fails, chip=CHIP, progress="off")
-    assert psutil.Process().children(recursive=True) == []
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_a_function_that_runs_nothing_is_told():
