@@ -1,5 +1,6 @@
 """The TPU path, as far as a machine without a chip can take it: its start-up, its calls, its graph."""
 
+import dataclasses
 import inspect
 import os
 import re
@@ -26,6 +27,28 @@ def in_python(code, **environ):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("generation", "given", "expected"),
+    [
+        ("v5e", "", "--xla_tpu_scoped_vmem_limit_kib=22528"),
+        ("v5e", "--xla_a=true", "--xla_a=true --xla_tpu_scoped_vmem_limit_kib=22528"),
+        ("v5e", "--xla_tpu_scoped_vmem_limit_kib=16384", "--xla_tpu_scoped_vmem_limit_kib=16384"),
+        ("v3", "--xla_a=true", "--xla_a=true"),
+        ("unknown (0x1ae0:0x00ab)", "", ""),
+    ],
+)
+def test_a_tpu_core_starts_with_the_compilers_flags_of_its_generation(generation, given, expected, monkeypatch):
+    from tpukit.backends import xla
+
+    found = []
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", given)
+    monkeypatch.setattr(xla, "start_pjrt", lambda *_, **__: found.append(os.environ["LIBTPU_INIT_ARGS"]))
+    runtime = xla.XlaRuntime()
+    machine = dataclasses.replace(tpukit.host(), chips=8, generation=generation)
+    runtime.start(lambda backend: None, runtime.topology(machine, None), process=0, meeting_point=None)
+    assert found == [expected]
 
 
 @pytest.mark.parametrize("processes", [1, 2], ids=["single-process start-up", "multi-process start-up"])

@@ -99,6 +99,15 @@ def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
     assert recorded.batches == (((4, 3, 8, 8), "uint8"), ((4, 10), "float32"))
 
 
+def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(recorded, monkeypatch):
+    assert "--xla_tpu_scoped_vmem_limit_kib=22528" in recorded.flags.split()
+    old = record(workers.by_hand, chip=find_chip("v3-8"), progress="off")
+    assert "vmem" not in old.flags
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=16384")
+    own = record(workers.by_hand, chip=CHIP, progress="off")
+    assert [flag for flag in own.flags.split() if "vmem" in flag] == ["--xla_tpu_scoped_vmem_limit_kib=16384"]
+
+
 def test_notebook_10_shows_the_fallback_that_it_speaks_of():
     cells = nbformat.read(ROOT / "notebooks" / "10_before_you_have_a_tpu.ipynb", as_version=4).cells
     wanted = ("class Noise", "def network", "def with_a_fallback")

@@ -30,7 +30,7 @@ def compile_for(chip_name: str, recording, libtpu: str | None = None):
 
     chip = find_chip(chip_name)
     (graph,) = recording.graphs
-    flags = libtpu_flags(chip.accelerator_type)
+    flags = libtpu_flags(chip.accelerator_type, chip.generation)
     return compile_graph(graph, chip, libtpu=libtpu, flags=flags, progress="off")
 
 

@@ -35,6 +35,7 @@ class Topology:
         cores: cores of the run on this host.
         processes: worker processes, each with as many cores as every other.
         rehearsal: True where CPU processes stand in for the cores of a TPU.
+        generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
         device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
             others; None where it is alone on the machine.
         hosts: which of several hosts this is; None where there is one.
@@ -45,6 +46,7 @@ class Topology:
     cores: int
     processes: int
     rehearsal: bool = False
+    generation: str = ""
     device_number: int | None = None
     hosts: Hosts | None = None
 

@@ -9,6 +9,10 @@ from pathlib import Path
 
 from tpukit.backends.protocol import Backend, Compiling, Runtime, Topology
 
+# Flags of the TPU's compiler beside torch_xla's, by generation. An operation may use 22 MiB of the 128 MiB of VMEM, not
+# 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
+_COMPILER_FLAGS = {"v5e": {"xla_tpu_scoped_vmem_limit_kib": "22528"}}
+
 
 class TorchXla(Backend):
     """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters, traces."""
@@ -215,7 +219,8 @@ class XlaRuntime(Runtime):
                 f"  fix:   cores=1, or leave cores out for all {machine.cores}"
             )
         processes = 1 if cores == 1 else machine.chips
-        return Topology(self.name, f"TPU {machine.generation} core", cores or machine.cores, processes)
+        device, generation = f"TPU {machine.generation} core", machine.generation
+        return Topology(self.name, device, cores or machine.cores, processes, generation=generation)
 
     def is_started(self) -> bool:
         return runtime_started()
@@ -245,6 +250,9 @@ class XlaRuntime(Runtime):
                 "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
                 "TPU_PROCESS_BOUNDS": "1,1,1",
             }
+
+        given = os.environ.get("LIBTPU_INIT_ARGS", "")
+        os.environ["LIBTPU_INIT_ARGS"] = _with_compiler_flags(given, topology.generation)
 
         def on_core() -> None:
             backend = Tpu()
@@ -299,8 +307,11 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
         pjrt._run_thread_per_device(process, processes, on_this_core, pjrt.initialize_multiprocess)
 
 
-def libtpu_flags(accelerator: str) -> str:
-    """Return what torch_xla gives to libtpu as LIBTPU_INIT_ARGS on a machine of that type, such as v5litepod-8."""
+def libtpu_flags(accelerator: str, generation: str) -> str:
+    """Return what libtpu gets as LIBTPU_INIT_ARGS in a launch on such a machine: "v5litepod-8" and "v5e", for one.
+
+    With "" for the generation, what torch_xla alone gives to it.
+    """
     import torch_xla
 
     with (
@@ -309,7 +320,13 @@ def libtpu_flags(accelerator: str) -> str:
         variable_set("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
     ):
         torch_xla._setup_libtpu_flags()
-        return os.environ["LIBTPU_INIT_ARGS"].strip()
+        return _with_compiler_flags(os.environ["LIBTPU_INIT_ARGS"], generation)
+
+
+def _with_compiler_flags(given: str, generation: str) -> str:
+    """Add the kit's flags; one that is there already stays."""
+    flags = _COMPILER_FLAGS.get(generation, {}).items()
+    return " ".join([given.strip(), *(f"--{name}={value}" for name, value in flags if name not in given)]).strip()
 
 
 @contextlib.contextmanager

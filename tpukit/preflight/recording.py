@@ -54,7 +54,7 @@ class Recording:
         places: the calls that scopes in the graphs name, as (module, line of Python, direction); see `scopes`.
         counters: torch_xla's counters as of the recording's end, by name; "aten::" are fallbacks to the host.
         batches: of the step, each (shape, dtype) of a tensor sent to the device, if the loop used `core.batches`.
-        flags: what torch_xla gives to libtpu as LIBTPU_INIT_ARGS.
+        flags: what libtpu gets as LIBTPU_INIT_ARGS in a launch on that machine.
         seconds: that the recording took.
     """
 
@@ -104,6 +104,7 @@ def record(
             cores=1,
             processes=1,
             rehearsal=True,
+            generation=chip.generation,
             world_size=chip.cores,
             accelerator=chip.accelerator_type,
             folder=Path(folder),

@@ -63,5 +63,5 @@ class RecordingRuntime(StandInRuntime):
     def start(self, body: Callable[[Backend], None], topology: Imagined, *, process: int, meeting_point) -> None:
         play(meeting_point)
         # What torch_xla would tell the compiler depends on the kind of chip; the trace does not.
-        (topology.folder / "flags").write_text(libtpu_flags(topology.accelerator))
+        (topology.folder / "flags").write_text(libtpu_flags(topology.accelerator, topology.generation))
         start_pjrt("TPU", lambda: body(RecordingTpu()), process=0, processes=topology.world_size)
