@@ -219,8 +219,13 @@ class XlaRuntime(Runtime):
                 f"  fix:   cores=1, or leave cores out for all {machine.cores}"
             )
         processes = 1 if cores == 1 else machine.chips
-        device, generation = f"TPU {machine.generation} core", machine.generation
-        return Topology(self.name, device, cores or machine.cores, processes, generation=generation)
+        return Topology(
+            self.name,
+            f"TPU {machine.generation} core",
+            cores or machine.cores,
+            processes,
+            generation=machine.generation,
+        )
 
     def is_started(self) -> bool:
         return runtime_started()
