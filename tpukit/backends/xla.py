@@ -9,9 +9,9 @@ from pathlib import Path
 
 from tpukit.backends.protocol import Backend, Compiling, Runtime, Topology
 
-# Flags of the TPU's compiler beside torch_xla's, by generation. An operation may use 22 MiB of the 128 MiB of VMEM, not
+# KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
-_COMPILER_FLAGS = {"v5e": {"xla_tpu_scoped_vmem_limit_kib": "22528"}}
+_VMEM_OF_AN_OPERATION = {"v5e": 22 * 1024}
 
 
 class TorchXla(Backend):
@@ -257,7 +257,7 @@ class XlaRuntime(Runtime):
             }
 
         given = os.environ.get("LIBTPU_INIT_ARGS", "")
-        os.environ["LIBTPU_INIT_ARGS"] = _with_compiler_flags(given, topology.generation)
+        os.environ["LIBTPU_INIT_ARGS"] = _with_vmem(given, topology.generation)
 
         def on_core() -> None:
             backend = Tpu()
@@ -325,13 +325,13 @@ def libtpu_flags(accelerator: str, generation: str) -> str:
         variable_set("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
     ):
         torch_xla._setup_libtpu_flags()
-        return _with_compiler_flags(os.environ["LIBTPU_INIT_ARGS"], generation)
+        return _with_vmem(os.environ["LIBTPU_INIT_ARGS"], generation)
 
 
-def _with_compiler_flags(given: str, generation: str) -> str:
-    """Add the kit's flags; one that is there already stays."""
-    flags = _COMPILER_FLAGS.get(generation, {}).items()
-    return " ".join([given.strip(), *(f"--{name}={value}" for name, value in flags if name not in given)]).strip()
+def _with_vmem(given: str, generation: str) -> str:
+    """Add the flag for the VMEM of an operation to libtpu's; one that is there already stays."""
+    flag, limit = "xla_tpu_scoped_vmem_limit_kib", _VMEM_OF_AN_OPERATION.get(generation)
+    return given.strip() if limit is None or flag in given else f"{given} --{flag}={limit}".strip()
 
 
 @contextlib.contextmanager
