@@ -25,7 +25,8 @@ Weights, their gradients' sum and the optimiser's state are float32 in both. Wha
 - 22 MiB of the fast memory (VMEM) for one operation, not 16 (xla_tpu_scoped_vmem_limit_kib, set by
   `tpukit/backends/xla.py`): the whole step 14.47 M cycles before, 13.99 M after. With 16 the compiler finds that some
   fusions do not fit, and makes them again in small pieces: 455 thousand cycles for one, not 253. With 17 MiB the step
-  has 14.34 M, with 18 14.10, with 19 and 20 14.08, with 21 14.02. The tutorial's would have 15.96 M with 20, for 16.10.
+  has 14.34 M, with 18 14.10, with 19 and 20 14.08, with 21 14.02. The tutorial's has 15.96 M with 20 MiB and 16.29 with
+  22, for 16.10. LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=17408 before the command counts both with 17.
 
 What is not, and is not in `fit`:
 

@@ -141,6 +141,9 @@ def launch(
     The workers are forks: they see everything the notebook has defined, nothing has to be pickled on the way in, and
     nothing they change is changed here. The kernel never touches the device, so this can be run again and again.
 
+    On v5e chips torch_xla's compiler may use 22 MiB of VMEM for one operation, not 16. For another limit set
+    LIBTPU_INIT_ARGS before, to "--xla_tpu_scoped_vmem_limit_kib=16384" or what you like.
+
     Args:
         fn: the worker function; its first argument is a `Core`.
         *args: passed on as they are.
