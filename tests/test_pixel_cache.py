@@ -400,10 +400,10 @@ try:
     build_cache(records, sys.argv[1] + "/inside", size=16)
 except NoRoom as error:
     print(error)
-cache = cache_or_decode(records, size=16, progress="off", available=2**30)
+cache = cache_or_decode(records, size=16, progress="off", free=2**40, available=2**30)
 print(cache.folder, len(cache))
 print(build_cache(records, size=16).folder)
-print(type(cache_or_decode(records, size=16, folder=sys.argv[1] + "/inside", available=2**30)).__name__)
+print(type(cache_or_decode(records, size=16, folder=sys.argv[1] + "/inside", free=2**40, available=2**30)).__name__)
 """
     kaggle, temporary = tmp_path / "input", tmp_path / "temporary"
     kaggle.mkdir()
@@ -542,7 +542,7 @@ def test_a_record_that_is_damaged_is_named_by_the_build(sources, tmp_path):
 
 NEED = 128 + 200 * SIZE * SIZE * 3
 CHOICES = [
-    (None, None, "Cache", "made in"),
+    (64 * GIB, None, "Cache", "made in"),
     (NEED + 4 * GIB, NEED * 4 // 3 + 1, "Cache", "made in"),
     (NEED + 4 * GIB - 1, 64 * GIB, "Records", "4.0 GiB of disk is free for"),
     (64 * GIB, NEED * 4 // 3 - 1, "Records", "800 KiB of memory is available"),
@@ -558,6 +558,19 @@ def test_the_choice_is_made_by_disk_and_memory_and_told_in_one_line(few, tmp_pat
     assert said in line
     assert "200 images at 32 pixels, 600 KiB" in line
     assert (tmp_path / "new").exists() == (kind == "Cache")
+
+
+@pytest.mark.parametrize(("gigabytes", "kind"), [(3, "Records"), (5, "Cache")])
+def test_without_free_the_disk_itself_is_asked(few, tmp_path, gigabytes, kind):
+    script = """
+from tpukit.storage.build_pixel_cache import cache_or_decode
+from tpukit.storage.records import Records
+print(type(cache_or_decode(Records(sys.argv[1]), size=16, folder=sys.argv[2], progress="off")).__name__)
+"""
+    wrap = mounted(tmp_path, f"size={gigabytes}g")
+    line, name = in_python(script, few.folder, tmp_path / "new", wrap=wrap).splitlines()
+    assert f"{gigabytes}.0 GiB" in line
+    assert name == kind
 
 
 def test_a_cache_that_is_there_needs_no_more_disk_but_memory(records, cache, capsys):
