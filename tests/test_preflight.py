@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import nbformat
 import preflight_workers as workers
 import psutil
 import pytest
+import torch
 
 import tpukit
 from tpukit.backends.standin import build
@@ -24,7 +26,8 @@ from tpukit.preflight.compiler import compile_graph
 from tpukit.preflight.hazards import find_hazards
 from tpukit.preflight.hlo import Array, read_program, without_sources
 from tpukit.preflight.recording import record
-from tpukit.preflight.report import _short
+from tpukit.preflight.report import Preflight, _short
+from tpukit.preflight.step_clock import StepClock
 
 pytestmark = pytest.mark.xla
 ROOT = Path(__file__).parents[1]
@@ -149,9 +152,46 @@ def test_a_graph_is_the_same_graph_after_an_edit_elsewhere_in_the_notebook(recor
     assert without_sources(again.graphs[0].module) == without_sources(recorded.graphs[0].module)
 
 
-def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path):
+def test_the_hosts_share_of_a_step_is_measured_once_the_step_comes_back(recorded):
+    assert 0 < recorded.host_seconds < 1
+
+
+def test_a_function_that_falls_over_zeros_after_its_step_came_back_is_recorded():
+    found = record(functools.partial(workers.by_hand, after=workers.divides_by_the_fifth_loss()), chip=CHIP)
+    assert found.is_steady
+
+
+def test_the_host_time_of_a_step_is_its_thread_s_and_of_steps_alone():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    began = []
+    clock = StepClock(before=lambda: began.append(True))
+
+    def graph(seconds, *, steps):
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+        if steps:
+            optimizer.step()
+        clock.after_sync()
+
+    graph(0.0, steps=True)
+    assert (clock.seconds, clock.is_done, began) == (None, False, [])
+    clock.start()
+    graph(0.0, steps=True)
+    for _ in range(3):
+        graph(0.01, steps=False)  # a graph without a step belongs to the step that ends next
+        time.sleep(0.2)
+        graph(0.01, steps=True)
+    assert 0.02 <= clock.seconds < 0.2
+    for _ in range(6):
+        graph(0.0, steps=True)
+    assert (clock.is_done, began) == (True, [True])
+
+
+def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path, capsys):
     found = record(workers.by_fit, tmp_path, chip=CHIP, progress="off")
     assert (len(found.graphs), found.is_steady) == (1, True)
+    assert "epoch 1:" not in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
 
@@ -313,6 +353,28 @@ def test_a_report_holds_what_it_promises(real_libtpu):
     assert "<table" in found._repr_html_()
     assert "it fits" in found.figure().alt
     assert "v5e-8" in str(tpukit.compare_preflights([found]))
+    of_host(found, 2 * found.seconds, "warning", "the core waits for that: 50% of the time")
+    of_host(found, found.seconds / 2, "ok", "while the core computes")
+    slow = of_host(replace(found, pipeline=None), 0.032, "warning", "at 1,000 samples/s on all cores")
+    assert "the cores would take 1,000 samples/s" in str(slow)
+    assert "$1,000 for a million samples" in str(slow)
+    assert "as fast as the host" in " ".join(str(slow).split())
+    assert "1,000" in str(tpukit.compare_preflights([slow]))
+    unknown = replace(found, recording=replace(found.recording, host_seconds=None))
+    assert unknown.rate == found.samples_per_second
+    assert "host" not in [one.name for one in unknown.findings]
+
+
+def of_host(found, seconds, state, words):
+    there = replace(found, recording=replace(found.recording, host_seconds=seconds))
+    (host,) = [one for one in there.findings if one.name == "host"]
+    assert (host.state, words in host.fact) == (state, True), host.fact
+    return there
+
+
+def test_the_two_cores_of_an_old_chip_share_a_host_process(recorded):
+    found = [Preflight(find_chip(name), recorded, ()) for name in ("v5e-8", "v3-8")]
+    assert found[1].host_seconds == 2 * found[0].host_seconds == 2 * recorded.host_seconds
 
 
 def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(real_libtpu):

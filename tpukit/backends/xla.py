@@ -295,9 +295,11 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     import torch
     import torch_xla._internal.pjrt as pjrt
 
+    from tpukit.backends.adam import shorten_adam
     from tpukit.backends.in_place import shorten_checks
 
     shorten_checks()
+    shorten_adam()
 
     def on_this_core() -> None:
         # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for XLA

@@ -22,6 +22,7 @@ from tpukit.distributed.worker_group import WorkerGroup
 from tpukit.machine.host import Host, host
 from tpukit.preflight.chips import Chip
 from tpukit.preflight.scopes import name_operations
+from tpukit.preflight.step_clock import StepClock
 
 _LOOK_SECONDS = 0.02
 
@@ -56,6 +57,7 @@ class Recording:
         batches: of the step, each (shape, dtype) of a tensor sent to the device, if the loop used `core.batches`.
         flags: what libtpu gets as LIBTPU_INIT_ARGS in a launch on that machine.
         seconds: that the recording took.
+        host_seconds: of one of this machine's processors, that Python and torch_xla take for a step; None if not known.
     """
 
     chip: Chip
@@ -66,6 +68,7 @@ class Recording:
     batches: tuple = field(repr=False, default=())
     flags: str = ""
     seconds: float = 0.0
+    host_seconds: float | None = None
 
 
 def record(
@@ -80,7 +83,7 @@ def record(
 
     In a process of its own, as a launch, and with the same data; but no large graph is run: losses and all else that
     comes back from the device are zeros. `core.save` and `fit` write nothing meanwhile; what the function itself writes
-    to files before its third step is written.
+    to files in its first dozen steps is written. Those after the third are for `host_seconds`.
 
     Args:
         fn: the worker function.
@@ -141,22 +144,36 @@ def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | 
 
 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
-    """Run the function; where its step comes back first, say so to the kernel, which then ends this process."""
-    places = name_operations(core.backend)
+    """Run the function; once its step has come back a few times, say so to the kernel, which then ends this process."""
+    places, end_naming = name_operations(core.backend)
+    clock = StepClock(before=end_naming)  # names and lines take longer than the step
+    core.backend.after_sync = clock.after_sync
+    told = threading.Lock()
 
     def facts() -> dict:
         counters = {name: total for name, (total, _) in core.backend.metrics().items()}
-        return {"places": tuple(places), "counters": counters, "batches": core.backend.sent}
+        batches, seconds = core.backend.sent, clock.seconds
+        return {"places": tuple(places), "counters": counters, "batches": batches, "host_seconds": seconds}
 
     def look() -> None:
         while not _is_steady(_log(folder)):
             time.sleep(_LOOK_SECONDS)
-        core._send(("result", core.rank, facts()))
+        clock.start()
+        while not clock.is_done:
+            time.sleep(_LOOK_SECONDS)
+        if told.acquire(blocking=False):
+            core._send(("result", core.rank, facts()))
 
     threading.Thread(target=look, daemon=True).start()
-    fn(core, *args)
-    core.backend.sync()
-    core.backend.wait()
+    try:
+        fn(core, *args)
+        core.backend.sync()
+        core.backend.wait()
+    except Exception:
+        if not _is_steady(_log(folder)):  # else the step is known, and zeros for losses may be what it fell over
+            raise
+    if not told.acquire(blocking=False):
+        threading.Event().wait()  # the kernel has the facts, and ends this process
     return facts()
 
 
@@ -187,7 +204,8 @@ def _read(folder: Path, chip: Chip, facts: dict) -> Recording:
         Graph((folder / f"{number}.hlo").read_bytes(), (folder / f"{number}.options").read_bytes()) for number in step
     )
     flags = (folder / "flags").read_text()
-    return Recording(chip, graphs, steady, facts["places"], facts["counters"], facts["batches"], flags)
+    said = {name: facts[name] for name in ("places", "counters", "batches", "host_seconds")}
+    return Recording(chip, graphs, steady, flags=flags, **said)
 
 
 def _last_cycle(runs: list[int]) -> list[int]:

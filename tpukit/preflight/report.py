@@ -109,6 +109,25 @@ class Preflight(Findings):
         return self.batch_size * self.chip.cores / self.seconds if self.batch_size and self.seconds else math.nan
 
     @property
+    def host_seconds(self) -> float:
+        """Seconds of one of this machine's processors that the host takes for a step; NaN where that is not known.
+
+        The cores of a v2 or v3 chip are threads of one process, which takes that long for each of them in turn.
+        """
+        seconds = self.recording.host_seconds
+        return math.nan if seconds is None else seconds * self.chip.cores / self.chip.chips
+
+    @property
+    def host_samples_per_second(self) -> float:
+        """Samples of all cores, if the steps were as fast as the host can record them; NaN where that is not known."""
+        return self.batch_size * self.chip.cores / self.host_seconds if self.batch_size else math.nan
+
+    @property
+    def rate(self) -> float:
+        """Samples a second of all cores, at what is slower: the cores or the host; NaN where the batch is not known."""
+        return _least(self.samples_per_second, self.host_samples_per_second)
+
+    @property
     def flops_share(self) -> float:
         """The share of the chip's peak in bfloat16 that the step would reach."""
         return sum(one.flops for one in self.compiled) / (self.seconds * self.chip.flops) if self.compiled else math.nan
@@ -121,8 +140,8 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """What a million samples cost, if nothing is waited for."""
-        return 1e6 / self.samples_per_second / 3600 * self.dollars
+        """What a million samples cost, if the cores wait for nothing but the host."""
+        return 1e6 / self.rate / 3600 * self.dollars
 
     @cached_property
     def operations(self) -> tuple[Cost, ...]:
@@ -153,6 +172,7 @@ class Preflight(Findings):
             self._memory(),
             Finding("step", "ok", self._time()),
             Finding("use of the chip", "ok", self._use()),
+            *self._host(),
             *self._padding(),
             *self._input(),
             Finding("cost", "ok", self._cost()),
@@ -225,6 +245,17 @@ class Preflight(Findings):
             traffic += "; more than all, since the compiler counts what stays in fast memory, too"
         return f"{_digits(flops / 1e9)} GFLOP and {_digits(used / 1e9)} GB of memory traffic a step: {peak}, {traffic}"
 
+    def _host(self) -> list[Finding]:
+        if math.isnan(self.host_seconds):
+            return []
+        fact = f"a processor of this machine records a step in {self.host_seconds * 1e3:.1f} ms, "
+        if self.host_seconds <= self.seconds:
+            return [Finding("host", "ok", f"{fact}while the core computes the one before")]
+        fact += f"and the core waits for that: {1 - self.seconds / self.host_seconds:.0%} of the time"
+        if self.batch_size:
+            fact += f", at {self.host_samples_per_second:,.0f} samples/s on all cores"
+        return [Finding("host", "warning", fact, "a larger batch, or larger images: they take no longer to record")]
+
     def _padding(self) -> list[Finding]:
         wasted = [found for compiled in self.compiled for found in padding(compiled.program)]
         needed, taken = sum(one.bytes for one in wasted), sum(one.padded_bytes for one in wasted)
@@ -239,7 +270,7 @@ class Preflight(Findings):
         return [Finding("padding", "warning", fact, "batch and channels that are multiples of 8 and 128")]
 
     def _input(self) -> list[Finding]:
-        rate, size = self.samples_per_second, self._batch_bytes()
+        rate, size = self.rate, self._batch_bytes()
         if math.isnan(rate) or not size:
             return []
         each = size / self.batch_size
@@ -261,12 +292,14 @@ class Preflight(Findings):
         price = f"${self.dollars:.2f} an hour ({self.chip.price_of})"
         if math.isnan(self.samples_per_second):
             return price
-        rate = min(self.samples_per_second, self.pipeline or math.inf)
+        rate = _least(self.rate, self.pipeline or math.nan)
         text = f"{price}: ${_digits(1e6 / rate / 3600 * self.dollars)} for a million samples"
         if self.samples:
             hours = self.samples / rate / 3600
             text += f", ${hours * self.dollars:,.2f} for an epoch of {self.samples:,} ({hours * 3600:,.0f} s)"
-        return text + (", as fast as the input" if rate < self.samples_per_second else ", if nothing is waited for")
+        if rate == self.samples_per_second:
+            return f"{text}, if nothing is waited for"
+        return f"{text}, as fast as the {'input' if rate == self.pipeline else 'host'}"
 
     def _of_the_step(self) -> list[Finding]:
         recorded = [read_program(graph.module) for graph in self.recording.graphs]
@@ -351,6 +384,11 @@ def _short(line: str) -> str:
     if cell := re.search(r"/ipykernel_\d+/\d+\.py:(\d+)$", line):
         return f"line {cell[1]} of a cell"
     return "/".join(Path(line).parts[-3:]) if line else ""
+
+
+def _least(*rates: float) -> float:
+    """Return the smallest of those that are known."""
+    return min((rate for rate in rates if not math.isnan(rate)), default=math.nan)
 
 
 def _digits(number: float) -> str:

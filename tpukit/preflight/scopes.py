@@ -1,17 +1,21 @@
 """Names for the operations of a graph: the module and the line of Python that each came from."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 _KIT = str(Path(__file__).parents[1])
 
 
-def name_operations(backend) -> list[tuple[str, str, str]]:
-    """Have every operation recorded from here on say which call it came from; return the calls, which fill up.
+def name_operations(backend) -> tuple[list[tuple[str, str, str]], Callable[[], None]]:
+    """Have every operation recorded from here on say which call it came from.
 
     In the graph the scope of an operation is "call12", and entry 12 here is that call: the module's name, the line of
     Python outside of torch that called it, and "forward", "backward" or "optimizer". The backward pass of a module
     begins with the gradient of its output; what belongs to no module counts for the one before it.
+
+    Returns:
+        the calls, which fill up; and a function that ends it, to be called between two steps.
     """
     import torch
     from torch.nn.modules import module as hooks
@@ -52,12 +56,21 @@ def name_operations(backend) -> list[tuple[str, str, str]]:
     def before_optimizer(optimizer, _args, _kwargs) -> None:
         enter((type(optimizer).__name__, _line_outside(inside), "optimizer"))
 
-    hooks.register_module_forward_pre_hook(before_forward)
-    hooks.register_module_forward_hook(after_forward, always_call=True)
-    optimizers.register_optimizer_step_pre_hook(before_optimizer)
-    optimizers.register_optimizer_step_post_hook(lambda *_: enter(stack[-1]))
+    handles = (
+        hooks.register_module_forward_pre_hook(before_forward),
+        hooks.register_module_forward_hook(after_forward, always_call=True),
+        optimizers.register_optimizer_step_pre_hook(before_optimizer),
+        optimizers.register_optimizer_step_post_hook(lambda *_: enter(stack[-1])),
+    )
     backend.record_lines(True)
-    return calls
+
+    def end() -> None:
+        for handle in handles:
+            handle.remove()
+        backend.record_lines(False)
+        enter(None)
+
+    return calls, end
 
 
 def _line_outside(inside: tuple[str, ...]) -> str:

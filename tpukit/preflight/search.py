@@ -124,8 +124,19 @@ class Variants(Table):
     title: str = "preflights side by side; times are estimates, not compared with a chip"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a heading, then for each (state, name, chip, batch, memory, step, samples/s, peak, cost)."""
-        heading = ("state", "variant", "chip", "a core", "memory", "step", "samples/s", "of peak", "$ a million")
+        """Return a heading, then for each (state, name, chip, batch, memory, step, host, samples/s, peak, cost)."""
+        heading = (
+            "state",
+            "variant",
+            "chip",
+            "a core",
+            "memory",
+            "step",
+            "host",
+            "samples/s",
+            "of peak",
+            "$ a million",
+        )
         return [heading, *(_row(name, found) for name, found in self.preflights.items())]
 
 
@@ -133,8 +144,8 @@ def _row(name: str, found: Preflight) -> tuple[str, ...]:
     memory = f"{found.hbm_bytes / 2**30:.2f} of {found.chip.hbm / 2**30:.0f} GiB"
     batch = str(found.batch_size or "unknown")
     if not found.compiled:
-        return ("failure", name, found.chip.name, batch, memory, "", "", "", "")
-    unknown = math.isnan(found.samples_per_second)
+        return ("failure", name, found.chip.name, batch, memory, "", "", "", "", "")
+    unknown = math.isnan(found.rate)
     return (
         "ok" if found.fits else "failure",
         name,
@@ -142,7 +153,8 @@ def _row(name: str, found: Preflight) -> tuple[str, ...]:
         batch,
         memory,
         f"{found.seconds * 1e3:.2f} ms",
-        "unknown" if unknown else f"{found.samples_per_second:,.0f}",
+        "unknown" if math.isnan(found.host_seconds) else f"{found.host_seconds * 1e3:.1f} ms",
+        "unknown" if unknown else f"{found.rate:,.0f}",
         f"{found.flops_share:.0%}",
         "unknown" if unknown else f"{found.dollars_per_million:.3g}",
     )

@@ -329,7 +329,8 @@ class Trainer:
         at.epoch, at.in_epoch = at.epoch + 1, 0
         self.losses.start_epoch()
         numbers = ", ".join(f"{name} {value:.4f}" for name, value in row.items() if "loss" in name or "valid" in name)
-        self.core.print(f"epoch {row['epoch']}: {numbers}")
+        if not self.core.backend.is_recording:
+            self.core.print(f"epoch {row['epoch']}: {numbers}")
         if is_best:  # before the checkpoint, so that a run that resumes from it finds these weights in the folder
             self.state.save_best(self.step.evaluated_model, in_memory=self.restore_best)
         if self.epoch_schedule is not None:  # before the checkpoint, which holds its state

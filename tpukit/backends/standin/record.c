@@ -3,10 +3,12 @@
 // With STANDIN_RECORD=folder the process plays one core of a machine whose other cores it only imagines, each doing what
 // it does itself (exchange.c). Every program is written to the folder as it came; a large one is then replaced by one
 // that takes the same arguments and returns zeros, which costs nothing. So what comes back from the device is no result.
-// The file "log" in the folder has a line for each program that is compiled or run, and "steady N" once program N, which overwrites some of its arguments as a training step does,
-// is about to run a third time; the process then stays there and waits to be ended.
+// The file "log" in the folder has a line for each program that is compiled or run. It ends with "steady N" once program
+// N, which overwrites some of its arguments as a training step does, is about to run a third time. The run goes on, and
+// nothing of it is written any more.
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,6 +26,8 @@ static const char* folder(void) {
 }
 
 int is_recording(void) { return folder() != NULL; }
+
+static atomic_int is_steady;
 
 static void write_file(const char* path, int flags, const void* bytes, size_t size) {
   int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0600);
@@ -52,6 +56,7 @@ static void note(const char* format, ...) {
 
 void record_program(int number, const char* code, size_t code_size, const char* options, size_t options_size) {
   char path[4096];
+  if (is_steady) return;
   snprintf(path, sizeof path, "%s/%d.hlo", folder(), number);
   write_file(path, O_TRUNC, code, code_size);
   snprintf(path, sizeof path, "%s/%d.options", folder(), number);
@@ -60,12 +65,10 @@ void record_program(int number, const char* code, size_t code_size, const char* 
 }
 
 void record_run(Recorded* program) {
+  if (is_steady) return;
   program->runs++;
-  if (program->is_step && program->runs == STEADY_RUNS) {
-    note("steady %d\n", program->number);
-    for (;;) pause();
-  }
-  note("run %d\n", program->number);
+  is_steady = program->is_step && program->runs == STEADY_RUNS;
+  note(is_steady ? "steady %d\n" : "run %d\n", program->number);
 }
 
 // ---- a program that only looks like another

@@ -35,6 +35,11 @@ class RecordingTpu(Tpu):
     def __init__(self) -> None:
         super().__init__()
         self.sent: tuple = ()
+        self.after_sync: Callable[[], None] = lambda: None
+
+    def sync(self) -> None:
+        super().sync()
+        self.after_sync()
 
     def to_device(self, tensors: list) -> list:
         """Note shape and dtype of the last transfer of more than one number: the batch of a loop."""
