@@ -34,16 +34,51 @@ def by_hand(core, batch_size=4, change=lambda x: x.float() / 255, after=lambda l
             after(loss)
 
 
-def divides_by_the_fifth_loss():
-    """What `by_hand` may do after a step: in preflight losses are zeros."""
+def raises(error, *, at):
+    """What `by_hand` may do after a step: raise in step `at`."""
     losses = []
 
     def after(loss):
         losses.append(loss)
-        if len(losses) == 5:
-            print(1 / float(loss))
+        if len(losses) == at:
+            raise error
 
     return after
+
+
+def notes_each_step(file):
+    """What `by_hand` may do after a step: write a letter into a file."""
+
+    def after(_loss):
+        with file.open("a") as there:
+            there.write("x")
+
+    return after
+
+
+def evaluates_larger_batches(core):
+    model = core.model(network())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(20):
+        for batch, is_training in ((4, True), (4, True), (64, False)):
+            inputs, targets = core.to_device([torch.zeros(batch, 192), torch.ones(batch, 10)])
+            with core.step():
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                if is_training:
+                    loss.backward()
+                    core.optimizer_step(optimizer)
+
+
+def two_by_turns(core):
+    """Train two networks that share nothing, as a GAN's: a step of the one, a step of the other."""
+    models = [core.model(nn.Linear(192, width)) for width in (16, 32)]
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+    for _ in range(20):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            (inputs,) = core.to_device([torch.zeros(4, 192)])
+            with core.step():
+                model(inputs).square().mean().backward()
+                core.optimizer_step(optimizer)
 
 
 def by_fit(core, folder):

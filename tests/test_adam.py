@@ -94,3 +94,28 @@ def test_two_groups_and_two_optimisers_each_keep_their_own_numbers():
     ours, right = (launch(work, cores=1, backend=name, progress="off").results[0] for name in ("xla:cpu", "cpu"))
     assert [pytest.approx(one, abs=1e-6) for one in right] == ours
     assert len({tuple(one) for one in ours}) == 3
+
+
+def test_a_schedule_of_any_number_makes_no_other_graph():
+    def work(core):
+        weight = nn.Parameter(torch.ones(3, device=core.device))
+        optimizer = torch.optim.AdamW([weight], weight_decay=0.5)
+        compiles = []
+        for number in range(6):
+            optimizer.param_groups[0] |= {
+                "lr": 0.1 + number / 100,
+                "betas": (0.5 + number / 100, 0.9 + number / 100),
+                "weight_decay": 0.5 + number / 100,
+            }
+            with core.step():
+                (weight**2).sum().backward()
+                core.optimizer_step(optimizer)
+            core.backend.wait()
+            compiles.append((core.backend.compiles() or (0,))[0])
+        return compiles[1] == compiles[-1], weight.detach().cpu().tolist()
+
+    (is_one_graph, ours), (_, right) = (
+        launch(work, cores=1, backend=name, progress="off").results[0] for name in ("xla:cpu", "cpu")
+    )
+    assert is_one_graph
+    assert ours == pytest.approx(right, abs=1e-6)

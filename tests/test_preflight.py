@@ -156,12 +156,28 @@ def test_the_hosts_share_of_a_step_is_measured_once_the_step_comes_back(recorded
     assert 0 < recorded.host_seconds < 1
 
 
-def test_a_function_that_falls_over_zeros_after_its_step_came_back_is_recorded():
-    found = record(functools.partial(workers.by_hand, after=workers.divides_by_the_fifth_loss()), chip=CHIP)
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
+def test_a_function_that_ends_itself_after_its_step_came_back_is_recorded(error):
+    found = record(functools.partial(workers.by_hand, after=workers.raises(error, at=6)), chip=CHIP)
     assert found.is_steady
 
 
-def test_the_host_time_of_a_step_is_its_thread_s_and_of_steps_alone():
+def test_a_function_goes_on_for_a_dozen_steps_and_no_further(tmp_path):
+    record(functools.partial(workers.by_hand, after=workers.notes_each_step(tmp_path / "steps")), chip=CHIP)
+    assert 10 <= len((tmp_path / "steps").read_text()) <= 16
+
+
+def test_what_comes_after_the_step_changes_nothing():
+    found = record(workers.evaluates_larger_batches, chip=CHIP, progress="off")
+    assert found.batches == (((4, 192), "float32"), ((4, 10), "float32"))
+
+
+def test_steps_of_two_networks_by_turns_have_no_time_of_the_host():
+    found = record(workers.two_by_turns, chip=CHIP, progress="off")
+    assert (len(found.graphs), found.host_seconds) == (2, None)
+
+
+def test_the_host_time_is_that_of_its_thread_and_of_whole_steps():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
     began = []
     clock = StepClock(before=lambda: began.append(True))
@@ -175,7 +191,7 @@ def test_the_host_time_of_a_step_is_its_thread_s_and_of_steps_alone():
         clock.after_sync()
 
     graph(0.0, steps=True)
-    assert (clock.seconds, clock.is_done, began) == (None, False, [])
+    assert (clock.seconds, clock.is_started, began) == (None, False, [])
     clock.start()
     graph(0.0, steps=True)
     for _ in range(3):
@@ -185,7 +201,7 @@ def test_the_host_time_of_a_step_is_its_thread_s_and_of_steps_alone():
     assert 0.02 <= clock.seconds < 0.2
     for _ in range(6):
         graph(0.0, steps=True)
-    assert (clock.is_done, began) == (True, [True])
+    assert (clock.has_ended, began) == (True, [True])
 
 
 def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path, capsys):

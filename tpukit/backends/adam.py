@@ -24,53 +24,67 @@ def shorten_adam() -> None:
 
 def _step(whole, params, grads, averages, squares, largest, steps, grad_scale, found_inf, **options) -> None:
     """Take a step as PyTorch's function of these arguments does; what is not the usual case is left to that."""
-    if not _is_usual(params, grads, options):
+    if not _is_usual((*params, *grads, *averages, *squares), options):
         whole(params, grads, averages, squares, largest, steps, grad_scale, found_inf, **options)
         return
-    import torch
     import torch_xla
 
-    rates = {}  # by the number of the step: a layer that was frozen has had fewer
-    lr, decay = options["lr"], options["weight_decay"]
-    constants = options["beta1"], options["beta2"], options["eps"], decay, options["decoupled_weight_decay"]
-    torch._foreach_add_(steps, 1)
-    for param, grad, average, square, count in zip(params, grads, averages, squares, steps, strict=True):
-        step = float(count)
-        if step not in rates:
-            changing = lr / (1 - options["beta1"] ** step), (1 - options["beta2"] ** step) ** 0.5, 1 - lr * decay
-            rates[step] = [torch.tensor(rate, dtype=torch.float32).to(param.device) for rate in changing]
-        tensors, key = [*rates[step], param, grad, average, square], (param.shape, constants)
-        if key not in _computations:
-            _computations[key] = _computation(tensors, *constants)
-        results = torch_xla._XLAC._xla_user_computation("tpukit::adam", tensors, _computations[key])
+    kind = _decay(**options)
+    numbers = functools.cache(lambda step: _numbers(step, params[0].device, **options))
+    for param, grad, average, square, step in zip(params, grads, averages, squares, steps, strict=True):
+        step += 1
+        tensors = [*numbers(float(step)), param, grad, average, square]
+        if (param.shape, kind) not in _computations:
+            _computations[param.shape, kind] = _computation(tensors, kind)
+        results = torch_xla._XLAC._xla_user_computation("tpukit::adam", tensors, _computations[param.shape, kind])
         for old, new in zip((param, average, square), results, strict=True):
             old.copy_(new)  # in place, so that XLA takes the old's memory for the new
 
 
-def _is_usual(params, grads, options) -> bool:
+def _is_usual(tensors, options) -> bool:
     import torch
 
     numbers = (options[name] for name in ("lr", "beta1", "beta2", "eps", "weight_decay"))
     return (
         all(isinstance(number, int | float) for number in numbers)
         and not any(options[name] for name in ("amsgrad", "maximize", "capturable", "differentiable"))
-        and all(one.device.type == "xla" and one.dtype == torch.float32 for one in (*params, *grads))
+        and all(one.device.type == "xla" and one.dtype == torch.float32 for one in tensors)
     )
 
 
-def _computation(tensors: list, beta1: float, beta2: float, eps: float, decay: float, is_decoupled: bool):
-    """Return XLA's computation: what changes from step to step and four tensors in, three new ones out."""
+def _decay(*, weight_decay: float, decoupled_weight_decay: bool, **_) -> str | None:
+    return None if not weight_decay else "of the weights" if decoupled_weight_decay else "in the gradients"
+
+
+def _numbers(step, device, *, lr, beta1, beta2, eps, weight_decay, decoupled_weight_decay, **_) -> list:
+    """Return what is the same for all elements as tensors, () float32: a schedule of any makes no other graph."""
+    size, correction = lr / (1 - beta1**step), (1 - beta2**step) ** 0.5
+    decay = 1 - lr * weight_decay if decoupled_weight_decay else weight_decay
+    return [_on_device(number, device) for number in (size, correction, decay, 1 - beta1, beta2, 1 - beta2, eps)]
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(number: float, device):
+    import torch
+
+    return torch.tensor(number, dtype=torch.float32).to(device)
+
+
+def _computation(tensors: list, kind: str | None):
+    """Return XLA's computation: the numbers and four tensors in, three new ones out."""
     import torch_xla.core.xla_builder as xb
 
-    def update(size, correction, shrinkage, param, grad, average, square):
-        sizes = param.shape().sizes
-        if decay and is_decoupled:
-            param = param * shrinkage.broadcast(sizes)
-        elif decay:
-            grad = grad + param * param.scalar_like(decay)
-        average = average + average.scalar_like(1 - beta1) * (grad - average)
-        square = square * square.scalar_like(beta2) + square.scalar_like(1 - beta2) * (grad * grad)
-        root = square.sqrt() / correction.broadcast(sizes) + square.scalar_like(eps)
-        return xb.Op.tuple([param - size.broadcast(sizes) * (average / root), average, square])
+    def update(*given):
+        param, grad, average, square = given[-4:]
+        spread = [number.broadcast(param.shape().sizes) for number in given[:-4]]
+        size, correction, decay, to_gradient, keep, to_square, eps = spread
+        if kind == "of the weights":
+            param = param * decay
+        elif kind == "in the gradients":
+            grad = grad + param * decay
+        average = average + to_gradient * (grad - average)
+        square = square * keep + to_square * (grad * grad)
+        param = param - size * (average / (square.sqrt() / correction + eps))
+        return xb.Op.tuple([param, average, square])
 
     return xb.create_computation("tpukit.adam", update, xb.tensor_shape(tensors))

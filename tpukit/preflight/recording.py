@@ -83,7 +83,7 @@ def record(
 
     In a process of its own, as a launch, and with the same data; but no large graph is run: losses and all else that
     comes back from the device are zeros. `core.save` and `fit` write nothing meanwhile; what the function itself writes
-    to files in its first dozen steps is written. Those after the third are for `host_seconds`.
+    to files in its first dozen steps is written; those after the third are for `host_seconds`.
 
     Args:
         fn: the worker function.
@@ -144,36 +144,45 @@ def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | 
 
 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
-    """Run the function; once its step has come back a few times, say so to the kernel, which then ends this process."""
+    """Run the function; once its step came back and was timed, say so to the kernel, which then ends this process."""
     places, end_naming = name_operations(core.backend)
     clock = StepClock(before=end_naming)  # names and lines take longer than the step
-    core.backend.after_sync = clock.after_sync
-    told = threading.Lock()
+    batches = ()
+
+    def after_sync() -> None:
+        nonlocal batches
+        if clock.after_sync():
+            batches = core.backend.sent
+        if clock.has_ended:
+            threading.Event().wait()  # the kernel gets the facts, and ends this process
+
+    core.backend.after_sync = after_sync
 
     def facts() -> dict:
         counters = {name: total for name, (total, _) in core.backend.metrics().items()}
-        batches, seconds = core.backend.sent, clock.seconds
-        return {"places": tuple(places), "counters": counters, "batches": batches, "host_seconds": seconds}
+        sent = batches or core.backend.sent  # what is sent between steps may be for an evaluation
+        return {"places": tuple(places), "counters": counters, "batches": sent, "host_seconds": None}
 
     def look() -> None:
         while not _is_steady(_log(folder)):
             time.sleep(_LOOK_SECONDS)
+        found = facts()  # of the step that came back, whatever the function does next
         clock.start()
-        while not clock.is_done:
-            time.sleep(_LOOK_SECONDS)
-        if told.acquire(blocking=False):
-            core._send(("result", core.rank, facts()))
+        (folder / "go").touch()
+        clock.wait()
+        core._send(("result", core.rank, found | {"host_seconds": clock.seconds}))
 
     threading.Thread(target=look, daemon=True).start()
     try:
         fn(core, *args)
         core.backend.sync()
         core.backend.wait()
-    except Exception:
-        if not _is_steady(_log(folder)):  # else the step is known, and zeros for losses may be what it fell over
+    except BaseException:
+        if not clock.is_started:  # else the step is known, and a loss of zero may be what ended the function
             raise
-    if not told.acquire(blocking=False):
-        threading.Event().wait()  # the kernel has the facts, and ends this process
+    if clock.is_started:
+        clock.end()
+        after_sync()
     return facts()
 
 

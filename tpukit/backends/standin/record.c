@@ -4,8 +4,8 @@
 // it does itself (exchange.c). Every program is written to the folder as it came; a large one is then replaced by one
 // that takes the same arguments and returns zeros, which costs nothing. So what comes back from the device is no result.
 // The file "log" in the folder has a line for each program that is compiled or run. It ends with "steady N" once program
-// N, which overwrites some of its arguments as a training step does, is about to run a third time. The run goes on, and
-// nothing of it is written any more.
+// N, which overwrites some of its arguments as a training step does, is about to run a third time. The process then stays
+// there until there is a file "go", and nothing of what follows is written.
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -64,11 +64,18 @@ void record_program(int number, const char* code, size_t code_size, const char* 
   note("compile %d\n", number);
 }
 
+static void wait_for_go(void) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/go", folder());
+  while (access(path, F_OK)) usleep(1000);
+}
+
 void record_run(Recorded* program) {
   if (is_steady) return;
   program->runs++;
   is_steady = program->is_step && program->runs == STEADY_RUNS;
   note(is_steady ? "steady %d\n" : "run %d\n", program->number);
+  if (is_steady) wait_for_go();
 }
 
 // ---- a program that only looks like another
