@@ -17,7 +17,7 @@ from tpukit import health
 from tpukit.cloud import tpu_vm
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.health import local_health
-from tpukit.distributed.launcher import WorkerFailed
+from tpukit.distributed.launcher import WorkerFailed, launch
 from tpukit.machine.chips import ChipsBusy
 from tpukit.machine.device_nodes import device_nodes
 from tpukit.machine.host import host
@@ -399,8 +399,15 @@ def test_without_a_chip_cpu_processes_really_compute_and_a_warning_says_so(capfd
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
 def test_a_computation_that_does_not_end_is_ended_and_a_failure(tmp_path):
+    def never_ends(core):
+        while True:
+            time.sleep(1)
+
+    def compute(_fn, **options):
+        return launch(never_ends, **options)
+
     began = time.monotonic()
-    outcome = local_health(host({}, tmp_path), environ={}, pci=tmp_path, timeout=0.01)
+    outcome = local_health(host({}, tmp_path), environ={}, pci=tmp_path, timeout=0.01, compute=compute)
     finding = one(outcome.findings, "computation")
     assert (finding.state, "0.01" in finding.fact) == ("failure", True), finding
     assert time.monotonic() - began < 30

@@ -1,9 +1,9 @@
 """Adam's step, recorded as one operation for each parameter.
 
 PyTorch's Adam is seven operations for each parameter, and torch_xla records every one of them in every step: for a
-ResNet-34 more than half of what its step takes on the host (`benchmarks/recording.py`). Here the same arithmetic, in
-the same order, is one computation, which torch_xla is given as a whole. The optimiser's state, its hooks and its
-schedules stay PyTorch's. PyTorch's AdamW is an Adam, so it is both.
+ResNet-34 half of what its step takes on the host (`benchmarks/recording.py`). Here the same arithmetic, in the same
+order, is one computation, which torch_xla is given as a whole. The optimiser's state, its hooks and its schedules stay
+PyTorch's. PyTorch's AdamW is an Adam, so it is both.
 
 One computation for all parameters would be recorded no faster (a ResNet-34: 24 ms for 25), and libtpu makes more of
 many small ones: 13.85 million cycles for that step, 14.11 with one computation, 13.99 with PyTorch's operations.
@@ -30,10 +30,10 @@ def _step(whole, params, grads, averages, squares, largest, steps, grad_scale, f
     import torch_xla
 
     kind = _decay(**options)
-    numbers = functools.cache(lambda step: _numbers(step, params[0].device, **options))
+    numbers = functools.cache(lambda step: _numbers(step, **options).to(params[0].device))
     for param, grad, average, square, step in zip(params, grads, averages, squares, steps, strict=True):
         step += 1
-        tensors = [*numbers(float(step)), param, grad, average, square]
+        tensors = [numbers(float(step)), param, grad, average, square]
         if (param.shape, kind) not in _computations:
             _computations[param.shape, kind] = _computation(tensors, kind)
         results = torch_xla._XLAC._xla_user_computation("tpukit::adam", tensors, _computations[param.shape, kind])
@@ -56,28 +56,28 @@ def _decay(*, weight_decay: float, decoupled_weight_decay: bool, **_) -> str | N
     return None if not weight_decay else "of the weights" if decoupled_weight_decay else "in the gradients"
 
 
-def _numbers(step, device, *, lr, beta1, beta2, eps, weight_decay, decoupled_weight_decay, **_) -> list:
-    """Return what is the same for all elements as tensors, () float32: a schedule of any makes no other graph."""
-    size, correction = lr / (1 - beta1**step), (1 - beta2**step) ** 0.5
-    decay = 1 - lr * weight_decay if decoupled_weight_decay else weight_decay
-    return [_on_device(number, device) for number in (size, correction, decay, 1 - beta1, beta2, 1 - beta2, eps)]
+def _numbers(step, *, lr, beta1, beta2, eps, weight_decay, decoupled_weight_decay, **_):
+    """Return what is the same for all elements, (7,) float32.
 
-
-@functools.lru_cache(maxsize=64)
-def _on_device(number: float, device):
+    One tensor, so that no schedule makes another graph: torch_xla writes a scalar of 0, 1 or -1 into the graph, and
+    sends two that are equal as one, as the rate and 1 - beta2 are after the first 160 steps with PyTorch's defaults.
+    """
     import torch
 
-    return torch.tensor(number, dtype=torch.float32).to(device)
+    size, correction = lr / (1 - beta1**step), (1 - beta2**step) ** 0.5
+    decay = 1 - lr * weight_decay if decoupled_weight_decay else weight_decay
+    return torch.tensor([size, correction, decay, 1 - beta1, beta2, 1 - beta2, eps], dtype=torch.float32)
 
 
 def _computation(tensors: list, kind: str | None):
     """Return XLA's computation: the numbers and four tensors in, three new ones out."""
     import torch_xla.core.xla_builder as xb
 
-    def update(*given):
-        param, grad, average, square = given[-4:]
-        spread = [number.broadcast(param.shape().sizes) for number in given[:-4]]
-        size, correction, decay, to_gradient, keep, to_square, eps = spread
+    def update(numbers, param, grad, average, square):
+        each = [numbers.slice_in_dim(place, place + 1, 0).reshape([]) for place in range(7)]
+        size, correction, decay, to_gradient, keep, to_square, eps = (
+            number.broadcast(param.shape().sizes) for number in each
+        )
         if kind == "of the weights":
             param = param * decay
         elif kind == "in the gradients":

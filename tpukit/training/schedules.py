@@ -10,11 +10,12 @@ alone, so a resumed run has exactly the same rates. Its state holds the step and
 old lengths and silently overrides new arguments. SequentialLR warns whenever one schedule follows another (torch 2.8),
 and CosineAnnealingLR rises again after its end.
 
-On XLA a learning rate is an input of the graph and may change every step, with three exceptions, measured on 2.9: 0, 1
-and -1 are compiled in as constants (pytorch/xla pull request 715), after rounding to float32. So no schedule here ever
-gives 0. What remains is one more compile in three cases: for SGD when its rate becomes exactly 1.0; for AdamW when
-lr * weight_decay falls below 2 ** -25 = 3e-8 (a `floor` above that prevents it); and for Adam and AdamW at step 16,628,
-when 0.999 ** step falls below 2 ** -24 (`capturable=True`, which counts steps on the device, prevents it).
+On XLA a learning rate is an input of the graph and may change every step, with three exceptions, measured on 2.9: 0,
+1 and -1 are compiled in as constants (pytorch/xla pull request 715), after rounding to float32. So no schedule here
+ever gives 0. What remains is one more compile for SGD when its rate becomes exactly 1.0, and two for an Adam or AdamW
+that is not recorded as in `tpukit/backends/adam.py`, such as with `amsgrad`: when lr * weight_decay of AdamW falls
+below 2 ** -25 = 3e-8 (a `floor` above that prevents it), and at step 16,628, when 0.999 ** step falls below 2 ** -24
+(`capturable=True`, which counts steps on the device, prevents it).
 """
 
 import math
