@@ -119,3 +119,19 @@ def test_a_schedule_of_any_number_makes_no_other_graph():
     )
     assert is_one_graph
     assert ours == pytest.approx(right, abs=1e-6)
+
+
+def test_a_state_of_another_dtype_is_left_to_pytorch():
+    def work(core):
+        weight = nn.Parameter(torch.ones(3, device=core.device))
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        for _ in range(3):
+            with core.step():
+                (weight**2).sum().backward()
+                core.optimizer_step(optimizer)
+            state = optimizer.state[weight]
+            state["exp_avg_sq"] = state["exp_avg_sq"].bfloat16()
+        return weight.detach().cpu().tolist()
+
+    ours, right = (launch(work, cores=1, backend=name, progress="off").results[0] for name in ("xla:cpu", "cpu"))
+    assert ours == pytest.approx(right, abs=1e-3)
