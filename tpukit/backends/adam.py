@@ -5,8 +5,8 @@ ResNet-34 half of what its step takes on the host (`benchmarks/recording.py`). H
 order, is one computation, which torch_xla is given as a whole. The optimiser's state, its hooks and its schedules stay
 PyTorch's. PyTorch's AdamW is an Adam, so it is both.
 
-One computation for all parameters would be recorded no faster (a ResNet-34: 24 ms for 25), and libtpu makes more of
-many small ones: 13.85 million cycles for that step, 14.11 with one computation, 13.99 with PyTorch's operations.
+One computation for all parameters would be recorded no faster, and libtpu makes more of many small ones; the cycles are
+in `benchmarks/preflight.py`.
 """
 
 import functools
@@ -22,10 +22,10 @@ def shorten_adam() -> None:
     adam._single_tensor_adam = functools.partial(_step, adam._single_tensor_adam)
 
 
-def _step(whole, params, grads, averages, squares, largest, steps, grad_scale, found_inf, **options) -> None:
+def _step(whole, params, grads, averages, squares, largest, steps, *scaling, **options) -> None:
     """Take a step as PyTorch's function of these arguments does; what is not the usual case is left to that."""
     if not _is_usual((*params, *grads, *averages, *squares), options):
-        whole(params, grads, averages, squares, largest, steps, grad_scale, found_inf, **options)
+        whole(params, grads, averages, squares, largest, steps, *scaling, **options)
         return
     import torch_xla
 
