@@ -105,9 +105,9 @@ class Data:
 
 def prepare(folder: Path) -> Data:
     """Make in a folder all that is measured, or take what an earlier call left there."""
+    from tpukit.packs.build_pixel_cache import build_cache
+    from tpukit.packs.packing import pack
     from tpukit.pe import LABELS, index_images, read_labels
-    from tpukit.storage.build_pixel_cache import build_cache
-    from tpukit.storage.packing import pack
 
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "train.csv").is_file():
@@ -265,7 +265,7 @@ def batches_of(source, **options) -> Iterator:
     import numpy
     from torch.utils.data import Subset
 
-    from tpukit.data.batches import Batches
+    from tpukit.essentials.data.batches import Batches
 
     repeated = Subset(source, numpy.tile(numpy.arange(len(source)), LONG))
     batches = Batches(repeated, batch_size=BATCH, shuffle=True, drop_last=True, **options)
@@ -320,7 +320,7 @@ class Files:
 
 def decode_fast(jpeg: bytes):
     """Decode an image as the records do."""
-    from tpukit.storage.decoding import decode
+    from tpukit.packs.decoding import decode
 
     return decode(jpeg, SIZE, exact=False)
 
@@ -338,8 +338,8 @@ def parse_record(record: bytes) -> tuple:
     """Take one of the records' own records apart: its row of the index, then the JPEG."""
     import numpy
 
+    from tpukit.packs.array_records import row_type
     from tpukit.pe import LABELS
-    from tpukit.storage.array_records import row_type
 
     row = row_type(len(LABELS))
     return decode_fast(record[row.itemsize :]), numpy.frombuffer(record, row, 1)["labels"][0]
@@ -347,7 +347,7 @@ def parse_record(record: bytes) -> tuple:
 
 def reopened(data: Data):
     """Open the records at the size that is delivered, as the JPEG decoder scales them."""
-    from tpukit.storage.records import Records
+    from tpukit.packs.records import Records
 
     return Records(data.records.folder, size=SIZE)
 
@@ -426,7 +426,7 @@ def children() -> list:
 
 def step_ratios(data: Data, rounds: int) -> list[float]:
     """Return, for each round, the time of a step with batches of the cache over one with a resident batch."""
-    from tpukit.distributed.launcher import launch
+    from tpukit.essentials.run.launcher import launch
 
     results = launch(train, data.cache, rounds, cores=2, backend="cpu", progress="off").results
     return [max(core[number] for core in results) for number in range(rounds)]
@@ -467,7 +467,7 @@ def train(core, cache, rounds: int, batch_size: int = 32) -> list[float]:
 
 def worker_extra(data: Data) -> tuple[float, float]:
     """Return, in MB, what a worker holds for itself after it has read the whole cache, and what its window may hold."""
-    from tpukit.distributed.launcher import launch
+    from tpukit.essentials.run.launcher import launch
 
     results = launch(read_all, data.cache, cores=2, backend="cpu", progress="off").results
     return max(results), BATCH * SIZE * SIZE * 3 * 4 / 1e6  # two ahead, one in the making, one in the step
@@ -481,7 +481,7 @@ def read_all(core, cache) -> float:
     import psutil
     from torch.utils.data import Subset
 
-    from tpukit.data.batches import Batches
+    from tpukit.essentials.data.batches import Batches
 
     process = psutil.Process()
     for images, _ in Batches(Subset(cache, [0]), batch_size=1):
@@ -541,11 +541,11 @@ def read_all_labels(folder: Path) -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import numpy
 
-    from tpukit.machine.resources import peak_memory
+    from tpukit.essentials.machine.files import npy
+    from tpukit.essentials.machine.resources import peak_memory
+    from tpukit.packs.pack_sources import describe_source
+    from tpukit.packs.source_files import Names
     from tpukit.pe import LABELS, assign_folds, read_labels
-    from tpukit.storage.files import npy
-    from tpukit.storage.pack_sources import describe_source
-    from tpukit.storage.source_files import Names
 
     times = [time.perf_counter()]
     table = read_labels(folder)
@@ -578,7 +578,7 @@ def is_installed(package: str | None) -> bool:
 
 def describe(data: Data) -> None:
     """Print what is measured on what."""
-    from tpukit.machine.resources import cpus
+    from tpukit.essentials.machine.resources import cpus
 
     packages = ("torch", "array_record", "simplejpeg", "pillow", "pandas", "webdataset", "grain")
     there = {package.name: package.version for package in importlib.metadata.distributions()}

@@ -156,7 +156,7 @@ class Images:
 
 def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:
     """Return what the compiler made of each step, by the step's name."""
-    from tpukit.backends.xla import libtpu_flags
+    from tpukit.essentials.backends.xla import libtpu_flags
     from tpukit.preflight.chips import find_chip
     from tpukit.preflight.compiler import compile_graph
     from tpukit.preflight.libtpu import fetch_libtpu
@@ -164,7 +164,7 @@ def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:
 
     fetch_libtpu(libtpu)
     chip, made = find_chip(chip_name), {}
-    pytorchs_adam = mock.patch("tpukit.backends.adam.shorten_adam")
+    pytorchs_adam = mock.patch("tpukit.essentials.backends.adam.shorten_adam")
     for name, step in {"fit": with_fit, "the tutorial": tutorial}.items():
         with contextlib.nullcontext() if name == "fit" else pytorchs_adam:
             recorded = record(step, case, chip=chip, progress="off")

@@ -17,7 +17,7 @@ from unittest import mock
 
 STEPS, LEFT_OUT = 12, 4
 TARGET = 0.4
-ADAM, CHECKS = "tpukit.backends.adam.shorten_adam", "tpukit.backends.in_place.shorten_checks"
+ADAM, CHECKS = "tpukit.essentials.backends.adam.shorten_adam", "tpukit.essentials.backends.in_place.shorten_checks"
 KINDS = {"as PyTorch has it": (ADAM, CHECKS), "with short checks": (ADAM,), "and a short Adam": ()}  # what is left out
 
 
@@ -56,7 +56,7 @@ def recorded(core, network: str) -> float:
     from torchvision import models
 
     from tpukit.pe import normalize
-    from tpukit.training.step import TrainStep
+    from tpukit.train.step import TrainStep
 
     model = core.model(getattr(models, network)(weights=None, num_classes=10)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

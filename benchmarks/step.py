@@ -208,7 +208,7 @@ def loader(case: Case, samples: Samples, sampler=None):
 
 def with_fit(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], object]:
     """Call `fit` for every turn, with one model and one optimiser."""
-    from tpukit.training.trainer import fit
+    from tpukit.train.trainer import fit
 
     model = core.model(fresh(case))
     optimizer = adam(model)
@@ -380,7 +380,7 @@ def run(case: Case, rounds: int) -> Measured:
 
 def quietly(fn: Callable, *args: object, **options: object) -> list:
     """Launch a function and return its results, without the lines of every epoch."""
-    from tpukit.distributed.launcher import launch
+    from tpukit.essentials.run.launcher import launch
 
     with contextlib.redirect_stdout(io.StringIO()):
         return launch(fn, *args, progress="off", **options).results
@@ -455,8 +455,8 @@ def count(core, length: int = 100) -> dict[str, int]:
     """Return the graphs that `fit` and `evaluate` compile, and the most copies to the host between two log points."""
     from torch_xla.debug import metrics
 
-    from tpukit.training.evaluation import evaluate
-    from tpukit.training.trainer import fit
+    from tpukit.train.evaluation import evaluate
+    from tpukit.train.trainer import fit
 
     def metric(name: str) -> int:
         return (metrics.metric_data(name) or (0,))[0]
@@ -490,7 +490,7 @@ def count(core, length: int = 100) -> dict[str, int]:
 
 def describe() -> None:
     """Print the versions and the machine."""
-    from tpukit.machine.resources import cpus
+    from tpukit.essentials.machine.resources import cpus
 
     there = {package.name.replace("-", "_"): package.version for package in importlib.metadata.distributions()}
     packages = ("torch", "torch_xla", "torchvision", "lightning", "accelerate")

@@ -3,8 +3,8 @@
 A ResNet-U-Net of 31 million parameters finds mask and depth of drawn scenes, 96 x 96, with Adam.
 
 - By section: load, forward, backward and step of the loop by hand, each until the device is done with it
-  (`tpukit.Stopwatch`), beside the same loop without a stopwatch. The sum is larger: a wait after every section keeps
-  the device from working ahead, and on XLA makes several graphs of one.
+  (`tpukit.measure.Stopwatch`), beside the same loop without a stopwatch. The sum is larger: a wait after every section
+  keeps the device from working ahead, and on XLA makes several graphs of one.
 - `fit` and the loop by hand take turns in one process, on the same batches, in another order in every round, because
   the load on a machine changes. What counts is the ratio within a round, and the median of these. The loss of both
   records when it is called: a step lasts from one call to the next, with everything in between.
@@ -18,8 +18,10 @@ import itertools
 import json
 import random
 import statistics
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 RATE = 3e-4
 STEPS = 4  # in a turn; the first interval is left out
@@ -33,8 +35,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=96, help="pixels, a multiple of 32; 96")
     parser.add_argument("--backend", help="as for tpukit.launch; None for the best there is")
     options = parser.parse_args()
-    from tpukit.distributed.launcher import launch
-    from tpukit.machine.resources import cpus
+    from tpukit.essentials.machine.resources import cpus
+    from tpukit.essentials.run.launcher import launch
 
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision"))
     print(f"{versions}; {cpus()} processors", flush=True)
@@ -48,9 +50,10 @@ def measure(core, options) -> dict:
     """Return the seconds of every section, and of a step of both contestants in every round."""
     import torch
 
-    from tpukit.diagnostics.stopwatch import Stopwatch
-    from tpukit.scenes.drawing import Scenes
-    from tpukit.scenes.network import ResNetUNet
+    sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
+    from scenes import ResNetUNet, Scenes
+
+    from tpukit.measure.stopwatch import Stopwatch
 
     torch.manual_seed(0)
     network = ResNetUNet()
@@ -82,7 +85,7 @@ class Clock:
 
     def __call__(self, outputs, targets):
         """Return the loss of mask and depth."""
-        from tpukit.scenes.network import mask_and_depth_loss
+        from scenes import mask_and_depth_loss
 
         self.times.append(time.perf_counter())
         return mask_and_depth_loss(outputs, targets)
@@ -90,7 +93,7 @@ class Clock:
 
 def with_fit(core, model, optimizer, loss, batches) -> Callable[[], object]:
     """Call `fit` for every turn, with one model and one optimiser."""
-    from tpukit.training.trainer import fit
+    from tpukit.train.trainer import fit
 
     options = {"steps_per_epoch": STEPS, "log_every": STEPS}
     return lambda: fit(core, model, optimizer, loss, batches, **options)

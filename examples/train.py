@@ -26,8 +26,8 @@ def train(core, pack: str, steps: int = 100, epochs: int = 1, batch_size: int = 
 
     model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
     # The rate grows with the batch, so it must be reached slowly: Goyal and others, arXiv:1706.02677.
-    optimizer = tpukit.LARS(model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5)
-    schedule = tpukit.schedules.cosine(optimizer, steps * epochs, warmup=steps * epochs // 10)
+    optimizer = tpukit.train.LARS(model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5)
+    schedule = tpukit.train.schedules.cosine(optimizer, steps * epochs, warmup=steps * epochs // 10)
     history = tpukit.fit(
         core,
         model,

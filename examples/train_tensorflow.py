@@ -29,7 +29,7 @@ import tensorflow as tf  # noqa: E402
 
 
 class LARS(keras.optimizers.Optimizer):
-    """SGD with momentum and a rate of its own for every layer (arXiv:1708.03888), as tpukit.LARS has it."""
+    """SGD with momentum and a rate of its own for every layer (arXiv:1708.03888), as tpukit.train.LARS has it."""
 
     def __init__(self, learning_rate, momentum=0.9, decay=5e-5, trust=0.001):
         super().__init__(learning_rate, name="lars")

@@ -31,7 +31,9 @@ homes = [here, *here.parents, *kaggle.glob("*"), *kaggle.glob("datasets/*/*")]
 sys.path[:0] = [str(home) for home in homes if (home / "tpukit/__init__.py").is_file()][:1]
 keep = "--no-deps" if find_spec("torch") else ""  # an image's torch is never replaced
 if not find_spec("tpukit"):
-    %pip install -q {keep} git+ADDRESS
+    !git clone -q --depth 1 ADDRESS kit
+    %pip install -q {keep} ./kit
+    sys.path.insert(0, "kit")
 if not find_spec("array_record") and sys.platform != "win32":  # Kaggle's image has none
     %pip install -q array_record simplejpeg
 import tpukit"""

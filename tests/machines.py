@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tpukit.machine.host import Host
+from tpukit.essentials.machine.host import Host
 
 KAGGLE = Host(
     platform="Kaggle",

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from packs.test_tfrecords import example, framed
 from PIL import Image
-from test_tfrecords import example, framed
 
 import tpukit
 from tpukit.cloud.bundle import make_bundle
@@ -121,7 +121,7 @@ twin.find_strategy(rehearse=False)
     assert done.returncode == 1
     assert re.search(r"TensorFlow starts no TPU here\n  found: .+\n  fix:   --rehearse, or a TPU VM", done.stderr)
     ours = [torch.nn.Parameter(torch.tensor(one)) for one in weights]
-    optimizer = tpukit.LARS(ours, lr=0.7, weight_decay=5e-5)
+    optimizer = tpukit.train.LARS(ours, lr=0.7, weight_decay=5e-5)
     for step in gradients:
         for parameter, gradient in zip(ours, step, strict=True):
             parameter.grad = torch.tensor(gradient)
@@ -135,7 +135,7 @@ twin.find_strategy(rehearse=False)
 
 def test_the_image_has_the_torch_that_the_kit_takes():
     text = (ROOT / "examples" / "Dockerfile").read_text()
-    from tpukit.machine.environment import RELEASES
+    from tpukit.essentials.machine.environment import RELEASES
 
     (torch_version,), (vision,) = re.findall("torch==([0-9.]+)", text), re.findall("torchvision==([0-9.]+)", text)
     assert RELEASES[torch_version].torchvision == vision

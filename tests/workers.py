@@ -76,7 +76,7 @@ def train(core, norm: bool, batch_size: int, steps: int = 10) -> dict:
 
 def train_in_shares(norm: bool, batch_size: int, world_size: int, steps: int = 10) -> dict:
     """Do in one process what `train` does on `world_size` cores: every share of a batch is normalised by itself."""
-    from tpukit.data.batches import Batches
+    from tpukit.essentials.data.batches import Batches
 
     model = small_net(norm)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)

@@ -1,133 +1,60 @@
-"""PyTorch on every TPU core, from a notebook. This page is the table of contents; importing it loads no torch."""
+"""PyTorch on every TPU core, from a notebook. This is what a notebook needs; the rest is in the rooms beside it.
 
-from tpukit import pe
-from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.health import Health, health
-from tpukit.data.augment import Augment
-from tpukit.data.buckets import Buckets
-from tpukit.diagnostics.profiler import profile
-from tpukit.diagnostics.report import Report
-from tpukit.diagnostics.stopwatch import Stopwatch
-from tpukit.display.figures import show_batch, show_history, show_predictions
-from tpukit.display.findings import Finding
-from tpukit.display.house_style import show_figure
-from tpukit.display.log_writers import CsvWriter, TensorBoardWriter
-from tpukit.display.operating_point import OperatingPoint, sensitivity_at
-from tpukit.display.outcomes import choose_predictions, hardest_mistakes, show_outcomes
-from tpukit.display.score_figures import show_roc
-from tpukit.display.scores import auroc_table
-from tpukit.display.study import Study, show_study
-from tpukit.display.tpu_picture import show_tpu
-from tpukit.distributed.core import Core
-from tpukit.distributed.jobs import Jobs, launch_each
-from tpukit.distributed.launcher import Interrupted, Run, WorkerFailed, launch
-from tpukit.distributed.topology import RuntimeInUse
-from tpukit.machine.chips import ChipsBusy
-from tpukit.machine.environment import Changes, prepare
-from tpukit.machine.host import Host, host
-from tpukit.machine.orphans import Released, release
-from tpukit.machine.runtime_check import Check, RuntimeCheckFailed, check
-from tpukit.preflight.compiler import CompileFailed
-from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
-from tpukit.preflight.recording import NoPreflight
-from tpukit.preflight.report import Preflight, preflight
-from tpukit.preflight.search import LargestBatch, compare_preflights, largest_batch
-from tpukit.storage.build_pixel_cache import build_cache, cache_or_decode
-from tpukit.storage.packing import pack
-from tpukit.storage.pixel_cache import Cache
-from tpukit.storage.records import Records
-from tpukit.storage.tfrecords import read_tfrecords
-from tpukit.training import schedules
-from tpukit.training.batchnorm import sync_batchnorm
-from tpukit.training.evaluation import Evaluation, evaluate
-from tpukit.training.history import History
-from tpukit.training.losses import NotFinite
-from tpukit.training.parity import Comparison, LayerDifference, compare
-from tpukit.training.prediction import predict
-from tpukit.training.trainer import fit
+Importing it loads nothing else of the kit, and no torch: a name is loaded when it is first asked for.
+"""
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
+if TYPE_CHECKING:  # for editors; `_NAMES` says the same to Python, and a test compares them
+    from tpukit import cloud, essentials, measure, packs, pe, preflight, scores, standin, train
+    from tpukit.essentials.data import Augment, Buckets
+    from tpukit.essentials.machine import check, host, prepare, release, show_tpu
+    from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, launch, launch_each
+    from tpukit.essentials.show import show_batch, show_figure, show_history, show_predictions
+    from tpukit.packs import Records, build_cache, cache_or_decode, pack
+    from tpukit.train import evaluate, fit, predict
+
+_ROOMS = ("cloud", "essentials", "measure", "packs", "pe", "preflight", "scores", "standin", "train")
+_NAMES = {
+    "essentials.data": ("Augment", "Buckets"),
+    "essentials.machine": ("check", "host", "prepare", "release", "show_tpu"),
+    "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "launch", "launch_each"),
+    "essentials.show": ("show_batch", "show_figure", "show_history", "show_predictions"),
+    "packs": ("Records", "build_cache", "cache_or_decode", "pack"),
+    "train": ("evaluate", "fit", "predict"),
+}
+_ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}
+
+__all__ = sorted([*_ROOM_OF, *_ROOMS])
+
 
 def __getattr__(name: str):
-    """Return what is defined with torch, imported when it is asked for: the class of an optimiser."""
-    if name == "LARS":
-        from tpukit.training.lars import LARS
+    """Load a room, or the room that a name is in. Where a room is not here, or knows the name, say so in one line."""
+    if name in _ROOMS:
+        return _room(name, f"tpukit.{name}")
+    if name in _ROOM_OF:
+        return getattr(_room(_ROOM_OF[name], f"tpukit.{name}"), name)
+    text = f"module 'tpukit' has no attribute {name!r}"
+    if not name.startswith("_"):  # those are asked for by tools that look at modules
+        rooms = [room for room in _ROOMS if importlib.util.find_spec(f"tpukit.{room}")]
+        there = [room for room in rooms if name in getattr(importlib.import_module(f"tpukit.{room}"), "__all__", ())]
+        text += "".join(f"; it is tpukit.{room}.{name}" for room in there)
+    raise AttributeError(text)
 
-        return LARS
-    raise AttributeError(f"module 'tpukit' has no attribute {name!r}")
+
+def _room(room: str, wanted: str):
+    try:
+        return importlib.import_module(f"tpukit.{room}")
+    except ModuleNotFoundError as error:
+        if error.name != f"tpukit.{room}":
+            raise
+    raise AttributeError(f"{wanted} needs the part tpukit.{room}, which this copy of the kit does not have")
 
 
-__all__ = [
-    "Augment",
-    "Buckets",
-    "Cache",
-    "Changes",
-    "Check",
-    "ChipsBusy",
-    "CloudFailed",
-    "Comparison",
-    "CompileFailed",
-    "Core",
-    "CsvWriter",
-    "Evaluation",
-    "Finding",
-    "Health",
-    "History",
-    "Host",
-    "Interrupted",
-    "Jobs",
-    "LARS",
-    "LargestBatch",
-    "LayerDifference",
-    "NoLibtpu",
-    "NoPreflight",
-    "NotFinite",
-    "OperatingPoint",
-    "Preflight",
-    "Records",
-    "Released",
-    "Report",
-    "Run",
-    "RuntimeCheckFailed",
-    "RuntimeInUse",
-    "Stopwatch",
-    "Study",
-    "TensorBoardWriter",
-    "WorkerFailed",
-    "auroc_table",
-    "build_cache",
-    "cache_or_decode",
-    "check",
-    "choose_predictions",
-    "compare",
-    "compare_preflights",
-    "evaluate",
-    "fetch_libtpu",
-    "fit",
-    "hardest_mistakes",
-    "health",
-    "host",
-    "largest_batch",
-    "launch",
-    "launch_each",
-    "pack",
-    "pe",
-    "predict",
-    "preflight",
-    "prepare",
-    "profile",
-    "read_tfrecords",
-    "release",
-    "schedules",
-    "sensitivity_at",
-    "show_batch",
-    "show_figure",
-    "show_history",
-    "show_outcomes",
-    "show_predictions",
-    "show_roc",
-    "show_study",
-    "show_tpu",
-    "sync_batchnorm",
-]
+def __dir__() -> list[str]:
+    """Name what *Tab* shows."""
+    return [*__all__, "__version__"]

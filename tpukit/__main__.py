@@ -1,24 +1,37 @@
-"""`python -m tpukit check`, `host`, `health`: the same answers in a terminal; `preflight`, `job`, `prove`."""
+"""`python -m tpukit check` and `host`: the answers in a terminal; `health`, `job`, `preflight` of the other rooms."""
 
 import argparse
+import importlib
+import importlib.util
 import sys
 
-from tpukit.cloud import job_command
-from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.health import Health, health
-from tpukit.distributed.launcher import WorkerFailed
-from tpukit.machine.host import host
-from tpukit.machine.runtime_check import check
-from tpukit.preflight import command as preflight_command
-from tpukit.preflight.recording import NoPreflight
-from tpukit.proof import command as proof_command
-from tpukit.proof.remote import NotSent
+from tpukit.essentials.machine import check, host
+from tpukit.essentials.run import WorkerFailed
 
-_TOLD = (CloudFailed, FileNotFoundError, ImportError, NoPreflight, NotSent, TypeError, ValueError, WorkerFailed)
+# By name: the module whose `add_arguments` and `run` make the command, what it does, and its description.
+_OF_ROOMS = {
+    "health": (
+        "tpukit.cloud.health_command",
+        "a computation on every core of this machine, or what the cloud says of a TPU VM",
+        "Say whether a TPU is healthy. Exit status: 0, warnings included, or 1.",
+    ),
+    "job": (
+        "tpukit.cloud.job_command",
+        "a trainer as one file, and what gcloud, SkyPilot, dstack or Vertex AI take to run it",
+        "Write a trainer into one file, and print what the tool takes to run it on a TPU.",
+    ),
+    "preflight": (
+        "tpukit.preflight.command",
+        "what a TPU will do with a step: memory, time, cost, from its own compiler, without a TPU",
+        "Compile a worker function's step for a TPU. Exit status: 0, or 1 where it does not fit.",
+    ),
+}
+_TOLD = (FileNotFoundError, ImportError, TypeError, ValueError, WorkerFailed)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print what was asked for; the exit status is 1 where the check has a failure."""
+    arguments = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(
         prog="python -m tpukit",
         description="What is this machine, and is it ready to run PyTorch on every TPU core?",
@@ -35,58 +48,33 @@ def main(arguments: list[str] | None = None) -> int:
         help="platform, chips, versions and memory, with the evidence for each",
         description="Print what this machine is, and why we think so. Exit status: 0.",
     )
-    of_a_tpu = commands.add_parser(
-        "health",
-        help="a computation on every core of this machine, or what the cloud says of a TPU VM",
-        description="Say whether a TPU is healthy. Exit status: 0, warnings included, or 1.",
-    )
-    of_a_tpu.add_argument("name", nargs="?", help="of a TPU VM; without it this machine's TPU")
-    of_a_tpu.add_argument("--zone", help="of the TPU VM")
-    of_a_tpu.add_argument("--project", help="the Google Cloud project")
-    of_a_tpu.add_argument("--wait", default="10m", help="for a TPU VM to become healthy: 10m, 90s, 0 (default: 10m)")
-    job_command.add_arguments(
-        commands.add_parser(
-            "job",
-            help="a trainer as one file, and what gcloud, SkyPilot, dstack or Vertex AI take to run it",
-            description="Write a trainer into one file, and print what the tool takes to run it on a TPU.",
-        )
-    )
-    preflight_command.add_arguments(
-        commands.add_parser(
-            "preflight",
-            help="what a TPU will do with a step: memory, time, cost, from its own compiler, without a TPU",
-            description="Compile a worker function's step for a TPU. Exit status: 0, or 1 where it does not fit.",
-        )
-    )
-    proof_command.add_arguments(
-        commands.add_parser(
-            "prove",
-            help="run everything on this machine, failures included, and tell in one line of JSON what worked",
-            description="Run every part of the kit here; print, last, one line of JSON. Exit status: 0 or 1.",
-        )
-    )
+    module = None
+    for name, (place, what, description) in _OF_ROOMS.items():
+        room = place.rpartition(".")[0]
+        if importlib.util.find_spec(room) is None:
+            commands.add_parser(name, help=f"needs the part {room}, which this copy of the kit does not have")
+            continue
+        command = commands.add_parser(name, help=what, description=description)
+        if name in arguments[:1]:
+            module = importlib.import_module(place)
+            module.add_arguments(command)
     given = parser.parse_args(arguments)
     if given.command == "host":
         print(host())
         return 0
+    if given.command == "check":
+        outcome = check()
+        print(outcome)
+        return 0 if outcome.ok else 1
+    if module is None:
+        room = _OF_ROOMS[given.command][0].rpartition(".")[0]
+        print(f"{given.command} needs the part {room}, which this copy of the kit does not have", file=sys.stderr)
+        return 1
     try:
-        if given.command == "job":
-            return job_command.run(given)
-        if given.command == "preflight":
-            return preflight_command.run(given)
-        if given.command == "prove":
-            return proof_command.run(given)
-        outcome = check() if given.command == "check" else _health(given)
-    except _TOLD as error:
+        return module.run(given)
+    except (*_TOLD, *module.TOLD) as error:
         print(error, file=sys.stderr)
         return 1
-    print(outcome)
-    return 0 if outcome.ok else 1
-
-
-def _health(given: argparse.Namespace) -> Health:
-    wait = 0 if given.wait == "0" else given.wait
-    return health(given.name, zone=given.zone, project=given.project, wait=wait)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ import pytest
 from notebook_parameters import small
 
 import tpukit
-from tpukit.display.panel import panel_html
+from tpukit.essentials.show.panel import panel_html
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
@@ -225,7 +225,7 @@ def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(s
 STUDY = """
 import numpy
 pixels = numpy.zeros((9, 1, 32, 32), numpy.uint8) + 20 * numpy.arange(9, dtype=numpy.uint8)[:, None, None, None]
-tpukit.show_study(pixels)
+tpukit.pe.show_slices(pixels)
 """
 
 

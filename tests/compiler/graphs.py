@@ -26,7 +26,7 @@ STEPS = 6  # more than it takes until a step comes back unchanged
 
 def compile_for(chip_name: str, recording, libtpu: str | None = None):
     """Compile what was recorded for one machine of eight cores for another; the trace is the same."""
-    from tpukit.backends.xla import libtpu_flags
+    from tpukit.essentials.backends.xla import libtpu_flags
 
     chip = find_chip(chip_name)
     (graph,) = recording.graphs
@@ -128,7 +128,7 @@ def fit(core, network, **options):
 
     model = core.model(network())
     if options.pop("sync", False):
-        tpukit.sync_batchnorm(core, model)
+        tpukit.train.sync_batchnorm(core, model)
     if options.pop("average", False):
         options["average"] = torch.optim.swa_utils.AveragedModel(
             model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)

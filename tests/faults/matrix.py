@@ -27,7 +27,7 @@ import psutil
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from kernels import Kernel, ServedKernel, is_alive  # noqa: E402
 
-from tpukit.backends.standin.build import why_not  # noqa: E402
+from tpukit.standin.build import why_not  # noqa: E402
 
 MOST_SECONDS = 10.0  # until control is back, from when the fault can be noticed
 
@@ -125,19 +125,19 @@ KILLED = "core 1 of 2 was killed by SIGKILL"
 BOTH = "result.results == [[2, 2], [2, 2]]"
 # Processes are numbered from the last to the first, as a TPU's chips may be.
 REVERSED = """
-from tpukit.backends import RUNTIMES
+from tpukit.essentials.backends import runtimes
 
-class Reversed(type(RUNTIMES[{backend!r}])):
+class Reversed(type(runtimes()[{backend!r}])):
     name = "reversed"
     def start(self, body, topology, *, process, meeting_point):
         super().start(body, topology, process=1 - process, meeting_point=meeting_point)
 
-RUNTIMES["reversed"] = Reversed()
+runtimes()["reversed"] = Reversed()
 """
 IN_GRAPH = f"""
 sys.path.append({str(Path(__file__).parents[1])!r})
-import test_in_graph
-test_in_graph.backends.RUNTIMES["in graph"] = test_in_graph.InGraphRuntime()
+from essentials.run import test_in_graph
+test_in_graph.backends.runtimes()["in graph"] = test_in_graph.InGraphRuntime()
 """
 # The second process cannot be had, once.
 REFUSED = """
@@ -298,7 +298,7 @@ FAULTS = [
     Fault("two fits in one folder, one after the other", "now(); return trained(core, '/tmp/tpukit-tiny')", "",
           check="result.results == [[1, 2], [1, 2]]", wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True),
     Fault("a fit in the folder of a run that goes on",
-          "from pathlib import Path\nfrom tpukit.training.folder_lock import one_run\n"
+          "from pathlib import Path\nfrom tpukit.train.folder_lock import one_run\n"
           "folder = Path('/tmp/tpukit-tiny')\n"
           "if core.is_main and os.fork() == 0:\n    with one_run(folder, say=print): time.sleep(9999)\n"
           "while not (folder / '.run.lock').is_file() or not (folder / '.run.lock').read_text(): time.sleep(0.01)\n"

@@ -2,7 +2,7 @@ import importlib.util
 
 import pytest
 
-from tpukit.backends.standin import build
+from tpukit.standin import build
 
 
 @pytest.fixture(scope="session")

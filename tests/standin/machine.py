@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tpukit.backends.standin import build, memory, shapes
+from tpukit.standin import build, shapes, shared_memory
 
 # What is tested with everything else; other machines take minutes, and only `make standin` runs them.
 IN_CI = ("two cores", "colab v5e-1", "kaggle v5e-8")
@@ -47,7 +47,7 @@ def run(shape, body, *, library, environ=None, seconds=120.0) -> list[Ended]:
 
     `environ` is what each process has besides the machine's own variables; None as a value removes one.
     """
-    with memory.meeting_place() as path:
+    with shared_memory.meeting_place() as path:
         plugin = build.find_plugin().library
         variables = shapes.environment(shape, library=library, plugin=plugin, memory=path)
         # What a launcher does for Kaggle: torch_xla keeps the image's address, with which processes cannot meet.

@@ -19,8 +19,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
-from tpukit.backends.standin import build, shapes  # noqa: E402
-from tpukit.machine.environment import RELEASES  # noqa: E402
+from tpukit.essentials.machine.environment import RELEASES  # noqa: E402
+from tpukit.standin import build, shapes  # noqa: E402
 
 ELSEWHERE = "no machine of its own"
 

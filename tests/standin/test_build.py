@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.backends.standin import build, shapes
+from tpukit.standin import build, shapes
 
 SOURCES = Path(build.__file__).parent
 
@@ -136,7 +136,7 @@ def test_without_a_cache_folder_it_is_kept_where_only_this_user_can_write(tmp_pa
 
 def test_two_processes_that_compile_at_once_both_get_it_whole(tmp_path, plugin):
     path, environ = plugin(), compiler(tmp_path / "slow", WORKS.replace("echo library", "sleep 0.5; echo library"))
-    code = f"from tpukit.backends.standin import build\nkept = build.library(path={path!r}, environ={environ!r})\n"
+    code = f"from tpukit.standin import build\nkept = build.library(path={path!r}, environ={environ!r})\n"
     code += "print(kept.read_text())"
     processes = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=60)[0].strip() for process in processes] == ["library", "library"]
@@ -152,7 +152,7 @@ def test_the_sources_compile_without_a_warning(library, tmp_path):
 
 def test_looking_for_it_loads_no_torch():
     code = (
-        "import sys; from tpukit.backends.standin import build, memory, shapes; build.why_not(); shapes.rehearsal(2)\n"
+        "import sys; from tpukit.standin import build, shared_memory, shapes; build.why_not(); shapes.rehearsal(2)\n"
         "sys.exit(bool({'torch', 'torch_xla', 'numpy'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -3,7 +3,7 @@ import torch
 from standin.checks import CHECKS, run_all
 from standin.machine import machines, results, run
 
-from tpukit.backends.standin.shapes import SHAPES, rehearsal
+from tpukit.standin.shapes import SHAPES, rehearsal
 
 MACHINES = {
     "one core": rehearsal(1),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from standin.machine import on_every_core, run
 
-from tpukit.backends.standin import memory
-from tpukit.backends.standin.shapes import SHAPES, rehearsal
+from tpukit.standin import shared_memory
+from tpukit.standin.shapes import SHAPES, rehearsal
 
 pytestmark = pytest.mark.xla
 
@@ -197,7 +197,7 @@ def test_nothing_is_left_in_shared_memory_even_of_processes_that_are_killed(libr
 
 
 def test_the_meeting_place_is_memory_without_a_name_that_goes_with_its_maker():
-    with memory.meeting_place() as path:
+    with shared_memory.meeting_place() as path:
         assert os.readlink(path) == "/memfd:tpukit-standin (deleted)"
         with open(path, "r+b") as file:
             assert file.write(b"here") == 4

@@ -21,8 +21,8 @@ from workers import Branches, Pairs, Tied, small_net
 
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
-from tpukit.backends.standin import build, memory, shapes
-from tpukit.machine import chips
+from tpukit.essentials.machine import chip_holders as chips
+from tpukit.standin import build, shapes, shared_memory
 
 # torch_xla 2.8 ends the process where an error on the device is read; 2.9 raises it.
 RAISED = "was killed by SIGABRT" if importlib.metadata.version("torch_xla") < "2.9" else "raised"
@@ -42,7 +42,7 @@ def played(shape, **environ):
         tpukit.host(), platform="TPU VM", chips=shape.chips, generation=shape.generation, cpus=os.cpu_count()
     )
     plugin = build.find_plugin().library
-    with memory.meeting_place() as path, mock.patch.dict(os.environ):
+    with shared_memory.meeting_place() as path, mock.patch.dict(os.environ):
         os.environ |= shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
         tpukit.prepare(machine=host)
         yield host
@@ -127,15 +127,15 @@ def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(device, mo
         return os.open(path, flags)
 
     wait = functools.partial(chips.wait_for_chips, dev=tmp_path, open_node=open_node)
-    monkeypatch.setattr("tpukit.distributed.launcher.wait_for_chips", wait)
+    monkeypatch.setattr("tpukit.essentials.run.launcher.wait_for_chips", wait)
     run = on(shapes.SHAPES["colab v5e-1"], lambda core: time.monotonic(), device=device)
     assert run.results[0] > free
     assert f"waiting for 1 of 1 chips to become free, 60 s at most: {node} by no process" in capsys.readouterr().out
     if device is not None:
         return
-    monkeypatch.setattr("tpukit.distributed.launcher.wait_for_chips", functools.partial(wait, seconds=0.5))
+    monkeypatch.setattr("tpukit.essentials.run.launcher.wait_for_chips", functools.partial(wait, seconds=0.5))
     free = float("inf")
-    with pytest.raises(tpukit.ChipsBusy, match="1 of 1 chips are still busy"):
+    with pytest.raises(tpukit.essentials.machine.ChipsBusy, match="1 of 1 chips are still busy"):
         on(shapes.SHAPES["colab v5e-1"], everything)
     assert multiprocessing.active_children() == []
 
@@ -282,7 +282,7 @@ def train(core, network, folder=None, epochs=2):
         "state": core.to_host(model.state_dict()),
         "loss": found.loss,
         "outputs": found.outputs,
-        "report": core.report(batches),
+        "report": tpukit.measure.report(core, batches),
     }
 
 
@@ -397,7 +397,7 @@ def test_ten_steps_of_the_walkthroughs_model_are_one_process_with_the_joined_bat
 
 def test_a_trace_is_written(tmp_path):
     def work(core):
-        with tpukit.profile(core, tmp_path) as recording:
+        with tpukit.measure.profile(core, tmp_path) as recording:
             for _ in range(3):
                 one_step(core)
         return [file.stat().st_size for file in recording.files]
@@ -482,7 +482,7 @@ def test_xla_rehearses_on_the_stand_in_where_it_is_installed_and_says_so(capsys)
 
 
 def test_xla_rehearses_with_gloo_where_it_is_not_and_says_so(monkeypatch, capsys):
-    monkeypatch.setattr("tpukit.backends.standin.runtime.why_not", lambda: "no C compiler is here")
+    monkeypatch.setattr("tpukit.standin.runtime.why_not", lambda: "no C compiler is here")
     launch(lambda core: core.rank, cores=2, backend="xla", progress="text")
     assert "gloo joins them, torch_xla's own collectives do not" in capsys.readouterr().out
 
@@ -537,7 +537,7 @@ def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
 
 
 def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):
-    monkeypatch.setattr("tpukit.distributed.jobs._BUSY_SECONDS", 4.0)
+    monkeypatch.setattr("tpukit.essentials.run.jobs._BUSY_SECONDS", 4.0)
     with played(shapes.SHAPES["colab v5e-1"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 600)) as host:
         jobs = tpukit.launch_each(its_chip, [1], machine=host, progress="off")
     assert "chips stay busy for some seconds" in str(jobs.failures[0])

@@ -7,7 +7,7 @@ import torch
 from standin.machine import machines, on_every_core, results, run
 from torch import nn
 
-from tpukit.backends.standin.shapes import SHAPES, rehearsal
+from tpukit.standin.shapes import SHAPES, rehearsal
 
 pytestmark = pytest.mark.xla
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
-from tpukit.backends.standin import build, memory, shapes  # noqa: E402
+from tpukit.standin import build, shapes, shared_memory  # noqa: E402
 
 CHIPS = 4
 BUS = f"""
@@ -36,7 +36,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 def main(file: str, *others: str) -> int:
     plugin = build.find_plugin().library
-    with memory.meeting_place() as path:
+    with shared_memory.meeting_place() as path:
         variables = shapes.environment(shapes.rehearsal(CHIPS), library=build.library(), plugin=plugin, memory=path)
         test = Path(file).resolve()
         command = ["unshare", "--mount", "sh", "-ec", BUS, "sh", sys.executable, "-c", FORKED, str(test), *others]

@@ -1,1 +1,22 @@
-"""Beyond the notebook: the cloud's word about a TPU, and the same worker function as a job."""
+"""The same worker function as a job; many hosts; the health of a TPU."""
+
+from tpukit.cloud import ray_train, vertex
+from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.bundle import Bundle
+from tpukit.cloud.job_command import parse_args
+from tpukit.cloud.slices import PRICES_OF, Slice, find_slice
+from tpukit.cloud.tpu_health import Health, health, local_health
+
+__all__ = [
+    "Bundle",
+    "CloudFailed",
+    "Health",
+    "PRICES_OF",
+    "Slice",
+    "find_slice",
+    "health",
+    "local_health",
+    "parse_args",
+    "ray_train",
+    "vertex",
+]

@@ -7,11 +7,13 @@ import shlex
 import sys
 from pathlib import Path
 
+from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.bundle import make_bundle
 from tpukit.cloud.handover import TARGETS, check_name
 from tpukit.cloud.slices import find_slice
 from tpukit.cloud.vertex import arguments, find_bucket, job
 
+TOLD = (CloudFailed,)  # errors whose text is all that is shown
 _HINTS = {
     "gcloud": "one line after the other",
     "skypilot": "sky launch job.yaml",

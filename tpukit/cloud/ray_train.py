@@ -17,11 +17,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.backends.protocol import Hosts
-from tpukit.distributed.core import Core
-from tpukit.distributed.launcher import Run, launch
-from tpukit.machine.environment import prepare
-from tpukit.training.resume import parse_duration
+from tpukit.essentials.backends import Hosts
+from tpukit.essentials.machine import prepare
+from tpukit.essentials.run import Core, Run, launch
+from tpukit.train import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 _SECONDS_OF_A_TRY = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"  # to start on all hosts; then Ray Train tries again

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tpukit.cloud.folders import checkpoint_folder
-from tpukit.distributed.launcher import Run, launch
-from tpukit.machine.environment import prepare
+from tpukit.essentials.machine import prepare
+from tpukit.essentials.run import Run, launch
 
 
 def run_trainer(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.cloud.answers import CloudFailed, Service, find_credentials
-from tpukit.display.findings import Finding
+from tpukit.essentials.show import Finding
 
 _REQUEST_SECONDS = 10.0  # for one answer
 _SECONDS_BETWEEN_LINES = 20.0  # while nothing changes
@@ -107,7 +107,7 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
                 else "  found: a name is lower-case letters, digits and hyphens, and begins with a letter\n"
             )
             + "  fix:   `gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; without a name, "
-            "tpukit.health() looks at this machine"
+            "tpukit.cloud.health() looks at this machine"
         )
     zone = zone or environ.get("CLOUDSDK_COMPUTE_ZONE")
     if not zone:

@@ -12,9 +12,8 @@ from tpukit.cloud.answers import CloudFailed, find_credentials
 from tpukit.cloud.bundle import Bundle, make_bundle
 from tpukit.cloud.slices import PRICES_OF, Slice, find_slice
 from tpukit.cloud.vertex_api import LABEL, VertexApi
-from tpukit.display.notebook import running_shell
-from tpukit.display.tables import Table
-from tpukit.training.resume import parse_duration
+from tpukit.essentials.show import Table, running_shell
+from tpukit.train import parse_duration
 
 _SECONDS_BETWEEN_LINES = 60.0  # of watch, while nothing changes
 _OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")

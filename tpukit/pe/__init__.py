@@ -23,6 +23,7 @@ from tpukit.pe.notice import notice
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
 from tpukit.pe.reader import show_study
+from tpukit.pe.slices import Study, show_slices
 from tpukit.pe.submission import read_submission, write_submission
 
 
@@ -44,6 +45,7 @@ __all__ = [
     "NeighbouringSlices",
     "PEImages",
     "SliceFeatures",
+    "Study",
     "assign_folds",
     "attention_in_mask",
     "augment",
@@ -73,6 +75,7 @@ __all__ = [
     "show_calibration",
     "show_exams",
     "show_ladder",
+    "show_slices",
     "show_study",
     "three_windows",
     "write_submission",

@@ -5,10 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.display import figure_inputs
-from tpukit.display.house_style import COLORS, INK, MARGIN, MUTED, SMALL, WIDTH, axes_at, describe, new_figure, style
-from tpukit.display.scores import as_array
+from tpukit.essentials.show import (
+    COLORS,
+    INK,
+    MARGIN,
+    MUTED,
+    SMALL,
+    WIDTH,
+    axes_at,
+    describe,
+    figure_inputs,
+    new_figure,
+    style,
+)
 from tpukit.pe.activation import attention_in_mask, enlarge
+from tpukit.scores import as_array
 
 if TYPE_CHECKING:
     import numpy as np

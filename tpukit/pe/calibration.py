@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from tpukit.display.scores import FEW, several
 from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, beside, image_share, log_loss
 from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.scores import FEW, several
 
 _LOWEST, _HIGHEST = 0.1, 10.0  # of a temperature: further out it would only repeat that all was right, or guessed
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.display.house_style import COLORS, INK, MUTED, PAPER, SMALL, describe, new_figure, style
+from tpukit.essentials.show import COLORS, INK, MUTED, PAPER, SMALL, describe, new_figure, style
 from tpukit.pe.calibration import Answers, answers
 from tpukit.pe.challenge import log_loss
 from tpukit.pe.labels import WORDS

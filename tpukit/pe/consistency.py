@@ -3,15 +3,7 @@
 Above 0.5 is yes.
 """
 
-from tpukit.pe.challenge import (
-    EXAM_WEIGHTS,
-    IMAGE_WEIGHT,
-    STUDY,
-    Exams,
-    exams_of,
-    image_share,
-    log_loss,
-)
+from tpukit.pe.challenge import EXAM_WEIGHTS, IMAGE_WEIGHT, STUDY, Exams, exams_of, image_share, log_loss
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 from tpukit.pe.rules import AGES, LOCATIONS, NO_EMBOLUS, RATIOS, RULES, broken_rules
 

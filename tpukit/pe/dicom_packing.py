@@ -6,15 +6,12 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from tpukit.essentials.machine import npy, whole_number, write_file
+from tpukit.packs import PackSource, check_arguments, fact, pack_described, row_type, share_of
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import LABELS
 from tpukit.pe.series import arrange, find_files, read_headers
-from tpukit.storage.array_records import row_type
-from tpukit.storage.files import npy, whole_number, write_file
-from tpukit.storage.pack_sources import PackSource
-from tpukit.storage.packing import check_arguments, pack_described, share_of
-from tpukit.storage.resumable import fact
 
 
 def pack_dicom(

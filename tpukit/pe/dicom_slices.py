@@ -8,12 +8,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
+from tpukit.packs import NOT_DAMAGE, Names
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.lungs import lung_box
 from tpukit.pe.series import turns
-from tpukit.storage.pack_shards import NOT_DAMAGE
-from tpukit.storage.source_files import Names
 
 LOOKS = 16  # slices of a series in which its lungs are looked for
 

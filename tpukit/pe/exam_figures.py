@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.display.house_style import COLORS, MUTED, SMALL, describe, new_figure, style
-from tpukit.display.scores import as_array
+from tpukit.essentials.show import COLORS, MUTED, SMALL, describe, new_figure, style
+from tpukit.scores import as_array
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

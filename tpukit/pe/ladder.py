@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tpukit.display.house_style import COLORS, INK, MUTED, RULE, SMALL, describe, new_figure, style
+from tpukit.essentials.show import COLORS, INK, MUTED, RULE, SMALL, describe, new_figure, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -83,7 +83,7 @@ def augment(**changes):
     A flip exchanges the labels of the left and the right side. The heart is then on the other side as well, which is
     rare in patients but does no harm here. `changes` override the arguments of `Augment`.
     """
-    from tpukit.data.augment import Augment
+    from tpukit.essentials.data import Augment
     from tpukit.pe.labels import LABELS
 
     return Augment(**{"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS, **changes})

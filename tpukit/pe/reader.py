@@ -6,13 +6,23 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.display import figure_inputs
-from tpukit.display.house_style import COLORS, MARGIN, MUTED, SMALL, WIDTH, axes_at, describe, new_figure, style
-from tpukit.display.study import Curve, Study, as_jpeg
+from tpukit.essentials.show import (
+    COLORS,
+    MARGIN,
+    MUTED,
+    SMALL,
+    WIDTH,
+    axes_at,
+    describe,
+    figure_inputs,
+    new_figure,
+    style,
+)
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS
 from tpukit.pe.notice import NOT_FOR_CLINICAL_USE
+from tpukit.pe.slices import Curve, Study, as_jpeg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

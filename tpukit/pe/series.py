@@ -5,12 +5,10 @@ import json
 import os
 from pathlib import Path
 
-from tpukit.data.prefetch import run_ahead
-from tpukit.machine.resources import cpus
+from tpukit.essentials.data import run_ahead
+from tpukit.essentials.machine import cpus, npy, write_file
+from tpukit.packs import Names, look_at, run_in_processes
 from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
-from tpukit.storage.files import npy, write_file
-from tpukit.storage.processes import run_in_processes
-from tpukit.storage.source_files import Names, look_at
 
 CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
 READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than reading its header

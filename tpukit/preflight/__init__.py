@@ -1,1 +1,19 @@
-"""Know what a TPU will do with a step, without a TPU: the real step, compiled by the TPU's own compiler."""
+"""A step by the TPU's own compiler, for a TPU that nobody has yet."""
+
+from tpukit.preflight.compiler import CompileFailed
+from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
+from tpukit.preflight.recording import NoPreflight
+from tpukit.preflight.search import LargestBatch, compare_preflights, largest_batch
+from tpukit.preflight.step_report import Preflight, preflight
+
+__all__ = [
+    "CompileFailed",
+    "LargestBatch",
+    "NoLibtpu",
+    "NoPreflight",
+    "Preflight",
+    "compare_preflights",
+    "fetch_libtpu",
+    "largest_batch",
+    "preflight",
+]

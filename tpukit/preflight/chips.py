@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tpukit.cloud.slices import PRICES_OF, Slice, find_slice
+from tpukit.cloud import PRICES_OF, Slice, find_slice
 
 GIB = 2**30
 

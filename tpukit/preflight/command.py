@@ -9,10 +9,13 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tpukit.cloud.job_command import parse_args
+from tpukit.cloud import parse_args
 from tpukit.preflight.chips import find_chip
 from tpukit.preflight.libtpu import fetch_libtpu
-from tpukit.preflight.report import preflight
+from tpukit.preflight.recording import NoPreflight
+from tpukit.preflight.step_report import preflight
+
+TOLD = (NoPreflight,)  # errors whose text is all that is shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

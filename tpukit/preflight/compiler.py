@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.backends.standin.build import cache_folder, program
-from tpukit.display.progress import screen
-from tpukit.display.tables import human_size
-from tpukit.machine.resources import available_memory
+from tpukit.essentials.machine import available_memory
+from tpukit.essentials.show import human_size, screen
 from tpukit.preflight.chips import Chip
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight
+from tpukit.standin import cache_folder, program
 
 _LOOK_SECONDS = 0.2
 _FILES = ("numbers", "optimized", "facts")
@@ -281,13 +280,14 @@ def _refused(step: str, words: str, what: str, chip: Chip) -> CompileFailed:
         return DoesNotFit(
             f"it does not fit into the memory of a {chip.generation} core{over}\n"
             f"  found: {first}\n"
-            "  fix:   a smaller batch, bfloat16, or a chip with more memory; tpukit.largest_batch finds the batch",
+            "  fix:   a smaller batch, bfloat16, or a chip with more memory; "
+            "tpukit.preflight.largest_batch finds the batch",
             words,
             needed,
             limit,
         )
     fixes = {
-        "load": "fetch it again: remove its folder, then tpukit.fetch_libtpu()",
+        "load": "fetch it again: remove its folder, then tpukit.preflight.fetch_libtpu()",
         "topology": f"this version of libtpu does not know {chip.topology}: another version, or another chip",
         "compile": "change what is named there; the compiler for a TPU has no such operation, or not for this type",
     }

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from tpukit.display.findings import Finding
+from tpukit.essentials.show import Finding
 from tpukit.preflight.hlo import Array, Operation, Program
 from tpukit.preflight.recording import Recording
 

@@ -12,11 +12,10 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpukit.backends.standin.build import cache_folder
-from tpukit.display.tables import human_size
-from tpukit.machine.environment import RELEASES
-from tpukit.machine.host import Host, host
+from tpukit.essentials.machine import RELEASES, Host, host
+from tpukit.essentials.show import human_size
 from tpukit.preflight.recording import NoPreflight
+from tpukit.standin import cache_folder
 
 # The library does not depend on Python, though its newer wheels name one.
 _WHEEL = ("--only-binary=:all:", "--python-version=3.12", "--platform=manylinux_2_31_x86_64", "--no-deps")
@@ -54,7 +53,7 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
     raise NoLibtpu(
         f"the TPU's compiler, libtpu {version}, is not on this machine\n"
         f"  found: no {kept}, and no such version installed\n"
-        f'  fix:   tpukit.fetch_libtpu("{version}"), which needs the internet once: 130 to 150 MB'
+        f'  fix:   tpukit.preflight.fetch_libtpu("{version}"), which needs the internet once: 130 to 150 MB'
     )
 
 

@@ -9,20 +9,23 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.backends.standin.build import why_not
-from tpukit.backends.standin.recording import Imagined
-from tpukit.display.progress import screen
-from tpukit.distributed.core import Core
-from tpukit.distributed.launcher import Interrupted, collect, worker_failed
-from tpukit.distributed.signals import sigterm_ends_the_run
-from tpukit.distributed.topology import refuse_if_in_use
-from tpukit.distributed.watchdog import Limits
-from tpukit.distributed.worker import Task
-from tpukit.distributed.worker_group import WorkerGroup
-from tpukit.machine.host import Host, host
+from tpukit.essentials.machine import Host, host
+from tpukit.essentials.run import (
+    Core,
+    Interrupted,
+    Limits,
+    Task,
+    WorkerGroup,
+    collect,
+    refuse_if_in_use,
+    sigterm_ends_the_run,
+    worker_failed,
+)
+from tpukit.essentials.show import screen
 from tpukit.preflight.chips import Chip
 from tpukit.preflight.scopes import name_operations
 from tpukit.preflight.step_clock import StepClock
+from tpukit.standin import Imagined, why_not
 
 _LOOK_SECONDS = 0.02
 

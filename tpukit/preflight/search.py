@@ -4,9 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tpukit.display.tables import Table, human_size
+from tpukit.essentials.show import Table, human_size
 from tpukit.preflight.chips import Chip, find_chip
-from tpukit.preflight.report import Preflight, preflight
+from tpukit.preflight.step_report import Preflight, preflight
 
 _AIM = 0.97  # of the memory: the next guess is a straight line through two sizes, which is not exact
 _ENOUGH = 0.95  # of the memory: a batch that takes this much is not tried to be made larger

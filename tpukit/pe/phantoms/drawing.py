@@ -5,11 +5,10 @@ import operator
 import os
 from pathlib import Path
 
-from tpukit.machine.resources import cpus
+from tpukit.essentials.machine import cpus
+from tpukit.packs import ResumableFolder, run_in_processes
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom
-from tpukit.storage.processes import run_in_processes
-from tpukit.storage.resumable import ResumableFolder
 
 RECIPE = 1  # raise it whenever the same arguments would draw another picture
 

@@ -1,0 +1,305 @@
+"""A proof: its parts on real cores, a process that runs them and may die, the JSON, and the README's row of it."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import tpukit
+from tools.chip import parts, result, supervisor, worker_functions
+from tools.chip.result import NoProof, find_result, read_result_of_a_chip, summarize
+from tpukit.essentials.run.topology import choose_topology
+
+ROOT = Path(__file__).parents[2]
+
+
+def prove(*arguments, folder, **environ):
+    command = [sys.executable, "-m", "tpukit", "prove", *arguments]
+    environ = os.environ | {"PYTHONPATH": str(ROOT)} | environ
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
+
+
+# ---- on this machine -----------------------------------------------------------------------------------------------
+
+
+def test_the_parts_are_those_that_a_whole_proof_has():
+    assert tuple(parts.PARTS) == result.PARTS
+    assert all(part.__doc__ for part in parts.PARTS.values())
+
+
+def test_a_proof_prints_one_line_of_json_last(tmp_path):
+    chosen = "fault,interrupt,launch"
+    ended = prove("--backend", "cpu", "--parts", chosen, "--result", "runs/it.json", "--code", "mine", folder=tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told == json.loads((tmp_path / "runs/it.json").read_text()) == find_result(ended.stdout)
+    assert (told["passed"], told["code"], told["backend"], told["rehearsal"]) == (True, "mine", "cpu", True)
+    assert list(told["parts"]) == ["launch", "fault", "interrupt"]  # in their order
+    assert all(one["passed"] and one["seconds"] > 0 for one in told["parts"].values())
+    assert "raised LookupError: deliberate" in told["parts"]["fault"]["told"]
+    assert told["parts"]["interrupt"]["rows_kept"] >= 3
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--parts", "launch,lunch"], "no such part: lunch(.|\n)*the parts are check, health"),
+        (["--backend", "tpu"], "backend is one of"),
+        (["--folder", "full"], "--folder full is not empty"),
+        (["--on", "kaggle"], "make chip-kaggle KAGGLE_USER=your-name"),
+    ],
+)
+def test_what_cannot_be_done_is_said_before_anything_runs(tmp_path, arguments, said):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "something").touch()
+    ended = prove(*arguments, folder=tmp_path)
+    assert ended.returncode == 1
+    assert re.search(said, ended.stderr), ended.stderr
+    assert "----" not in ended.stdout
+
+
+def test_training_by_hand_is_training_by_fit_and_a_resumed_run_is_the_whole_one(tmp_path, monkeypatch):
+    """The parts that train, with the small network, on plain CPU processes."""
+    monkeypatch.setattr(parts, "ON_CPU_PROCESSES", dataclasses.replace(parts.ON_XLA_CPU, studies=2, slices=4))
+    machine = tpukit.host()
+    proof = parts.Proof(machine, choose_topology(machine, 2, "cpu"), tmp_path, 120.0)
+    by_hand = parts.train_by_hand(proof)
+    by_fit = parts.train_with_fit(proof)
+    assert by_fit["losses"][:10] == pytest.approx(by_hand["losses"], rel=1e-5)
+    resumed = parts.resume(proof)
+    assert resumed["loss"] == resumed["loss_of_the_whole"] == by_fit["losses"][-1]
+    rates = parts.measure_rates(proof)
+    assert rates["images_per_second_with_input"] > 0
+    # Another loss in the middle: the proof notices.
+    told = tmp_path / "fit.json"
+    whole = json.loads(told.read_text())
+    told.write_text(json.dumps(whole | {"losses": [*whole["losses"][:-1], whole["losses"][-1] + 1e-7]}))
+    with pytest.raises(parts.NotAsExpected, match="losses .*, not "):
+        parts.resume(proof)
+    shutil.rmtree(tmp_path / "fit")  # it would be resumed
+    (tmp_path / "by_hand.json").write_text(json.dumps([2 * loss for loss in by_hand["losses"]]))
+    with pytest.raises(parts.NotAsExpected, match=r"losses by hand and of fit are up to \d+\.\d% apart"):
+        parts.train_with_fit(proof)
+
+
+@pytest.mark.parametrize(
+    ("broken", "named"),
+    [
+        ("all_reduce", "sum of float32"),
+        ("gather", "gather of float32"),
+        ("average", "gradients averaged"),
+        ("broadcast", "weights of core 0"),
+    ],
+)
+def test_a_collective_that_is_wrong_is_named(broken, named):
+    def work(core):
+        right = getattr(core.backend, broken)
+
+        def wrong(tensors, *others):
+            if broken in ("average", "broadcast"):
+                return None  # changes nothing, in silence
+            answer = right(tensors, *others)
+            return answer if answer.dtype == torch.bool else answer + 1
+
+        setattr(core.backend, broken, wrong)
+        return worker_functions.use_collectives(core)
+
+    results = tpukit.launch(work, cores=2, backend="cpu", progress="off").results
+    assert any(one.startswith(named) for one in results[1]["wrong"]), results[1]["wrong"]
+
+
+# ---- a process that may die ----------------------------------------------------------------------------------------
+
+
+def supervise(names, folder, monkeypatch, *, seconds=600.0):
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
+    said = []
+    outcomes = supervisor.run_parts(
+        names, folder=folder, backend="cpu", seconds=seconds, say=said.append, module="chip.faulty_parts"
+    )
+    return outcomes, b"".join(said).decode()
+
+
+def test_a_part_that_fails_or_ends_its_process_costs_that_part_alone(tmp_path, monkeypatch):
+    names = ["raises", "is_interrupted", "aborts", "works"]
+    outcomes, said = supervise(names, tmp_path, monkeypatch)
+    assert list(outcomes) == names
+    assert [outcomes[name]["passed"] for name in names] == [False, False, False, True]
+    assert outcomes["raises"]["error"] == "ValueError: wrong\n  found: this"
+    assert outcomes["is_interrupted"]["error"].startswith("KeyboardInterrupt")
+    assert "ended by SIGABRT" in outcomes["aborts"]["error"]
+    assert "its traceback: long" in said
+
+
+def test_a_part_that_hangs_is_ended_and_told_of_every_so_often(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "_END", 4.0)
+    monkeypatch.setattr(supervisor, "_SILENCE", 0.5)
+    outcomes, said = supervise(["hangs", "works"], tmp_path, monkeypatch, seconds=1.0)
+    assert "did not end within 5 s" in outcomes["hangs"]["error"]
+    assert outcomes["works"]["passed"]
+    assert re.search(r"^hangs: [1-5] s$", said, re.MULTILINE)
+
+
+def test_a_process_that_cannot_start_does_not_keep_the_proof_from_ending(tmp_path):
+    outcomes = supervisor.run_parts(["launch", "fault"], folder=tmp_path, say=lambda _: None, module="no.such.module")
+    assert [one["passed"] for one in outcomes.values()] == [False, False]
+    assert "exit status 1" in outcomes["launch"]["error"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux to end a process with its parent")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_nothing_goes_on_when_the_proof_is_killed(tmp_path, number):
+    program = (
+        "import sys; from pathlib import Path; from tools.chip import supervisor; "
+        f"supervisor.run_parts(['hangs'], folder=Path({str(tmp_path)!r}), backend='cpu', module='chip.faulty_parts')"
+    )
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    process = subprocess.Popen([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": paths})
+    told = tmp_path / "outcomes.jsonl"
+    deadline = time.monotonic() + 60
+    while not (told.exists() and "hangs" in told.read_text()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    process.send_signal(number)
+    process.wait(30)
+    while any(str(tmp_path) in line for line in _commands()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def _commands():
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_text()
+        except OSError:
+            continue
+        if "faulty_parts" in line and "outcomes" in line:
+            yield line
+
+
+# ---- the JSON, and the README --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def of_a_chip(tmp_path):
+    """What a Colab v5e-1 would tell; the numbers are made up. Returns how to write it, with something changed."""
+    versions = {"python": "3.13.15", "torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1"}
+    machine = dataclasses.replace(tpukit.host(), platform="Colab", chips=1, generation="v5e", versions=versions)
+    rates = {"images_per_second_with_input": 1234.5, "images_per_second_without_input": 2345.6}
+    rates |= {"network": "resnet34", "size": 128, "batch_size": 128}
+    outcomes = {name: {"passed": True, "seconds": 1.0} for name in result.PARTS}
+    outcomes["rates"] |= rates
+    told = {"run": "abc", "code": "commit 1234abc", "date": "2026-11-22", "seconds": 321.4}
+    found = summarize(machine, choose_topology(machine, None, "xla"), outcomes, **told)
+    file = tmp_path / "proof.json"
+
+    def write(change=None, **changed):
+        again = json.loads(json.dumps(found | changed))
+        if change:
+            change(again)
+        file.write_text("something before\n" + json.dumps(again) + "\n[colab] Session terminated.\n")
+        return file
+
+    return write
+
+
+def test_the_proof_of_a_chip_is_read(of_a_chip):
+    found = read_result_of_a_chip(of_a_chip())
+    assert (found["chips"], found["cores"], found["rehearsal"], found["passed"]) == (1, 1, False, True)
+
+
+def fail_one(found):
+    found["parts"]["fault"] = {"passed": False, "seconds": 2.0, "error": "core 7 was not named"}
+
+
+REFUSED = {
+    "a rehearsal": ({"chips": 0, "generation": None, "rehearsal": True, "backend": "cpu"}, "is not of a TPU"),
+    "the stand-in": ({"rehearsal": True, "backend": "xla:standin"}, "is not of a TPU"),
+    "a GPU": ({"chips": 0, "generation": None, "backend": "cuda"}, "is not of a TPU"),
+    "one of eight chips": ({"chips": 8}, "part of a TPU: 1 cores of 8 chips"),
+    "a part that failed": ({"change": fail_one, "passed": False}, "failed\n  found: fault: core 7 was not named"),
+    "a part that failed in a whole that passed": ({"change": fail_one}, "failed\n  found: fault"),
+    "another format": ({"tpukit_proof": 2}, "format 2, this kit reads 1"),
+    "a part too few": ({"change": lambda found: found["parts"].pop("resume")}, "the parts resume are missing"),
+    "no parts": ({"parts": {}}, "the parts check, health, .* are missing"),
+    "a part without an outcome": ({"change": lambda found: found["parts"].update(fit="yes")}, "part fit does not say"),
+    "rates that are none": ({"change": lambda found: found["parts"]["rates"].update(size="x")}, "rates are"),
+    "no rates": ({"change": lambda found: found["parts"].update(rates={"passed": True})}, "rates are"),
+    "a word for a number": ({"chips": "eight"}, "chips is 'eight'"),
+    "nothing for a text": ({"platform": None}, "platform is None"),
+    "no date": ({"date": "yesterday"}, "date is 'yesterday'"),
+    "the end of a cell": ({"code": "a | b"}, "'a | b' is no name or version"),
+    "the end of a line": ({"platform": "Colab\n| a | b"}, "is no name or version"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_proves_nothing_about_a_chip_is_refused(of_a_chip, case):
+    changed, said = REFUSED[case]
+    with pytest.raises(NoProof, match=said) as refused:
+        read_result_of_a_chip(of_a_chip(**changed))
+    assert "\n  fix:   " in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", '{"tpukit_proof": 1, "passed": tr', '["tpukit_proof"]', "\0\x80 tpu"])
+def test_a_file_without_a_proof_is_refused(tmp_path, text):
+    file = tmp_path / "proof.json"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(NoProof, match="has no line that is a proof's JSON"):
+        read_result_of_a_chip(file)
+    with pytest.raises(FileNotFoundError, match="make chip-colab"):
+        read_result_of_a_chip(tmp_path / "none.json")
+
+
+@pytest.fixture
+def report():
+    specification = importlib.util.spec_from_file_location("chip_report", ROOT / "docs" / "chip_report.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def test_the_readme_gets_a_row_in_place_of_not_yet_run(report, of_a_chip, tmp_path, capsys):
+    readme, before = tmp_path / "README.md", (ROOT / "README.md").read_text()
+    (old,) = [line for line in before.splitlines() if line.startswith("| [a proof]") and "| Colab v5e-1;" in line]
+    readme.write_text(before)
+    assert report.main([str(of_a_chip()), "--readme", str(readme)]) == 0
+    new = capsys.readouterr().out.strip()
+    assert readme.read_text() == before.replace(old, new)
+    for words in (
+        *("Colab v5e-1; torch 2.9.0+cpu, torch_xla 2.9.0, libtpu 0.0.21.1, Python 3.13.15", "commit 1234abc"),
+        *("22 November 2026", "all 11 parts passed in 321 s", "resnet34 at 128 pixels", "1,234 images/s", "2,346 on"),
+    ):
+        assert words in new
+    assert new.count("|") == 4
+    # Once more: the row of the same machine is replaced. Another machine has a row of its own, below.
+    again = of_a_chip(date="2026-12-01")
+    assert report.main([str(again), "--readme", str(readme)]) == 0
+    other = of_a_chip(platform="TPU VM", generation="v6e")
+    assert report.main([str(other), "--readme", str(readme)]) == 0
+    rows = [line for line in readme.read_text().splitlines() if line.startswith("| [a proof]")]
+    assert len(rows) == 1 + before.count("\n| [a proof]")
+    assert ["1 December 2026" in row for row in rows].count(True) == 1
+    assert "| TPU VM v6e-1;" in rows[-1]
+
+
+def test_a_proof_that_is_refused_leaves_the_readme_alone(report, of_a_chip, tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text("| what | where | result |\n|---|---|---|\n")
+    assert report.main([str(of_a_chip(chips=0)), "--readme", str(readme)]) == 1
+    assert "is not of a TPU" in capsys.readouterr().err
+    assert readme.read_text().count("\n") == 2
+    readme.write_text("nothing")
+    assert report.main([str(of_a_chip()), "--readme", str(readme)]) == 1
+    assert "has no table" in capsys.readouterr().err

@@ -1,0 +1,310 @@
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tpukit.essentials.data.batches import Batches
+from tpukit.essentials.run.launcher import launch
+
+
+class Numbers:
+    def __init__(self, count):
+        self.count = count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+
+@pytest.mark.parametrize(
+    ("count", "options", "message"),
+    [
+        (0, {}, "dataset is empty"),
+        (7, {"drop_last": True, "world_size": 2}, "7 samples do not fill one batch of 4 on each of 2 cores"),
+    ],
+)
+def test_what_cannot_be_batched_is_refused_with_the_fix(count, options, message):
+    with pytest.raises(ValueError, match=message):
+        Batches(Numbers(count), batch_size=4, **options)
+
+
+def test_the_fix_for_a_batch_that_does_not_fill_works():
+    with pytest.raises(ValueError, match="batch_size=3, or drop_last=False"):
+        Batches(Numbers(7), batch_size=4, world_size=2, drop_last=True)
+    assert len(Batches(Numbers(7), batch_size=3, world_size=2, drop_last=True)) == 1
+    assert len(Batches(Numbers(7), batch_size=4, world_size=2)) == 1
+
+
+class Pixels:
+    """A source of whole batches: image `i` is `i` in every pixel."""
+
+    shape = (2, 2, 3)
+
+    def __init__(self, count):
+        self.labels = np.arange(count, dtype=np.float32)[:, None]
+        self.asked = []
+
+    def __len__(self):
+        return len(self.labels)
+
+    def take(self, indices, out=None):
+        images = np.broadcast_to(np.asarray(indices, np.uint8)[:, None, None, None], (len(indices), *self.shape))
+        if out is None:
+            return images.copy()
+        out[:] = images
+        return out
+
+    def read_ahead(self, indices):
+        self.asked.append(list(indices))
+
+
+class Noisy(Numbers):
+    """A dataset that augments: random numbers of all three kinds with each sample."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, torch.rand(()).item(), random.random(), np.random.random()])  # noqa: NPY002
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8])
+@pytest.mark.parametrize("count", [1, 7, 24, 97])
+def test_under_the_mask_every_sample_comes_exactly_once(count, world_size, shuffle):
+    flat, shapes = [], set()
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "shuffle": shuffle}
+        for samples, mask in Batches(Numbers(count), batch_size=4, mask=True, **options):
+            flat += samples[mask].tolist()
+            shapes |= {(samples.shape, mask.shape, mask.dtype)}
+    assert sorted(flat) == list(range(count))
+    assert shapes == {((4,), (4,), torch.bool)}
+
+
+@pytest.mark.parametrize(
+    ("item", "expected"),
+    [
+        (lambda i: torch.tensor(i), tuple),
+        (lambda i: (i, float(i)), tuple),
+        (lambda i: {"image": i, "name": f"{i}.jpg"}, dict),
+    ],
+)
+def test_the_mask_joins_a_tensor_a_tuple_and_a_dict(item, expected):
+    class Items(Numbers):
+        def __getitem__(self, index):
+            return item(index)
+
+    batch = list(Batches(Items(3), batch_size=2, mask=True))[1]
+    assert isinstance(batch, expected)
+    mask = batch["mask"] if expected is dict else batch[-1]
+    assert mask.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_a_source_gives_every_image_with_its_label_whoever_prepares_them(threads, workers):
+    batches = Batches(Pixels(150), batch_size=8, shuffle=True, mask=True, threads=threads, workers=workers)
+    for hold in (list, iter):  # all at once, so that no buffer may be used again meanwhile; then one after the other
+        seen = []
+        for images, labels, mask in hold(batches):
+            assert (images.shape, images.dtype, labels.shape) == ((8, 3, 2, 2), torch.uint8, (8, 1))
+            assert torch.equal(images[:, 0, 0, 0].float(), labels[:, 0])
+            seen += labels[mask, 0].int().tolist()
+        assert sorted(seen) == list(range(150))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_source_that_writes_nowhere_but_returns_its_images_is_one_too(workers):
+    class Returning(Pixels):
+        def take(self, indices, out=None):
+            return super().take(indices)
+
+    for images, labels in Batches(Returning(30), batch_size=4, workers=workers):
+        assert torch.equal(images[:, 0, 0, 0].float(), labels[:, 0])
+
+
+def test_a_source_learns_which_samples_come_next():
+    source = Pixels(12)
+    batches = Batches(source, batch_size=4)
+    seen = [labels[:, 0].tolist() for _, labels in batches]
+    assert source.asked == seen[1:]
+
+
+def test_a_loop_left_early_is_followed_by_the_next_epoch():
+    batches = Batches(Numbers(40), batch_size=8, shuffle=True)
+    next(iter(batches))
+    assert [batch.tolist() for batch in batches] == batches.indices(1)
+
+
+def rest(dataset, state, **options):
+    batches = Batches(dataset, batch_size=4, shuffle=True, **options)
+    batches.load_state_dict(state)
+    return [torch.as_tensor(batch[0] if isinstance(batch, tuple) else batch).tolist() for batch in batches], batches
+
+
+@pytest.mark.parametrize("taken", [0, 1, 5, 9, 10])
+@pytest.mark.parametrize(
+    ("dataset", "options"),
+    [(Numbers(40), {}), (Pixels(40), {}), (Pixels(40), {"threads": 2}), (Noisy(40), {"workers": 1})],
+)
+def test_a_state_saved_in_the_loop_brings_the_same_remaining_batches(dataset, options, taken):
+    batches = Batches(dataset, batch_size=4, shuffle=True, seed=3, **options)
+    list(batches)
+    state, epoch = batches.state_dict(), []
+    for number, batch in enumerate(batches, start=1):
+        epoch.append(torch.as_tensor(batch[0] if isinstance(batch, tuple) else batch).tolist())
+        if number == taken:
+            state = json.loads(json.dumps(batches.state_dict()))
+    again, resumed = rest(dataset, state, **options)
+    if taken < 10:
+        assert again == epoch[taken:]
+        assert resumed.epoch == batches.epoch
+    else:  # the last batch was given: what remains is the next epoch
+        assert resumed.state_dict()["epoch"] == batches.epoch + 1
+
+
+@pytest.mark.parametrize(("before", "after"), [((1, 6), (3, 2)), ((2, 4), (1, 5)), ((3, 4), (2, 2))])
+def test_an_epoch_begun_on_some_cores_is_finished_on_others(before, after):
+    def ranks(cores, batch_size, state=None):
+        made = [
+            Batches(Numbers(97), batch_size=batch_size, rank=r, world_size=cores, shuffle=True, mask=True)
+            for r in range(cores)
+        ]
+        for batches in made:
+            batches.load_state_dict(state) if state else None
+        return made
+
+    first, seen = ranks(*before), []
+    for parts, _ in zip(zip(*first, strict=True), range(3), strict=False):
+        seen += [n for samples, mask in parts for n in samples[mask].tolist()]
+        state = first[0].state_dict()
+    assert len(seen) == before[0] * before[1] * 3
+    seen += [n for b in ranks(*after, state) for samples, mask in b for n in samples[mask].tolist()]
+    assert sorted(seen) == list(range(97))
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "message"),
+    [
+        ({"shuffle": True}, {"count": 41}, "dataset of 41 samples, this one has 40"),
+        (
+            {},
+            {"samples": 8, "layout": [1, 8, False]},
+            "1 core with batches of 8; here it is on 1 core with",
+        ),
+        (
+            {},
+            {"samples": 8, "layout": [2, 4, False]},
+            "2 cores with batches of 4; here it is on 1 core",
+        ),
+        ({}, {"samples": 8, "layout": [1, 4, True]}, "batches of 4, drop_last; here it is on 1 core with batches of 4"),
+        ({}, {"samples": 8, "layout": None}, "8 samples into an epoch that was shuffled; here it is in order"),
+        ({"shuffle": True}, {"samples": 8, "layout": [1, 4, False]}, "in order, on 1 core.*; here it is shuffled"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(options, state, message):
+    batches = Batches(Numbers(40), batch_size=4, **options)
+    with pytest.raises(ValueError, match=message):
+        batches.load_state_dict({**batches.state_dict(), **state})
+
+
+def test_an_epoch_in_order_is_continued_on_the_same_cores_only():
+    saved = Batches(Numbers(32), batch_size=4, rank=1, world_size=2)
+    assert next(iter(saved)).tolist() == [16, 17, 18, 19]
+    again = Batches(Numbers(32), batch_size=4, rank=0, world_size=2)
+    again.load_state_dict(saved.state_dict())
+    assert torch.cat(list(again)).tolist() == list(range(4, 16))
+    other = Batches(Numbers(32), batch_size=2, rank=0, world_size=4)  # as many samples per step, and others
+    with pytest.raises(ValueError, match=r"(?s)2 cores with batches of 4; here it is on 4 cores.*fix: .*shuffle=True"):
+        other.load_state_dict(saved.state_dict())
+    list(saved)
+    other.load_state_dict(saved.state_dict())  # between two epochs there is nothing to share out
+
+
+def test_a_killed_process_is_continued_with_the_same_samples(tmp_path):
+    """The loop notes each sample it has used and saves its state after each step; it is killed in between."""
+    code = """
+import json, os, sys
+from pathlib import Path
+from test_batches import Pixels, Batches
+folder = Path(sys.argv[1]); state = folder / "state.json"
+batches = Batches(Pixels(96), batch_size=4, shuffle=True, seed=7, threads=2)
+if state.exists(): batches.load_state_dict(json.loads(state.read_text()))
+for images, labels in batches:
+    (folder / "new.json").write_text(json.dumps([batches.state_dict(), labels[:, 0].tolist()]))
+    saved, samples = json.loads((folder / "new.json").read_text())
+    with open(folder / "seen", "a") as seen: seen.write(json.dumps(samples) + "\\n")
+    (folder / "new.json").write_text(json.dumps(saved)); os.replace(folder / "new.json", state)
+    if len(sys.argv) > 2 and saved["samples"] == int(sys.argv[2]): os.kill(os.getpid(), 9)
+"""
+    tests = Path(__file__).parent
+    environ = {**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"}
+    for stop in (["12"], ["60"], []):
+        ended = subprocess.run([sys.executable, "-c", code, str(tmp_path), *stop], env=environ, check=False)
+        assert ended.returncode == (-signal.SIGKILL if stop else 0)
+    seen = [json.loads(line) for line in (tmp_path / "seen").read_text().splitlines()]
+    assert seen == Batches(Pixels(96), batch_size=4, shuffle=True, seed=7).indices(0)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_while_preparing_reaches_the_loop(workers):
+    class Broken(Pixels):
+        def take(self, indices, out=None):
+            if 21 in indices:
+                raise OSError("record 21 is damaged")
+            return super().take(indices, out)
+
+    with pytest.raises(OSError, match="record 21 is damaged"):
+        list(Batches(Broken(40), batch_size=4, workers=workers))
+
+
+def test_the_time_a_loop_waits_is_counted():
+    import time
+
+    class Slow(Numbers):
+        def __getitem__(self, index):
+            time.sleep(0.01)
+            return index
+
+    batches = Batches(Slow(8), batch_size=4)
+    list(batches)
+    assert batches.waited >= 0.08
+
+
+@pytest.mark.xla
+def test_on_xla_bytes_travel_and_no_batch_is_compiled_twice():
+    def work(core):
+        import torch_xla.debug.metrics as met
+
+        compiled, seen = [], []
+        for images, labels, mask in core.batches(Pixels(50), batch_size=8, shuffle=True, mask=True):
+            with core.step():
+                total = ((images[:, 0, 0, 0] - labels[:, 0]).abs() * mask).sum()
+            compiled.append((met.metric_data("CompileTime") or [0])[0])
+            seen.append((images.dtype, images.device.type, tuple(images.shape), total.item()))
+        return compiled, seen
+
+    for compiled, seen in launch(work, cores=2, backend="xla:cpu", progress="off").results:
+        assert set(seen) == {(torch.uint8, "xla", (8, 3, 2, 2), 0.0)}
+        assert len(set(compiled[1:])) == 1
+
+
+def test_labels_that_are_fewer_than_the_images_are_an_error_and_no_label_is_taken_twice():
+    class Short:
+        shape, labels = (2, 2, 3), np.arange(3)
+
+        def __len__(self):
+            return 4
+
+        def take(self, indices, out=None):
+            return np.zeros((len(indices), 2, 2, 3), np.uint8)
+
+    with pytest.raises(IndexError):
+        list(Batches(Short(), batch_size=2))

@@ -1,0 +1,145 @@
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Subset, TensorDataset
+
+from tpukit.essentials.data.batches import Batches
+from tpukit.essentials.data.sources import as_batch_source
+
+
+class Pixels:
+    """A source: image `i` is `i` in every pixel."""
+
+    shape = (2, 2, 3)
+    encoding = "jpeg"
+
+    def __init__(self, count):
+        self.labels = np.arange(count, dtype=np.float32)[:, None]
+        self.announced = []
+
+    def __len__(self):
+        return len(self.labels)
+
+    def take(self, indices, out=None):
+        images = np.broadcast_to(np.asarray(indices, np.uint8)[:, None, None, None], (len(indices), *self.shape))
+        if out is None:
+            return images.copy()
+        out[:] = images
+        return out
+
+    def read_ahead(self, indices):
+        self.announced.append(np.asarray(indices).tolist())
+
+
+class Bare(Pixels):
+    """A source with nothing that is optional."""
+
+    encoding = property()
+    read_ahead = property()
+
+
+def test_a_source_is_itself():
+    source = Pixels(3)
+    assert as_batch_source(source) is source
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [[1, 2, 3], torch.zeros(5, 3), TensorDataset(torch.zeros(5, 3)), Subset(TensorDataset(torch.zeros(5)), [1])],
+    ids=["list", "tensor", "dataset", "its subset"],
+)
+def test_any_other_dataset_is_not_a_source(dataset):
+    assert as_batch_source(dataset) is None
+
+
+def test_a_subset_of_a_subset_of_a_source_takes_the_right_images_and_labels():
+    source = Pixels(50)
+    subset = as_batch_source(Subset(Subset(source, [40, 41, 42, 7]), [3, 0, 1]))
+    assert len(subset) == 3
+    assert subset.labels[:, 0].tolist() == [7, 40, 41]
+    assert (subset.shape, subset.encoding) == (source.shape, "jpeg")
+    out = np.empty((2, 2, 2, 3), np.uint8)
+    assert subset.take(np.array([2, 0]), out) is out
+    assert out[:, 0, 0, 0].tolist() == [41, 7]
+    subset.read_ahead(np.array([1]))
+    assert source.announced == [[40]]
+
+
+def test_a_subset_of_a_source_without_the_optional_attributes_works():
+    subset = as_batch_source(Subset(Bare(5), [4, 2]))
+    assert subset.encoding is None
+    subset.read_ahead([0])
+    assert subset.take(np.array([1]))[0, 0, 0, 0] == 2
+
+
+class ByItem(Pixels):
+    """A source that gives single samples, too."""
+
+    take = Pixels.take
+
+    def __getitem__(self, index):
+        return torch.full((3, 2, 2), index, dtype=torch.uint8), torch.from_numpy(self.labels[index].copy())
+
+
+def changed(sample):
+    image, label = sample
+    return 255 - image, label * 100
+
+
+class OtherItems(ByItem):
+    def __getitem__(self, index):
+        return changed(super().__getitem__(index))
+
+
+class OtherSubset(Subset):
+    def __getitem__(self, index):
+        return changed(super().__getitem__(index))
+
+
+class OtherBatches(Subset):
+    def __getitems__(self, indices):
+        return [changed(super(OtherBatches, self).__getitem__(index)) for index in indices]
+
+
+class LikeASubset:
+    def __init__(self, dataset, indices):
+        self.dataset, self.indices = dataset, indices
+
+    def __len__(self):
+        return len(self.indices)
+
+    def __getitem__(self, index):
+        return changed(self.dataset[self.indices[index]])
+
+
+OVERRIDDEN = {
+    "a source's": lambda: OtherItems(20),
+    "a source's, in a Subset": lambda: Subset(OtherItems(30), range(20)),
+    "a Subset's": lambda: OtherSubset(ByItem(30), range(20)),
+    "a Subset's, in a Subset": lambda: Subset(OtherSubset(ByItem(30), range(25)), range(20)),
+    "a Subset's of a dataset": lambda: OtherSubset([ByItem(20)[i] for i in range(20)], range(20)),
+    "a Subset's for many": lambda: OtherBatches(ByItem(30), range(20)),
+    "something like a Subset's": lambda: LikeASubset(ByItem(30), list(range(20))),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("whose", OVERRIDDEN)
+def test_an_item_that_a_class_changes_arrives_changed(whose, workers):
+    batches = Batches(OVERRIDDEN[whose](), batch_size=5, workers=workers)
+    images, labels = (torch.cat(part) for part in zip(*batches, strict=True))
+    assert images[:, 0, 0, 0].tolist() == [255 - i for i in range(20)]
+    assert labels[:, 0].tolist() == [100 * i for i in range(20)]
+
+
+def test_a_class_with_its_own_take_is_a_source_again():
+    class Both(OtherItems):
+        def take(self, indices, out=None):
+            return 255 - super().take(indices)
+
+    assert as_batch_source(both := Both(3)) is both
+    assert as_batch_source(Subset(ByItem(9), [4])) is not None
+
+
+def test_a_subset_of_nothing_is_still_a_source():
+    assert len(as_batch_source(Subset(Pixels(5), []))) == 0

@@ -1,0 +1,275 @@
+"""Failures at the edges: threads that have ended, signals without a name, huge texts, errors that travel."""
+
+import copy
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from tpukit import Interrupted, RuntimeInUse, WorkerFailed, launch
+from tpukit.essentials.run import worker
+from tpukit.essentials.run.channel import Receiver
+from tpukit.essentials.run.core import Core
+
+
+def quietly(fn, *args, **options):
+    return launch(fn, *args, cores=2, backend="cpu", progress="off", **options)
+
+
+# ---- a core whose thread has ended -------------------------------------------------------------------------------
+
+
+def process_of_two_threads():
+    """Return a worker process's own view of two cores: one whose thread has ended, one that runs in this thread."""
+    reading, writing = os.pipe()
+    unused = {"kernel": 0, "folder": None, "heartbeat": 1.0, "output": -1, "control": -1, "inherited": ()}
+    process = worker._Worker(worker.WorkerPipes(rank=0, messages=writing, **unused))
+    thread = threading.Thread(target=lambda: None)
+    thread.start()
+    thread.join()
+    backend = SimpleNamespace(world_size=2, device=None)
+    for rank, ident in ((0, thread.ident), (1, threading.get_ident())):
+        process.cores.append((Core(SimpleNamespace(rank=rank, **vars(backend)), process.sender.send), ident))
+    return process, Receiver(reading)
+
+
+def test_stacks_can_be_asked_of_a_process_of_which_a_cores_thread_has_ended():
+    """The thread that answers would end with a KeyError, and the process no longer hear that it may go."""
+    process, receiver = process_of_two_threads()
+    process._send_stacks()
+    (message,) = receiver.receive()
+    assert message[:2] == ("stacks", 1)
+
+
+def test_sigterm_is_told_of_the_core_that_still_runs():
+    process, receiver = process_of_two_threads()
+    process._report_sigterm()
+    (message,) = receiver.receive()
+    assert (message[0], message[1].rank) == ("failed", 1)
+
+
+# ---- words -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="real-time signals")
+def test_a_death_by_a_signal_without_a_name_is_told():
+    def work(core):
+        if core.rank == 1:
+            os.kill(os.getpid(), 40)
+        core.barrier()
+
+    with pytest.raises(WorkerFailed, match="core 1 of 2 was killed by signal 40"):
+        quietly(work)
+
+
+def test_of_a_huge_text_the_middle_is_left_out_and_the_whole_is_in_the_traceback():
+    def work(core):
+        raise ValueError("begin " + "x" * 5_000_000 + " end")
+
+    with pytest.raises(WorkerFailed) as failed:
+        quietly(work)
+    text = str(failed.value)
+    assert len(text) < 30_000
+    assert "raised ValueError: begin xxx" in text
+    assert text.rstrip().endswith("xxx end")
+    assert text.count("characters are left out here") == 2
+    assert len(failed.value.traceback) > 5_000_000
+    assert failed.value.__cause__ is None  # which a notebook would print whole
+
+
+def test_an_exception_whose_text_cannot_be_made_is_told():
+    class Silent(Exception):
+        def __str__(self):
+            raise RuntimeError("no words")
+
+    def work(core):
+        raise Silent
+
+    with pytest.raises(WorkerFailed, match=r"core [01] of 2 raised Silent: \(its text cannot be made: RuntimeError\)"):
+        quietly(work)
+
+
+def test_an_optimizer_in_a_worker_leaves_no_temporary_folder(tmp_path):
+    """Making the first one in a process imports a part of torch that makes a temporary folder."""
+    code = """
+    import os, tempfile, torch, tpukit
+
+    def work(core):
+        torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+    tpukit.launch(work, cores=2, backend="cpu", progress="off")
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env={**os.environ, "TMPDIR": str(tmp_path)}, check=True
+    )
+    assert ended.returncode == 0
+    assert os.listdir(tmp_path) == []
+
+
+# ---- errors that travel ------------------------------------------------------------------------------------------
+
+
+def copies(error):
+    return [pickle.loads(pickle.dumps(error)), copy.copy(error)]
+
+
+def test_worker_failed_survives_pickling():
+    def work(core):
+        core.log(loss=0.5)
+        raise KeyError("a")
+
+    with pytest.raises(WorkerFailed) as failed:
+        quietly(work)
+    failed.value.add_note("seen by the scheduler")
+    for again in copies(failed.value):
+        assert type(again) is WorkerFailed
+        assert str(again) == str(failed.value)
+        assert (again.rank, again.traceback) == (failed.value.rank, failed.value.traceback)
+        assert again.run.log == failed.value.run.log
+        assert again.__notes__ == ["seen by the scheduler"]
+
+
+# ---- an interrupt ------------------------------------------------------------------------------------------------
+
+
+def interrupted(work, seconds, **options):
+    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(Interrupted) as caught:
+        quietly(work, heartbeat=0.2, **options)
+    return caught.value
+
+
+def never_comes(core):
+    if core.rank == 1:
+        time.sleep(99)
+    core.barrier()
+
+
+def test_an_interrupt_of_a_hung_run_shows_where_the_cores_stood():
+    error = interrupted(never_comes, 8.0)
+    assert "the run was interrupted; its workers were ended\n\nwhere the cores stood:\ncore 0:\n" in str(error)
+    assert "core.barrier()" in error.stacks[0]
+    assert "time.sleep(99)" in error.stacks[1]
+    assert error.stacks[1] in str(error)
+    for again in copies(error):
+        assert (str(again), again.stacks, again.run.results) == (str(error), error.stacks, [None, None])
+
+
+def test_an_interrupt_of_a_run_that_moves_is_one_line_and_keeps_the_stacks():
+    def work(core):
+        while True:
+            core.barrier()
+            time.sleep(0.05)
+
+    error = interrupted(work, 6.5)
+    assert str(error) == "the run was interrupted; its workers were ended"
+    assert error.stacks.keys() == {0, 1}
+
+
+# ---- what is refused ---------------------------------------------------------------------------------------------
+
+
+def test_a_launch_inside_a_worker_is_refused_by_name():
+    def work(core):
+        return launch(lambda inner: inner.rank, cores=2, backend="cpu")
+
+    with pytest.raises(WorkerFailed, match="launch was called inside a worker, whose run has the cores") as failed:
+        quietly(work)
+    assert isinstance(failed.value.__cause__, RuntimeInUse)
+    assert "this is tpukit core" in str(failed.value.__cause__)
+
+
+def train(core, factor, lr=0.1):
+    return factor * lr
+
+
+def test_a_keyword_that_is_no_option_is_refused_and_the_fix_works():
+    import functools
+
+    with pytest.raises(TypeError) as caught:
+        quietly(train, 2, lr=0.5)
+    assert str(caught.value).startswith(
+        "launch has no option 'lr'\n  found: its options are cores, device, backend, seed"
+    )
+    assert "fix:   launch(functools.partial(train, lr=...), ...)" in str(caught.value)
+    assert quietly(functools.partial(train, lr=0.5), 2).results == [1.0, 1.0]
+
+
+# ---- processes of threads ----------------------------------------------------------------------------------------
+
+
+def test_a_pool_made_in_a_thread_that_has_ended_still_works():
+    """Linux tells a process that its parent died when the thread ends that forked it."""
+
+    def work(core):
+        import multiprocessing
+        from concurrent.futures import ProcessPoolExecutor
+
+        made = []
+
+        def make():
+            made.append(ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")))
+            made.append(made[0].submit(abs, -1).result())
+
+        thread = threading.Thread(target=make)
+        thread.start()
+        thread.join()
+        time.sleep(0.5)
+        with made[0] as pool:
+            return [made[1], *pool.map(abs, [-2, -3])]
+
+    assert quietly(work, timeout=60).results == [[1, 2, 3]] * 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's way to end children with their parent")
+def test_a_process_made_by_a_thread_ends_when_its_worker_is_killed(tmp_path):
+    def work(core):
+        import multiprocessing
+
+        process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(99,))
+        thread = threading.Thread(target=process.start)
+        thread.start()
+        thread.join()
+        os.setpgid(process.pid, process.pid)  # not ended with the worker's process group
+        (tmp_path / str(core.rank)).write_text(str(process.pid))
+        core.barrier()
+        assert process.is_alive()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
+        quietly(work)
+
+    left = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
+    deadline = time.monotonic() + 10
+    while any(map(psutil.pid_exists, left)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(map(psutil.pid_exists, left))
+
+
+def test_joblib_leaves_nothing_in_shared_memory():
+    pytest.importorskip("joblib")
+    before = in_shared_memory()
+
+    def work(core):
+        import numpy
+        from joblib import Parallel, delayed
+
+        large = numpy.ones(500_000)  # memory-mapped from one megabyte on
+        total = sum(Parallel(n_jobs=2)(delayed(numpy.sum)(large) for _ in range(4)))
+        return float(total)
+
+    assert quietly(work, timeout=100).results == [2_000_000.0] * 2
+    assert in_shared_memory() <= before
+
+
+def in_shared_memory():
+    ours = ("sem.loky-", "joblib_")
+    return {name for name in os.listdir("/dev/shm") if name.startswith(ours)} if os.path.isdir("/dev/shm") else set()

@@ -1,0 +1,452 @@
+"""preflight: a real step, recorded as a TPU's compiler would get it, and compiled by that compiler."""
+
+import contextlib
+import functools
+import importlib.util
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import nbformat
+import preflight_workers as workers
+import psutil
+import pytest
+import torch
+
+import tpukit
+from tpukit.preflight import compiler, libtpu
+from tpukit.preflight.chips import find_chip
+from tpukit.preflight.command import find_function
+from tpukit.preflight.compiler import compile_graph
+from tpukit.preflight.hazards import find_hazards
+from tpukit.preflight.hlo import Array, read_program, without_sources
+from tpukit.preflight.recording import record
+from tpukit.preflight.step_clock import StepClock
+from tpukit.preflight.step_report import Preflight, _short
+from tpukit.standin import build
+
+pytestmark = pytest.mark.xla
+ROOT = Path(__file__).parents[2]
+CHIP = find_chip("v5e-8")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stand_in():
+    if reason := build.why_not():
+        pytest.skip(reason)
+    if importlib.util.find_spec("torch_xla") is None:
+        pytest.skip("torch_xla is not installed")
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return record(workers.by_hand, chip=CHIP, progress="off")
+
+
+@pytest.fixture(scope="module")
+def real_libtpu():
+    """The version of libtpu that tests compile with, fetched if it is not here: 150 MB, once."""
+    try:
+        libtpu.fetch_libtpu()
+    except tpukit.preflight.NoLibtpu as error:
+        pytest.skip(str(error))
+    return libtpu.platform_version()
+
+
+def hazards(fn, *args):
+    found = record(fn, *args, chip=CHIP, progress="off")
+    return {one.name: one.fact for one in find_hazards(found, [read_program(graph.module) for graph in found.graphs])}
+
+
+def compilers():
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it has ended since; whoever calls this in a thread would end as well
+            found += [one] if "tpukit-compile" in "".join(one.cmdline()[:1]) else []
+    return found
+
+
+# ---- chips
+
+
+@pytest.mark.parametrize(
+    ("name", "topology", "cores", "hbm"),
+    [("v5e-8", "v5e:2x4", 8, 16), ("v5litepod-8", "v5e:2x4", 8, 16), ("v5e-1", "v5e:1x1", 1, 16)]
+    + [("v3-8", "v3:2x2", 8, 16), ("v2-8", "v2:2x2", 8, 8), ("v6e-1", "v6e:1x1", 1, 32), ("V6E-8", "v6e:2x4", 8, 32)],
+)
+def test_a_chip_is_what_its_name_says(name, topology, cores, hbm):
+    chip = find_chip(name)
+    assert (chip.topology, chip.cores, chip.hbm) == (topology, cores, hbm * 2**30)
+
+
+def test_a_mistyped_chip_is_answered_with_the_nearest():
+    with pytest.raises(ValueError, match=r'no TPU .v5e8.(.|\n)*fix:   chip="v5e-8"'):
+        tpukit.preflight.preflight(workers.by_hand, chip="v5e8")
+
+
+# ---- recording
+
+
+def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
+    (graph,) = recorded.graphs
+    program = read_program(graph.module)
+    assert recorded.is_steady
+    assert "all-reduce" in {one.opcode for one in program.operations}
+    assert (CHIP.cores, bytes(range(8)) in graph.options) == (8, True)  # the device assignment: 0 to 7
+    inputs = {str(one.arrays[0]) for one in program.operations if one.opcode == "parameter"}
+    assert "u8[4,3,8,8]" in inputs
+    assert recorded.batches == (((4, 3, 8, 8), "uint8"), ((4, 10), "float32"))
+
+
+def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(recorded, monkeypatch):
+    assert "--xla_tpu_scoped_vmem_limit_kib=22528" in recorded.flags.split()
+    old = record(workers.by_hand, chip=find_chip("v3-8"), progress="off")
+    assert "vmem" not in old.flags
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=16384")
+    own = record(workers.by_hand, chip=CHIP, progress="off")
+    assert [flag for flag in own.flags.split() if "vmem" in flag] == ["--xla_tpu_scoped_vmem_limit_kib=16384"]
+
+
+def test_notebook_10_shows_the_fallback_that_it_speaks_of():
+    cells = nbformat.read(ROOT / "notebooks" / "10_before_you_have_a_tpu.ipynb", as_version=4).cells
+    wanted = ("class Noise", "def network", "def with_a_fallback")
+    sources = [cell.source for cell in cells if any(word in cell.source for word in wanted)]
+    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    there = {"tpukit": tpukit}
+    for source in (parameters, *sources):
+        exec(source.partition("\ncut = ")[0].partition("\ntpukit.show_batch")[0], there)
+    assert "adaptive_avg_pool2d" in hazards(there["train"], 8, False, there["with_a_fallback"])["fallbacks"]
+
+
+def test_a_line_of_a_cell_is_named_so():
+    assert _short("/tmp/ipykernel_28243/2398245868.py:11") == "line 11 of a cell"
+    assert _short("/a/b/c/d.py:3") == "b/c/d.py:3"
+    assert _short("") == ""
+
+
+def test_an_operation_knows_its_module_and_line(recorded):
+    program = read_program(recorded.graphs[0].module)
+    products = [one for one in program.operations if one.opcode == "dot"]
+    calls = {recorded.places[int(one.scope.removeprefix("call"))] for one in products}
+    assert {(module, direction) for module, _, direction in calls} == {
+        ("1 Linear", "forward"),
+        ("3 Linear", "forward"),
+        ("1 Linear", "backward"),
+        ("3 Linear", "backward"),
+    }
+    (line,) = {line for _, line, _ in calls}
+    file, _, number = line.rpartition(":")
+    assert file == workers.__file__
+    assert "model(change(images))" in Path(file).read_text().splitlines()[int(number) - 1]
+
+
+def test_a_graph_is_the_same_graph_after_an_edit_elsewhere_in_the_notebook(recorded, tmp_path):
+    moved = tmp_path / "moved.py"
+    moved.write_text("# a line more\n\n" + Path(workers.__file__).read_text())
+    again = record(find_function(f"{moved}:by_hand"), chip=CHIP, progress="off")
+    assert again.graphs[0].module != recorded.graphs[0].module
+    assert without_sources(again.graphs[0].module) == without_sources(recorded.graphs[0].module)
+
+
+def test_the_hosts_share_of_a_step_is_measured_once_the_step_comes_back(recorded):
+    assert 0 < recorded.host_seconds < 1
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, SystemExit, KeyboardInterrupt])
+def test_a_function_that_ends_itself_after_its_step_came_back_is_recorded(error):
+    found = record(functools.partial(workers.by_hand, after=workers.raises(error, at=6)), chip=CHIP)
+    assert found.is_steady
+
+
+def test_a_function_goes_on_for_a_dozen_steps_and_no_further(tmp_path):
+    record(functools.partial(workers.by_hand, after=workers.notes_each_step(tmp_path / "steps")), chip=CHIP)
+    assert 10 <= len((tmp_path / "steps").read_text()) <= 16
+
+
+def test_what_comes_after_the_step_changes_nothing():
+    found = record(workers.evaluates_larger_batches, chip=CHIP, progress="off")
+    assert found.batches == (((4, 192), "float32"), ((4, 10), "float32"))
+
+
+def test_steps_of_two_networks_by_turns_have_no_time_of_the_host():
+    found = record(workers.two_by_turns, chip=CHIP, progress="off")
+    assert (len(found.graphs), found.host_seconds) == (2, None)
+
+
+def test_the_host_time_is_that_of_its_thread_and_of_whole_steps():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)])
+    began = []
+    clock = StepClock(before=lambda: began.append(True))
+
+    def graph(seconds, *, steps):
+        end = time.thread_time() + seconds
+        while time.thread_time() < end:
+            pass
+        if steps:
+            optimizer.step()
+        clock.after_sync()
+
+    graph(0.0, steps=True)
+    assert (clock.seconds, clock.is_started, began) == (None, False, [])
+    clock.start()
+    graph(0.0, steps=True)
+    for _ in range(3):
+        graph(0.01, steps=False)  # a graph without a step belongs to the step that ends next
+        time.sleep(0.2)
+        graph(0.01, steps=True)
+    assert 0.02 <= clock.seconds < 0.2
+    for _ in range(6):
+        graph(0.0, steps=True)
+    assert (clock.has_ended, began) == (True, [True])
+
+
+def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path, capsys):
+    found = record(workers.by_fit, tmp_path, chip=CHIP, progress="off")
+    assert (len(found.graphs), found.is_steady) == (1, True)
+    assert "epoch 1:" not in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_function_that_raises_is_told_with_its_line_and_leaves_nothing():
+    before = set(psutil.Process().children(recursive=True))  # such as the resource tracker of Python's multiprocessing
+    with pytest.raises(tpukit.WorkerFailed, match="KeyError: 'SOPInstanceUID'"):
+        record(workers.fails, chip=CHIP, progress="off")
+    assert set(psutil.Process().children(recursive=True)) <= before
+
+
+def test_a_function_that_runs_nothing_is_told():
+    with pytest.raises(tpukit.preflight.NoPreflight, match="ended before it ran anything on the device"):
+        record(workers.runs_nothing, chip=CHIP, progress="off")
+
+
+def test_a_clean_step_has_no_hazards(recorded):
+    (found,) = find_hazards(recorded, [read_program(recorded.graphs[0].module)])
+    assert (found.name, found.state) == ("hazards", "ok")
+
+
+@pytest.mark.parametrize(
+    ("step", "name", "words"),
+    [
+        ({"after": lambda loss: loss.item()}, "graphs a step", "one step runs 2 graphs"),
+        ({"change": lambda x: (x.double() / 255).float()}, "float64", "float64 in"),
+        ({"change": lambda x: x.long().cumsum(1) / 255.0}, "int64", "int64 in"),
+        ({"change": lambda x: x.float().frexp().mantissa}, "fallbacks", "frexp"),
+    ],
+    ids=["item", "float64", "int64", "fallback"],
+)
+def test_a_hazard_is_named(step, name, words):
+    assert words in hazards(functools.partial(workers.by_hand, batch_size=64, **step))[name]
+
+
+def test_padding_is_counted_in_whole_tiles():
+    half = Array("f32", (8, 64), minor_to_major=(1, 0), tiles=(8, 128))
+    assert (half.bytes, half.padded_bytes) == (8 * 64 * 4, 8 * 128 * 4)
+    other_order = Array("f32", (64, 9), minor_to_major=(0, 1), tiles=(8, 128))
+    assert other_order.padded_bytes == 128 * 16 * 4
+    assert Array("f32", (3,), minor_to_major=(0,), tiles=(1024,)).padded_bytes == 4096
+
+
+# ---- libtpu
+
+
+def test_without_libtpu_the_message_says_how_to_get_it(recorded, tmp_path):
+    environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+    with pytest.raises(tpukit.preflight.NoLibtpu, match=r'fix:   tpukit.preflight.fetch_libtpu\("0.0.1"\)'):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.1", environ=environ)
+
+
+def test_a_download_that_fails_says_so_and_leaves_nothing(tmp_path, capsys):
+    environ = {
+        **os.environ,
+        "XDG_CACHE_HOME": str(tmp_path),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/",
+        "PIP_RETRIES": "0",
+    }
+    with pytest.raises(
+        tpukit.preflight.NoLibtpu, match=r"libtpu 0.0.2 cannot be fetched(.|\n)*fix:   turn the internet on"
+    ):
+        libtpu.fetch_libtpu("0.0.2", environ=environ)
+    assert "nothing is installed" in capsys.readouterr().out  # said before
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_version_that_is_none_is_refused():
+    with pytest.raises(ValueError, match="a version of libtpu is such as"):
+        libtpu.find_libtpu("newest")
+
+
+# ---- a compiler that misbehaves: a library that does so, in libtpu's place
+
+
+def place_library(tmp_path, body):
+    folder = tmp_path / "tpukit" / "libtpu" / "0.0.9"
+    folder.mkdir(parents=True, mode=0o700)
+    source = tmp_path / "library.c"
+    source.write_text(f"#include <stdlib.h>\n#include <unistd.h>\nvoid* GetPjrtApi(void) {{ {body} return 0; }}\n")
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", str(folder / "libtpu.so"), str(source)], check=True)
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
+
+
+def left_behind(tmp_path):
+    return [path for path in (tmp_path / "tpukit").rglob("*") if "compiling" in path.name]
+
+
+def test_a_compiler_that_is_killed_is_told_and_leaves_nothing(recorded, tmp_path):
+    environ = place_library(tmp_path, "for (;;) pause();")
+
+    def kill():
+        while not compilers():
+            time.sleep(0.02)
+        compilers()[0].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(tpukit.preflight.CompileFailed, match=r"ended by SIGKILL(.|\n)*ran out of memory"):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=60)
+    killer.join()
+    assert (compilers(), left_behind(tmp_path)) == ([], [])
+
+
+def test_a_compiler_that_aborts_is_told_in_its_own_words(recorded, tmp_path):
+    environ = place_library(tmp_path, 'write(2, "Check failed: x > 0\\n", 20); abort();')
+    with pytest.raises(tpukit.preflight.CompileFailed, match=r"ended by SIGABRT(.|\n)*Check failed: x > 0"):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off")
+    assert left_behind(tmp_path) == []
+
+
+def test_a_compiler_that_takes_too_long_is_ended(recorded, tmp_path):
+    environ = place_library(tmp_path, "for (;;) pause();")
+    with pytest.raises(tpukit.preflight.CompileFailed, match="no end after 0.5 s"):
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=0.5)
+    assert (compilers(), left_behind(tmp_path)) == ([], [])
+
+
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"compiling-{ended.pid}-x").mkdir()
+    (tmp_path / f"compiling-{os.getpid()}-x").mkdir()
+    compiler._remove_left_behind(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [f"compiling-{os.getpid()}-x"]
+
+
+# ---- the real compiler
+
+
+def test_a_step_is_compiled_and_kept(recorded, real_libtpu, tmp_path, monkeypatch):
+    (graph,) = recorded.graphs
+    first = compile_graph(graph, CHIP, flags=recorded.flags, progress="off")
+    assert first.cycles > 0
+    assert first.argument_bytes > 4 * 192 * 16  # the weights of the first layer
+    assert first.hbm_bytes < CHIP.hbm
+    assert any(one.opcode.startswith("all-reduce") for one in first.program.operations)
+    monkeypatch.setattr(compiler, "find_libtpu", lambda *_, **__: pytest.fail("it is in the cache"))
+    again = compile_graph(graph, CHIP, flags=recorded.flags, progress="off")
+    assert again.is_cached
+    assert again.program == first.program
+
+
+def test_a_report_holds_what_it_promises(real_libtpu):
+    found = tpukit.preflight.preflight(
+        workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5e-8": 3600}, progress="off"
+    )
+    assert found.fits
+    assert found.seconds == found.cycles / 1.5e9
+    assert found.samples_per_second == pytest.approx(4 * 8 / found.seconds)
+    text = str(found)
+    for words in (
+        "fits: arguments",
+        "not compared with a chip",
+        "the input gives 10",
+        "$100.00 for an epoch",
+    ):
+        assert words in " ".join(text.split()), words
+    assert 1 <= len(found.operations) <= 10
+    assert [cost.cycles for cost in found.operations] == sorted((c.cycles for c in found.operations), reverse=True)
+    assert {cost.module for cost in found.operations} & {"1 Linear", "3 Linear", "Adam"}
+    assert "<table" in found._repr_html_()
+    assert "it fits" in found.figure().alt
+    assert "v5e-8" in str(tpukit.preflight.compare_preflights([found]))
+    of_host(found, 2 * found.seconds, "warning", "the core waits for that: 50% of the time")
+    of_host(found, found.seconds / 2, "ok", "while the core computes")
+    slow = of_host(replace(found, pipeline=None), 0.032, "warning", "at 1,000 samples/s on all cores")
+    assert "the cores would take 1,000 samples/s" in str(slow)
+    assert "$1,000 for a million samples" in str(slow)
+    assert "as fast as the host" in " ".join(str(slow).split())
+    assert "1,000" in str(tpukit.preflight.compare_preflights([slow]))
+    unknown = replace(found, recording=replace(found.recording, host_seconds=None))
+    assert unknown.rate == found.samples_per_second
+    assert "host" not in [one.name for one in unknown.findings]
+
+
+def of_host(found, seconds, state, words):
+    there = replace(found, recording=replace(found.recording, host_seconds=seconds))
+    (host,) = [one for one in there.findings if one.name == "host"]
+    assert (host.state, words in host.fact) == (state, True), host.fact
+    return there
+
+
+def test_the_two_cores_of_an_old_chip_share_a_host_process(recorded):
+    found = [Preflight(find_chip(name), recorded, ()) for name in ("v5e-8", "v3-8")]
+    assert found[1].host_seconds == 2 * found[0].host_seconds == 2 * recorded.host_seconds
+
+
+def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(real_libtpu):
+    found = tpukit.preflight.preflight(workers.wide, 2**18, chip="v5e-1", progress="off")
+    assert not found.fits
+    assert "does not fit: the step needs" in str(found)
+    assert "about 17" in str(found)  # 172,032 samples, by proportion
+    assert "does not fit" in found.figure().alt
+    largest = tpukit.preflight.largest_batch(
+        workers.wide, chip="v5e-1", start=2**16, multiple=1024, compiles=4, progress="off"
+    )
+    most = largest.tried[largest.batch_size].hbm_bytes
+    assert 2**16 < largest.batch_size < 2**18
+    assert 0.85 * 2**34 < most <= 2**34
+    assert len(largest.tried) <= 4
+
+
+def test_what_a_tpu_cannot_do_is_named_in_the_compilers_words(real_libtpu):
+    with pytest.raises(
+        tpukit.preflight.CompileFailed, match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce"
+    ):
+        tpukit.preflight.preflight(workers.largest_of_int64, chip="v5e-8", progress="off")
+
+
+# ---- the command
+
+
+def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):
+    (tmp_path / "trainer.py").write_text("def train(core):\n    return 1\n")
+    assert find_function(f"{tmp_path / 'trainer.py'}:train")(None) == 1
+    assert find_function("preflight_workers:by_hand") is workers.by_hand
+    cells = ["size = 3", "def train(core):\n    return size", "raise RuntimeError('not run')"]
+    cells = ", ".join(f'{{"cell_type": "code", "source": [{cell!r}]}}' for cell in cells).replace("'", '"')
+    (tmp_path / "n.ipynb").write_text('{"cells": [' + cells.replace('("not run")', "()") + "]}")
+    assert find_function(f"{tmp_path / 'n.ipynb'}:train")(None) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "words"),
+    [
+        ("train", ValueError, "a function is named file.py:train"),
+        ("nowhere.py:train", FileNotFoundError, "there is no file nowhere.py"),
+        ("preflight_workers:absent", ValueError, "has no function absent"),
+    ],
+)
+def test_a_function_that_is_not_there_is_told(name, error, words):
+    with pytest.raises(error, match=words):
+        find_function(name)
+
+
+def test_the_command_says_what_is_wrong_in_one_message_and_exits_with_1(tmp_path):
+    command = [sys.executable, "-m", "tpukit", "preflight", f"{workers.__file__}:by_hand", "--chip", "v9-8"]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    ended = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path, check=False)
+    assert ended.returncode == 1
+    assert "there is no TPU 'v9-8'" in ended.stderr
+    assert "Traceback" not in ended.stderr

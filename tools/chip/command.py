@@ -1,0 +1,93 @@
+"""`python -m tools.chip`: every part, on this machine or a chip elsewhere, and one line of JSON."""
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import re
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from tools.chip.remote import prove_on_colab, prove_on_kaggle
+from tools.chip.result import PARTS, code_that_runs, summarize
+from tools.chip.supervisor import run_parts
+from tpukit.essentials.machine import host
+from tpukit.essentials.run import choose_topology
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add what the command takes."""
+    parser.add_argument("--backend", help="as in launch: cpu, xla, xla:cpu, xla:standin (default: the best there is)")
+    parser.add_argument("--cores", type=int, help="as in launch (default: all there are)")
+    parser.add_argument("--parts", help=f"some of them, with commas between (default: all: {','.join(PARTS)})")
+    parser.add_argument("--folder", help="an empty folder, which keeps checkpoints and the trace (default: none)")
+    parser.add_argument("--result", metavar="FILE", help="write the line of JSON there as well")
+    parser.add_argument("--seconds", type=float, default=600.0, help="after which a launch is ended (default: 600)")
+    parser.add_argument("--code", help="what the JSON calls the code that runs (default: the commit of its clone)")
+    parser.add_argument("--run", help="what the JSON calls this run (default: a random name)")
+    elsewhere = parser.add_argument_group("on a chip elsewhere, with the platform's own command line and your account")
+    elsewhere.add_argument("--on", choices=["colab", "kaggle"], help="send the kit there, run it, fetch the result")
+    elsewhere.add_argument("--chip", default="v5e1", choices=["v5e1", "v6e1"], help="of Colab (default: v5e1)")
+    elsewhere.add_argument("--user", help="your name on Kaggle")
+
+
+def run(given: argparse.Namespace) -> int:
+    """Run the parts; print, last, one line of JSON; return 0 where all have passed.
+
+    Raises:
+        ValueError: an argument is none that this machine or the command takes.
+        NotSent: a chip elsewhere was asked for, and there is no result.
+    """
+    parts = _chosen(given.parts)
+    if given.on:
+        arguments = ["--parts", ",".join(parts), "--seconds", str(given.seconds)]
+        result = Path(given.result or f"runs/proof-{given.on}.json")
+        if given.on == "colab":
+            return prove_on_colab(result, chip=given.chip, arguments=arguments)
+        return prove_on_kaggle(result, user=given.user, arguments=arguments)
+    if not hasattr(os, "fork"):
+        raise ValueError("prove ends and interrupts launches, for which it needs Linux or macOS\n  fix:   WSL")
+    with contextlib.ExitStack() as stack:
+        folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        began, machine = time.monotonic(), host()
+        topology = choose_topology(machine, given.cores, given.backend)
+        stands = " in place of TPU cores" if topology.rehearsal else ""
+        print(f"{len(parts)} parts on {topology.cores} x {topology.device}{stands}; {machine.summary}", flush=True)
+        outcomes = run_parts(parts, folder=folder, backend=given.backend, cores=given.cores, seconds=given.seconds)
+    for name, one in outcomes.items():
+        seconds = "" if one["seconds"] is None else f", {one['seconds']} s"
+        print(f"{name}: {'passed' if one['passed'] else 'FAILED: ' + one['error']}{seconds}")
+    summary = summarize(
+        machine,
+        topology,
+        outcomes,
+        run=given.run or uuid.uuid4().hex[:8],
+        code=given.code or code_that_runs(),
+        date=datetime.date.today().isoformat(),
+        seconds=time.monotonic() - began,
+    )
+    line = json.dumps(summary)
+    if given.result:
+        Path(given.result).parent.mkdir(parents=True, exist_ok=True)
+        Path(given.result).write_text(line + "\n")
+    print(line, flush=True)
+    return 0 if summary["passed"] else 1
+
+
+def _chosen(parts: str | None) -> list[str]:
+    chosen = re.split(r"\s*,\s*", parts.strip()) if parts else [*PARTS]
+    unknown = [name for name in chosen if name not in PARTS]
+    if unknown:
+        raise ValueError(f"no such part: {', '.join(unknown)}\n  found: the parts are {', '.join(PARTS)}")
+    return [name for name in PARTS if name in chosen]
+
+
+def _empty(folder: str) -> Path:
+    path = Path(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    if any(path.iterdir()):
+        raise ValueError(f"--folder {folder} is not empty\n  fix:   a new one, or remove what is in it")
+    return path.resolve()

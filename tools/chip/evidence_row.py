@@ -1,0 +1,80 @@
+"""Write a proof on a chip into the table of what was seen to work: a row for each kind of machine.
+
+    python -m tools.chip.evidence_row runs/proof-colab.json [--evidence docs/evidence.md]
+
+Takes the JSON that `python -m tools.chip` printed, or all that it printed. Refuses what is not of a TPU, not whole,
+or did not pass. The row of the same kind of machine is replaced, whether it says "not yet run" or tells of a run.
+"""
+
+import argparse
+import datetime
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from tools.chip.result import NoProof, read_result_of_a_chip  # noqa: E402
+
+_BEGIN = "| [a proof](../tools/chip/parts.py)"
+_HEADER = "| what | where | result |"
+
+
+def row(found: dict) -> str:
+    """Return the row of the table that tells of a proof."""
+    versions, rates = found["versions"], found["parts"]["rates"]
+    day = datetime.date.fromisoformat(found["date"])
+    where = (
+        f"{machine(found)}; torch {versions['torch']}, torch_xla {versions['torch_xla']}, "
+        f"libtpu {versions['libtpu']}, Python {versions['python']}; {found['code']}, {day.day} {day:%B %Y}"
+    )
+    numbers = (
+        f"{rates['network']} at {rates['size']} pixels, batches of {rates['batch_size']} a core: "
+        f"{rates['images_per_second_with_input']:,.0f} images/s from the cache, "
+        f"{rates['images_per_second_without_input']:,.0f} on a batch that is there"
+    )
+    return f"{_BEGIN} | {where} | all {len(found['parts'])} parts passed in {found['seconds']:,.0f} s; {numbers} |"
+
+
+def machine(found: dict) -> str:
+    """Return the kind of machine, as the platforms name it: "Kaggle v5e-8"."""
+    return f"{found['platform']} {found['generation']}-{found['cores']}"
+
+
+def with_row(readme: str, found: dict) -> str:
+    """Return the README with the row of a proof in it, in place of that of the same kind of machine.
+
+    Raises:
+        NoProof: this README has no such table.
+    """
+    lines = readme.split("\n")
+    if _HEADER not in lines:
+        raise NoProof(f"the README has no table that begins with {_HEADER}\n  fix:   give that of this repository")
+    rows = [number for number, line in enumerate(lines) if line.startswith(_BEGIN)]
+    same = [number for number in rows if lines[number].startswith(f"{_BEGIN} | {machine(found)};")]
+    if same:
+        lines[same[0]] = row(found)
+        return "\n".join(lines)
+    last = rows[-1] if rows else lines.index(_HEADER) + 1  # below the line under the header
+    return "\n".join([*lines[: last + 1], row(found), *lines[last + 1 :]])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the row, or say why there is none to write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file", help="the JSON of a proof, or all that it printed")
+    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    given = parser.parse_args(arguments)
+    try:
+        found = read_result_of_a_chip(given.file)
+        text = with_row(given.readme.read_text(), found)
+    except (NoProof, FileNotFoundError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    given.readme.write_text(text)
+    print(row(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

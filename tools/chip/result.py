@@ -1,0 +1,148 @@
+"""The outcome of a proof as JSON: written by the one that runs it, read by the one that tells of it."""
+
+import datetime
+import json
+import re
+import subprocess
+from pathlib import Path
+
+from tpukit.essentials.machine import Host
+
+FORMAT = 1
+PARTS = (
+    *("check", "health", "launch", "collectives", "by hand", "fit", "resume", "fault", "interrupt"),
+    *("profile", "rates"),
+)
+
+
+class NoProof(ValueError):
+    """This is no JSON of a proof, or not of one that proves anything about a chip."""
+
+
+def summarize(machine: Host, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float):
+    """Return what becomes the line of JSON."""
+    names = ("python", "torch", "torch_xla", "libtpu", "torchvision")
+    return {
+        "tpukit_proof": FORMAT,
+        "passed": bool(outcomes) and all(one["passed"] for one in outcomes.values()),
+        "run": run,
+        "code": code,
+        "date": date,
+        "seconds": round(seconds, 1),
+        "platform": machine.platform,
+        "chips": machine.chips,
+        "generation": machine.generation,
+        "backend": topology.backend if topology else None,
+        "device": topology.device if topology else None,
+        "cores": topology.cores if topology else 0,
+        "rehearsal": topology.rehearsal if topology else None,
+        "versions": {name: machine.versions.get(name) for name in names},
+        "parts": outcomes,
+    }
+
+
+def find_result(text: str) -> dict | None:
+    """Return the last line of a text that is a proof's JSON: the text is a file of it, or all that a run printed."""
+    for line in reversed(text.splitlines()):
+        if '"tpukit_proof"' in line:
+            try:
+                found = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(found, dict) and "tpukit_proof" in found:
+                return found
+    return None
+
+
+def read_result_of_a_chip(file: str | Path) -> dict:
+    """Return a file's proof, whole, passed, and of a chip.
+
+    Raises:
+        NoProof: it is not; the message says why, and what to do.
+        FileNotFoundError: there is no such file.
+    """
+    path = Path(file)
+    if not path.is_file():
+        raise FileNotFoundError(f"no such file: {path}\n  fix:   make chip-colab or make chip-kaggle writes one")
+    text = path.read_text(errors="replace")
+    found = find_result(text)
+    if found is None:
+        raise NoProof(
+            f"{path} has no line that is a proof's JSON\n"
+            f"  found: {len(text)} characters that begin with {text[:60]!r}\n"
+            "  fix:   give the file that `python -m tpukit prove --result FILE` wrote, or all that it printed"
+        )
+    if found["tpukit_proof"] != FORMAT:
+        raise NoProof(
+            f"{path} is a proof of format {found['tpukit_proof']!r}, this kit reads {FORMAT}\n"
+            "  fix:   run it again with this kit"
+        )
+    wrong = _wrong_fields(found)
+    if wrong:
+        raise NoProof(
+            f"{path} is no whole proof\n  found: {'; '.join(wrong)}\n"
+            "  fix:   give the line as it was printed, unchanged and not cut off"
+        )
+    if not found["chips"] or found["rehearsal"] or found["backend"] != "xla":
+        raise NoProof(
+            f"{path} is not of a TPU: it proves nothing about one\n"
+            f"  found: {found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}\n"
+            "  fix:   make chip-colab, make chip-kaggle, or python -m tpukit prove on a machine with a TPU"
+        )
+    if found["cores"] < found["chips"]:
+        raise NoProof(
+            f"{path} is of a part of a TPU: {found['cores']} cores of {found['chips']} chips\n"
+            "  fix:   run it again without --cores"
+        )
+    failed = {name: one for name, one in found["parts"].items() if not one["passed"]}
+    if failed or not found["passed"]:
+        errors = "; ".join(f"{name}: {one.get('error', '')[:200]}" for name, one in failed.items())
+        raise NoProof(f"{path} is of a proof that failed\n  found: {errors}\n  fix:   correct it, and run it again")
+    return found
+
+
+def code_that_runs() -> str:
+    """Return the commit of the clone that the kit is in, with "+" where files of it have changed; else its version."""
+    from tpukit import __version__
+
+    root = Path(__file__).parents[2]
+    git = ["git", "-C", str(root)]
+    try:
+        at = subprocess.run([*git, "rev-parse", "--show-toplevel", "--short", "HEAD"], capture_output=True, text=True)
+        if at.returncode or Path(at.stdout.split("\n")[0]).resolve() != root.resolve():
+            return f"version {__version__}"
+        changed = subprocess.run([*git, "status", "--porcelain", "--", "tpukit"], capture_output=True, text=True)
+    except OSError:  # no git here
+        return f"version {__version__}"
+    return f"commit {at.stdout.split()[-1]}" + "+" * bool(changed.stdout.strip())
+
+
+def _wrong_fields(found: dict) -> list[str]:
+    kinds = {
+        **{"passed": bool, "run": str, "code": str, "date": str, "seconds": int | float, "platform": str},
+        **{"chips": int, "generation": str | None, "backend": str | None, "device": str | None, "cores": int},
+        **{"rehearsal": bool | None, "versions": dict, "parts": dict},
+    }
+    wrong = [f"{name} is {found.get(name)!r}" for name, kind in kinds.items() if not isinstance(found.get(name), kind)]
+    if wrong:
+        return wrong
+    texts = [found[name] for name in ("code", "platform", "generation")]
+    texts += [found["versions"].get(name) for name in ("python", "torch", "torch_xla", "libtpu")]
+    # They become words of a table: nothing may end its cell.
+    wrong += [f"{one!r} is no name or version" for one in texts if not re.fullmatch(r"[\w.+() -]{1,60}", one or "none")]
+    try:
+        datetime.date.fromisoformat(found["date"])
+    except ValueError:
+        wrong.append(f"date is {found['date']!r}")
+    missing = [name for name in PARTS if name not in found["parts"]]
+    wrong += [f"the parts {', '.join(missing)} are missing"] if missing else []
+    for name, part in found["parts"].items():
+        if not isinstance(part, dict) or not isinstance(part.get("passed"), bool):
+            wrong.append(f"the part {name} does not say whether it passed")
+    rates = found["parts"].get("rates")
+    if not wrong and rates["passed"]:
+        numbers = [rates.get(f"images_per_second_{kind}") for kind in ("without_input", "with_input")]
+        numbers += [rates.get("size"), rates.get("batch_size")]
+        is_right = all(isinstance(one, int | float) and one > 0 for one in numbers)
+        wrong += [] if is_right and rates.get("network") == "resnet34" else [f"rates are {rates}"]
+    return wrong

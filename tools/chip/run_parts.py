@@ -1,0 +1,43 @@
+"""The process that runs the parts of a proof, one after the other; `supervisor` starts it and watches it."""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+from tools.chip.parts import PARTS, Proof
+from tpukit.essentials.machine import host, prepare
+from tpukit.essentials.run import choose_topology, die_with_parent
+
+
+def main(parts: list[str], *, folder: Path, outcomes: Path, backend: str | None, cores: int | None, seconds: float):
+    """Run the parts; append to the file of outcomes a line of JSON as each begins, and one as it ends."""
+    die_with_parent(os.getppid())
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with outcomes.open("a", buffering=1) as file:
+
+        def tell(**facts: object) -> None:
+            file.write(json.dumps(facts) + "\n")
+
+        prepare()  # Kaggle's variables, which keep chips from starting
+        machine = host()
+        proof = Proof(machine, choose_topology(machine, cores, backend), folder, seconds)
+        for name in parts:
+            print(f"---- {name}: {' '.join(PARTS[name].__doc__.split())}", flush=True)
+            tell(begins=name)
+            began = time.monotonic()
+            try:
+                outcome = {"passed": True, **PARTS[name](proof)}
+            except BaseException as error:  # SIGINT that came too late included: the other parts go on
+                traceback.print_exc(file=sys.stdout)
+                told = f"{type(error).__name__}: {error}".partition("\n\n")[0]  # without the traceback of a core
+                outcome = {"passed": False, "error": told[:2000]}
+            tell(ends=name, outcome={"seconds": round(time.monotonic() - began, 1), **outcome})
+
+
+if __name__ == "__main__":
+    given = json.loads(sys.argv[1])
+    main(given.pop("parts"), **{**given, "folder": Path(given["folder"]), "outcomes": Path(given["outcomes"])})

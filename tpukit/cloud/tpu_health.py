@@ -1,0 +1,130 @@
+"""health: is the TPU of this machine healthy, or one of the cloud by its name?"""
+
+import contextlib
+import io
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.cloud.tpu_vm import node_health
+from tpukit.essentials.machine import ChipsBusy, Host, check, device_nodes, host, how_to_restart
+from tpukit.essentials.run import RuntimeInUse, WorkerFailed, launch
+from tpukit.essentials.show import Finding, Findings, screen
+from tpukit.train import parse_duration
+
+_ABOUT_THE_CHIPS = ("TPU", "PJRT_DEVICE", "versions", "variables", "in use", "runtime")  # of check's findings
+_SIDE = 128  # of the matrices that every core multiplies
+
+
+@dataclass(frozen=True, repr=False)
+class Health(Findings):
+    """What was found about a TPU, in order: a table, as text or in a notebook."""
+
+    findings: tuple[Finding, ...]
+    subject: str
+
+    @property
+    def ok(self) -> bool:
+        """True if there is no failure; there may be warnings."""
+        return not self.failures
+
+
+def health(
+    name: str | None = None,
+    *,
+    zone: str | None = None,
+    project: str | None = None,
+    wait: str | float = "10m",
+    every: float = 15.0,
+    timeout: float = 120.0,
+    progress: str | None = None,
+    credentials=None,
+    endpoint: str | None = None,
+) -> Health:
+    """Say whether a TPU is healthy: this machine's, or with a name a TPU VM, by the cloud's own word.
+
+    Without a name: chips, their device nodes, who holds them, variables, versions; and a product of matrices on every
+    core, summed over all, in forked workers, so the kernel stays free for launches. Without a chip CPU processes
+    compute, and a warning says so. With a name: waits while its state passes by itself, and says what it waits for. A
+    Colab or Kaggle notebook's TPU is its own machine's, which the cloud tells nobody about: leave the name out.
+
+    Args:
+        name: of a TPU VM, or `projects/<project>/locations/<zone>/nodes/<name>`.
+        zone: of the TPU VM; None for CLOUDSDK_COMPUTE_ZONE.
+        project: None for GOOGLE_CLOUD_PROJECT, or the credential's own.
+        wait: for a named TPU to become healthy: "10m", "90s" or seconds; 0 asks once.
+        every: seconds between two questions.
+        timeout: seconds for the computation on this machine.
+        progress: as in `launch`.
+        credentials: of google-auth; None for this machine's own.
+        endpoint: of the Cloud TPU API; None for Google's.
+
+    Raises:
+        CloudFailed: the cloud cannot be asked, or knows no such TPU; the message says what to do.
+        ImportError: with a name, and cloud-tpu-client is not installed.
+        ValueError: a number of seconds is out of range.
+    """
+    seconds = parse_duration(wait, "wait") if wait else 0.0
+    for argument, value in (("every", every), ("timeout", timeout)):
+        if not value > 0:
+            raise ValueError(f"{argument} is seconds, more than 0, got {value!r}")
+    if name is None:
+        return local_health(timeout=timeout)
+    with screen(progress) as display:
+        where = {"zone": zone, "project": project, "credentials": credentials, "endpoint": endpoint}
+        full, findings = node_health(name, wait=seconds, every=every, say=display.line, **where)
+    return Health(tuple(findings), full)
+
+
+def local_health(
+    machine: Host | None = None,
+    *,
+    timeout: float = 120.0,
+    environ: Mapping[str, str] = os.environ,
+    pci: Path = Path("/sys/bus/pci/devices"),
+    proc: Path = Path("/proc"),
+    dev: Path = Path("/dev"),
+    compute=launch,
+) -> Health:
+    """Say whether the chips of this machine are healthy. The arguments say where to look, so that a test can."""
+    machine = machine or host(environ, pci, proc=proc)
+    checked = check(machine, environ=environ, proc=proc, dev=dev)
+    findings = [one for one in checked.findings if one.name in _ABOUT_THE_CHIPS or one.state == "failure"]
+    nodes = device_nodes(machine, pci=pci, dev=dev)
+    if nodes:
+        findings.insert(1, nodes)
+    failures = [one.name for one in findings if one.state == "failure"]
+    if failures:
+        fact = f"not tried: it would fail for {', '.join(dict.fromkeys(failures))}"
+        findings.append(Finding("computation", "warning", fact, "do what the failures say, and ask again"))
+    else:
+        findings.append(_computation(machine, timeout, compute))
+    return Health(tuple(findings), checked.subject)
+
+
+def _computation(machine: Host, timeout: float, compute) -> Finding:
+    name, began = "computation", time.monotonic()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):  # "a rehearsal: ..." is what the finding says
+            run = compute(_multiply, timeout=timeout, progress="off", machine=machine)
+    except WorkerFailed as error:
+        fact = str(error).partition("\n\n")[0].strip()
+        return Finding(name, "failure", fact, f"{how_to_restart(machine)}; if it comes again, take another machine")
+    except (ChipsBusy, RuntimeInUse, ValueError) as error:
+        fact, _, fix = str(error).partition("\n  fix:")
+        return Finding(name, "failure", fact, " ".join(fix.split()) or how_to_restart(machine))
+    expected = float(_SIDE**3 * run.cores)
+    if run.results != [expected] * run.cores:
+        fact = f"the cores computed {run.results}, each should have {expected:g}"
+        return Finding(name, "failure", fact, "take another machine: this one computes wrongly")
+    who = f"{run.cores} x {run.device}" + ("" if machine.chips else ", in place of TPU cores,")
+    return Finding(name, "ok", f"{who} multiplied and added up as they should, in {time.monotonic() - began:.1f} s")
+
+
+def _multiply(core) -> float:
+    import torch
+
+    ones = torch.ones(_SIDE, _SIDE, device=core.device)  # sums of whole numbers, exact in any precision
+    return core.all_reduce((ones @ ones).sum()).item()

@@ -1,1 +1,0 @@
-"""What a training loop iterates: sources, the samples of each core, batches prepared ahead, augmentation."""

@@ -1,1 +1,0 @@
-"""One function on every core: launched, watched, and its first failure explained."""

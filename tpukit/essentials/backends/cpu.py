@@ -1,0 +1,255 @@
+"""Plain CPU tensors and gloo: processes that rehearse for cores."""
+
+import contextlib
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tpukit.essentials.backends.protocol import Backend, Runtime, Topology
+
+_MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
+_SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
+
+
+class Cpu(Backend):
+    """One CPU process among `world_size`, joined by gloo.
+
+    Args:
+        rank: of this core.
+        world_size: cores of the run.
+        meeting_point: the address where rank 0 serves, and the socket that listens there, which is host 0's alone;
+            None for one core in the kernel's own process.
+
+    Attributes:
+        store: of torch.distributed, in which the processes find each other; open before the device is.
+    """
+
+    transport = "gloo"  # of torch.distributed
+
+    def __init__(
+        self,
+        rank: int,
+        world_size: int,
+        meeting_point: tuple[tuple[str, int], socket.socket | None] | None,
+    ):
+        import torch
+        import torch.distributed as dist
+
+        self.rank = rank
+        self.world_size = world_size
+        self.store = self._open_store(meeting_point)
+        self.device = self.open_device()
+        self.real = torch.float64  # what a Python number becomes on its way through a collective
+        with _without_stdout():  # gloo greets every peer there
+            dist.init_process_group(self.transport, store=self.store, rank=rank, world_size=world_size)
+
+    def open_device(self):
+        """Return the device of this core; tensors of a batch and of a model go there."""
+        import torch
+
+        return torch.device("cpu")
+
+    def _open_store(self, meeting_point: tuple[tuple[str, int], socket.socket | None] | None):
+        """Return the store of torch.distributed in which the processes find each other."""
+        import torch.distributed as dist
+
+        if meeting_point is None:
+            return dist.HashStore()
+        # Rank 0 serves on a socket the kernel opened: no port to agree on, none to collide, no file to leave behind.
+        (address, port), listener = meeting_point
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", _interface_towards(address))
+        master = {"is_master": True, "master_listen_fd": listener.detach()} if self.rank == 0 else {}
+        if listener is not None:
+            listener.close()  # where it was inherited only: with rank 0 dead, nobody must seem to listen
+        return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
+
+    def barrier(self) -> None:
+        import torch.distributed as dist
+
+        dist.barrier()
+
+    def all_reduce(self, tensor, op: str):
+        import torch.distributed as dist
+
+        if op == "mean" and not tensor.is_floating_point():
+            tensor = tensor.to(self.real)
+        if self.world_size == 1:  # nor is a graph cut for it
+            return tensor.clone()
+        (host,) = self._for_collectives([tensor])
+        host = host.clone().contiguous()
+        dist.all_reduce(host, {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(op, dist.ReduceOp.SUM))
+        return (host / self.world_size if op == "mean" else host).to(tensor.device)
+
+    def gather(self, tensor):
+        """Return the tensors of all cores, one after the other along the first axis.
+
+        Raises:
+            ValueError: the shapes or dtypes differ. Chips would hang here instead: this is what a rehearsal is for.
+        """
+        import torch
+        import torch.distributed as dist
+
+        if self.world_size == 1:
+            return tensor.clone()
+        (host,) = self._for_collectives([tensor])
+        shapes: list[object] = [None] * self.world_size
+        dist.all_gather_object(shapes, f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
+        if len(set(shapes)) > 1:
+            found = ", ".join(f"core {rank} {shape}" for rank, shape in enumerate(shapes))
+            raise ValueError(
+                "gather needs the same shape and dtype on every core\n"
+                f"  found: {found}\n"
+                "  fix:   pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts"
+            )
+        parts = [torch.empty_like(host) for _ in range(self.world_size)]
+        dist.all_gather(parts, host.contiguous())
+        return torch.cat(parts).to(tensor.device)
+
+    def broadcast(self, tensors: list) -> None:
+        import torch.distributed as dist
+
+        self._change(tensors, lambda flat: dist.broadcast(flat, src=0, async_op=True))
+
+    def average(self, tensors: list) -> None:
+        import torch.distributed as dist
+
+        def divide(flat) -> None:
+            flat /= self.world_size
+
+        self._change(tensors, lambda flat: dist.all_reduce(flat, async_op=True), divide)
+
+    def _change(self, tensors: list, send: Callable, finish: Callable = lambda flat: None) -> None:
+        """Change tensors by a collective: large ones where they lie, all small ones of a dtype in one message."""
+        import torch
+
+        if self.world_size == 1:
+            return
+        hosts = self._for_collectives(tensors)
+        messages: dict[object, list[int]] = {}
+        for number, host in enumerate(hosts):
+            is_large = host.nbytes >= _LARGE and host.is_contiguous()
+            messages.setdefault(number if is_large else host.dtype, []).append(number)
+        sent = []
+        for key, numbers in messages.items():
+            parts = [hosts[number].reshape(-1) for number in numbers]
+            flat = torch.cat(parts) if isinstance(key, torch.dtype) else parts[0]
+            sent.append((numbers, flat, send(flat)))
+        for numbers, flat, work in sent:
+            work.wait()
+            finish(flat)
+            for number, part in zip(numbers, flat.split([hosts[number].numel() for number in numbers]), strict=True):
+                host, tensor = hosts[number], tensors[number].detach()
+                if part.data_ptr() != host.data_ptr() or host.device != tensor.device:  # not changed where it lies
+                    tensor.copy_(part.view(tensor.shape))
+
+    def _for_collectives(self, tensors: list) -> list:
+        """Return the tensors where the collectives want them: gloo's in host memory."""
+        return self.to_cpu(tensors)
+
+    def to_device(self, tensors: list) -> list:
+        return [tensor.to(self.device, non_blocking=True) for tensor in tensors]
+
+    def to_cpu(self, tensors: list) -> list:
+        return [tensor.detach().cpu() for tensor in tensors]
+
+    # ---- a recording, by torch.profiler --------------------------------------------------------------------
+
+    def start_trace(self, folder: Path) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        # A torch built for CUDA logs an error line where no driver is, though nothing is wrong.
+        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device.type == "cuda")
+        self._trace, self._trace_folder = profile(activities=kinds), folder
+        self._trace.start()
+
+    def stop_trace(self) -> None:
+        self._trace.stop()
+        self._trace.export_chrome_trace(str(self._trace_folder / "trace.json.gz"))
+
+    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
+        from torch.profiler import record_function
+
+        return record_function(f"step {number}")
+
+
+class CpuRuntime(Runtime):
+    """CPU processes: the rehearsal on every machine; one core in the kernel itself where nothing can be forked."""
+
+    name = "cpu"
+    backend = Cpu
+    hardware = "CPU"
+
+    def is_present(self, machine) -> bool:
+        return True
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        cores = cores or rehearsal_cores(machine)
+        if hasattr(os, "fork"):
+            return Topology(self.name, "CPU", cores, processes=cores, rehearsal=True)
+        if cores > 1:
+            raise ValueError(
+                f"cores={cores} CPU processes cannot be had: {machine.platform} on {sys.platform} has no fork\n"
+                "  fix:   leave cores out to rehearse with one core in this process, or use Linux (WSL on Windows)"
+            )
+        return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
+
+    @contextlib.contextmanager
+    def meeting_point(self, topology: Topology) -> Iterator[tuple[tuple[str, int], socket.socket | None]]:
+        hosts = topology.hosts
+        listener = hosts.listener if hosts else socket.create_server(("127.0.0.1", 0))  # where rank 0 will listen
+        with listener or contextlib.nullcontext():
+            yield hosts.address if hosts else listener.getsockname(), listener
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        (rank,) = topology.ranks(process)
+        body(self.backend(rank, topology.world_size, meeting_point))
+
+
+def rehearsal_cores(machine) -> int:
+    """Return how many CPU processes rehearse if nobody says: one per processor, at least 2 and at most 8."""
+    return min(_MOST_REHEARSAL_CORES, max(2, machine.cpus)) if hasattr(os, "fork") else 1
+
+
+def _interface_towards(address: str) -> str:
+    """Return the name of the network interface that leads to an address; gloo would ask what the host's name means.
+
+    Many a host's own name means 127.0.0.1 to itself, where the processes of other hosts would look for it in vain.
+    """
+    if address.startswith("127."):
+        return "lo0" if sys.platform == "darwin" else "lo"
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((address, 9))  # sends nothing: it only asks for the route
+        ours = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # one without an IPv4 address
+                if _address_of(name, probe) == ours:
+                    return name
+    raise RuntimeError(
+        f"no network interface of this host leads to host 0\n"
+        f"  found: {address} is reached from {ours}, an address that none has\n"
+        "  fix:   GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there"
+    )
+
+
+def _address_of(interface: str, any_socket: socket.socket) -> str:
+    import fcntl
+
+    answer = fcntl.ioctl(any_socket, _SIOCGIFADDR, interface.encode().ljust(256, b"\0"))
+    return socket.inet_ntoa(answer[20:24])  # of struct ifreq: the name, the address family, the port, the address
+
+
+@contextlib.contextmanager
+def _without_stdout() -> Iterator[None]:
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)

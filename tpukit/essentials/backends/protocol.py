@@ -1,0 +1,274 @@
+"""What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
+
+import contextlib
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Which of several hosts of a run this is; every one launches the same function on as many cores.
+
+    Attributes:
+        number: of this host, from 0.
+        count: hosts of the run, 2 or more.
+        address: (IP address of host 0, port) where the CPU processes or GPUs of all hosts find each other; chips find
+            each other themselves, by what a TPU VM's environment says.
+        listener: on host 0, the socket that listens there.
+    """
+
+    number: int
+    count: int
+    address: tuple[str, int]
+    listener: socket.socket | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True)
+class Topology:
+    """How a run is laid out: `cores` over `processes`; 0 processes where the one core runs in the kernel itself.
+
+    Attributes:
+        backend: the name of the runtime, as in `tpukit.essentials.backends.runtimes()`.
+        device: one core in words, such as "TPU v5e core".
+        cores: cores of the run on this host.
+        processes: worker processes, each with as many cores as every other.
+        rehearsal: True where CPU processes stand in for the cores of a TPU.
+        generation: of a TPU that torch_xla drives, such as "v5e"; otherwise "".
+        device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
+            others; None where it is alone on the machine.
+        hosts: which of several hosts this is; None where there is one.
+    """
+
+    backend: str
+    device: str
+    cores: int
+    processes: int
+    rehearsal: bool = False
+    generation: str = ""
+    device_number: int | None = None
+    hosts: Hosts | None = None
+
+    @property
+    def world_size(self) -> int:
+        """Cores of the run, on all hosts."""
+        return self.cores * (self.hosts.count if self.hosts else 1)
+
+    @property
+    def first_rank(self) -> int:
+        """The rank of the first core of this host."""
+        return self.cores * (self.hosts.number if self.hosts else 0)
+
+    def ranks(self, process: int) -> range:
+        """Return the ranks of the cores in worker process number `process`; on a TPU what they probably are."""
+        each = self.cores // self.processes
+        return range(self.first_rank + process * each, self.first_rank + (process + 1) * each)
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """A graph that is being compiled.
+
+    Attributes:
+        number: which of the process's graphs it is, counted from 1.
+        last_seconds: what the one before took; None for the first.
+    """
+
+    number: int
+    last_seconds: float | None
+
+
+class Backend:
+    """One core's device and its collectives. Whatever says "together" must be called by every core.
+
+    Attributes:
+        rank: this core's number, 0 to world_size - 1.
+        world_size: cores in the run.
+        device: the torch.device of this core.
+        real: the dtype that a Python number has on its way through a collective.
+        in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
+            `sync` and when they read a tensor, not in the call of the collective.
+        waits_idle: True where a core that waits for others uses no processor.
+        traced: True where a step is only recorded as Python comes by, and compiled and run in `sync`.
+        shares_process: True where other cores are threads of the same process, as on v2 and v3.
+        is_recording: True where `preflight` only looks which programs a run would compile: what comes back from the
+            device is no result then, so nothing of it is kept.
+        waits: seconds of the last calls of `wait`, where there is something to wait for; of `wait_count` in all.
+        after_sync: called after every `sync`; a running profile marks its steps there.
+    """
+
+    rank: int
+    world_size: int
+    device: object
+    real: object
+    in_graph = False
+    waits_idle = True
+    traced = False
+    shares_process = False
+    is_recording = False
+    waits: tuple[float, ...] = ()
+    wait_count = 0
+    after_sync: Callable[[], None] | None = None
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's own random numbers, where they are not the CPU's."""
+
+    def set_precision(self, precision: str) -> None:
+        """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
+
+    def product_bits(self, precision: str | None) -> int:
+        """Return how many significant bits products keep of their float32 factors with this precision; 24 are all."""
+        return 24
+
+    def sync(self) -> None:
+        """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
+        if self.after_sync:
+            self.after_sync()
+
+    def wait(self) -> None:
+        """Return when the device has done the work recorded so far; only a stopwatch needs it."""
+
+    # ---- collectives -------------------------------------------------------------------------------------------
+
+    def barrier(self) -> None:
+        """Wait until every core is here, together."""
+        raise NotImplementedError
+
+    def all_reduce(self, tensor, op: str):
+        """Return the "sum", "mean", "min" or "max" of a tensor over the cores, the same bits on each, together."""
+        raise NotImplementedError
+
+    def gather(self, tensor):
+        """Return the tensors of all cores, one after the other along the first axis, together.
+
+        Shapes and dtypes must be the same on every core.
+        """
+        raise NotImplementedError
+
+    def broadcast(self, tensors: list) -> None:
+        """Overwrite the tensors with rank 0's, together."""
+        raise NotImplementedError
+
+    def average(self, tensors: list) -> None:
+        """Overwrite the tensors with their mean over the cores, together: gradients, after backward."""
+        raise NotImplementedError
+
+    # ---- to and from host memory -------------------------------------------------------------------------------
+
+    def to_device(self, tensors: list) -> list:
+        """Return the tensors of a batch on the device, in one transfer; a thread other than the core's may ask."""
+        raise NotImplementedError
+
+    def to_cpu(self, tensors: list) -> list:
+        """Return the tensors in host memory, in one transfer; those that are there are returned as they are."""
+        raise NotImplementedError
+
+    # ---- what the device has to say; a device that computes as the program runs has nothing --------------------
+
+    def compiles(self) -> tuple[int, float] | None:
+        """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
+        return None
+
+    def compiling(self) -> Compiling | None:
+        """Return the graph that this process compiles right now; None if it does not. Any thread may ask."""
+        return None
+
+    def metrics(self) -> dict[str, tuple[int, float]]:
+        """Return torch_xla's metrics by name as (samples, their sum), times in ns, and its counters as (value, 0)."""
+        return {}
+
+    def memory(self) -> dict[str, int]:
+        """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
+        return {}
+
+    def graph_key(self, tensors: list) -> bytes:
+        """Return what identifies the graph recorded for these tensors."""
+        raise NotImplementedError
+
+    def graph_text(self, tensors: list) -> str:
+        """Return the graph recorded for these tensors as HLO text, with its constants."""
+        raise NotImplementedError
+
+    def record_lines(self, wanted: bool) -> None:
+        """Have every operation remember the line of Python it came from, for `graph_text`."""
+        raise NotImplementedError
+
+    def set_scope(self, name: str | None) -> None:
+        """Have every operation recorded from here on bear this name in the graph, in place of the one before."""
+        raise NotImplementedError
+
+    def start_trace(self, folder: Path) -> None:
+        """Record what the device and the host do, until `stop_trace`."""
+        raise NotImplementedError
+
+    def stop_trace(self) -> None:
+        """End the recording and write it into the folder given to `start_trace`."""
+        raise NotImplementedError
+
+    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
+        """Name a stretch of the recording as a step."""
+        raise NotImplementedError
+
+
+class Runtime:
+    """How runs of one kind of device are laid out, and started in a worker process.
+
+    Attributes:
+        name: what `launch(backend=...)` calls it. "xla:cpu" rehearses for "xla": it is taken where "xla" was asked for
+            and the machine has no device of that kind.
+        backend: the class of its cores.
+        hardware: what its cores are: "TPU", "GPU" or "CPU". Of two for the same, a launch takes the one whose package
+            is installed.
+        package: what has to be installed beside torch, None for nothing.
+        how_to_install: the line that installs it, where that is not torch_xla's.
+        is_for_launch: False for what is no backend of a launch, but started otherwise.
+        note: what a rehearsal on it says about itself, beside the number of processes.
+    """
+
+    name: str
+    backend: type[Backend]
+    hardware: str
+    package: str | None = None
+    how_to_install: str = ""
+    is_for_launch = True
+    note: str = ""
+
+    def is_present(self, machine) -> bool:
+        """Say whether the machine has devices of this kind; nothing is started to find out."""
+        raise NotImplementedError
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        """Lay out a run of so many cores on a machine; None for all there are.
+
+        Raises:
+            ValueError: so many cannot be had there.
+        """
+        raise NotImplementedError
+
+    def why_not(self) -> str | None:
+        """Return what this runtime lacks on this machine beside devices, with its fix; None where nothing is known."""
+        return None
+
+    def is_started(self) -> bool:
+        """Say whether this process has started the runtime, so that a fork of it could not; does not start it."""
+        return False
+
+    def load(self, topology: Topology) -> None:
+        """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
+        import torch.distributed
+
+        if torch.distributed.is_available():
+            with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
+                import torch.distributed.nn.jit.instantiator  # noqa: F401
+
+    def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
+        """Open what the processes of a run find each other through; the kernel closes it once all are forked."""
+        return contextlib.nullcontext()
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        """Start the devices of worker process number `process`, and call the body once for each of its cores.
+
+        `meeting_point` is what the method of that name opened, inherited by the fork.
+        """
+        raise NotImplementedError

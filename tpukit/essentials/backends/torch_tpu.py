@@ -1,0 +1,199 @@
+"""TorchTPU, the named successor of torch_xla: TPU chips as ordinary devices, joined by torch.distributed.
+
+Experimental, and not yet run on a chip. What it may rely on was read in torch_tpu 0.2.0 and in reports of others who
+ran it on a v6e host. Everything but the chip itself runs on CPU processes and gloo, too: `TorchTpuCpu`.
+"""
+
+import json
+import os
+import sys
+import warnings
+from importlib import metadata
+
+from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
+from tpukit.essentials.backends.protocol import Topology
+from tpukit.essentials.backends.xla import variable_set
+
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
+_ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
+_INSTALL = (
+    "pip install torch_tpu, in an environment of its own: its torch is 2.11 to 2.15, its Python 3.12 to 3.14, "
+    "and torch_xla needs others"
+)
+
+
+class TorchTpuProcess(Cpu):
+    """One process among those of a TorchTPU run, on whatever device: its launch environment and its collectives."""
+
+    def take_environment(self) -> None:
+        """Set the variables that tell this process which chip is its own and where the others are.
+
+        TorchTPU has every process find the same addresses. Core 0 chooses them and hands them on through the store, so
+        that the kernel's environment stays as it is and every launch has ports of its own.
+
+        Raises:
+            ValueError: the addresses found are of another number of processes.
+        """
+        if self.rank == 0:
+            self.store.set("launch environment", json.dumps(self.launch_environment()))
+        shared = json.loads(self.store.get("launch environment"))
+        addresses = shared.get(_ADDRESSES)
+        if addresses is not None and len(addresses.split(",")) != self.world_size:
+            raise ValueError(
+                f"{_ADDRESSES} names {len(addresses.split(','))} processes, and this run has {self.world_size}\n"
+                f"  found: {addresses}; TorchTPU keeps what an earlier cell or the shell has set\n"
+                f'  fix:   for name in ("{_ADDRESSES}", "{_SHAPE}"): os.environ.pop(name, None)'
+            )
+        # What torchrun sets; TorchTPU takes its chip from LOCAL_RANK and refuses a process group without the address.
+        ranks = {"RANK": self.rank, "LOCAL_RANK": self.rank}
+        sizes = {"WORLD_SIZE": self.world_size, "LOCAL_WORLD_SIZE": self.world_size}
+        master = {"MASTER_ADDR": self.store.host, "MASTER_PORT": self.store.port}
+        os.environ |= shared | {name: str(value) for name, value in (ranks | sizes | master).items()}
+
+    def launch_environment(self) -> dict[str, str]:
+        """Return what every process has to find in its environment; asked on core 0 alone."""
+        return {name: os.environ[name] for name in (_ADDRESSES, _SHAPE) if name in os.environ}
+
+    def all_reduce(self, tensor, op: str):
+        import torch
+
+        if op in ("min", "max") and tensor.dtype in (torch.int64, torch.float64) and self.world_size > 1:
+            # As for torch_xla, whose compiler has only the sum of these two on a TPU.
+            everyone = self.gather(tensor.unsqueeze(0))
+            return everyone.amin(0) if op == "min" else everyone.amax(0)
+        return super().all_reduce(tensor, op)
+
+    def _for_collectives(self, tensors: list) -> list:
+        return [tensor.detach().to(self.device) for tensor in tensors]
+
+
+class TorchTpu(TorchTpuProcess):
+    """One TPU chip, or one of the two cores of a 7x chip."""
+
+    transport = "cpu:gloo,tpu:tpu_dist"  # tensors in host memory, and objects, by gloo
+    in_graph = True  # work is handed over and goes on; a core waits for the others where it reads a tensor
+
+    def open_device(self):
+        import torch
+
+        self.take_environment()
+        load_torch_tpu()
+        self.real = torch.float32
+        return torch.device("tpu")  # no number: a process sees its own chip alone, as tpu:0
+
+    def launch_environment(self) -> dict[str, str]:
+        load_torch_tpu()
+        from torch.tpu import distributed
+
+        before = dict(os.environ)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is experimental
+            distributed.set_tpu_launch_env(nproc_per_node=self.world_size)
+        # A variable that was set before is kept by TorchTPU; the base class returns it, to be compared with the run.
+        changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
+        return super().launch_environment() | changed
+
+    def seed(self, seed: int) -> None:
+        import torch
+
+        torch.tpu.manual_seed(seed)
+
+    def set_precision(self, precision: str) -> None:
+        import torch
+
+        torch.set_float32_matmul_precision(precision)  # TorchTPU's own, in its place
+
+    def product_bits(self, precision: str | None) -> int:
+        return {"high": 14, "highest": 22}.get(precision, 8)  # one, three and six bfloat16 products, as for torch_xla
+
+    def wait(self) -> None:
+        import torch
+
+        torch.accelerator.synchronize()
+
+
+class TorchTpuCpu(TorchTpuProcess):
+    """One CPU process that rehearses for a chip of TorchTPU."""
+
+    def open_device(self):
+        self.take_environment()
+        return super().open_device()
+
+
+class TorchTpuRuntime(CpuRuntime):
+    """One process per device of a TPU from v4 on."""
+
+    name = "torch_tpu"
+    backend = TorchTpu
+    hardware = "TPU"
+    package = "torch_tpu"
+    how_to_install = _INSTALL
+
+    def is_present(self, machine) -> bool:
+        return bool(machine.chips)
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        if machine.generation in ("v2", "v3", "v2/v3"):
+            raise ValueError(
+                f"TorchTPU does not run on {machine.generation}\n  found: {machine.summary}\n"
+                "  fix:   backend='xla', in an environment with torch_xla; or a TPU from v4 on"
+            )
+        if cores not in (None, 1, machine.cores):
+            raise ValueError(
+                f"cores={cores} cannot be had: TorchTPU is launched here on one core or on all {machine.cores}\n"
+                f"  found: {machine.chips} {machine.generation} chips; it has no layout for 2 of 8\n"
+                f"  fix:   cores=1, or leave cores out for all {machine.cores}"
+            )
+        cores = cores or machine.cores
+        return Topology(self.name, f"TPU {machine.generation} core by TorchTPU", cores, processes=cores)
+
+    def is_started(self) -> bool:
+        if "torch_tpu" not in sys.modules:
+            return False
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that it is experimental
+            return bool(sys.modules["torch"].tpu.is_initialized())
+
+    def load(self, topology: Topology) -> None:
+        if topology.device_number:
+            raise ValueError(
+                f"device={topology.device_number} cannot be had: TorchTPU gives a run of one process the first chip\n"
+                "  found: no documented way to choose another\n"
+                "  fix:   device=0; or cores=None for all chips"
+            )
+        # torch_tpu is left to the workers: it reads some variables once and keeps them, and after its first tensor, or
+        # the first backward() of any tensors, no fork of this process could use a chip. `prepare` keeps it out, too.
+        with variable_set(_AUTOLOAD, "0"):
+            super().load(topology)
+
+
+class TorchTpuCpuRuntime(CpuRuntime):
+    """CPU processes that rehearse for TorchTPU: the same launch environment and collectives, by gloo."""
+
+    name = "torch_tpu:cpu"
+    backend = TorchTpuCpu
+    note = ", started and joined as TorchTPU's are"
+
+    def is_present(self, machine) -> bool:
+        return not machine.chips
+
+
+def load_torch_tpu() -> None:
+    """Load torch_tpu as `import torch` does where nothing forbids it.
+
+    Raises:
+        RuntimeError: it finds no chip. A tensor for one would end the process without a message, by SIGABRT.
+    """
+    import torch
+
+    os.environ[_AUTOLOAD] = "1"  # read when torch_tpu is imported
+    (entry,) = metadata.entry_points(group="torch.backends", name="torch_tpu")
+    entry.load()()
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or accelerator.type != "tpu":
+        raise RuntimeError(
+            "TorchTPU finds no chip that it can open\n"
+            f"  found: torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks for chips "
+            "from v4 on, and their nodes in /dev/vfio\n"
+            "  fix:   tpukit.check() names chips without a node; in a container, start it with --privileged"
+        )

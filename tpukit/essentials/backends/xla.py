@@ -1,0 +1,348 @@
+"""torch_xla: TPU cores, and what all that torch_xla runs on has in common. The only file that imports torch_xla."""
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
+
+# KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
+# 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
+_VMEM_OF_AN_OPERATION = {"v5e": 22 * 1024}
+
+
+class TorchXla(Backend):
+    """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters, traces."""
+
+    traced = True
+    _uncounted = 0
+
+    def seed(self, seed: int) -> None:
+        import torch_xla
+
+        torch_xla.manual_seed(seed)  # of this core alone: its random numbers are drawn on the device
+
+    def set_precision(self, precision: str) -> None:
+        import torch_xla
+
+        # torch_xla.backends.set_mat_mul_precision, without the warning that it logs every time (2.8 and 2.9).
+        torch_xla._XLAC._xla_set_mat_mul_precision(precision)
+
+    def sync(self) -> None:
+        import torch_xla
+
+        torch_xla.sync()  # cuts the graph here and runs it
+        super().sync()
+
+    def wait(self) -> None:
+        import torch
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+
+        began = time.monotonic()
+        # Not torch_xla.sync: the report would count it as a step. And its wait=True, as this one's, returns before the
+        # device is done (2.9.0, XLA:CPU).
+        torch_xla._XLAC._xla_sync_live_tensors(str(self.device), [], True)
+        if self.shares_process:  # wait_device_ops would lock the other cores; one core does its work in order
+            self.to_cpu([torch.zeros((), device=self.device)])
+        else:
+            xm.wait_device_ops()
+        self.waits = (*self.waits[-63:], time.monotonic() - began)
+        self.wait_count += 1
+
+    def to_device(self, tensors: list) -> list:
+        import torch_xla.core.xla_model as xm
+
+        return xm.send_cpu_data_to_device(tensors, self.device)
+
+    def to_cpu(self, tensors: list) -> list:
+        import torch_xla
+
+        tensors = [tensor.detach() for tensor in tensors]
+        on_device = [tensor for tensor in tensors if tensor.device.type == "xla"]
+        if on_device:
+            torch_xla._XLAC._xla_sync_multi(on_device, devices=[], wait=True, sync_xla_data=False)
+            copies = iter(torch_xla._XLAC._xla_get_cpu_tensors(on_device))
+        return [next(copies) if tensor.device.type == "xla" else tensor for tensor in tensors]
+
+    # torch_xla counts for the whole process, so for both cores of a v2 or v3 chip.
+
+    def compiles(self) -> tuple[int, float]:
+        from torch_xla.debug import metrics
+
+        return metrics.counter_value("UncachedCompile") or 0, (metrics.metric_data("CompileTime") or (0, 0))[1] / 1e9
+
+    def compiling(self) -> Compiling | None:
+        from torch_xla.debug import metrics
+
+        # The one is counted before a graph is compiled, the other after, and both calls let other threads run while
+        # they last (2.8 and 2.9). Asking takes 0.1 ms.
+        begun = metrics.counter_value("UncachedCompile") or 0
+        done, _, samples = metrics.metric_data("CompileTime") or (0, 0, ())
+        self._uncounted = max(self._uncounted, done - begun)  # graphs that only the second counter knows
+        if begun + self._uncounted <= done:
+            return None
+        return Compiling(begun, samples[-1][1] / 1e9 if samples else None)
+
+    def metrics(self) -> dict[str, tuple[int, float]]:
+        from torch_xla.debug import metrics
+
+        sums = {name: metrics.metric_data(name)[:2] for name in metrics.metric_names()}
+        return {**sums, **{name: (metrics.counter_value(name), 0.0) for name in metrics.counter_names()}}
+
+    def graph_key(self, tensors: list) -> bytes:
+        import torch_xla
+
+        return torch_xla._XLAC._get_graph_hash(tensors)  # 2 ms for a ResNet-34's step
+
+    def graph_text(self, tensors: list) -> str:
+        import torch_xla
+
+        return torch_xla._XLAC._get_xla_tensors_hlo(tensors)  # 60 ms for a ResNet-34's step
+
+    def record_lines(self, wanted: bool) -> None:
+        import torch_xla
+
+        torch_xla._XLAC._set_ir_debug(wanted)
+
+    def set_scope(self, name: str | None) -> None:
+        import torch_xla
+
+        self._scope = None  # first out of the one, then into the other
+        self._scope = name and torch_xla._XLAC.profiler.scope_pusher(name)
+
+    def start_trace(self, folder: Path) -> None:
+        from torch_xla.debug import profiler
+
+        profiler.start_trace(folder)
+
+    def stop_trace(self) -> None:
+        import torch_xla.core.xla_model as xm
+        from torch_xla.debug import profiler
+
+        xm.wait_device_ops()  # otherwise the last steps would be missing
+        try:
+            profiler.stop_trace()  # writes it for TensorBoard and as a Chrome trace
+        finally:  # a recording that could not be written would be in the way of the next
+            profiler._profile_state.reset()
+
+    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
+        import torch_xla
+
+        return torch_xla._XLAC.profiler.TraceMe("step", step_num=number, _r=1)  # TensorBoard groups by it
+
+
+class Tpu(TorchXla):
+    """One TPU core. Everything here is recorded into the graph of the step; `sync` compiles and runs it."""
+
+    in_graph = True
+
+    def __init__(self) -> None:
+        import torch
+        import torch_xla
+        import torch_xla.runtime as xr
+
+        self.rank = xr.global_ordinal()
+        self.world_size = xr.world_size()
+        self.device = torch_xla.device()
+        self.real = torch.float32  # a TPU has no float64 of its own
+
+    def product_bits(self, precision: str | None) -> int:
+        # One, three and six bfloat16 products: the numbers of torch_xla.backends.set_mat_mul_precision.
+        return {"high": 14, "highest": 22}.get(precision, 8)
+
+    def barrier(self) -> None:
+        import torch_xla.core.xla_model as xm
+
+        xm.rendezvous("tpukit")
+
+    def all_reduce(self, tensor, op: str):
+        import torch
+        import torch_xla.core.xla_model as xm
+
+        if op in ("min", "max") and tensor.dtype in (torch.int64, torch.float64) and self.world_size > 1:
+            # The TPU compiler: "Supported lowering only of Sum all reduce" for these two (libtpu 0.0.17 and 0.0.21).
+            everyone = xm.all_gather(tensor.unsqueeze(0), dim=0)
+            return everyone.amin(0) if op == "min" else everyone.amax(0)
+        kinds = {"min": xm.REDUCE_MIN, "max": xm.REDUCE_MAX}
+        if op == "mean" and not tensor.is_floating_point():
+            tensor = tensor.to(self.real)
+        scale = 1.0 / self.world_size if op == "mean" else 1.0
+        return xm.all_reduce(kinds.get(op, xm.REDUCE_SUM), tensor, scale=scale)
+
+    def gather(self, tensor):
+        import torch_xla.core.xla_model as xm
+
+        return xm.all_gather(tensor, dim=0)
+
+    def broadcast(self, tensors: list) -> None:
+        import torch_xla.core.xla_model as xm
+
+        xm.collective_broadcast(tensors, root_ordinal=0)
+        self.sync()
+
+    def average(self, tensors: list) -> None:
+        import torch_xla.core.xla_model as xm
+
+        if self.world_size > 1 and tensors:  # of no tensors, torch_xla 2.9 ends with a segmentation fault
+            xm.all_reduce(xm.REDUCE_SUM, tensors, scale=1.0 / self.world_size)
+
+    def memory(self) -> dict[str, int]:
+        import torch_xla
+
+        try:
+            info = torch_xla._XLAC._xla_memory_info(str(self.device))
+        except RuntimeError:  # a client that does not count
+            return {}
+        return {"peak": info["peak_bytes_used"], "limit": info["bytes_limit"]}
+
+
+class XlaRuntime(Runtime):
+    """One process per TPU chip."""
+
+    name = "xla"
+    backend = Tpu
+    hardware = "TPU"
+    package = "torch_xla"
+
+    def is_present(self, machine) -> bool:
+        return bool(machine.chips)
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        if cores not in (None, 1, machine.cores):
+            raise ValueError(
+                f"cores={cores} cannot be had: torch_xla runs on one core or on all {machine.cores}\n"
+                f"  found: {machine.chips} {machine.generation} chips\n"
+                f"  fix:   cores=1, or leave cores out for all {machine.cores}"
+            )
+        processes = 1 if cores == 1 else machine.chips
+        return Topology(
+            self.name,
+            f"TPU {machine.generation} core",
+            cores or machine.cores,
+            processes,
+            generation=machine.generation,
+        )
+
+    def is_started(self) -> bool:
+        return runtime_started()
+
+    def load(self, topology: Topology) -> None:
+        super().load(topology)
+        try:
+            import_torch_xla("TPU")
+        except OSError as error:
+            if not type(error).__module__.startswith("requests"):
+                raise
+            raise RuntimeError(
+                "torch_xla does not import: it asks Google Cloud's metadata server which TPU this is, and gets no "
+                "answer\n"
+                f"  found: {type(error).__name__}: {str(error)[:200]}\n"
+                "  fix:   outside of Google Cloud say it yourself, for eight v5e chips: TPU_SKIP_MDS_QUERY=1, "
+                "TPU_ACCELERATOR_TYPE=v5litepod-8,\n"
+                "         TPU_HOST_BOUNDS=1,1,1, TPU_CHIPS_PER_HOST_BOUNDS=2,4,1, TPU_WORKER_ID=0; then restart the "
+                "kernel"
+            ) from error
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        if topology.device_number is not None:
+            # What torch_xla's configure_one_chip_topology sets for chip 0, unless an image has set something else.
+            os.environ |= {
+                "TPU_VISIBLE_CHIPS": str(topology.device_number),
+                "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1",
+                "TPU_PROCESS_BOUNDS": "1,1,1",
+            }
+
+        given = os.environ.get("LIBTPU_INIT_ARGS", "")
+        os.environ["LIBTPU_INIT_ARGS"] = _with_vmem(given, topology.generation)
+
+        def on_core() -> None:
+            backend = Tpu()
+            backend.shares_process = topology.cores > topology.processes
+            body(backend)
+
+        start_pjrt("TPU", on_core, process=process, processes=topology.processes)
+
+
+def runtime_started() -> bool:
+    """Say whether this process has started the XLA runtime, without starting it."""
+    if "torch_xla" not in sys.modules:  # importing it costs ten seconds, and proves nothing
+        return False
+    return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
+
+
+def import_torch_xla(device_type: str) -> None:
+    """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
+
+    With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
+    """
+    with variable_set("PJRT_DEVICE", device_type):
+        import torch_xla  # noqa: F401
+        import torch_xla._internal.pjrt  # noqa: F401
+
+
+def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, processes: int) -> None:
+    """Start this process's chip, number `process` of `processes`, and call the function on each core of the chip.
+
+    One chip starts the single-process way: Colab's advertises the bounds of four chips, and a multi-process start-up
+    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core.
+    """
+    # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
+    os.environ["PJRT_DEVICE"] = device_type
+    import torch
+    import torch_xla._internal.pjrt as pjrt
+
+    from tpukit.essentials.backends.adam import shorten_adam
+
+    shorten_adam()
+
+    def on_this_core() -> None:
+        # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for XLA
+        # ("device_ready_queues_.size()" in torch 2.8 and 2.9). Without such threads it runs in this one, which loses
+        # nothing: it only records the graph.
+        with torch.autograd.set_multithreading_enabled(False):
+            on_core()
+
+    if processes == 1:
+        pjrt._run_singleprocess(on_this_core)
+    else:
+        pjrt._run_thread_per_device(process, processes, on_this_core, pjrt.initialize_multiprocess)
+
+
+def libtpu_flags(accelerator: str, generation: str) -> str:
+    """Return what libtpu gets as LIBTPU_INIT_ARGS in a launch on such a machine: "v5litepod-8" and "v5e", for one.
+
+    With "" for the generation, what torch_xla alone gives to it.
+    """
+    import torch_xla
+
+    with (
+        variable_set("TPU_SKIP_MDS_QUERY", "1"),
+        variable_set("TPU_ACCELERATOR_TYPE", accelerator),
+        variable_set("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
+    ):
+        torch_xla._setup_libtpu_flags()
+        return _with_vmem(os.environ["LIBTPU_INIT_ARGS"], generation)
+
+
+def _with_vmem(given: str, generation: str) -> str:
+    """Add the flag for the VMEM of an operation to libtpu's; one that is there already stays."""
+    flag, limit = "xla_tpu_scoped_vmem_limit_kib", _VMEM_OF_AN_OPERATION.get(generation)
+    return given.strip() if limit is None or flag in given else f"{given} --{flag}={limit}".strip()
+
+
+@contextlib.contextmanager
+def variable_set(name: str, value: str) -> Iterator[None]:
+    """Have a variable in the environment for as long as this lasts."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before

@@ -1,0 +1,145 @@
+"""Batches of datasets that can only be read in order: each process reads a share of its own, for as long as needed."""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+from tpukit.essentials.data.batches import Batches
+from tpukit.essentials.data.prefetch import iterate_loader
+from tpukit.essentials.data.sampler import StreamSampler
+from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
+from tpukit.essentials.data.sources import only_iterates
+
+
+class StreamBatches(Batches):
+    """Batches of a stream: an epoch is a fixed number of steps, the same on every core, so no core waits for another.
+
+    There is a share for each core, or for each of its loader processes. A share that ends starts over, whatever the
+    others do. Epochs follow each other in the stream: none begins at its start again.
+
+    A state holds the epoch and the steps done, not the place in the stream, which nothing can return to. A loop that is
+    resumed has the steps that were left, and reads the stream from its start, with other random numbers.
+
+    Raises:
+        TypeError: the dataset is none that is read in order, or one that has to be made for each share.
+        ValueError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        dataset: Iterable | Callable[[int, int], Iterable],
+        *,
+        steps: int,
+        batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int | None = None,
+        **options: object,
+    ):
+        _check(dataset, steps)
+        numbers = range(max(1, steps) * max(1, batch_size) * world_size)  # as if the samples had these
+        options |= {"rank": rank, "world_size": world_size, "workers": workers or 0}
+        super().__init__(numbers, batch_size=batch_size, **options)
+        self.sampler = StreamSampler(len(numbers), batch_size, rank, world_size)
+        self.dataset, self._batches = dataset, None
+
+    def _prepare(self, positions, samples) -> Iterator[object]:
+        if self._batches is None:
+            seed = self._seed, self.epoch, self._done // self.samples_per_step
+            shares = _Shares(self.dataset, self.sampler, self._workers, seed, in_turn=self._shares_process)
+            self._batches = iterate_loader(shares, itertools.count(), self._workers)
+        # Nothing ahead of the loop but what loader processes hold: a loop that ends early loses no batch.
+        return (self._finish(next(self._batches), None) for _ in samples)
+
+    def state_dict(self) -> dict:
+        """Return the epoch and the steps of it that are done."""
+        return {"epoch": self.epoch, "steps": self._done // self.samples_per_step, "seed": self._seed}
+
+    def load_state_dict(self, state: dict) -> None:
+        """Continue in that epoch with the steps that were left, on any number of cores, from the stream's start.
+
+        Raises:
+            ValueError: the state is not of a stream.
+        """
+        if "steps" not in state:
+            raise ValueError("the state is of a dataset with a length, this one is a stream\n  fix:   the same dataset")
+        self.epoch, self._done, self._seed = state["epoch"], state["steps"] * self.samples_per_step, state["seed"]
+        if not self.sampler.steps(self._done):
+            self.epoch, self._done = self.epoch + 1, 0
+        self._resumed, self._batches = True, None
+
+
+class _Shares:
+    """What the processes of a loader ask for batch by batch; each opens its own share and goes on in it."""
+
+    def __init__(self, dataset, sampler: StreamSampler, workers: int, seed: tuple[int, ...], *, in_turn: bool):
+        self.dataset, self.sampler, self.workers, self.seed, self.in_turn = dataset, sampler, workers, seed, in_turn
+        self._samples: Iterator | None = None
+
+    def __getitem__(self, number: int) -> object:
+        if self.in_turn and not self.workers:
+            with seeded_in_turn((*self.seed, self.sampler.rank, number)):
+                return self._next()
+        return self._next()
+
+    def _next(self) -> object:
+        from torch.utils.data import default_collate
+
+        self._samples = self._samples or self._endless(_leave_loader())
+        return default_collate(list(itertools.islice(self._samples, self.sampler.batch_size)))
+
+    def _endless(self, worker: int | None) -> Iterator:
+        each = max(1, self.workers)
+        share, shares = self.sampler.rank * each + (worker or 0), self.sampler.world_size * each
+        if worker is not None:
+            seed_host((*self.seed, share))
+        while True:
+            is_empty = True
+            for sample in self._open(share, shares):
+                is_empty = False
+                yield sample
+            if is_empty:
+                raise ValueError(
+                    f"share {share} of {shares} of the stream holds no sample, so a core would have nothing to do\n"
+                    f"  found: {self.sampler.world_size} cores with {each} processes each that read\n"
+                    "  fix:   fewer workers=, or more shards: at least one for each share"
+                )
+
+    def _open(self, share: int, shares: int) -> Iterable:
+        if callable(self.dataset):
+            return self.dataset(share, shares)
+        return itertools.islice(iter(self.dataset), share, None, shares)
+
+
+def _leave_loader() -> int | None:
+    """Return the number of this loader process, and let datasets see no loader; None in no such process.
+
+    Datasets and webdataset's pipelines that look for it would divide once more what is a share already, and leave out
+    most of it.
+    """
+    from torch.utils.data import _utils, get_worker_info
+
+    info = get_worker_info()
+    _utils.worker._worker_info = None
+    return info and info.id
+
+
+def _check(dataset: object, steps: int) -> None:
+    if not only_iterates(dataset):
+        raise TypeError(
+            f"steps= is for a dataset that can only be read in order, and a {type(dataset).__name__} has numbers\n"
+            "  fix:   leave out steps=; for shorter epochs fit(steps_per_epoch=...)"
+        )
+    if type(dataset).__module__.split(".")[0] == "webdataset":
+        raise TypeError(
+            "a webdataset pipeline divides its shards among processes by itself, but knows nothing of these cores\n"
+            "  found: one pipeline for all of them\n"
+            "  fix:   a function that opens a share of the shards: core.batches(lambda share, shares: wds.WebDataset("
+            "urls[share::shares], nodesplitter=None, workersplitter=None)..., steps=..., batch_size=...)"
+        )
+    if hasattr(dataset, "__next__"):
+        raise TypeError(
+            f"a {type(dataset).__name__} can be read only once, and a stream starts over where it ends\n"
+            "  fix:   a function that makes it: core.batches(lambda share, shares: ..., steps=..., batch_size=...)"
+        )
+    if steps < 1:
+        raise ValueError(f"steps is the number of batches in an epoch, at least 1, got {steps}\n  fix:   steps=1000")

@@ -1,0 +1,196 @@
+"""What this machine is: platform, TPU chips, versions and memory, each fact with its evidence."""
+
+import os
+import platform as _platform
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.essentials.machine.resources import find_cpus, find_memory, read_text
+from tpukit.essentials.show import Table, human_size
+
+_GOOGLE = "0x1ae0"
+# PCI device ids; torch_xla, tpu_info and torch_tpu agree on them. v2 and v3 share one and differ in their subsystem.
+_GENERATIONS = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "7x"}
+_V2_OR_V3, _SUBSYSTEMS = "0x0027", {"0x004e": "v2", "0x004f": "v3"}
+_TWO_CORES = {"v2", "v3", "v2/v3", "7x"}  # a v4 or v5p chip has two as well, but shows them as one device
+# TPU chips have the PCI class 0xff00, "unassigned" (seen for v2 and v5e); 0x12 is the standard class for accelerators.
+# Google's other devices have other classes: gVNIC 0x02 (network), disks 0x01, board controllers 0x08.
+_ACCELERATOR_CLASSES = ("0xff00", "0x12")
+
+_PACKAGES = (
+    *("torch", "torch_xla", "torch_tpu", "libtpu", "torchvision"),
+    *("tensorflow", "tensorflow-cpu", "tensorflow-tpu"),
+)
+
+# The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image derived from Colab's
+# (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before Colab. Some variables exist but are empty.
+_PLATFORMS = {
+    "Kaggle": ("KAGGLE_KERNEL_RUN_TYPE",),
+    "Vertex AI": ("CLOUD_ML_JOB_ID", "VERTEX_PRODUCT"),
+    "Colab": ("COLAB_RELEASE_TAG", "COLAB_TPU_1VM"),
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Host(Table):
+    """What this machine is. `evidence` says for each field where the fact comes from."""
+
+    platform: str  # Colab, Kaggle, Vertex AI, TPU VM or laptop
+    system: str  # operating system and processor, as in "Linux x86_64"
+    chips: int
+    generation: str | None  # "v5e"; "unknown (0x1ae0:0x00ab)" for a chip newer than this list; None without a chip
+    versions: Mapping[str, str | None]  # "python" and packages; None where not installed
+    memory: int | None  # bytes that this process may use; None where the system does not tell
+    cpus: int  # processors that this process may use
+    shm: int | None  # bytes of /dev/shm; None where there is none
+    evidence: Mapping[str, str]
+
+    @property
+    def cores_per_chip(self) -> int:
+        """The cores of a chip that torch_xla sees as separate devices: 2 on v2, v3 and 7x, otherwise 1."""
+        return 2 if self.generation in _TWO_CORES else 1
+
+    @property
+    def cores(self) -> int:
+        """The number of TPU cores of this machine; 0 without a chip."""
+        return self.chips * self.cores_per_chip
+
+    @property
+    def hardware(self) -> str:
+        """The chips in words, such as `4 v3 chips, 8 cores`."""
+        if not self.chips:
+            return "no TPU chip"
+        return f"{_count(self.chips, f'{self.generation} chip')}, {_count(self.cores, 'core')}"
+
+    @property
+    def summary(self) -> str:
+        """The machine in one line, for error messages."""
+        torch_xla = self.versions.get("torch_xla")
+        software = f"torch_xla {torch_xla}" if torch_xla else "torch_xla not installed"
+        return f"{self.platform} ({self.evidence['platform']}), {self.chips} chips on the PCI bus, {software}"
+
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Return (name, value, evidence) of every fact."""
+        always = ("python", "torch", "torch_xla", "libtpu")
+        versions = [
+            (name, version or "not installed", self.evidence["versions"])
+            for name, version in self.versions.items()
+            if version or name in always
+        ]
+        return [
+            ("platform", self.platform, self.evidence["platform"]),
+            ("system", self.system, self.evidence["system"]),
+            ("chips", self.hardware, self.evidence["chips"]),
+            *versions,
+            ("memory", human_size(self.memory), self.evidence["memory"]),
+            ("/dev/shm", human_size(self.shm), self.evidence["shm"]),
+            ("cpus", str(self.cpus), self.evidence["cpus"]),
+        ]
+
+
+def installed_version(package: str) -> str | None:
+    """Read a package's version from its metadata, without importing it; None where it is not installed."""
+    from importlib import metadata  # 13 ms of `import tpukit` otherwise, a tenth of it
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def host(
+    environ: Mapping[str, str] = os.environ,
+    pci: Path = Path("/sys/bus/pci/devices"),
+    *,
+    proc: Path = Path("/proc"),
+    cgroup: Path = Path("/sys/fs/cgroup"),
+    shm: Path = Path("/dev/shm"),
+    installed: Callable[[str], str | None] = installed_version,
+    system: str | None = None,
+) -> Host:
+    """Describe this machine, without importing torch, using the network or opening a device.
+
+    The arguments say where to look, so that a test can describe another machine.
+    """
+    chips, chips_evidence = find_chips(pci)
+    generations = [generation for generation, _ in chips]
+    place, place_evidence = _find_platform(environ, bool(generations))
+    memory, memory_evidence = find_memory(proc, cgroup)
+    cpus, cpus_evidence = find_cpus(proc, cgroup)
+    versions = {"python": _platform.python_version()} | {package: installed(package) for package in _PACKAGES}
+    versions["libtpu"] = versions["libtpu"] or installed("libtpu-nightly")
+    size = _filesystem_size(shm)
+    return Host(
+        platform=place,
+        system=system or f"{_platform.system()} {_platform.machine()}",
+        chips=len(generations),
+        generation=generations[0] if generations else None,
+        versions=versions,
+        memory=memory,
+        cpus=cpus,
+        shm=size,
+        evidence={
+            "platform": place_evidence,
+            "system": "the operating system's own name",
+            "chips": chips_evidence,
+            "generation": chips_evidence,
+            "versions": "package metadata",
+            "memory": memory_evidence,
+            "cpus": cpus_evidence,
+            "shm": f"size of {shm}" if size is not None else f"no {shm} here",
+        },
+    )
+
+
+def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
+    """Return (generation, folder) of every TPU chip on the PCI bus, and what was found there."""
+    try:
+        devices = sorted(pci.iterdir())
+    except OSError:
+        return [], f"{pci} is not there"
+    known, unknown, cards = [], [], []
+    for device in devices:
+        if read_text(device / "vendor") != _GOOGLE:
+            continue
+        model = read_text(device / "device")
+        name = f"{_GOOGLE}:{model}"
+        if model == _V2_OR_V3:
+            known.append((_SUBSYSTEMS.get(read_text(device / "subsystem_device"), "v2/v3"), device, name))
+        elif model in _GENERATIONS:
+            known.append((_GENERATIONS[model], device, name))
+        elif read_text(device / "class").startswith(_ACCELERATOR_CLASSES):
+            unknown.append((f"unknown ({name})", device, name))
+        else:
+            cards.append(name)
+    # All chips of a host are of one kind, so beside known chips an unknown accelerator is not a TPU.
+    chips = known or unknown
+    if not chips:
+        seen = f"; {', '.join(cards)} is not a TPU" if cards else ""
+        return [], f"none of {_count(len(devices), 'device')} in {pci} is a TPU{seen}"
+    names = Counter(name for *_, name in chips)
+    return [(generation, device) for generation, device, _ in chips], ", ".join(
+        f"{n} x {name}" for name, n in names.items()
+    ) + f" in {pci}"
+
+
+def _find_platform(environ: Mapping[str, str], has_chips: bool) -> tuple[str, str]:
+    for place, variables in _PLATFORMS.items():
+        for variable in variables:
+            if environ.get(variable):
+                return place, f"{variable} is set"
+    if has_chips:
+        return "TPU VM", "chips on the PCI bus, no variables of a notebook platform"
+    return "laptop", "no chips, no variables of a notebook platform"
+
+
+def _filesystem_size(path: Path) -> int | None:
+    if not hasattr(os, "statvfs") or not path.is_dir():
+        return None
+    statistics = os.statvfs(path)
+    return statistics.f_blocks * statistics.f_frsize
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,254 @@
+"""The life of a forked worker: cut loose from the kernel, start the device, run the function, say how it went."""
+
+import contextlib
+import faulthandler
+import logging
+import multiprocessing
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.essentials.machine import orphans, own_memory, peak_memory
+from tpukit.essentials.run import signals
+from tpukit.essentials.run.channel import Sender, Unsendable, serialize
+from tpukit.essentials.run.core import Core
+from tpukit.essentials.run.failure import device_not_started, exception_raised, sigterm_received, stack_text
+from tpukit.essentials.run.notebook_output import forward_displays
+
+SEND_STACKS, GO = b"s", b"g"  # on the control pipe
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to run: the worker function, its arguments, the seed of its random numbers, the precision of its products.
+
+    Raises:
+        ValueError: there is no such precision.
+    """
+
+    fn: Callable
+    args: tuple
+    seed: int
+    precision: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.precision not in (None, "high", "highest"):
+            raise ValueError(
+                f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}\n"
+                "  fix:   for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast"
+            )
+
+
+@dataclass(frozen=True)
+class WorkerPipes:
+    """What connects a worker process to its kernel.
+
+    Attributes:
+        rank: of the first core of this process.
+        kernel: the process that forked this one.
+        folder: where this process's own processes meet it, removed by the kernel.
+        heartbeat: seconds between two signs of life.
+        messages: the pipe for `Sender`.
+        output: the pipe that standard output and error become.
+        control: the pipe on which the kernel asks for stacks and says when to go; it ends when the kernel is gone.
+        inherited: the kernel's ends of all pipes, which the fork brought along; to be closed.
+    """
+
+    rank: int
+    kernel: int
+    folder: Path
+    heartbeat: float
+    messages: int
+    output: int
+    control: int
+    inherited: tuple[int, ...]
+
+
+def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> None:
+    """Run in the forked child and never return; `start` starts the device and calls its argument once per core."""
+    _cut_loose(pipes)
+    worker, signal_pipe = _Worker(pipes), signals.signal_pipe()
+    signal.signal(signal.SIGTERM, worker.end)
+    forward_displays(worker.sender.send, worker.rank_here)
+    threading.Thread(target=worker.obey, args=(signal_pipe,), daemon=True).start()
+    threading.Thread(target=worker.beat, daemon=True).start()
+
+    import torch
+
+    # The kernel's OpenMP threads did not survive the fork, but torch believes they did and would wait for them.
+    torch.set_num_threads(1)
+    try:
+        start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores))
+    except BaseException as error:  # the device did not start: no core is there to say so
+        worker.sender.send(("failed", device_not_started(pipes.rank, error)))
+    _flush_streams()
+    worker.finished.set()
+    while True:
+        signal.pause()  # others may still need this process's side of a collective: the kernel says when to go
+
+
+def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tuple[Core, int]]) -> None:
+    """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
+    if task.precision:
+        backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
+    core = Core(backend, send, task.seed)
+    cores.append((core, threading.get_ident()))
+    send(("started", core.rank))
+    send(("memory", core.rank, peak_memory(), own_memory()))
+    try:
+        core.seed()
+        result = task.fn(core, *task.args)
+        core.flush()
+        _flush_streams()  # what was printed without an end of line is on its way before the result is
+        try:
+            send(("memory", core.rank, peak_memory(), own_memory()))
+            send(("result", core.rank, result))
+        except Unsendable:
+            serialize(result)  # raises too, and names the part of the result, not of the message
+            raise
+    except BaseException as error:  # whatever it is, the kernel has to hear of it
+        _flush_streams()
+        send(("failed", exception_raised(core.rank, error)))
+        with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
+            core.flush()
+
+
+def _flush_streams() -> None:
+    with contextlib.suppress(Exception):  # the worker function may have put anything in their place, or closed them
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+class _Worker:
+    """What the threads of a worker process share.
+
+    Attributes:
+        cores: each core of this process that has started, with the thread it runs in.
+        finished: set when every core has returned or failed.
+    """
+
+    def __init__(self, pipes: WorkerPipes):
+        self.pipes, self.sender = pipes, Sender(pipes.messages)
+        self.cores: list[tuple[Core, int]] = []
+        self.finished = threading.Event()
+
+    def rank_here(self) -> int:
+        """Return the rank of the core that runs in the calling thread; of another thread, the process's first."""
+        ranks = {thread: core.rank for core, thread in self.cores}
+        return ranks.get(threading.get_ident(), min(ranks.values(), default=self.pipes.rank))
+
+    def beat(self) -> None:
+        """Send now and then what each core has done, and what it waits for: a heartbeat for the watchdog."""
+        with contextlib.suppress(OSError):  # the kernel is gone; the control pipe says so too
+            while not self.finished.wait(self.pipes.heartbeat):
+                for core, _ in self.cores:
+                    self.sender.send(("memory", core.rank, peak_memory(), own_memory()))
+                    doing = core.backend.compiling() or core.doing
+                    self.sender.send(("alive", core.rank, core.activity, core.waiting, doing))
+
+    def obey(self, signal_pipe: int) -> None:
+        """Send stacks when asked, tell of SIGTERM; at the end of the control pipe go, quietly if the work is done."""
+        pipes = select.poll()  # not select, which refuses descriptors from 1,024 on
+        for fd in (self.pipes.control, signal_pipe):
+            pipes.register(fd, select.POLLIN | select.POLLHUP)
+        while True:
+            ready = [fd for fd, _ in pipes.poll()]
+            if signal_pipe in ready and signal.SIGTERM in os.read(signal_pipe, 1024) and not self.finished.is_set():
+                self._report_sigterm()
+            if self.pipes.control in ready:
+                if os.read(self.pipes.control, 1) != SEND_STACKS:
+                    break
+                self._send_stacks()
+        if self.finished.is_set():
+            os._exit(0)
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+    def end(self, *_: object) -> None:
+        """On SIGTERM, raise `Terminated` in the core that runs in the main thread, if one does."""
+        if self.finished.is_set():
+            return
+        for core, _ in self.cores:
+            core.end_requested = True
+        here = [core for core, thread in self.cores if thread == threading.get_ident()]
+        if not self.cores or any(not core.ends_between_steps for core in here):
+            raise signals.Terminated
+
+    def _report_sigterm(self) -> None:
+        """Report every core, which may sit in native code and hear of SIGTERM late, and unwind those in threads."""
+        for core, thread, frame in self._running():
+            core.end_requested = True
+            if core.ends_between_steps:
+                continue
+            with contextlib.suppress(OSError):
+                self.sender.send(("failed", sigterm_received(core.rank, frame)))
+            if thread != threading.main_thread().ident:
+                with self.sender.lock:  # not while it writes a message
+                    signals.raise_in_thread(thread)
+
+    def _send_stacks(self) -> None:
+        stacks = [(core.rank, frame) for core, _, frame in self._running()]
+        if not self.cores:  # the device is still on its way up
+            stacks = [(self.pipes.rank, sys._current_frames()[threading.main_thread().ident])]
+        with contextlib.suppress(OSError):
+            for rank, frame in stacks:
+                self.sender.send(("stacks", rank, stack_text(frame)))
+
+    def _running(self) -> list[tuple[Core, int, object]]:
+        """Return each core with its thread and where that stands; a core that is done may have none left."""
+        frames = sys._current_frames()
+        return [(core, thread, frames[thread]) for core, thread in self.cores if thread in frames]
+
+
+def _cut_loose(pipes: WorkerPipes) -> None:
+    """Leave everything the kernel had that a worker must not touch: its signals, terminal and pipes."""
+    with contextlib.suppress(OSError):
+        os.setpgid(0, 0)  # the process and its own children can be ended together
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Jupyter interrupts the whole group; the kernel decides
+    signals.die_with_parent(pipes.kernel)
+    orphans.mark(pipes.kernel)
+    signals.tie_children()
+    for fd in pipes.inherited:
+        os.close(fd)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.dup2(pipes.output, 1)
+    os.dup2(pipes.output, 2)
+    # From a fork, ipykernel's own streams lose lines and mix them; plain files on the pipe do not.
+    before = sys.stdout, sys.stderr
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="replace")  # noqa: SIM115
+    _redirect_logging(before, (sys.stdout, sys.stderr))
+    faulthandler.enable(file=sys.stderr)
+    _refuse_questions()
+    # A DataLoader's processes hand tensors over through sockets in a folder that nobody removes if they are killed.
+    multiprocessing.current_process()._config["tempdir"] = str(pipes.folder)
+    os.environ.setdefault("JOBLIB_TEMP_FOLDER", str(pipes.folder))  # not /dev/shm, for the same reason
+
+
+def _redirect_logging(before: tuple, after: tuple) -> None:
+    """Let the log handlers that the notebook has made write where this process prints, so that lines name the core."""
+    loggers = [logging.root, *logging.root.manager.loggerDict.values()]
+    for handler in {handler for logger in loggers for handler in getattr(logger, "handlers", ())}:
+        for old, new in zip(before, after, strict=True):
+            if getattr(handler, "stream", None) is old:
+                handler.stream = new  # not setStream, which flushes the old one
+
+
+def _refuse_questions() -> None:
+    """Make input(), getpass() and breakpoint() raise: ipykernel's own, which the fork brought along, never return."""
+    import builtins
+    import getpass
+
+    def refuse(*_: object, **__: object) -> None:
+        raise EOFError(
+            "a worker cannot ask: nobody sees its question, and several cores would ask at once; "
+            "ask in the notebook and pass the answer as an argument of launch, or look at values with core.print"
+        )
+
+    builtins.input = getpass.getpass = sys.breakpointhook = refuse

@@ -1,0 +1,363 @@
+"""Figures for a notebook: a batch, the curves of a run, predictions. Each function returns one Figure.
+
+A figure is returned, not shown: as the last line of a cell it appears once, and pyplot does not know of it. `_style`
+gives all figures the same look and ends with the call: the reader's own matplotlib settings stay as they are.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show.house_style import (
+    COLORS,
+    GRID,
+    INK,
+    MARGIN,
+    MUTED,
+    PAPER,
+    SMALL,
+    WIDTH,
+    axes_at,
+    describe,
+    letters,
+    new_figure,
+    style,
+)
+from tpukit.essentials.show.measures import better
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_VALIDATION = ("valid", "val", "validation", "test", "eval", "dev")
+_SPLITS = ("train", "training", *_VALIDATION)
+_NOISY = 50  # points; longer series are drawn pale, with their moving mean on top
+# What the measures of fit are called on a figure: words, unit, and how many of it one is.
+_MEASURES = {
+    "lr": ("learning rate", "", 1.0),
+    "memory": ("peak memory", "GiB", 2.0**-30),
+    "data wait": ("waiting for batches", "% of the time", 100.0),
+    "samples per second": ("speed", "samples/s", 1.0),
+    "images per second": ("speed", "images/s", 1.0),
+    "seconds": ("time", "seconds", 1.0),
+    "compiles": ("compiled so far", "graphs", 1.0),
+}
+
+
+def show_batch(
+    images: Any,
+    labels: Any = None,
+    *,
+    names: Sequence[str] | Mapping[str, str] | None = None,
+    columns: int | None = None,
+    limit: int = 8,
+    channel: int | None = None,
+    points: Any = None,
+) -> Figure:
+    """Draw the first images of a batch, each with its labels by name.
+
+    `images` is `(N, C, H, W)` with 1 or 3 channels, a torch tensor of any dtype on any device, or a numpy array. Only
+    the first `limit` images are copied to the host. Do not pass an XLA tensor in the notebook's kernel: its copy starts
+    the XLA runtime there. The line under the figure says how values became grey levels:
+
+    - integers in [0, 255] and floats in [0, 1] are drawn as they are;
+    - floats of three channels that look like ImageNet's normalisation of [0, 1] (some below -1): it is undone;
+    - any other floats are stretched, so that the smallest value drawn is black and the largest white.
+
+    `labels` is `(N, L)` of zeros and ones (the names of the ones are written under the image, or "none") or `(N,)`
+    class numbers; without `names`, numbers are written. Masks, `(N, H, W)` class numbers, are drawn over the images,
+    each class but 0 in a colour; a dict with "labels" and "masks" has both. `names` are the words for each label, in
+    their order, or a dict from label to words, such as `tpukit.pe.WORDS`. `channel` draws that channel alone, in grey:
+    1 is the embolism window of the CTs of `tpukit.pe`. `points`, `(N, 2)` of x and y as shares of the width and the
+    height, has an arrow in each image, none where they are nan: `pe.embolus_places` gives them. `columns=None` chooses
+    up to four; more than twenty images beside each other are not drawn.
+
+    Raises:
+        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
+            not match the images.
+    """
+    import numpy as np
+
+    figure_inputs.at_least_one(limit=limit)
+    points = None if points is None else figure_inputs.points(points, len(images))
+    pixels, caption = figure_inputs.pixels(images, limit, "show_batch", channel)
+    labels, masks = figure_inputs.labels_and_masks(labels)
+    if masks is not None:
+        pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), COLORS)
+        caption = f"{caption}, masks of classes {classes}"
+    columns = figure_inputs.columns(columns, len(pixels))
+    rows = -(-len(pixels) // columns)
+    cell = min(3.2, (WIDTH - MARGIN) / columns - MARGIN)
+    height = cell * _aspect(pixels)
+    titles = [] if labels is None else figure_inputs.titles(labels, names, len(images))[: len(pixels)]
+    said = [f"{number}: {', '.join(words) or 'none'}" for number, words in enumerate(titles, 1)]
+    titles = [_wrap(words, cell) if words else "none" for words in titles]
+    below = [_lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
+
+    with style():
+        up = MARGIN + rows * (height + MARGIN) + sum(below) + _lines([caption])
+        figure = new_figure(columns * (cell + MARGIN) + MARGIN, up)
+        for index, image in enumerate(pixels):
+            row, column = divmod(index, columns)
+            bottom = up - (row + 1) * (height + MARGIN) - sum(below[:row])
+            axes = _image(figure, image, MARGIN + column * (cell + MARGIN), bottom, cell, height)
+            if points is not None and not np.isnan(points[index]).any():
+                _arrow(axes, *points[index])
+            if titles:
+                color = INK if titles[index] != "none" else MUTED
+                axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=SMALL, color=color)
+        _note(figure, caption)
+        describe(figure, f"{caption}. {'Labels: ' if said else ''}{'; '.join(said)}")
+    return figure
+
+
+def show_history(history: Any) -> Figure:
+    """Draw what varied in a run: the loss in a large panel, every other measure in a small one.
+
+    `history` is a dict of series (`{"train_loss": [...], "valid_loss": [...]}`), a list of rows (`[{"epoch": 1,
+    "train_loss": 0.4}, ...]`), a DataFrame, or anything with `.rows`. The horizontal axis is "step", or "epoch" where
+    there is no "step". A series shorter than the axis is spread over it evenly, with its last point at the end: five
+    validation losses of a run of 1000 steps are drawn at 200, 400, ... 1000.
+
+    Series share a panel when their names differ only in train / valid / val / test / eval: `train_loss` and
+    `valid_loss` do, `lr` has its own. A single number is a dotted line across the panel whose name its own name ends
+    with (`base_rate_loss` in `loss`). A series of 50 points or more is drawn pale, under a moving mean over a twentieth
+    of its length. A ring marks the best validation point, for measures known to be better when low (loss, error, ...)
+    or high (auroc, accuracy, f1, ...). What stayed the same, such as a constant learning rate, is a line of text under
+    the figure, and what cannot be drawn is named there; only a loss or a score is drawn though it does not move.
+
+    Raises:
+        TypeError: `history` is none of these.
+        ValueError: `history` contains no series of numbers.
+    """
+    axis, series, levels, notes = figure_inputs.series(history)
+    measures = _MEASURES | {"samples per second": ("speed", f"{getattr(history, 'of', 'samples')}/s", 1.0)}
+    series, constant = _what_varies(series, measures)
+    panels: dict[str, dict] = {}
+    for name, points in series.items():
+        panels.setdefault(_kind(name), {})[name] = points
+    # Losses first, then other measures of quality, then speed and the like, each as they came.
+    kinds = sorted(panels, key=lambda kind: (kind.split()[-1] != "loss", better(kind) is None))
+    stack = min(2, len(kinds) - 1)  # small panels, at most two in a column
+    beside = -(-(len(kinds) - 1) // 2)
+    ends = [end for x, _ in series.values() for end in (x[0], x[-1])]
+    span = max(ends) - min(ends)
+    limits = (min(ends) - 0.03 * span, max(ends) + 0.03 * span) if span else (ends[0] - 0.5, ends[0] + 0.5)
+
+    with style():
+        figure = new_figure(min(WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
+        grid = figure.add_gridspec(stack or 1, 1 + beside, width_ratios=[2.2 if beside < 2 else 1.7] + [1] * beside)
+        for index, kind in enumerate(kinds):
+            column, row = (0, slice(None)) if index == 0 else ((index + 1) // 2, (index - 1) % 2)
+            if index == len(kinds) - 1 and index % 2 == 1:
+                row = slice(None)  # the last of an odd number has its column to itself
+            axes = figure.add_subplot(grid[row, column])
+            axes.set_xlim(limits)
+            known = {name: levels.pop(name) for name in list(levels) if _kind(name).split()[-1:] == kind.split()[-1:]}
+            _curves(axes, kind, panels[kind], known, axis, measures)
+        notes += [f"{name} is one number: {value:.4g}" for name, value in levels.items()]
+        below = [f"throughout: {', '.join(constant)}"] * bool(constant)
+        below += [f"not drawn: {'; '.join(notes)}"] * bool(notes)
+        if below:
+            text = textwrap.fill("    ".join(below), letters(figure.get_figwidth()))
+            figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL - 1, color=MUTED)
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        spans = [f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}" for name, (_, y) in series.items()]
+        across = f"{axis} {min(ends):.4g} to {max(ends):.4g}"
+        describe(figure, f"Curves, {across}. {'; '.join([*spans, *below])}")
+    return figure
+
+
+def show_predictions(
+    images: Any,
+    labels: Any,
+    probabilities: Any,
+    *,
+    names: Sequence[str] | Mapping[str, str] | None = None,
+    limit: int = 8,
+    top: int = 10,
+    channel: int | None = None,
+) -> Figure:
+    """Draw images, and beside each its predicted probabilities as bars, filled where the label is true.
+
+    `images`, `names` and `channel` as for `show_batch`; `labels` `(N, L)` of zeros and ones, or `(N,)` class numbers;
+    `probabilities` `(N, L)` in [0, 1], not logits. Where there are more than `top` labels, each image shows `top` of
+    them: its true labels first, then the most probable.
+
+    Raises:
+        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        ValueError: the shapes do not match one another, or a probability is outside [0, 1].
+    """
+    import numpy as np
+
+    figure_inputs.at_least_one(limit=limit, top=top)
+    pixels, caption = figure_inputs.pixels(images, limit, "show_predictions", channel)
+    truth, chances = figure_inputs.predictions(labels, probabilities, len(images))
+    words = figure_inputs.label_names(names, chances.shape[1])
+
+    shown, columns = min(top, len(words)), min(2, len(pixels))
+    rows = -(-len(pixels) // columns)
+    block = (WIDTH - MARGIN) / 2 - MARGIN  # an image, the names beside it and their bars
+    side = 1.8
+    longest = min(max(map(len, words)), letters(block - side - 1.4))
+    words = [textwrap.shorten(name, longest, placeholder="…") for name in words]
+    text = longest * SMALL * 0.59 / 72 + 0.35
+    height = max(side * _aspect(pixels), 0.19 * shown)
+
+    with style():
+        up = 2 * MARGIN + rows * (height + 1.6 * MARGIN) + _lines([caption])
+        figure = new_figure(columns * (block + MARGIN) + MARGIN, up)
+        for index, image in enumerate(pixels):
+            row, column = divmod(index, columns)
+            left, bottom = MARGIN + column * (block + MARGIN), up - MARGIN - (row + 1) * height - row * 1.6 * MARGIN
+            _image(figure, image, left, bottom, side, height)
+            chosen = np.lexsort((-chances[index], ~truth[index]))[:shown]  # the true ones, then the most probable
+            chosen.sort()  # in the order of the labels, so that images can be compared
+            high = min(height, 0.21 * shown)
+            axes = axes_at(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
+            _bars(axes, [words[label] for label in chosen], chances[index, chosen], truth[index, chosen])
+        _note(figure, f"● filled: the label is true    ○ hollow: it is not    dotted: 0.5    {caption}")
+        said = _in_words(words, truth, chances, len(pixels))
+        describe(figure, f"{caption}, with their predicted probabilities. {said}")
+    return figure
+
+
+def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tuple], list[str]]:
+    """Return the series that are worth a curve, in the units of the figure, and in words those that stay the same."""
+    import numpy as np
+
+    moving, constant = {}, []
+    for name, (x, y) in series.items():
+        words, unit, factor = measures.get(_kind(name), (name.replace("_", " "), "", 1.0))
+        y = y * factor
+        known = y[np.isfinite(y)]
+        if better(name) is None and (known == known[0]).all():  # a loss that stays the same is news
+            constant.append(f"{words} {known[0]:.4g} {unit}".strip())
+        else:
+            moving[name] = x, y
+    return (moving, constant) if moving else (series, [])
+
+
+def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, count: int) -> str:
+    """Say which labels are true and which are predicted, for the first `count` images."""
+
+    def some(labels: Iterable[int], index: int) -> str:
+        return ", ".join(f"{words[label]} {chances[index, label]:.2f}" for label in labels) or "none"
+
+    parts = []
+    for index in range(count):
+        wrong = [label for label in (chances[index] > 0.5).nonzero()[0] if not truth[index, label]]
+        false = f"; above 0.5 and not true: {some(wrong, index)}" if wrong else ""
+        parts.append(f"{index + 1}: true are {some(truth[index].nonzero()[0], index)}{false}")
+    return ". ".join(parts)
+
+
+def _image(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float) -> Axes:
+    axes = axes_at(figure, left, bottom, width, height)
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255 if pixels.dtype == "uint8" else 1)
+    axes.set_axis_off()
+    axes.set_anchor("N")
+    return axes
+
+
+def _arrow(axes: Axes, x: float, y: float) -> None:
+    """Point at a place of an image, from the side and from above: on a CT from the dark of the lung."""
+    away = (30 if x > 0.5 else -30, 20)
+    look = {"arrowstyle": "-|>", "color": COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
+    axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=look, annotation_clip=False)
+
+
+def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:
+    places = range(len(names))
+    axes.barh(places, 1, height=0.62, color=GRID, linewidth=0)
+    fill = [COLORS[0] if true else PAPER for true in truth]
+    axes.barh(places, chances, height=0.62, color=fill, edgecolor=COLORS[0], linewidth=1)
+    axes.axvline(0.5, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
+    axes.set_yticks(places, [f"{name} {'●' if true else '○'}" for name, true in zip(names, truth, strict=True)])
+    axes.tick_params(length=0, pad=3)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    for label, place, chance, true in zip(axes.get_yticklabels(), places, chances, truth, strict=True):
+        label.set_color(INK if true else MUTED)
+        axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=SMALL - 0.5, color=label.get_color())
+
+
+def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str, measures: dict):
+    import numpy as np
+
+    find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
+    alone, below = len(series) == 1, axis
+    rest = iter(COLORS[2:] * len(series))
+    for name, (x, y) in series.items():
+        split = _split(name)
+        color = COLORS[split in _VALIDATION] if split in ("train", "valid", "val") or alone else next(rest)
+        label = "" if alone else split or name
+        noisy = len(y) >= _NOISY
+        if noisy:
+            axes.plot(x, y, color=color, alpha=0.28, linewidth=0.7)
+        if find_best and split in _VALIDATION:
+            at = int(find_best(y))
+            axes.plot(x[at], y[at], "o", markersize=10, markerfacecolor="none", markeredgecolor=color)
+            below = f"{axis}    ○ best {y[at]:.4g} at {x[at]:.4g}"
+        marks = {"marker": "o", "markersize": 4} if len(y) <= 12 else {}
+        axes.plot(x, _moving_mean(y) if noisy else y, color=color, linewidth=1.6, label=label or None, **marks)
+    for name, value in levels.items():
+        label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
+        axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
+    words, unit, _ = measures.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
+    axes.set_title(words, loc="left", fontweight="bold")
+    axes.set_xlabel(below)
+    axes.set_ylabel(unit)
+    axes.margins(y=0.12)  # room for the ring at the top
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.yaxis.set_major_formatter("{x:.4g}")
+    if axes.get_legend_handles_labels()[1]:
+        axes.legend(loc="best", handlelength=1.2)
+
+
+def _moving_mean(values: np.ndarray) -> np.ndarray:
+    """Return the mean over a centred window, a twentieth of the series long; nan and what lies outside do not count."""
+    import numpy as np
+
+    window = np.ones(2 * (len(values) // 40) + 1)
+    known = np.isfinite(values)
+    total = np.convolve(np.where(known, values, 0), window, "same")
+    return np.where(known, total / np.maximum(np.convolve(known, window, "same"), 1), np.nan)
+
+
+def _split(name: str) -> str:
+    return next((word for word in name.lower().split("_") if word in _SPLITS), "")
+
+
+def _kind(name: str) -> str:
+    """Return the kind of measure, a name without its split: train_loss and loss_valid are both loss."""
+    return " ".join(word for word in name.lower().split("_") if word not in _SPLITS) or name
+
+
+def _wrap(words: list[str], inches: float) -> str:
+    """Break the words into lines of this width; a word is broken only where it is longer than a line."""
+    width = letters(inches)
+    whole = [word.replace(" ", "\N{NO-BREAK SPACE}") if len(word) <= width else word for word in words]
+    return textwrap.fill("\N{NO-BREAK SPACE}· ".join(whole), width, break_on_hyphens=False)
+
+
+def _lines(texts: Sequence[str]) -> float:
+    """Return the height in inches that the longest of these texts needs below an image."""
+    count = max((text.count("\n") + 1 for text in texts), default=0)
+    return count * SMALL * 1.25 / 72 + 0.08 if count else 0.0
+
+
+def _aspect(pixels: np.ndarray) -> float:
+    """Return height divided by width, limited so that an image and its neighbours stay legible."""
+    return min(max(pixels.shape[1] / pixels.shape[2], 0.2), 2.0)
+
+
+def _note(figure: Figure, text: str) -> None:
+    across, up = figure.get_size_inches()
+    figure.text(MARGIN / across, MARGIN / up, text, fontsize=SMALL - 1, color=MUTED, va="bottom")

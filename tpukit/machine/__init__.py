@@ -1,1 +1,0 @@
-"""What this machine is, made ready and checked, without starting the device."""

@@ -1,0 +1,18 @@
+"""Why is it slow, and is it right: report, recompiles, profiler, stopwatch, compare."""
+
+from tpukit.measure.device_report import Report, report
+from tpukit.measure.parity import Comparison, LayerDifference, compare
+from tpukit.measure.profiler import profile
+from tpukit.measure.recompiles import RecompileMonitor
+from tpukit.measure.stopwatch import Stopwatch
+
+__all__ = [
+    "Comparison",
+    "LayerDifference",
+    "RecompileMonitor",
+    "Report",
+    "Stopwatch",
+    "compare",
+    "profile",
+    "report",
+]

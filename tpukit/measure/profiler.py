@@ -1,0 +1,110 @@
+"""Record what a core does in some steps, as a trace for Perfetto or TensorBoard."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+
+class Profile:
+    """A recording of one core.
+
+    Attributes:
+        folder: the folder of this core's files; None on a core that is not recorded.
+        files: the files that were written, once the recording has ended.
+    """
+
+    def __init__(self, backend, folder: Path | None):
+        self.folder = folder
+        self.files: list[Path] = []
+        self._backend = backend
+        self._steps = 0
+        self._span = contextlib.ExitStack()
+
+    def mark(self) -> None:
+        """End a step of the recording and begin the next; `core.step` calls it."""
+        self._span.close()
+        self._span.enter_context(self._backend.trace_step(self._steps))
+        self._steps += 1
+
+
+@contextlib.contextmanager
+def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -> Iterator[Profile]:
+    """Record the steps in this block: what the host did, what the device did, and when each waited.
+
+    Ten to fifty steps are enough. Begin after the first few steps, which compile. A recording stays in memory until it
+    ends; a thousand steps take hundreds of MB. It is written even if the block raises, and core.print says where.
+
+        with tpukit.measure.profile(core, "runs/trace"):
+            for images, labels in itertools.islice(batches, 20):
+                with core.step():
+                    ...
+
+    On CPU and CUDA it is a Chrome trace, made by torch.profiler; on a TPU torch_xla makes it, for TensorBoard as well.
+
+    Args:
+        core: this core.
+        folder: the files of this recording go into `core-<rank>/` in it.
+        ranks: which cores are recorded; the others only run the block.
+
+    Raises:
+        OSError: the folder cannot be written to, which is checked before the block runs, or the disk is full.
+        RuntimeError: this core is already being recorded.
+    """
+    if core.rank not in ranks:
+        yield Profile(core.backend, None)
+        return
+    backend, mine = core.backend, Path(folder) / f"core-{core.rank}"
+    if backend.after_sync:
+        raise RuntimeError(
+            "this core is already being recorded: a profile cannot be inside another\n"
+            "  fix:   one `with tpukit.measure.profile(...)` around all the steps"
+        )
+    _must_be_writable(mine)  # the profilers themselves only fail at the end, when the recording would be lost
+    earlier = set(mine.rglob("*"))
+    recording = Profile(backend, mine)
+    backend.start_trace(mine)
+    backend.after_sync = recording.mark  # core.step calls it at its end
+    recording.mark()
+    unwritten = None
+    try:
+        yield recording
+    finally:
+        backend.after_sync = None
+        recording._span.close()
+        try:
+            backend.stop_trace()
+        except (OSError, RuntimeError) as error:  # torch_xla raises RuntimeError
+            unwritten = error
+        else:
+            recording.files = sorted(file for file in mine.rglob("*") if file.is_file() and file not in earlier)
+            core.print(_how_to_open(recording, folder), everywhere=True)
+    if unwritten:  # not reached if the block raised: its error is more important
+        raise _not_written(mine, unwritten) from unwritten
+
+
+def _must_be_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _not_written(folder, error) from error
+
+
+def _not_written(folder: Path, error: Exception) -> OSError:
+    return OSError(
+        f"the profile cannot be written into {folder}\n"
+        f"  found: {error}\n"
+        "  fix:   choose a folder of your own, on a disk with free space"
+    )
+
+
+def _how_to_open(recording: Profile, folder: str | os.PathLike) -> str:
+    chrome = [str(file) for file in recording.files if file.name.endswith(".json.gz")]
+    count = recording._steps - 1  # the last one was begun, but no step followed
+    lines = [f"recorded {count} step{'s' * (count != 1)}: open {', '.join(chrome)} at https://ui.perfetto.dev"]
+    if any(file.name.endswith(".xplane.pb") for file in recording.files):
+        lines.append(f"  or `pip install tensorboard xprof`, then `tensorboard --logdir {folder}`, tab Profile")
+    return "\n".join(lines)

@@ -1,0 +1,225 @@
+"""An item of a dataset taken apart: its image as bytes or pixels, its mask, its labels."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tpukit.packs.image_modes import apply_window, to_rgb
+from tpukit.packs.label_arrays import as_labels
+from tpukit.packs.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
+
+_IMAGES = ("image", "img", "pixel_values")
+_LABELS = ("label", "labels", "fine_label", "target", "targets")
+_FIX = "give (image, label), or a dict: the image as bytes of a file, Pillow image or uint8 array; () for no labels"
+
+
+@dataclass(frozen=True)
+class ItemColumns:
+    """Where the parts of an item that is a dict are.
+
+    Attributes:
+        image: the key of the image; None for the first there is of image, img, pixel_values.
+        labels: the keys of the labels; None for the first there is of label, labels, fine_label, target, targets.
+        masks: the key of the mask; None for none.
+        window: of images of more than 8 bits, see `to_rgb`.
+        classes: what the numbers of a single label stand for; empty where it is a quantity.
+    """
+
+    image: str | None = None
+    labels: Sequence[str] | None = None
+    masks: str | None = None
+    window: tuple[float, float] | None = None
+    classes: Sequence[str] = ()
+
+
+def check_item(item, number: int, columns: ItemColumns) -> tuple:
+    """Return the image of one item, bytes or (H, W, 3) uint8, (H, W, 4) with a mask; and its labels, (L,) float32.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        image, mask, labels = _of_dict(item, columns) if isinstance(item, Mapping) else _of_tuple(item)
+        data = read_image(image, columns.window)
+        if mask is not None:
+            data = _with_mask(data, mask)
+    except (TypeError, ValueError) as error:
+        why, _, fix = str(error).partition("\n  fix:   ")
+        raise ValueError(
+            f"item {number} is not (image, labels) as pack reads them\n"
+            f"  found: {type(item).__name__}: {why}\n  fix:   {fix or _FIX}"
+        ) from error
+    values = _labels(labels, number, columns.classes)
+    if columns.classes and len(values) == 1 and values[0] not in range(len(columns.classes)):
+        raise ValueError(
+            f"label {values[0]:g} of item {number} is none of the {len(columns.classes)} classes\n"
+            f"  found: classes 0 to {len(columns.classes) - 1}: {', '.join(columns.classes[:4])}, ...\n"
+            "  fix:   leave such items out; or classes=() stores the numbers as they are"
+        )
+    return data, values
+
+
+def label_columns(item, asked: Sequence[str] | None) -> list[str] | None:
+    """Return the keys of the labels of an item that is a dict; None of any other."""
+    if not isinstance(item, Mapping):
+        return None
+    return list(asked) if asked is not None else [name for name in _LABELS if name in item][:1]
+
+
+def _of_dict(item: Mapping, columns: ItemColumns) -> tuple:
+    names = [columns.image] if columns.image is not None else _IMAGES
+    image = next((name for name in names if name in item), None)
+    labels = label_columns(item, columns.labels)
+    wanted = [*labels, *([columns.masks] if columns.masks is not None else [])]
+    if image is None or any(name not in item for name in wanted):
+        missing = next((name for name in wanted if name not in item), " or ".join(map(repr, names)))
+        raise ValueError(
+            f"keys {', '.join(map(repr, item))}, and none is {missing}\n"
+            '  fix:   name them: pack(..., image="photo", labels="species", masks="segmentation")'
+        )
+    if not labels and columns.labels is None and len(item) > 1 + len(wanted):
+        raise ValueError(
+            f"keys {', '.join(map(repr, item))}, and none of the others is a label by its name\n"
+            '  fix:   pack(..., labels="species") names it; labels=[] for none'
+        )
+    return item[image], item[columns.masks] if columns.masks is not None else None, [item[name] for name in labels]
+
+
+def _of_tuple(item) -> tuple:
+    if not isinstance(item, tuple | list) or len(item) < 2:
+        raise TypeError("no tuple of two parts")
+    image, *targets = item
+    if len(targets) == 1 and isinstance(targets[0], tuple | list) and any(map(_is_mask, targets[0])):
+        targets = targets[0]
+    masks = [target for target in targets if _is_mask(target)]
+    labels = [target for target in targets if not _is_mask(target)]
+    if len(masks) > 1 or len(labels) > 1:
+        raise TypeError(f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read")
+    return image, masks[0] if masks else None, labels
+
+
+def _is_mask(target) -> bool:
+    """Tell whether a target is an image of class numbers: labels are numbers, or one row of them."""
+    return hasattr(target, "getbands") or getattr(target, "ndim", 0) >= 2
+
+
+def _labels(labels: list, number: int, classes: Sequence[str]):
+    """Return labels, each one number or one row of them, or the word of a class, as (L,) float32."""
+    import numpy
+
+    values = []
+    for label in labels:
+        if isinstance(label, Mapping):
+            raise ValueError(
+                f"item {number} has a dict for its label: {', '.join(map(repr, label))}\n"
+                "  fix:   one number or several for each image; target_transform= of the dataset may choose them"
+            )
+        try:
+            shape = numpy.shape(label)
+        except ValueError:  # rows of different lengths
+            shape = (len(label), "?")
+        if len(shape) > 1:
+            raise ValueError(
+                f"item {number} has labels of shape {shape}, which are rows of rows\n"
+                "  fix:   one number or several for each image; a mask is a Pillow image or an array"
+            )
+        if isinstance(label, str):
+            if label not in classes:
+                raise ValueError(
+                    f"item {number} has the word {label!r} for its label, and words are numbered by classes=\n"
+                    f"  found: {f'classes {classes}' if classes else 'no classes='}\n"
+                    '  fix:   classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")'
+                )
+            label = list(classes).index(label)
+        values += numpy.atleast_1d(numpy.asarray(label)).tolist()
+    if not values:
+        return numpy.empty(0, numpy.float32)
+    names = [str(name) for name in range(len(values))]
+    return as_labels(numpy.array([values]), names, first_row=number, what="item")[0]
+
+
+def _with_mask(data, mask):
+    if isinstance(data, bytes):
+        return join(data, mask if isinstance(mask, bytes) else encode_mask(read_mask(_opened(mask))))
+    mask = open_mask(mask) if isinstance(mask, bytes) else read_mask(_opened(mask))
+    check_alike(data, mask)
+    return stack(data, mask)
+
+
+def _opened(mask):
+    import numpy
+
+    return mask if hasattr(mask, "getbands") or hasattr(mask, "detach") else numpy.asarray(mask)
+
+
+def read_image(image, window: tuple[float, float] | None):
+    """Return an image as the bytes of its file, or (H, W, 3) uint8.
+
+    Args:
+        image: bytes; a Pillow image of any mode; a tensor (C, H, W) or array (H, W, C) of 1, 3 or 4 channels, or
+            (H, W): uint8, bool, uint16, or floats in [0, 1]; other dtypes with a window.
+        window: the values that become black and white.
+
+    Raises:
+        TypeError, ValueError: it is none of these.
+    """
+    import numpy
+
+    if isinstance(image, Mapping) and image.keys() <= {"bytes", "path"}:  # as Hugging Face's Image(decode=False) gives
+        if image.get("bytes") is None:
+            with open(image["path"], "rb") as file:
+                return file.read()
+        image = image["bytes"]
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, str | os.PathLike):
+        raise TypeError(
+            f"the path {os.fspath(image)!r}\n"
+            '  fix:   pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"'
+        )
+    if hasattr(image, "getbands"):
+        return numpy.asarray(to_rgb(image, window))
+    first = hasattr(image, "detach")  # torch's images have their channels first
+    array = image.detach().cpu().numpy() if first else numpy.asarray(image)
+    return _three_channels(_eight_bits(_channels_last(array, first), window))
+
+
+def _channels_last(array, first: bool):
+    if array.ndim == 2 and array.size:
+        return array[:, :, None]
+    if array.ndim == 3 and array.size:
+        for channels_first in (first, not first):
+            if array.shape[0 if channels_first else 2] in (1, 3, 4):
+                return array.transpose(1, 2, 0) if channels_first else array
+    raise ValueError(f"an image of shape {array.shape} and dtype {array.dtype}")
+
+
+def _eight_bits(array, window: tuple[float, float] | None):
+    import numpy
+
+    if array.dtype == numpy.uint8:
+        return array
+    if array.dtype == bool:
+        return array * numpy.uint8(255)
+    if window is None and array.dtype.kind == "f" and array.min() >= 0 and array.max() <= 1:
+        window = (0, 1)
+    if window is None and array.dtype == numpy.uint16:
+        window = (0, 65535)
+    if window is None or array.dtype.kind not in "iuf":
+        values = f", from {array.min():g} to {array.max():g}" if array.dtype.kind in "iuf" else ""
+        raise ValueError(
+            f"an image of shape {array.shape} and dtype {array.dtype}{values}\n"
+            "  fix:   uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
+            "values that become black and white"
+        )
+    return apply_window(array, window)
+
+
+def _three_channels(array):
+    import numpy
+
+    if array.shape[2] == 4:
+        from PIL import Image
+
+        array = numpy.asarray(to_rgb(Image.fromarray(numpy.ascontiguousarray(array))))
+    return numpy.ascontiguousarray(array if array.shape[2] == 3 else array.repeat(3, axis=2))

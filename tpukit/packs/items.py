@@ -1,0 +1,294 @@
+"""Items without files, such as a dataset's: read once, one after the other, and stored until they are packed."""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from tpukit.essentials.data import only_iterates
+from tpukit.essentials.machine import write_file
+from tpukit.essentials.show import screen
+from tpukit.packs.item_parts import ItemColumns, check_item, label_columns
+from tpukit.packs.masks import is_masked, resize
+
+_SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
+
+
+class Items:
+    """The items of a source, read from any of them on where it has numbers.
+
+    Attributes:
+        length: how many there are, if the source says so.
+        by_number: True where each can be read by its number.
+        first: (image, labels) of the first that can be read.
+        labels: how many each has.
+        columns: the keys of the labels where items are dicts; else None.
+        classes: what the numbers of a single label stand for, if classes= or the dataset says so; else empty.
+        has_masks: True where each has a mask.
+    """
+
+    def __init__(self, source, columns: ItemColumns | None = None, classes=None):
+        self.source = source
+        self._columns = replace(columns or ItemColumns(), classes=[str(name) for name in classes or ()])
+        self.length = len(source) if hasattr(source, "__len__") else None
+        self.by_number = self.length is not None and hasattr(source, "__getitem__") and not only_iterates(source)
+        if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):
+            fix = "pass a folder, a table, or items (image, label)"
+            if isinstance(source, Mapping) and source:
+                fix = f"pass one of its parts: source[{next(iter(source))!r}]"
+            raise ValueError(f"pack cannot read a {type(source).__name__}\n  fix:   {fix}")
+        self._iterator = None if self.by_number else iter(source)
+        self._ahead = []
+        failed = None
+        for number, item in self.read():
+            if isinstance(item, Failed):
+                failed = failed or (number, item)
+                continue
+            self.labels = len(self.check(item, number)[1])
+            self.columns = label_columns(item, self._columns.labels)
+            self.classes = self._classes(classes)
+            self._columns = replace(self._columns, classes=self.classes)
+            self.first = self.check(item, number)
+            kind = _kind(self.first[0])
+            self.has_masks = kind == "bytes and masks" if isinstance(kind, str) else kind[2] == 4
+            self._ahead = [] if self.by_number else [(number, item)]
+            return
+        if failed:
+            failed[1].stop(failed[0])
+        raise ValueError("the source yields nothing\n  fix:   check its path; a generator can be used only once")
+
+    def check(self, item, number: int) -> tuple:
+        """Return the image and the labels of one item, see `check_item`."""
+        return check_item(item, number, self._columns)
+
+    def _classes(self, asked) -> list[str]:
+        if asked is None and self.labels == 1:
+            return class_names(self.source, None if self.columns is None else self.columns[0])
+        if asked and self.labels != 1:
+            raise ValueError(
+                f"classes= names the classes of one label, and items have {self.labels}\n  fix:   leave classes= out"
+            )
+        return [str(name) for name in asked or []]
+
+    def read(self, start: int = 0) -> Iterator[tuple]:
+        """Yield the number of each item and the item; `Failed` for one that cannot be read, where others follow it."""
+        if not self.by_number:
+            while self._ahead:
+                yield self._ahead.pop()
+            start = getattr(self, "_reached", 0)
+        number = start
+        while self.length is None or number < self.length or not self.by_number:
+            try:
+                item = self.source[number] if self.by_number else next(self._iterator)
+            except StopIteration:
+                return
+            except Exception as error:
+                item = Failed(error)
+                if not self.by_number:
+                    item.stop(number)
+            self._reached = number + 1
+            yield number, item
+            number += 1
+
+    def digest(self) -> bytes:
+        """Return what tells these items from others: of a list all, of a dataset a hundred, else the first one.
+
+        Reading all of a dataset would take as long as packing it.
+        """
+        if not self.by_number:
+            chosen = [self.first]
+        else:
+            step = 1 if type(self.source) in (list, tuple) else -(-self.length // _SAMPLED)
+            chosen = (self._one(number) for number in range(0, self.length, step))
+        digest = hashlib.sha256()
+        for data, values in chosen:
+            digest.update(zlib.crc32(data).to_bytes(4) + len(data).to_bytes(8) + values.tobytes())
+        return digest.digest()
+
+    def _one(self, number: int) -> tuple:
+        import numpy
+
+        try:
+            item = self.source[number]
+        except Exception as error:
+            return repr(error).encode(), numpy.empty(0)
+        return self.check(item, number)
+
+
+class Failed:
+    """An item that could not be read."""
+
+    def __init__(self, error: Exception):
+        self.error = error
+
+    @property
+    def why(self) -> str:
+        """What went wrong, in one line."""
+        return f"{type(self.error).__name__}: {self.error}".partition("\n")[0]
+
+    def stop(self, number: int) -> NoReturn:
+        """Raise what is to be raised where the item is not to be left out."""
+        if "  fix:" in str(self.error):  # as of a TFRecord file, which knows better what to do
+            self.error.add_note(f"item {number} of the source")
+            raise self.error
+        raise OSError(
+            f"item {number} of the source cannot be read\n  found: {self.why}\n"
+            '  fix:   mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out'
+        ) from self.error
+
+
+def class_names(source, label: str | None) -> list[str]:
+    """Return what the numbers of a label stand for, where the dataset says so: torchvision's, Hugging Face's."""
+    while hasattr(source, "dataset") and hasattr(source, "indices"):  # torch's Subset
+        source = source.dataset
+    features = getattr(source, "features", None)
+    names = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
+    names = names or (getattr(source, "classes", None) if label is None else None)
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
+
+
+def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, progress: str | None):
+    """Write the items one after the other, in their order; return their labels, (N, L) float32.
+
+    What an earlier call has written is kept, where the source has numbers and so can be read from there on.
+
+    Raises:
+        ValueError: an item is not like the first one.
+        OSError: an item cannot be read, and `skip` is False.
+    """
+    import numpy
+
+    folder.mkdir(exist_ok=True)
+    kept = _keep(folder, items) if items.by_number else 0
+    if kept:
+        print(f"pack: goes on after the {kept:,} items that an earlier call has read")
+    else:
+        for name in ("data", "notes", "failed"):
+            (folder / name).write_bytes(b"")
+    shape, number = _read_shape(folder), kept - 1
+    # Without buffers, the note after its data: a note that is there tells of data that is there.
+    with (
+        open(folder / "data", "ab", buffering=0) as file,
+        open(folder / "notes", "ab", buffering=0) as notes,
+        screen(progress) as display,
+    ):
+        end = file.tell()
+        for number, item in items.read(kept):
+            if isinstance(item, Failed):
+                if not skip:
+                    item.stop(number)
+                with open(folder / "failed", "a") as failed:
+                    failed.write(json.dumps([number, item.why]) + "\n")
+                stored, values, checked = b"", numpy.zeros(items.labels, numpy.float32), item.why.encode()
+            else:
+                data, values = items.check(item, number)
+                data = data if isinstance(data, bytes) else resize(data, size)
+                mine = _kind(data)
+                if shape is None:
+                    shape = mine
+                    write_file(folder / "shape.json", json.dumps(shape).encode())
+                if (mine, len(values)) != (shape, items.labels):
+                    raise ValueError(
+                        f"item {number} is not like those before: {_in_words(mine, len(values))}\n"
+                        f"  found: until then {_in_words(shape, items.labels)}\n"
+                        "  fix:   all as bytes or all as arrays, with as many labels; size= makes arrays of one shape"
+                    )
+                stored = checked = data if isinstance(data, bytes) else data.tobytes()
+            end += _write(file, stored)
+            note = numpy.array([(end, zlib.crc32(checked), values)], _note_type(items.labels))
+            _write(notes, note.tobytes())
+            display.bar("read images", number + 1, items.length)
+            display.draw()
+        os.fsync(file.fileno())
+        os.fsync(notes.fileno())
+    if items.length not in (None, number + 1):
+        raise ValueError(
+            f"the source yields {number + 1:,} items, and the source has a length of {items.length:,}\n"
+            "  fix:   as many of one as of the other"
+        )
+    return numpy.fromfile(folder / "notes", _note_type(items.labels))["labels"]
+
+
+class StoredItems:
+    """What `store_items` wrote: `[n]` is the bytes of an item's image, `shape` that of pixels, None of encoded ones."""
+
+    def __init__(self, folder: Path, labels: int):
+        import numpy
+
+        self._file = open(folder / "data", "rb")  # noqa: SIM115 (as long as this lives)
+        self._ends = numpy.concatenate([[0], numpy.fromfile(folder / "notes", _note_type(labels))["end"]])
+        self._failed = dict(map(json.loads, (folder / "failed").read_text().splitlines()))
+        shape = _read_shape(folder)
+        self.shape, self.encoding = (None, "jpeg") if isinstance(shape, str) else (tuple(shape), "uint8")
+
+    def __getitem__(self, number: int) -> bytes:
+        if number in self._failed:
+            raise ValueError(self._failed[number])
+        begin, end = self._ends[number : number + 2].tolist()
+        return os.pread(self._file.fileno(), end - begin, begin)
+
+    def name(self, number: int) -> str:
+        """Say which item it is."""
+        return f"item {number}"
+
+
+def _keep(folder: Path, items: Items) -> int:
+    """Cut what an interrupted call has written to the items that are whole; return how many those are."""
+    import numpy
+
+    try:
+        notes = numpy.fromfile(folder / "notes", _note_type(items.labels))
+        lines = (folder / "failed").read_text().splitlines(keepends=True)
+        whys = dict(json.loads(line) for line in lines if line.endswith("\n"))
+        file = open(folder / "data", "r+b")  # noqa: SIM115
+    except FileNotFoundError:
+        return 0
+    kept, end = 0, 0
+    with file:
+        for note in notes:  # checked: a power cut keeps what it likes
+            data = file.read(int(note["end"]) - end)
+            checked = data or whys.get(kept, "").encode()
+            if len(data) != note["end"] - end or zlib.crc32(checked) != note["crc"]:
+                break
+            kept, end = kept + 1, int(note["end"])
+        file.truncate(end)
+    os.truncate(folder / "notes", kept * notes.dtype.itemsize)
+    failed = [json.dumps([number, why]) + "\n" for number, why in whys.items() if number < kept]
+    write_file(folder / "failed", "".join(failed).encode())
+    return kept
+
+
+def _read_shape(folder: Path):
+    try:
+        return json.loads((folder / "shape.json").read_bytes())
+    except FileNotFoundError:
+        return None
+
+
+def _note_type(labels: int):
+    import numpy
+
+    return numpy.dtype([("end", "<i8"), ("crc", "<u4"), ("labels", "<f4", (labels,))])
+
+
+def _write(file, data: bytes) -> int:
+    """Write all of it: without a buffer, a disk that fills up takes a part and says so the next time only."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+    return len(data)
+
+
+def _kind(data):
+    """Say what all items have in common: that they are bytes, with masks or not, or the shape of their pixels."""
+    if isinstance(data, bytes):
+        return "bytes and masks" if is_masked(data) else "bytes"
+    return list(data.shape)
+
+
+def _in_words(shape, labels: int) -> str:
+    return f"{shape if isinstance(shape, str) else f'an array of shape {tuple(shape)}'} and {labels} labels"

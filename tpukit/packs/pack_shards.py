@@ -1,0 +1,153 @@
+"""The shards of a pack, written by several processes: each of them is whole, or not there."""
+
+import errno
+import functools
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tpukit.essentials.data import run_ahead
+from tpukit.essentials.machine import cpus, part_of, write_file
+from tpukit.packs.array_records import Shards, write_shard
+from tpukit.packs.decoding import decode
+from tpukit.packs.items import StoredItems
+from tpukit.packs.pack_sources import PackSource
+from tpukit.packs.processes import run_in_processes
+from tpukit.packs.records import PackFolder
+from tpukit.packs.source_files import Files, Names
+
+_READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than decoding it
+# The machine's fault, not the image's: too many open files, a network drive that is gone.
+NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
+
+
+def write_shards(described: PackSource, target: PackFolder, skip: bool, workers, progress) -> None:
+    """Write the shards that are not there yet, in several processes."""
+    import numpy
+
+    count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
+    workers = min(len(shard_files(target, count)), workers or cpus())
+    counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
+    counts.write_bytes(bytes(8 * workers))
+    job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "skip": skip}
+    job |= {"reader": described.reader, "labels": len(described.label_names)}
+    run_in_processes(
+        "tpukit.packs.pack_shards:_work",
+        [{**job, "workers": workers, "rank": rank} for rank in range(workers)],
+        label="pack images",
+        total=count,
+        done=lambda: int(numpy.fromfile(counts, "<i8").sum()),
+        folder=target.work,
+        progress=progress,
+    )
+
+
+def read_shards_so_far(target: PackFolder) -> Shards:
+    """Open the shards that are written."""
+    import numpy
+
+    rows = numpy.load(target.work / "rows.npy")
+    files, parts = [], [rows[:0]]
+    for number, file in enumerate(shard_files(target, len(rows))):
+        if file.exists():
+            part = rows[number * target.plan["shard"] : (number + 1) * target.plan["shard"]]
+            skipped = [image["row"] for image in json.loads(note_of(target, file).read_bytes())["skipped"]]
+            files.append(file)
+            parts.append(part[~numpy.isin(part["row"], skipped)])
+    return Shards(files, [len(part) for part in parts[1:]], numpy.concatenate(parts), at_once=False)
+
+
+def shard_files(target: PackFolder, count: int) -> list[Path]:
+    """Name the shards of a pack of so many images."""
+    number = -(-count // target.plan["shard"])
+    return [target.folder / f"{k:05d}-of-{number:05d}.array_record" for k in range(number)]
+
+
+def note_of(target: PackFolder, shard: Path) -> Path:
+    """Name the file that lists the images left out of a shard, and the shapes of the others."""
+    return target.work / f"{shard.stem}.json"
+
+
+# ---- in the processes ----------------------------------------------------------------------------------------------
+
+
+def _work(job: dict) -> None:
+    """Write every `workers`th shard."""
+    import numpy
+
+    target = PackFolder(Path(job["folder"]), job["plan"])
+    rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
+    source, done = _open_source(target, job), 0
+    with open(target.work / "counts", "r+b", buffering=0) as counts:
+
+        def count(images: int) -> None:
+            nonlocal done
+            done += images
+            os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
+
+        for number, file in enumerate(shard_files(target, len(rows))):
+            if number % job["workers"] == job["rank"]:
+                mine = rows[number * target.plan["shard"] : (number + 1) * target.plan["shard"]]
+                if file.exists():
+                    count(len(mine))
+                else:
+                    _write(target, file, mine, source, job["skip"], count)
+
+
+def _open_source(target: PackFolder, job: dict) -> Files | StoredItems:
+    """Return what reads the images by their numbers."""
+    if job["reader"]:
+        module, reader = job["reader"].split(":")
+        return getattr(importlib.import_module(module), reader)(target.work, job["root"], target.plan)
+    items = target.work / "items"
+    if items.exists():
+        return StoredItems(items, job["labels"])
+    masks = Names(target.work / "masks") if (target.work / "masks").exists() else None
+    return Files(Names(target.work / "names"), job["root"], masks)
+
+
+def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, skip: bool, count) -> None:
+    """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
+    size, window, skipped, shapes = target.plan["size"], target.plan.get("window"), [], set()
+
+    def records() -> Iterator[bytes]:
+        reads = (functools.partial(prepare, source, int(row["row"]), size, window) for row in rows)
+        for row, (payload, shape) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
+            number = int(row["row"])
+            if shape is not None:
+                shapes.add(shape)
+                yield row.tobytes() + payload
+            elif skip:
+                skipped.append({"row": number, "name": source.name(number), "why": payload})
+            else:
+                mend = "copy it again"
+                if payload == os.strerror(errno.ENOENT):
+                    mend = f"check the path{'' if os.path.isabs(source.name(number)) else f', from {os.getcwd()}'}"
+                raise OSError(
+                    f"image {number} cannot be packed: {source.name(number)}\n  found: {payload}\n"
+                    f'  fix:   {mend}; or pack(..., damaged="skip") leaves such images out and lists them'
+                )
+            count(1)
+
+    part = part_of(target.work / file.name)
+    write_shard(part, records())
+    pixels = size is not None or source.encoding == "uint8"
+    note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
+    write_file(note_of(target, file), json.dumps(note).encode())
+    os.replace(part, file)
+
+
+def prepare(source: Files | StoredItems, number: int, size: int | None, window=None) -> tuple:
+    """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
+    try:
+        data = source[number]
+        if source.shape is not None:  # pixels, resized when they were stored, or images that were just encoded
+            return data, source.shape
+        image = decode(data, size, window=window)
+    except (OSError, ValueError, MemoryError) as error:
+        if getattr(error, "errno", None) in NOT_DAMAGE:
+            raise
+        return getattr(error, "strerror", None) or str(error), None
+    return (data if size is None else image.tobytes()), image.shape

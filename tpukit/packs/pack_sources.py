@@ -1,0 +1,195 @@
+"""What `pack` can read: a folder of images, a table of paths, or anything that yields images and labels."""
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tpukit.packs.array_records import row_type
+from tpukit.packs.image_folders import find_images
+from tpukit.packs.image_modes import check_window
+from tpukit.packs.item_parts import ItemColumns
+from tpukit.packs.items import Items
+from tpukit.packs.label_arrays import number_groups
+from tpukit.packs.pack_tables import is_table_file, load_table, read_columns
+from tpukit.packs.resumable import fact
+
+
+@dataclass(frozen=True)
+class PackSource:
+    """What is to be packed, in its own order.
+
+    Attributes:
+        facts: what tells this source from others, for the plan of a pack: names, labels, groups; of items, contents.
+        label_names: one for each label.
+        classes: what the numbers of a single label stand for: sub-folders, words, the classes of a dataset; or empty.
+        group_names: what the numbers in the rows stand for.
+        rows: (N,) of `row_type`; None for items, whose labels are not known yet.
+        root: the folder the names are in, "" for the current one.
+        names: one file for each row; none for items.
+        mask_names: one file for each row; none where images have no masks.
+        items: of a source that has no files.
+        groups: (N,) int32 of items; None where every image is a group of its own.
+        look: called with the folder's `work`, once the folder is ours; returns the source with what took long to find.
+        shuffled: False keeps the order of `rows`.
+        reader: "package.module:class" of what reads the images in the processes, made of `work`, root and plan, to be
+            used as `Files` is; "" for `Files`. Whether its files are those that were packed, only names and sizes tell.
+        settings: what else decides what is written; becomes part of the plan.
+    """
+
+    facts: dict
+    label_names: list[str]
+    classes: list[str]
+    group_names: list[str]
+    rows: object = None
+    root: str = ""
+    names: tuple[str, ...] = ()
+    mask_names: tuple[str, ...] = ()
+    items: Items | None = None
+    groups: object = None
+    look: Callable[[Path], "PackSource"] | None = None
+    shuffled: bool = True
+    reader: str = ""
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def has_masks(self) -> bool:
+        """Tell whether each image has a mask."""
+        return bool(self.mask_names) or (self.items is not None and self.items.has_masks)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which parts of a table or of items are packed, as `pack` takes them; None for what its documentation says."""
+
+    path: object = None
+    root: object = None
+    image: str | None = None
+    masks: object = None
+    window: tuple[float, float] | None = None
+
+
+def describe_source(
+    source, labels=None, groups=None, classes=None, columns: Columns | None = None, *, without: Path | None = None
+) -> PackSource:
+    """Describe what is to be packed; of a table and a folder only names are read, of items as much as tells them apart.
+
+    Raises:
+        ValueError: it cannot be packed, or holds nothing.
+        FileNotFoundError: the folder or the CSV file does not exist.
+        PermissionError: a folder in it cannot be read.
+    """
+    columns = columns or Columns()
+    window = check_window(columns.window)
+    if is_table_file(source) or (hasattr(source, "columns") and hasattr(source, "iloc")):
+        _refuse(columns, "a table", "image")
+        described = _describe_table(source, _names(labels), groups, classes, columns)
+    elif isinstance(source, str | os.PathLike):
+        if labels is not None or groups is not None:
+            raise ValueError(
+                "the labels of a folder are its sub-folders, and it has no groups\n"
+                "  fix:   pass a DataFrame with a path column, with labels= and groups= the names of its columns"
+            )
+        _refuse(columns, "a folder", "path", "root", "image", "masks")
+        found = find_images(source, classes, without=without)
+        numbers = [[number] for number in found.numbers]
+        described = _of_files(os.fspath(source), found.names, numbers, None, ["class"], found.classes, [])
+    else:
+        _refuse(columns, "items", "path", "root")
+        described = _describe_items(source, labels, groups, classes, columns, window)
+    return replace(described, settings={"window": list(window)}) if window is not None else described
+
+
+def _refuse(columns: Columns, what: str, *names: str) -> None:
+    """Raise for an argument that another kind of source has."""
+    for name in names:
+        if getattr(columns, name) is not None:
+            kind = {"image": "items that are dicts", "masks": "a table or items"}.get(name, "a table")
+            raise ValueError(f"{name}= is an argument for {kind}, and this is {what}\n  fix:   leave {name}= out")
+
+
+def _describe_table(source, labels: list, groups, classes, columns: Columns) -> PackSource:
+    path = "path" if columns.path is None else columns.path
+    words = [name for name in (path, groups, columns.masks) if isinstance(name, str)]
+    table = load_table(source, words=words)
+    root = os.path.dirname(source) if is_table_file(source) and columns.root is None else columns.root or ""
+    read = read_columns(table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes)
+    described = read.labels, read.groups, read.label_names, read.classes, read.group_names
+    return _of_files(os.fspath(root), read.names, *described, mask_names=tuple(read.mask_names))
+
+
+def _of_files(root, names, labels, groups, label_names, classes, group_names, *, mask_names=()) -> PackSource:
+    import numpy
+
+    joined = "\0".join(names)
+    rows = make_rows(numpy.asarray(labels, numpy.float32).reshape(len(names), len(label_names)), groups)
+    facts = {
+        "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", joined.encode(errors="surrogateescape")),
+        "labels": _names_fact(classes or label_names, "classes" if classes else "labels", rows["labels"]),
+        "groups": _names_fact(group_names, "groups", rows["group"] if group_names else None),
+    }
+    if mask_names:
+        facts["masks"] = fact("masks", "\0".join(mask_names).encode(errors="surrogateescape"))
+    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names), mask_names)
+
+
+def _describe_items(source, labels, groups, classes, columns: Columns, window) -> PackSource:
+    asked = None if labels is None else _names(labels)
+    items = Items(source, ItemColumns(columns.image, asked, columns.masks, window), classes)
+    names = [str(name) for name in asked or []]
+    if items.columns is not None:  # of dicts, what labels= names are keys, each of one number or several
+        names = [str(name) for name in items.columns] if len(items.columns) == items.labels else []
+    if not names:
+        names = ["label"] if items.labels == 1 else [f"label_{number}" for number in range(items.labels)]
+    if len(names) != items.labels:
+        raise ValueError(
+            f"the items have {items.labels} labels, and labels= names {len(names)}: {', '.join(names)}\n"
+            f"  fix:   a name for each of the {items.labels}, or none"
+        )
+    if isinstance(groups, str):
+        raise ValueError(
+            f"groups= of items is one value for each item, got {groups!r}\n  fix:   groups=list of the values"
+        )
+    numbers, group_names = number_groups(groups) if groups is not None else (None, [])
+    facts = {
+        "items": fact("items" if items.length is None else f"{items.length:,} items", str(items.length).encode()),
+        "contents": fact("contents", items.digest()),
+        "labels": _names_fact(items.classes or names, "classes" if items.classes else "labels", None),
+        "groups": _names_fact(group_names, "groups", numbers),
+    }
+    if hasattr(source, "facts"):
+        facts |= source.facts()
+    return PackSource(facts, names, items.classes, group_names, items=items, groups=numbers)
+
+
+def make_rows(labels, groups):
+    """Return the rows of an index in the order of the source; without groups every image is a group of its own.
+
+    Raises:
+        ValueError: there are more groups or fewer than images.
+    """
+    import numpy
+
+    if groups is not None and len(groups) != len(labels):
+        raise ValueError(
+            f"the source yields {len(labels):,} items, and groups= has {len(groups):,}\n"
+            "  fix:   as many of one as of the other"
+        )
+    rows = numpy.zeros(len(labels), row_type(labels.shape[1]))
+    rows["row"] = numpy.arange(len(labels))
+    rows["group"] = rows["row"] if groups is None else groups
+    rows["labels"] = labels
+    return rows
+
+
+def _names(labels) -> list:
+    """Return labels= as a list of names: one alone may be a number, too, and pandas has columns in an Index."""
+    if labels is None:
+        return []
+    return [labels] if isinstance(labels, str) or not isinstance(labels, Iterable) else list(labels)
+
+
+def _names_fact(names: Sequence[str], what: str, values) -> dict:
+    few = ", ".join(names) if len(names) <= 12 else f"{len(names):,}, {names[0]} to {names[-1]}"
+    data = repr(list(names)).encode(errors="surrogateescape") + (b"" if values is None else values.tobytes())
+    return fact(f"{what} {few}" if names else f"no {what}", data)

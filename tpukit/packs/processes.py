@@ -1,0 +1,135 @@
+"""Run a task in several fresh Python processes, with a progress bar; errors come back as if raised here."""
+
+import builtins
+import contextlib
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tpukit.essentials.show import screen
+
+_CODE = "import sys; sys.path.insert(0, sys.argv[1]); from tpukit.packs.processes import _run; _run(sys.argv[2])"
+_KIT = str(Path(__file__).resolve().parents[2])  # the folder that tpukit is in
+# One thread each: the threads of numpy's libraries would compete with the other processes.
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+# Not joblib's loky (1.6.0): after a kernel's SIGKILL its 2 workers and 2 trackers still ran at 15 s; with a thread in
+# each that watches the parent, KernelManager.restart_kernel(now=True) left its 8 semaphores in /dev/shm.
+def run_in_processes(
+    task: str,
+    jobs: list,
+    *,
+    label: str,
+    total: int,
+    done: Callable[[], int],
+    folder,
+    progress: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+) -> None:
+    """Run one fresh Python process for each job, all at once, and wait until the last has ended.
+
+    Not forks: a notebook's kernel has threads and may hold a device. Not multiprocessing's spawn: it runs the caller's
+    script again, which needs a guard the caller may not have. The processes end when this one does, however it ends.
+
+    Args:
+        task: "package.module:function", called with the job as its one argument.
+        jobs: what JSON can carry, one for each process.
+        label: the name of the progress bar.
+        total: what `done()` returns at the end.
+        done: how far the processes have come together; asked ten times a second.
+        folder: where `process-<n>.log` holds what they print, until all have ended without an error.
+        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        environ: their environment; each uses one thread.
+
+    Raises:
+        ValueError, OSError: a task raised it, and all processes were ended; the text and errno are the task's own.
+        RuntimeError: a process ended in any other way; the text holds the end of its log.
+    """
+    logs = [Path(folder) / f"process-{rank}.log" for rank in range(len(jobs))]
+    with contextlib.ExitStack() as running:
+        processes = [running.enter_context(_started(task, *each, environ)) for each in zip(jobs, logs, strict=True)]
+        display = running.enter_context(screen(progress))
+        while True:
+            statuses = [process.poll() for process in processes]
+            display.bar(label, done(), total, unit="items")
+            display.draw()
+            for status, process, log in zip(statuses, processes, logs, strict=True):
+                if status:
+                    raise _failure(label, status, process.stdout.read(), log)
+            if None not in statuses:
+                break
+            time.sleep(0.1)
+    for log in logs:
+        log.unlink()
+
+
+@contextlib.contextmanager
+def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
+    """Start a process and give it its job; kill it at the end, if it still runs."""
+    with log.open("wb") as printed:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _CODE, _KIT, task],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=printed,
+            env={**environ, **_ONE_THREAD},
+        )
+    try:
+        with contextlib.suppress(BrokenPipeError):  # it has died already, which its status will show
+            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.flush()
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
+    """Make the exception of a process again: its own type and text where a caller can act on them."""
+    printed = log.read_text(errors="replace")[-2000:]
+    error = RuntimeError(f"a process of {label!r} ended with status {status}\n{printed}")
+    if not report:
+        return error
+    raised = json.loads(report)
+    again = getattr(builtins, raised["type"])(raised["text"])
+    again.errno, again.__cause__ = raised["errno"], error
+    return again
+
+
+# ---- in the process ------------------------------------------------------------------------------------------------
+
+
+def _run(task: str) -> None:
+    """Do the job that is the first line of stdin; that stdin ends shows that the parent is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends these
+    report = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what is printed goes to the log
+    job = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    module, function = task.split(":")
+    try:
+        getattr(importlib.import_module(module), function)(job)
+    except (ValueError, OSError) as error:
+        kind = next(base for base in type(error).__mro__ if getattr(builtins, base.__name__, None) is base)
+        raised = {"type": kind.__name__, "text": str(error), "errno": getattr(error, "errno", None)}
+        print(json.dumps(raised), file=report, flush=True)
+        with contextlib.suppress(OSError):  # the log may be on the disk that is full
+            traceback.print_exc()
+        sys.exit(1)
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)
+    os._exit(1)

@@ -1,0 +1,136 @@
+"""What a pack and a cache have in common: labels, groups and rows of N images, and the checks of what is asked for."""
+
+import operator
+from pathlib import Path
+
+from tpukit.essentials.data import split_masks
+from tpukit.essentials.show import as_html, counted
+from tpukit.packs.splitting import split_by_group
+
+
+class StoredImages:
+    """N images on disk as a map-style dataset, and as a source of whole batches.
+
+    A subclass gives `shape`, `take`, and `_image`, which returns (H, W, 3 or 4) uint8 of one image, the caller's own.
+
+    Attributes:
+        folder: where they are.
+        names: of the L labels, or of the classes: what `show_batch(names=...)` takes.
+        labels: (N, L) float32; with classes (N,) int64, the number of each image's class. Read-only: other labels are a
+            new array, `images.labels = ...`.
+        has_masks: True where each image has a mask; what is taken is then (H, W, 4), the fourth channel the mask.
+        groups: (N,) int32, the number of each image's group; without groups each image is its own.
+        group_names: what those numbers stand for; empty without groups.
+        classes: what the class numbers stand for: sub-folders, words, a dataset's classes; empty without classes.
+        rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
+            `table.fold.to_numpy()[images.rows]` is each image's fold.
+    """
+
+    def __init__(self, folder: Path, index, manifest: dict):
+        import numpy
+
+        self.folder = folder
+        self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
+        self.has_masks = manifest.get("masks", False)
+        labels, self.groups, self.rows = (numpy.ascontiguousarray(index[name]) for name in ("labels", "group", "row"))
+        if self.classes:
+            self.names, labels = self.classes, labels[:, 0].astype(numpy.int64)
+        self.labels = self._stored_labels = labels
+        # What was changed in place would be lost where this is pickled, as for the processes of a DataLoader.
+        for array in (self.labels, self.groups, self.rows):
+            array.setflags(write=False)
+
+    def _relabelled(self) -> dict | None:
+        """Return what a pickle has to hold beside the path: labels that were put in place of the stored ones."""
+        return None if self.labels is self._stored_labels else {"labels": self.labels}
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __repr__(self) -> str:
+        each = self._form()
+        return f"{type(self).__name__}({str(self.folder)!r}): {counted(len(self), 'image')}{each}, {self._size()}"
+
+    def _repr_html_(self) -> str:
+        rows = [("images", f"{len(self):,}{self._form()}"), ("folder", f"`{self.folder}`, {self._size()}")]
+        if self.classes:
+            rows.append((counted(len(self.classes), "class", "classes"), _few(self.classes)))
+        elif self.names:
+            rows.append((counted(len(self.names), "label"), _few(self.names)))
+        if self.has_masks:
+            rows.append(("masks", "a class number for every pixel"))
+        if self.group_names:
+            rows.append((counted(len(self.group_names), "group"), _few(self.group_names)))
+        if skipped := getattr(self, "skipped", ()):
+            rows.append(("left out", f"{counted(len(skipped), 'damaged image')}: `.skipped`"))
+        return as_html(rows, title=type(self).__name__)
+
+    def _size(self) -> str:
+        """Say how many files there are in the folder that hold images, and their size."""
+        raise NotImplementedError
+
+    def _form(self) -> str:
+        """Say the shape of an image, or that they differ; it follows the number of images."""
+        raise NotImplementedError
+
+    def __getitem__(self, index: int):
+        import numpy
+        import torch
+
+        try:
+            index = operator.index(index)
+        except TypeError:
+            raise TypeError(
+                f"one image is asked for by its number, got {index!r}\n"
+                "  fix:   images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset"
+            ) from None
+        if not -len(self) <= index < len(self):
+            raise self._no_such_image(index)
+        index %= len(self)
+        image = torch.from_numpy(self._image(index)).permute(2, 0, 1).contiguous()
+        return split_masks(image, torch.from_numpy(numpy.array(self.labels[index])))
+
+    def split(self, valid: float = 0.2, seed: int = 0, *, stratify: bool = False):
+        """Return the images to train and to validate on, two int64 arrays; no group is on both sides.
+
+        `stratify=True` gives both sides about the same share of each class, or of each label of zeros and ones. See
+        `split_by_group`. A cache and the records it was made of give the same.
+        """
+        return split_by_group(self.groups, valid, seed, self.labels if stratify else None)
+
+    def _indices(self, indices):
+        """Return the indices of some images as an array, checked."""
+        import numpy
+
+        indices = numpy.asarray(indices)
+        if not indices.size:
+            return numpy.empty(0, numpy.int64)
+        if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would take True for 1
+            raise ValueError(
+                f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}\n"
+                "  fix:   numpy.flatnonzero(mask), where this is a mask"
+            )
+        low, high = indices.min(), indices.max()
+        if low < 0 or high >= len(self):
+            raise self._no_such_image(high if high >= len(self) else low)
+        return indices
+
+    def _no_such_image(self, index) -> IndexError:
+        return IndexError(
+            f"image {index} of {len(self):,} was asked for\n"
+            f"  fix:   indices from 0 to {len(self) - 1:,}, such as split() gives"
+        )
+
+    def _check_out(self, out, count: int) -> None:
+        """Raise unless `out` is an array that takes this many images."""
+        if out.shape != (count, *self.shape) or out.dtype != "uint8":
+            raise ValueError(
+                f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}\n"
+                f"  fix:   out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out"
+            )
+
+
+def _few(names, limit: int = 12) -> str:
+    """List the first names and the number of the others."""
+    names = [str(name) for name in names]
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")

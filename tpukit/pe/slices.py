@@ -1,0 +1,272 @@
+"""A study with a slider: one slice large, an overview of all beside it.
+
+The slices are encoded once, as JPEG, into HTML with a few lines of script. No kernel takes part when the slider moves:
+it also moves while the kernel trains, in a notebook that was saved and opened again, and in a page of nbconvert. A
+slider of ipywidgets would move in none of these. Where a page runs no scripts, the overview is what is left.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpukit.essentials.show import COLORS, figure_inputs
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_LARGE = 384  # pixels of the page that the large slice is wide; a view of several is 256
+_LARGEST = 512  # pixels of a slice as it is stored; more would be seen by nobody
+_QUALITY = 85  # of the JPEG: a grey slice of 256 x 256 takes about 12 KB
+_STRIP = 56  # pixels that the curve along the body is high
+
+# Every study of the page with this identifier is set up once; JupyterLab can show one output in two places. Keys are
+# taken here, and go no further: JupyterLab reads arrows as "the next cell" wherever in an output they are pressed.
+_SCRIPT = """
+for (const study of document.querySelectorAll('[data-study="ID"]:not([data-ready])')) {
+  study.dataset.ready = "yes";
+  const part = (name) => study.querySelector(`[data-part="${name}"]`);
+  const slices = [...part("overview").children], slider = part("slider"), large = part("slice");
+  const last = slices.length - 1, cursor = part("cursor"), jump = part("jump");
+  const show = (number) => {
+    number = Math.min(Math.max(number, 0), last);
+    const image = slices[number].querySelector("img");
+    [slider.value, large.src, large.alt, part("words").textContent] = [number, image.src, image.alt, image.alt];
+    slices.forEach((slice, other) => slice.style.outline = other === number ? "3px solid COLOR" : "none");
+    if (cursor) cursor.style.left = `${100 * (number + 0.5) / (last + 1)}%`;
+  };
+  const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10,
+                  Home: -slices.length, End: slices.length };
+  study.addEventListener("keydown", (event) => {
+    if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    event.stopPropagation();
+    show(Number(slider.value) + steps[event.key]);
+  });
+  slider.addEventListener("input", () => show(Number(slider.value)));
+  large.addEventListener("click", () => slider.focus());
+  slices.forEach((slice, number) => slice.addEventListener("click", () => { show(number); slider.focus(); }));
+  part("track").addEventListener("click", (event) => {
+    const box = part("track").getBoundingClientRect();
+    show(Math.floor((event.clientX - box.left) / box.width * slices.length));
+    slider.focus();
+  });
+  if (jump) jump.addEventListener("click", () => { show(Number(jump.dataset.slice)); slider.focus(); });
+  part("stage").style.display = "block";
+  show(Number(slider.value));
+}
+"""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Numbers along the body, drawn above the slider.
+
+    Attributes:
+        name: what they are.
+        values: one for each slice, 0 to 1; nan where there is none.
+        color: of the line.
+        filled: fills what is below the line, instead of the line.
+    """
+
+    name: str
+    values: Sequence[float]
+    color: str = COLORS[0]
+    filled: bool = False
+
+
+class Study:
+    """The slices of a study as HTML with a slider, made by `show_slices`.
+
+    Args:
+        images: JPEGs in base64, of one slice each, or of one slice through several windows beside each other.
+        words: about each slice.
+        marked: numbers of the slices that are marked in orange.
+        mark: what the mark means; empty for none.
+        overview: how many slices are shown beside the large one.
+        caption: below everything.
+        views: what stands beside each other in an image; empty where it is one picture.
+        curves: drawn above the slider.
+        jump: the slice that a button goes to, None for no button.
+        above, below: HTML of the caller's, above the slices and below the slider.
+    """
+
+    def __init__(
+        self,
+        images: list[str],
+        words: list[str],
+        marked: list[int],
+        mark: str,
+        overview: int,
+        caption: str,
+        *,
+        views: Sequence[str] = (),
+        curves: Sequence[Curve] = (),
+        jump: int | None = None,
+        above: str = "",
+        below: str = "",
+    ):
+        self._images, self._words, self._marked, self._mark = images, words, set(marked), mark
+        self._overview, self._caption, self._views = overview, caption, views
+        self._curves, self._jump, self._above, self._below = curves, jump, above, below
+
+    def __repr__(self) -> str:
+        marks = f"; {self._mark} on {len(self._marked)} of them" if self._mark else ""
+        return f"Study: {self._caption}{marks}"
+
+    def _repr_html_(self) -> str:
+        count, name = len(self._images), uuid.uuid4().hex
+        seen = {round(index * (count - 1) / max(self._overview - 1, 1)) for index in range(self._overview)}
+        slices = "".join(self._slice(index, index in seen) for index in range(count))
+        columns, beside = (4, "flex") if not self._views else (6, "block")
+        grid = f"grid-template-columns:repeat({columns},minmax(70px,120px));gap:8px"
+        return (
+            f'<div data-study="{name}" tabindex="0" style="font-size:13px;line-height:1.35">{self._above}'
+            f'<div style="display:{beside};flex-wrap:wrap;gap:20px;align-items:flex-start">{self._stage()}'
+            f'<div data-part="overview" style="display:grid;{grid}">{slices}</div></div>'
+            f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self._caption)}</div></div>'
+            f"<script>{_SCRIPT.replace('ID', name).replace('COLOR', COLORS[3])}</script>"
+        )
+
+    def _stage(self) -> str:
+        """Return the large slice with its slider and what belongs to it, all hidden until the script shows it."""
+        count, views = len(self._images), len(self._views)
+        marks = sorted(self._marked)
+        start = self._jump if self._jump is not None else marks[len(marks) // 2] if marks else count // 2
+        width = 256 * views if views else _LARGE
+        titles = "".join(f'<span style="flex:1">{html.escape(view)}</span>' for view in self._views)
+        drawn = [(COLORS[1], self._mark)] * bool(self._mark) + [(curve.color, curve.name) for curve in self._curves]
+        says = [f'<span style="color:{color}">&#9632;</span> {html.escape(what)}' for color, what in drawn]
+        jump = ""
+        if self._jump is not None:
+            jump = (
+                f'<button data-part="jump" data-slice="{self._jump}" style="float:right;font:inherit;'
+                'cursor:pointer">to the highest</button>'
+            )
+        return (
+            f'<div data-part="stage" style="display:none;flex:none;max-width:100%;width:{width}px;margin-bottom:12px">'
+            f'<div style="display:flex;font-size:12px;opacity:.75">{titles}</div>'
+            f'<img data-part="slice" alt="" style="width:{width}px;max-width:100%;display:block">'
+            f"{self._track()}"
+            f'<input data-part="slider" type="range" min="0" max="{count - 1}" value="{start}" '
+            'data-lm-suppress-shortcuts="true" aria-label="slice" style="width:100%;margin:3px 0">'
+            f'{jump}<div data-part="words"></div>'
+            f'<div style="opacity:.75;font-size:12px">{"&emsp;".join(says)}</div>{self._below}</div>'
+        )
+
+    def _track(self) -> str:
+        """Return what runs along the body above the slider: marks, and curves where there are any."""
+        count = len(self._images)
+        color = [COLORS[1] if index in self._marked else "rgba(128,128,128,.25)" for index in range(count)]
+        bar = "".join(f'<span style="flex:1;background:{one}"></span>' for one in color)
+        bar = f'<div style="display:flex;height:6px">{bar}</div>'
+        if not self._curves:
+            return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
+        lines = "".join(_line(curve, count) for curve in self._curves)
+        half = f"<path d='M0 .5H{count}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
+        return (
+            '<div data-part="track" style="margin:8px 7px 0;position:relative;cursor:pointer">'
+            f"<svg viewBox='0 0 {count} 1' preserveAspectRatio='none' "
+            f"style='display:block;width:100%;height:{_STRIP}px;overflow:visible'>{half}{lines}</svg>{bar}"
+            '<div data-part="cursor" style="position:absolute;top:0;bottom:0;width:0;border-left:1.5px solid '
+            'currentColor;pointer-events:none"></div></div>'
+        )
+
+    def _slice(self, index: int, seen: bool) -> str:
+        words = html.escape(self._words[index])
+        edge = COLORS[1] if index in self._marked else "transparent"
+        # Of several windows beside each other the middle one is shown, by properties that JupyterLab's sanitizer keeps.
+        views = max(1, len(self._views))
+        place = f"width:{100 * views}%;max-width:none;margin-left:-{100 * (views // 2)}%;display:block"
+        return (
+            f'<div style="display:{"block" if seen else "none"};cursor:pointer">'
+            f'<div style="overflow:hidden"><img src="data:image/jpeg;base64,{self._images[index]}" alt="{words}" '
+            f'title="{words}" style="{place}"></div><div style="height:4px;background:{edge}"></div>'
+            f'<div style="font-size:11px">{index + 1}</div></div>'
+        )
+
+
+_THIN = "fill='none' vector-effect='non-scaling-stroke'"
+
+
+def _line(curve: Curve, count: int) -> str:
+    """Draw a curve over slices that are 1 wide, from 0 below to 1 above; a gap where there is no number."""
+    if curve.filled:
+        bars = "".join(
+            f"M{index} 1V{1 - value:.3f}H{index + 1}V1Z" for index, value in enumerate(curve.values) if value == value
+        )
+        return f"<path d='{bars}' fill='{curve.color}' fill-opacity='.35'/>"
+    path, open_ = [], False
+    for index, value in enumerate(curve.values):
+        if value == value:
+            path.append(f"{'L' if open_ else 'M'}{index + 0.5} {1 - value:.3f}{'' if open_ else 'h0'}")
+        open_ = value == value
+    return f"<path d='{''.join(path)}' stroke='{curve.color}' stroke-width='2' stroke-linecap='round' {_THIN}/>"
+
+
+def show_slices(
+    images: Any,
+    labels: Any = None,
+    *,
+    names: Sequence[str] | Mapping[str, str] | None = None,
+    channel: int | None = None,
+    limit: int = 300,
+    overview: int = 12,
+) -> Study:
+    """Show the slices of a study with a slider, and an overview of some of them beside it.
+
+    The arrow keys move it once it was clicked. The notebook keeps all slices that the slider reaches: about 12 KB for a
+    grey one of 256 x 256 pixels.
+
+    Args:
+        images: `(N, C, H, W)` in the order of the body, as for `show_batch`.
+        labels: `(N, L)` of zeros and ones, or `(N,)` class numbers. Slices with the first label are marked in orange.
+        names: the words for each label, or a dict from label to words.
+        channel: draws that channel alone, in grey.
+        limit: slices that the slider reaches, at most; of more, every second, third, ... is taken.
+        overview: slices that are shown beside it, and where a page runs no scripts.
+
+    Raises:
+        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        ValueError: `images` has another shape, is empty, or has a value that is nan or infinite; labels or names do
+            not match the images; there is no such channel.
+    """
+    figure_inputs.at_least_one(limit=limit, overview=overview)
+    count, step = _length(images), 1
+    words, marked, mark = [""] * count, [], ""
+    if labels is not None:
+        words = [", ".join(of_one) or "none" for of_one in figure_inputs.titles(labels, names, count)]
+        array = figure_inputs.label_array(labels, count)
+        if array.ndim == 2:
+            (mark, *_) = figure_inputs.label_names(names, array.shape[1])
+            marked = array[:, 0].nonzero()[0].tolist()
+    step = max(1, -(-count // limit))
+    kept = range(0, count, step)
+    pixels, caption = figure_inputs.pixels(images[::step], len(kept), "show_slices", channel)
+    words = [f"slice {index + 1} of {count}{': ' * bool(words[index])}{words[index]}" for index in kept]
+    caption = f"{len(kept):,} of {count:,} slices{caption[caption.index(',') :]}"
+    marked = [place for place, index in enumerate(kept) if index in set(marked)]
+    return Study([as_jpeg(image) for image in pixels], words, marked, mark, min(overview, len(kept)), caption)
+
+
+def _length(images: Any) -> int:
+    """Return how many images there are; 1 for what has no length, which `figure_inputs.pixels` refuses."""
+    shape = getattr(images, "shape", ())
+    return int(shape[0]) if len(shape) else 1
+
+
+def as_jpeg(pixels: np.ndarray, largest: tuple[int, int] = (_LARGEST, _LARGEST)) -> str:
+    """Encode `(H, W)` or `(H, W, 3)`, uint8 or floats in [0, 1], as JPEG in base64, so wide and so high at most."""
+    import numpy as np
+    from PIL import Image
+
+    whole = pixels if pixels.dtype == "uint8" else np.round(pixels * 255).astype(np.uint8)
+    image, buffer = Image.fromarray(whole), io.BytesIO()
+    image.thumbnail(largest)
+    image.save(buffer, format="JPEG", quality=_QUALITY)
+    return base64.b64encode(buffer.getvalue()).decode()

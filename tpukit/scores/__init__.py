@@ -1,0 +1,19 @@
+"""Measures of predictions, and the figures of them."""
+
+from tpukit.scores.areas import FEW, as_array, auroc_table, several
+from tpukit.scores.operating_point import OperatingPoint, sensitivity_at
+from tpukit.scores.outcomes import choose_predictions, hardest_mistakes, show_outcomes
+from tpukit.scores.score_figures import show_roc
+
+__all__ = [
+    "FEW",
+    "OperatingPoint",
+    "as_array",
+    "auroc_table",
+    "choose_predictions",
+    "hardest_mistakes",
+    "sensitivity_at",
+    "several",
+    "show_outcomes",
+    "show_roc",
+]

@@ -1,0 +1,71 @@
+"""A worker function run as one core of a TPU that is not there, whose programs are written down instead of run."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.essentials.backends import Backend, Topology, Tpu, libtpu_flags, start_pjrt
+from tpukit.standin.build import find_plugin, library
+from tpukit.standin.runtime import StandInRuntime, play
+from tpukit.standin.shapes import environment, rehearsal
+
+
+@dataclass(frozen=True)
+class Imagined(Topology):
+    """One core that runs, and beside it others that are only imagined to do what it does.
+
+    Attributes:
+        world_size: cores of the imagined machine, 1 to 8.
+        accelerator: what Google Cloud calls that machine, such as v5litepod-8.
+        folder: where the programs are written, see `record.c`.
+    """
+
+    world_size: int = 1
+    accelerator: str = ""
+    folder: Path = Path()
+
+
+class RecordingTpu(Tpu):
+    """A TPU core whose large programs are not run: what comes back from the device is no result."""
+
+    is_recording = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent: tuple = ()
+        self.after_sync: Callable[[], None] = lambda: None
+
+    def sync(self) -> None:
+        super().sync()
+        self.after_sync()
+
+    def to_device(self, tensors: list) -> list:
+        """Note shape and dtype of the last transfer of more than one number: the batch of a loop."""
+        if any(tensor.ndim for tensor in tensors):
+            self.sent = tuple((tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)
+        return super().to_device(tensors)
+
+
+class RecordingRuntime(StandInRuntime):
+    """One process that torch_xla believes to be core 0 of a TPU. `preflight` lays it out, no launch does."""
+
+    name = "xla:recording"
+    backend = RecordingTpu
+    is_for_launch = False
+
+    def is_present(self, machine) -> bool:
+        return False
+
+    @contextlib.contextmanager
+    def meeting_point(self, topology: Imagined) -> Iterator[dict[str, str]]:
+        machine = environment(
+            rehearsal(topology.world_size), library=library(), plugin=find_plugin().library, memory=""
+        )
+        yield machine | {"STANDIN_RECORD": str(topology.folder)}
+
+    def start(self, body: Callable[[Backend], None], topology: Imagined, *, process: int, meeting_point) -> None:
+        play(meeting_point)
+        # What torch_xla would tell the compiler depends on the kind of chip; the trace does not.
+        (topology.folder / "flags").write_text(libtpu_flags(topology.accelerator, topology.generation))
+        start_pjrt("TPU", lambda: body(RecordingTpu()), process=0, processes=topology.world_size)

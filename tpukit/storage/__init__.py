@@ -1,1 +1,0 @@
-"""Images on disk: packed records, a cache of decoded pixels, TFRecord files."""

@@ -1,0 +1,36 @@
+"""Training: fit, evaluate, predict, schedules, checkpoints, resume."""
+
+from tpukit.train import schedules
+from tpukit.train.batchnorm import sync_batchnorm
+from tpukit.train.evaluation import Evaluation, evaluate
+from tpukit.train.history import History
+from tpukit.train.log_files import CsvWriter, TensorBoardWriter
+from tpukit.train.losses import NotFinite
+from tpukit.train.prediction import predict
+from tpukit.train.resume import parse_duration
+from tpukit.train.trainer import fit
+
+
+def __getattr__(name: str):
+    """Return what is defined with torch, imported when it is asked for: the class of an optimiser."""
+    if name == "LARS":
+        from tpukit.train.lars import LARS
+
+        return LARS
+    raise AttributeError(f"module 'tpukit.train' has no attribute {name!r}")
+
+
+__all__ = [
+    "CsvWriter",
+    "Evaluation",
+    "History",
+    "LARS",
+    "NotFinite",
+    "TensorBoardWriter",
+    "evaluate",
+    "fit",
+    "parse_duration",
+    "predict",
+    "schedules",
+    "sync_batchnorm",
+]

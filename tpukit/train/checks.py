@@ -1,0 +1,150 @@
+"""What is checked before the first step: mistakes that would otherwise cost an epoch, or train nothing in silence."""
+
+import math
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tpukit.essentials.data import Batches
+from tpukit.essentials.run import Core
+from tpukit.essentials.show import better
+
+
+def check_batches(name: str, batches: object) -> None:
+    """Raise for batches of another kind than `core.batches` makes: no core would have a share of its own."""
+    if isinstance(batches, Batches):
+        return
+    options = ", shuffle=True, drop_last=True" if name == "train" else ""
+    size = getattr(batches, "batch_size", None) or 32
+    dataset = "loader.dataset" if hasattr(batches, "dataset") else "dataset"
+    raise TypeError(
+        f"{name} is what core.batches makes, got a {type(batches).__name__}\n"
+        "  found: every core would train on the same batches\n"
+        f"  fix:   core.batches({dataset}, batch_size={size}{options})"
+    )
+
+
+def check_numbers(*, clip: float | None, steps_per_epoch: int | None, **at_least_1: int) -> None:
+    """Raise for numbers with which nothing would be trained, or uphill."""
+    if steps_per_epoch is not None:
+        at_least_1["steps_per_epoch"] = steps_per_epoch
+    for name, value in at_least_1.items():
+        if value < 1:
+            off = ", or None for all the data" if name == "steps_per_epoch" else ""
+            raise ValueError(f"{name} is at least 1, got {value}\n  fix:   {name}=1{off}")
+    if clip is not None and not clip > 0:
+        raise ValueError(f"clip is the largest norm of the gradients, above 0, got {clip}\n  fix:   clip=1.0, or None")
+
+
+def check_parameters(core: Core, model, loss, optimizer) -> None:
+    """Raise unless the optimiser trains this model, on this core's device; say which parameters it leaves out.
+
+    Raises:
+        ValueError: the model has nothing to train, is not on the device, or the optimiser is over other parameters.
+    """
+    of_model = dict(model.named_parameters())
+    if not any(parameter.requires_grad for parameter in of_model.values()):
+        raise ValueError(
+            "the model has no parameters to train\n  fix:   pass a torch.nn.Module with layers, and unfreeze some: "
+            "parameter.requires_grad_(True)"
+        )
+    for what, module in {"model": model, "loss": loss}.items():
+        for name, parameter in _parameters(module):
+            if parameter.device != core.device:
+                raise ValueError(
+                    f"the {what} is not on this core's device\n"
+                    f"  found: {name} is on {parameter.device}, the device is {core.device}\n"
+                    f"  fix:   {what} = core.model({what}), before the optimizer is made"
+                )
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    ids = {id(parameter) for parameter in held}
+    if not any(id(parameter) in ids for parameter in of_model.values()):
+        raise ValueError(
+            "the optimizer holds none of the model's parameters: it would train others\n"
+            f"  found: {len(held)} parameters in it, none of them among the model's {len(of_model)}\n"
+            "  fix:   make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
+        )
+    everything = [*of_model.items(), *((f"loss.{name}", parameter) for name, parameter in _parameters(loss))]
+    left = [name for name, parameter in everything if parameter.requires_grad and id(parameter) not in ids]
+    if left:
+        core.print(f"not in the optimizer, so not trained: {_first_few(left)}")
+
+
+def check_same_weights(core: Core, model, loss) -> None:
+    """Raise, together, unless all cores hold the same weights; they are compared by checksums of a copy on the host.
+
+    Raises:
+        ValueError: they do not, as models that did not come from `core.model`.
+    """
+    import torch
+
+    if core.world_size == 1:
+        return
+    named = [*_parameters(model), *((f"loss.{name}", parameter) for name, parameter in _parameters(loss))]
+    sums = [_checksum(tensor) for tensor in core.to_host([parameter.detach() for _, parameter in named])]
+    # Halves, because a TPU compares no 64-bit numbers between its cores, and float32 holds 16 bits exactly.
+    halves = torch.tensor([(number >> 16, number & 0xFFFF) for number in sums], dtype=torch.float32)
+    (halves,) = core.to_device([halves])
+    (largest,) = core.to_host([core.all_reduce(torch.stack([halves, -halves]), "max")])
+    differ = (largest[0] != -largest[1]).any(dim=1).tolist()
+    if any(differ):
+        names = _first_few([name for (name, _), differs in zip(named, differ, strict=True) if differs])
+        raise ValueError(
+            "the cores hold different weights, and would train different models\n"
+            f"  found: {names}\n"
+            "  fix:   model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
+        )
+
+
+def _parameters(module: object) -> list[tuple[str, object]]:
+    return list(module.named_parameters()) if hasattr(module, "named_parameters") else []
+
+
+def _checksum(tensor) -> int:
+    import torch
+
+    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+
+
+def _first_few(names: Iterable[str]) -> str:
+    names = list(names)
+    return ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
+
+
+@dataclass(frozen=True)
+class Best:
+    """Which of two epochs is the better one: that with the lower, or the higher, number in a column."""
+
+    column: str
+    lower: bool
+
+    def is_better(self, row: dict, than: dict | None) -> bool:
+        """Say whether an epoch is the best so far; one without a number, or with NaN, never is."""
+        value, best = row[self.column], (than or {}).get(self.column, math.nan)
+        if math.isnan(value) or math.isnan(best):
+            return not math.isnan(value)
+        return value < best if self.lower else value > best
+
+
+def best_of(core: Core, column: str, mode: str | None, *, metrics: Iterable[str], valid: bool) -> Best:
+    """Return how epochs are compared; where the name of the column decided that, it is said once.
+
+    Raises:
+        ValueError: there will be no such column, or neither `mode` nor its name say which numbers are better.
+    """
+    if not valid and column == "valid_loss":
+        column = "train_loss"  # the default of `best`, and no set to evaluate
+    columns = ["train_loss", *(["valid_loss", *(f"valid_{name}" for name in metrics)] if valid else [])]
+    if column not in columns:
+        raise ValueError(f"best names a column of an epoch, got {column!r}\n  fix:   one of {', '.join(columns)}")
+    if mode not in (None, "min", "max"):
+        raise ValueError(f'mode is "min", "max" or None, got {mode!r}\n  fix:   mode="min" if lower is better')
+    guess = {"low": "min", "high": "max", None: None}[better(column)]
+    if mode is None and guess is None:
+        raise ValueError(
+            f"whether a low or a high {column} is better does not show in its name\n"
+            '  fix:   mode="min" if lower is better, mode="max" if higher is'
+        )
+    if mode is None and not column.endswith("_loss"):
+        core.print(f'the best epoch is that with the {better(column)}est {column}; mode="min" or "max" says otherwise')
+    return Best(column, lower=(mode or guess) == "min")

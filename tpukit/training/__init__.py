@@ -1,1 +1,0 @@
-"""Training over a Core: fit, evaluation, schedules, checkpoints that survive."""
