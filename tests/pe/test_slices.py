@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from tpukit import pe
+from tpukit.pe import show_slices
 
 SLICES = np.zeros((24, 3, 16, 16), np.uint8)
 SLICES[:, 1] = 10 * np.arange(24)[:, None, None]  # each slice is known by its grey
