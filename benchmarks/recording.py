@@ -3,8 +3,8 @@
 A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least that long. The step is
 that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16 autocast, Adam. It is recorded on XLA:CPU and
 never run, so the size of the images does not matter. The kit records Adam as one operation for each parameter
-(`tpukit/essentials/backends/adam.py`), for all of a process, so each turn is a process of its own, the kinds by turns. A
-turn's figure is the median of its steps, in seconds of the processor; that of a kind the median of its turns.
+(`tpukit/essentials/backends/adam.py`), for all of a process, so each turn is a process of its own, the kinds by turns.
+A turn's figure is the median of its steps, in seconds of the processor; that of a kind the median of its turns.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A proof: its parts on real cores, a process that runs them and may die, the JSON, and the row of it in the evidence."""
+"""A proof: its parts on real cores, a process that runs them and may die, the JSON, and its row of the evidence."""
 
 import dataclasses
 import json
