@@ -224,34 +224,38 @@ def test_every_requirement_says_who_needs_it():
         assert line.startswith("#") or re.search(r"\S  # \S", line), f"no comment: {line}"
 
 
-def tree(document):
-    """Return {folder: names} of a document's tree: a fenced block, two spaces a level, a name, then what it is."""
-    fenced = re.findall(r"^```\w*\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+def tree():
+    """Return {folder: folders} of the README's tree: a fenced block, two spaces a level, a name, then what it is."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     blocks = [block for block in fenced if re.search("^tpukit/", block, re.MULTILINE)]
-    assert len(blocks) == 1, f"{document} has one fenced block with a line that starts with tpukit/"
+    assert len(blocks) == 1, "one fenced block has a line that starts with tpukit/"
     found, above = {Path(): []}, []
     for line in blocks[0].splitlines():
         name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        above[depth:] = [name.rstrip("/")]
-        found[Path(*above[:depth])].append(name)
-        if name.endswith("/"):
-            found[Path(*above)] = []
+        above[(len(line) - len(line.lstrip())) // 2 :] = [name.rstrip("/")]
+        found.setdefault(Path(*above[:-1]), []).append(name)
     return found
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_the_tree_of_a_document_is_the_disk(document):
-    for folder, names in tree(document).items():
-        if names and (folder != Path() or document == "README.md"):  # a folder that shows nothing inside is only named
-            on_disk = [path.name + "/" * path.is_dir() for path in entries(ROOT / folder) if path.name[0] != "."]
-            assert sorted(names) == sorted(on_disk), f"in {folder}"
+def test_the_tree_of_the_readme_is_the_disk():
+    assert set(tree()) == {Path(), Path("tpukit")}
+    for folder, names in tree().items():
+        on_disk = [path.name + "/" for path in entries(ROOT / folder) if path.is_dir() and path.name[0] != "."]
+        assert sorted(names) == sorted(on_disk), f"in {folder}"
+
+
+def test_every_path_that_contributing_names_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    top = "|".join(re.escape(path.name) for path in entries(ROOT) if path.is_dir())
+    paths = set(re.findall(rf"`((?:{top})/[\w./]*)`", text))
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
 def test_every_link_of_a_document_leads_somewhere():
-    for document in ROOT.glob("*.md"):
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\((?!\w+:)([^)#\s]+)[^)]*\)", document.read_text()):
-            assert (ROOT / target).exists(), f"{document.name}: {target}"
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
 def test_the_changelog_begins_with_this_version():
@@ -261,9 +265,9 @@ def test_the_changelog_begins_with_this_version():
     assert first == tpukit.__version__
 
 
-def test_every_command_of_the_readme_is_in_the_makefile():
+def test_every_command_of_the_documents_is_in_the_makefile():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for document in ("README.md", "CONTRIBUTING.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "docs/evidence.md"):
         named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / document).read_text(), re.MULTILINE))
         assert named <= targets, document
 
