@@ -13,7 +13,7 @@ import pytest
 from loopback import HANG, LOSE, loopback, refusal
 from machines import KAGGLE
 
-from tpukit.cloud import tpu_vm
+from tpukit.cloud import health, tpu_vm
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.tpu_health import local_health
 from tpukit.essentials.machine.chip_holders import ChipsBusy
