@@ -6,8 +6,17 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tpukit.essentials.machine import npy, whole_number, write_file
-from tpukit.packs import PackSource, check_arguments, fact, pack_described, row_type, share_of
+from tpukit.packs import (
+    PackSource,
+    check_arguments,
+    fact,
+    npy,
+    pack_described,
+    row_type,
+    share_of,
+    whole_number,
+    write_file,
+)
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import LABELS

@@ -4,7 +4,7 @@ import html as _html
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _NARROWEST = 8  # characters; no column is made narrower than this
 
@@ -94,9 +94,20 @@ def numbers_as_html(columns: Sequence[str], rows: Sequence[Sequence[str]], *, ti
     return f"{box}{heading}{filled}{below}</div>"
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Write how many there are of something: 1 file, 2 files; `many` where an s does not make the plural."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def counted(number: int, one: str) -> str:
+    """Write how many there are of something: 1 file, 2 files."""
+    return f"{number:,} {one if number == 1 else plural(one)}"
+
+
+def first_few(values: Iterable, limit: int = 3) -> str:
+    """List the first values, and how many more there are: a, b, c and 12 more."""
+    words = [str(value) for value in values]
+    return ", ".join(words[:limit]) + f" and {len(words) - limit:,} more" * (len(words) > limit)
+
+
+def plural(one: str) -> str:
+    """Write the plural of a word: files, classes, studies."""
+    return f"{one[:-1]}ies" if one.endswith("y") else f"{one}es" if one.endswith("s") else f"{one}s"
 
 
 def human_size(size: int | None) -> str:
