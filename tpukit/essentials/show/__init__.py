@@ -15,7 +15,6 @@ from tpukit.essentials.show.tables import (
     counted,
     first_few,
     human_size,
-    numbers_as_html,
     plural,
 )
 
@@ -34,7 +33,6 @@ __all__ = [
     "first_few",
     "house_style",
     "human_size",
-    "numbers_as_html",
     "plural",
     "running_shell",
     "screen",
