@@ -170,7 +170,7 @@ class Study:
         bar = f'<div style="display:flex;height:6px">{bar}</div>'
         if not self._curves:
             return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
-        lines = "".join(_line(curve, count) for curve in self._curves)
+        lines = "".join(_line(curve) for curve in self._curves)
         half = f"<path d='M0 .5H{count}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
         return (
             '<div data-part="track" style="margin:8px 7px 0;position:relative;cursor:pointer">'
@@ -197,7 +197,7 @@ class Study:
 _THIN = "fill='none' vector-effect='non-scaling-stroke'"
 
 
-def _line(curve: Curve, count: int) -> str:
+def _line(curve: Curve) -> str:
     """Draw a curve over slices that are 1 wide, from 0 below to 1 above; a gap where there is no number."""
     if curve.filled:
         bars = "".join(
