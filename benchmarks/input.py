@@ -541,8 +541,8 @@ def read_all_labels(folder: Path) -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import numpy
 
-    from tpukit.essentials.machine.files import npy
     from tpukit.essentials.machine.resources import peak_memory
+    from tpukit.packs import npy
     from tpukit.packs.pack_sources import describe_source
     from tpukit.packs.source_files import Names
     from tpukit.pe import LABELS, assign_folds, read_labels

@@ -21,17 +21,7 @@ from sklearn.metrics import roc_auc_score
 
 import tpukit
 from tpukit import pe
-from tpukit.essentials.show.house_style import (
-    COLORS,
-    GRID,
-    INK,
-    MARGIN,
-    MUTED,
-    PAPER,
-    axes_at,
-    new_figure,
-    style,
-)
+from tpukit.essentials.show import house_style as look
 
 ROOT = Path(__file__).parents[1]
 SIZE = 128  # pixels that the network sees; the picture shows all 256
@@ -86,37 +76,37 @@ def choose(chances, truth) -> int:
 
 def draw(pixels, truth, chances):
     """Draw the slice in the embolism window, and beside it a bar for each label."""
-    with style():
-        figure = new_figure(WIDTH, HEIGHT)
-        side = HEIGHT - 2 * MARGIN
-        picture = axes_at(figure, MARGIN, MARGIN, side, side)
+    with look.style():
+        figure = look.new_figure(WIDTH, HEIGHT)
+        side = HEIGHT - 2 * look.MARGIN
+        picture = look.axes_at(figure, look.MARGIN, look.MARGIN, side, side)
         picture.imshow(pixels, cmap="gray", vmin=0, vmax=255, interpolation="lanczos")
         picture.set_axis_off()
-        axes = axes_at(figure, side + 2.2, MARGIN + 0.35, WIDTH - side - 2.85, side - 0.62)
+        axes = look.axes_at(figure, side + 2.2, look.MARGIN + 0.35, WIDTH - side - 2.85, side - 0.62)
         places = range(len(chances))
-        axes.barh(places, 1, height=0.6, color=GRID, linewidth=0)
-        fill = [COLORS[0] if true else PAPER for true in truth]
-        axes.barh(places, chances, height=0.6, color=fill, edgecolor=COLORS[0], linewidth=1)
+        axes.barh(places, 1, height=0.6, color=look.GRID, linewidth=0)
+        fill = [look.COLORS[0] if true else look.PAPER for true in truth]
+        axes.barh(places, chances, height=0.6, color=fill, edgecolor=look.COLORS[0], linewidth=1)
         axes.set(xlim=(0, 1), ylim=(len(places) - 0.5, -0.5), xticks=[])
         axes.set_yticks(places, pe.WORDS.values())
         axes.tick_params(length=0, pad=5, labelsize=9)
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
         for place, label, chance, true in zip(places, axes.get_yticklabels(), chances, truth, strict=True):
-            label.set(color=INK if true else MUTED, fontweight="bold" if true else "normal")
+            label.set(color=look.INK if true else look.MUTED, fontweight="bold" if true else "normal")
             axes.text(1.04, place, f"{chance:.2f}", va="center", fontsize=9, color=label.get_color())
-        left = (side + 2 * MARGIN) / WIDTH
+        left = (side + 2 * look.MARGIN) / WIDTH
         title = "What the network says of this slice"
-        figure.text(left, 1 - 0.3 / HEIGHT, title, fontsize=10, fontweight="bold", color=INK)
+        figure.text(left, 1 - 0.3 / HEIGHT, title, fontsize=10, fontweight="bold", color=look.INK)
         legend = "filled, bold: true of this phantom    hollow: not true"
-        figure.text(left, 0.22 / HEIGHT, legend, fontsize=8, color=MUTED)
+        figure.text(left, 0.22 / HEIGHT, legend, fontsize=8, color=look.MUTED)
     return figure
 
 
 def save(figure, file: Path) -> None:
     """Save the figure in 256 colours, which are enough for grey and two blues, at a third of the size."""
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", facecolor=PAPER)
+    figure.savefig(buffer, format="png", facecolor=look.PAPER)
     image = Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE)
     image.save(file, optimize=True)
     print(f"{file.relative_to(ROOT)}: {image.width} x {image.height}, {file.stat().st_size / 1024:.0f} KB")

@@ -169,7 +169,7 @@ def test_what_differs_is_told_in_words(tmp_path):
 
 
 def test_a_pack_of_an_earlier_format_says_what_to_do(tmp_path):
-    from tpukit.essentials.machine.files import seal, unseal
+    from tpukit.packs.checked_files import seal, unseal
 
     made = pack(items(), tmp_path, **QUIET)
     manifest = unseal((tmp_path / "manifest.json").read_bytes())
@@ -526,7 +526,7 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
 
 def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     code = (
-        "import sys, time; from pathlib import Path; from tpukit.essentials.machine.files import lock_folder\n"
+        "import sys, time; from pathlib import Path; from tpukit.essentials.machine.locks import lock_folder\n"
         "with lock_folder(Path(sys.argv[1])): print('in', flush=True); time.sleep(1.5)"
     )
     (tmp_path / "out").mkdir()

@@ -21,7 +21,7 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
-from tpukit.essentials.machine.files import seal, unseal  # noqa: E402
+from tpukit.packs.checked_files import seal, unseal  # noqa: E402
 from tpukit.packs.packing import pack  # noqa: E402
 from tpukit.packs.records import PackFolder, Records  # noqa: E402
 from tpukit.packs.splitting import split_by_group  # noqa: E402

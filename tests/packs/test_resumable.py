@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.machine.files import write_file
+from tpukit.packs.checked_files import write_file
 from tpukit.packs.resumable import ResumableFolder
 
 KIT = Path(__file__).parents[2]

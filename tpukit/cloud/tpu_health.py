@@ -25,11 +25,6 @@ class Health(Findings):
     findings: tuple[Finding, ...]
     subject: str
 
-    @property
-    def ok(self) -> bool:
-        """True if there is no failure; there may be warnings."""
-        return not self.failures
-
 
 def health(
     name: str | None = None,

@@ -14,7 +14,6 @@ _SECONDS_BETWEEN_LINES = 20.0  # while nothing changes
 _NAME = "[a-z]([a-z0-9-]{0,61}[a-z0-9])?"
 _LONG_NAME = re.compile("projects/([^/]+)/locations/([^/]+)/nodes/([^/]+)")
 
-_LIST = "`gcloud compute tpus tpu-vm list --zone {zone} --project {project}` shows which there are"
 _START = "`gcloud compute tpus tpu-vm start {name} --zone {zone} --project {project}`"
 _AGAIN = "delete it and create it again: `gcloud compute tpus tpu-vm delete {name} --zone {zone} --project {project}`"
 # Every state of the API: what it means, and what to do. None where it passes by itself, so that waiting helps.

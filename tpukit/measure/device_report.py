@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from tpukit.essentials.data import Batches
 from tpukit.essentials.machine import peak_memory
 from tpukit.essentials.run import Core
-from tpukit.essentials.show import Finding, Findings, human_size
+from tpukit.essentials.show import Finding, Findings, counted, human_size
 
 # A training needs 2 graphs for its step, an evaluation 1; copies, averages and gathers have small graphs of their own.
 _MANY_GRAPHS = 12
@@ -71,9 +71,8 @@ def _of_graphs(backend, metrics: dict) -> list[Finding]:
 
 def _compiles(metrics: dict, steps: int) -> Finding:
     (count, nanoseconds), runs = metrics.get("CompileTime", (0, 0.0)), metrics.get("ExecuteComputation", (0, 0))[0]
-    fact = (
-        f"{_times(count, 'graph')} compiled in {nanoseconds / 1e9:.1f} s, run {runs:,} times in {_times(steps, 'step')}"
-    )
+    ran = f"run {runs:,} times in {counted(steps, 'step')}"
+    fact = f"{counted(count, 'graph')} compiled in {nanoseconds / 1e9:.1f} s, {ran}"
     if count <= _MANY_GRAPHS:
         return Finding("compiles", "ok", fact)
     fix = (
@@ -145,7 +144,7 @@ def _fallbacks(metrics: dict) -> Finding:
             found[counter.removeprefix("aten::")] = count
     if not found:
         return Finding(name, "ok", "none: every operation runs on the device")
-    operations = ", ".join(f"{operation} {_times(count, 'time')}" for operation, count in found.items())
+    operations = ", ".join(f"{operation} {counted(count, 'time')}" for operation, count in found.items())
     fixes = []
     if by_value := sorted(_BY_VALUE & found.keys()):
         fixes.append(
@@ -175,7 +174,3 @@ def _memory(device: dict) -> list[Finding]:
         return [Finding("device memory", "ok", fact), host]
     fix = "a smaller batch_size with a correspondingly larger `accumulate=`, or bf16"
     return [Finding("device memory", "warning", f"{fact}: nearly full", fix), host]
-
-
-def _times(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'s' * (count != 1)}"

@@ -6,6 +6,8 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from tpukit.essentials.show import counted
+
 
 class Profile:
     """A recording of one core.
@@ -104,7 +106,7 @@ def _not_written(folder: Path, error: Exception) -> OSError:
 def _how_to_open(recording: Profile, folder: str | os.PathLike) -> str:
     chrome = [str(file) for file in recording.files if file.name.endswith(".json.gz")]
     count = recording._steps - 1  # the last one was begun, but no step followed
-    lines = [f"recorded {count} step{'s' * (count != 1)}: open {', '.join(chrome)} at https://ui.perfetto.dev"]
+    lines = [f"recorded {counted(count, 'step')}: open {', '.join(chrome)} at https://ui.perfetto.dev"]
     if any(file.name.endswith(".xplane.pb") for file in recording.files):
         lines.append(f"  or `pip install tensorboard xprof`, then `tensorboard --logdir {folder}`, tab Profile")
     return "\n".join(lines)

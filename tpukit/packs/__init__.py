@@ -2,6 +2,7 @@
 
 from tpukit.packs.array_records import row_type
 from tpukit.packs.build_pixel_cache import build_cache, cache_or_decode
+from tpukit.packs.checked_files import npy, whole_number, write_file
 from tpukit.packs.pack_shards import NOT_DAMAGE
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.packing import check_arguments, pack, pack_described, share_of
@@ -24,10 +25,13 @@ __all__ = [
     "check_arguments",
     "fact",
     "look_at",
+    "npy",
     "pack",
     "pack_described",
     "read_tfrecords",
     "row_type",
     "run_in_processes",
     "share_of",
+    "whole_number",
+    "write_file",
 ]

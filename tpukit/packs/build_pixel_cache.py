@@ -8,8 +8,9 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from tpukit.essentials.machine import available_memory, cpus, npy, size_and_checksum, whole_number, write_file
+from tpukit.essentials.machine import available_memory, cpus
 from tpukit.essentials.show import human_size
+from tpukit.packs.checked_files import npy, size_and_checksum, whole_number, write_file
 from tpukit.packs.pixel_cache import Cache, CacheFolder, layout_of, map_file
 from tpukit.packs.processes import run_in_processes
 from tpukit.packs.records import Records

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpukit.essentials.data import only_iterates
-from tpukit.essentials.machine import write_file
 from tpukit.essentials.show import screen
+from tpukit.packs.checked_files import write_file
 from tpukit.packs.item_parts import ItemColumns, check_item, label_columns
 from tpukit.packs.masks import is_masked, resize
 

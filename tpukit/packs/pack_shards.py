@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.machine import cpus, part_of, write_file
+from tpukit.essentials.machine import cpus, part_of
 from tpukit.packs.array_records import Shards, write_shard
+from tpukit.packs.checked_files import write_file
 from tpukit.packs.decoding import decode
 from tpukit.packs.items import StoredItems
 from tpukit.packs.pack_sources import PackSource

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from tpukit.essentials.machine import find_fault, npy, size_and_checksum, whole_number, write_file
 from tpukit.packs.array_records import Shards, load_array_record
+from tpukit.packs.checked_files import find_fault, npy, size_and_checksum, whole_number, write_file
 from tpukit.packs.decoding import jpeg_decoder
 from tpukit.packs.items import store_items
 from tpukit.packs.pack_shards import note_of, prepare, read_shards_so_far, shard_files, write_shards

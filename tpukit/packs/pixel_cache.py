@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.machine import available_memory, cpus, find_fault
+from tpukit.essentials.machine import available_memory, cpus
 from tpukit.essentials.show import human_size
+from tpukit.packs.checked_files import find_fault
 from tpukit.packs.resumable import ResumableFolder
 from tpukit.packs.stored_images import StoredImages
 

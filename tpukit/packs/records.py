@@ -4,9 +4,9 @@ import hashlib
 from functools import partial
 from pathlib import Path
 
-from tpukit.essentials.machine import find_fault, seal, whole_number
 from tpukit.essentials.show import counted, human_size
 from tpukit.packs.array_records import Shards
+from tpukit.packs.checked_files import find_fault, seal, whole_number
 from tpukit.packs.decoding import decode, jpeg_decoder
 from tpukit.packs.resumable import ResumableFolder
 from tpukit.packs.source_files import Names

@@ -8,7 +8,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpukit.essentials.machine import lock_folder, remove_parts, seal, unseal, write_file
+from tpukit.essentials.machine import locks
+from tpukit.packs.checked_files import remove_parts, seal, unseal, write_file
 
 UNFINISHED = "unfinished"  # the sub-folder of what is only needed until the manifest is there
 
@@ -119,7 +120,7 @@ class ResumableFolder:
     def locked(self) -> Iterator[None]:
         """Make the folder, and be the only process in it."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with lock_folder(self.folder):
+        with locks.lock_folder(self.folder):
             yield
 
     def find_outputs(self) -> list[Path]:

@@ -4,7 +4,7 @@ import operator
 from pathlib import Path
 
 from tpukit.essentials.data import split_masks
-from tpukit.essentials.show import as_html, counted
+from tpukit.essentials.show import as_html, counted, first_few
 from tpukit.packs.splitting import split_by_group
 
 
@@ -54,13 +54,13 @@ class StoredImages:
     def _repr_html_(self) -> str:
         rows = [("images", f"{len(self):,}{self._form()}"), ("folder", f"`{self.folder}`, {self._size()}")]
         if self.classes:
-            rows.append((counted(len(self.classes), "class", "classes"), _few(self.classes)))
+            rows.append((counted(len(self.classes), "class"), first_few(self.classes, 12)))
         elif self.names:
-            rows.append((counted(len(self.names), "label"), _few(self.names)))
+            rows.append((counted(len(self.names), "label"), first_few(self.names, 12)))
         if self.has_masks:
             rows.append(("masks", "a class number for every pixel"))
         if self.group_names:
-            rows.append((counted(len(self.group_names), "group"), _few(self.group_names)))
+            rows.append((counted(len(self.group_names), "group"), first_few(self.group_names, 12)))
         if skipped := getattr(self, "skipped", ()):
             rows.append(("left out", f"{counted(len(skipped), 'damaged image')}: `.skipped`"))
         return as_html(rows, title=type(self).__name__)
@@ -128,9 +128,3 @@ class StoredImages:
                 f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}\n"
                 f"  fix:   out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out"
             )
-
-
-def _few(names, limit: int = 12) -> str:
-    """List the first names and the number of the others."""
-    names = [str(name) for name in names]
-    return ", ".join(names[:limit]) + (f" and {len(names) - limit:,} more" if len(names) > limit else "")

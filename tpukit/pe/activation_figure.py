@@ -5,19 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import (
-    COLORS,
-    INK,
-    MARGIN,
-    MUTED,
-    SMALL,
-    WIDTH,
-    axes_at,
-    describe,
-    figure_inputs,
-    new_figure,
-    style,
-)
+from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show import house_style as look
 from tpukit.pe.activation import attention_in_mask, enlarge
 from tpukit.scores import as_array
 
@@ -69,49 +58,42 @@ def show_activation(
     count, edges = len(pixels), None if masks is None else as_array(masks)[: len(pixels)] > 0.5
     large = enlarge(maps[:count], (count, *pixels.shape[1:3]))
     inside = None if edges is None else attention_in_mask(maps[:count], edges)
-    side = min(2.6, (WIDTH - MARGIN) / count - MARGIN)
+    side = min(2.6, (look.WIDTH - look.MARGIN) / count - look.MARGIN)
     below = 0.22 if notes is not None else 0.06
 
-    with style():
-        across, up = count * (side + MARGIN) + MARGIN, 2 * (side + _TITLE) + below + 0.34
-        figure, said = new_figure(across, up), []
+    with look.style():
+        across, up = count * (side + look.MARGIN) + look.MARGIN, 2 * (side + _TITLE) + below + 0.34
+        figure, said = look.new_figure(across, up), []
         for index, image in enumerate(pixels):
-            left = MARGIN + index * (side + MARGIN)
-            first = _slice(figure, image, left, up - _TITLE - side, side)
-            second = _slice(figure, image, left, up - 2 * (_TITLE + side), side)
+            left = look.MARGIN + index * (side + look.MARGIN)
+            first = look.image_at(figure, image, left, up - _TITLE - side, side, side)
+            second = look.image_at(figure, image, left, up - 2 * (_TITLE + side), side, side)
             _overlay(second, large[index])
             words = "" if probabilities is None else f"says {as_array(probabilities)[index]:.2f}"
-            first.set_title(words, loc="left", fontsize=SMALL + 1, color=INK, pad=4)
+            first.set_title(words, loc="left", fontsize=look.SMALL + 1, color=look.INK, pad=4)
             if inside is not None:
                 for axes in (first, second):
                     _edge(axes, edges[index])
                 share, area = inside.in_mask[index], inside.mask_area[index]
                 text = "no embolus" if area != area else f"{100 * share:.1f} % inside"
-                second.set_title(text, loc="left", fontsize=SMALL + 1, fontweight="bold", color=INK, pad=4)
+                second.set_title(text, loc="left", fontsize=look.SMALL + 1, fontweight="bold", color=look.INK, pad=4)
                 chance = "" if area != area else f"chance: {100 * area:.1f} %"
-                second.set_title(chance, loc="right", fontsize=SMALL, color=MUTED, pad=4)
+                second.set_title(chance, loc="right", fontsize=look.SMALL, color=look.MUTED, pad=4)
                 said.append(f"{words} {text} {chance}".strip())
             if notes is not None:
-                second.text(0, -0.03, notes[index], transform=second.transAxes, va="top", fontsize=SMALL, color=MUTED)
+                small = {"fontsize": look.SMALL, "color": look.MUTED, "transform": second.transAxes}
+                second.text(0, -0.03, notes[index], va="top", **small)
         about = "orange: what raised the output, each map to its own maximum"
         about += "    green: the edge of the embolus, as the phantom was drawn" * (masks is not None)
-        figure.text(MARGIN / across, 0.08 / up, about, fontsize=SMALL - 0.5, color=MUTED, va="bottom")
-        describe(figure, f"Class activation maps over {count} slices. {'; '.join(said)}")
+        look.note(figure, about)
+        look.describe(figure, f"Class activation maps over {count} slices. {'; '.join(said)}")
     return figure
-
-
-def _slice(figure: Figure, image: np.ndarray, left: float, bottom: float, side: float) -> Axes:
-    axes = axes_at(figure, left, bottom, side, side)
-    axes.imshow(image, cmap="gray", vmin=0, vmax=255 if image.dtype == "uint8" else 1)
-    axes.set_axis_off()
-    axes.set_anchor("N")
-    return axes
 
 
 def _overlay(axes: Axes, large: np.ndarray) -> None:
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
-    orange = to_rgb(COLORS[1])
+    orange = to_rgb(look.COLORS[1])
     colors = LinearSegmentedColormap.from_list("map", [(*orange, 0), (*orange, _STRONGEST), (1, 0.86, 0.5, 0.9)])
     axes.imshow(large, cmap=colors, vmin=0, vmax=large.max() or 1, interpolation="bilinear")
 

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 
+from tpukit.essentials.show import counted
 from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, beside, image_share, log_loss
 from tpukit.pe.labels import EXAM_LABELS, LABELS
-from tpukit.scores import FEW, several
+from tpukit.scores import FEW
 
 _LOWEST, _HIGHEST = 0.1, 10.0  # of a temperature: further out it would only repeat that all was right, or guessed
 
@@ -142,7 +143,7 @@ class Answers:
 
         positive = len(np.unique(self.exam[self.truth == 1]))
         counts = {"with it": positive, "without": int(self.exam.max()) + 1 - positive}
-        few = [f"{count} {several('exam', count)} {kind}" for kind, count in counts.items() if count < FEW]
+        few = [f"{counted(count, 'exam')} {kind}" for kind, count in counts.items() if count < FEW]
         return f"only {', '.join(few)}: too few to tell" if few else ""
 
 

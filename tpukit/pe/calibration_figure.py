@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import COLORS, INK, MUTED, PAPER, SMALL, describe, new_figure, style
+from tpukit.essentials.show import house_style as look
 from tpukit.pe.calibration import Answers, answers
 from tpukit.pe.challenge import log_loss
 from tpukit.pe.labels import WORDS
@@ -31,33 +31,32 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
         ValueError: see `challenge_loss`.
     """
     tables = [answers(table, labels)[1:] for table in (before, after) if table is not None]
-    with style():
-        figure = new_figure(9, 9.4, layout="constrained")
+    with look.style():
+        figure = look.new_figure(9, 9.4, layout="constrained")
         grid = figure.subplots(3, 3, sharex=True, sharey=True)
         said = []
         for axes, *of_label in zip(grid.flat, *tables, strict=True):
-            axes.plot([0, 1], [0, 1], color=MUTED, linewidth=1, linestyle=(0, (1, 2)))
-            for one, color in zip(of_label, (COLORS[3], COLORS[1])[: len(of_label)], strict=True):
+            axes.plot([0, 1], [0, 1], color=look.MUTED, linewidth=1, linestyle=(0, (1, 2)))
+            for one, color in zip(of_label, (look.COLORS[3], look.COLORS[1])[: len(of_label)], strict=True):
                 _curve(axes, one, color)
             first = of_label[0]
             losses = " to ".join(f"{one.mean(log_loss(one.chances, one.truth)):.3f}" for one in of_label)
-            axes.set_title(WORDS[first.label], loc="left", fontsize=SMALL + 1.5, fontweight="bold", pad=16)
+            axes.set_title(WORDS[first.label], loc="left", fontsize=look.SMALL + 1.5, fontweight="bold", pad=16)
             count = f"{first.truth.sum():.0f} of {len(first.truth)} exams, log loss {losses}"
-            axes.text(0, 1.03, count, transform=axes.transAxes, fontsize=SMALL - 0.5, color=MUTED)
+            axes.text(0, 1.03, count, transform=axes.transAxes, fontsize=look.SMALL - 0.5, color=look.MUTED)
             if few := first.too_few():
                 words = few.replace(": ", ":\n")
-                axes.text(
-                    0.5, 0.5, words, ha="center", va="center", fontsize=SMALL, color=COLORS[1], backgroundcolor=PAPER
-                )
+                seen = {"fontsize": look.SMALL, "color": look.COLORS[1], "backgroundcolor": look.PAPER}
+                axes.text(0.5, 0.5, words, ha="center", va="center", **seen)
             axes.set(xlim=(-0.02, 1.02), ylim=(-0.06, 1.06), aspect="equal", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
             axes.grid(axis="x")
             said.append(f"{WORDS[first.label]}: {count}{'; ' + few if few else ''}")
-        figure.supylabel("share of these exams that have it", fontsize=SMALL + 1, color=INK)
-        figure.supxlabel("probability that was given", fontsize=SMALL + 1, color=INK)
+        figure.supylabel("share of these exams that have it", fontsize=look.SMALL + 1, color=look.INK)
+        figure.supxlabel("probability that was given", fontsize=look.SMALL + 1, color=look.INK)
         about = "light blue: as the network gave it    " + "orange: calibrated    " * (after is not None)
-        figure.suptitle(f"{about}dotted: as it should be", x=0.01, ha="left", fontsize=SMALL, color=MUTED)
+        figure.suptitle(f"{about}dotted: as it should be", x=0.01, ha="left", fontsize=look.SMALL, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.1, h_pad=0.1)
-        describe(figure, f"Calibration curves of nine labels of exams. {'. '.join(said)}.")
+        look.describe(figure, f"Calibration curves of nine labels of exams. {'. '.join(said)}.")
     return figure
 
 
@@ -76,7 +75,7 @@ def _curve(axes: Axes, one: Answers, color: str) -> None:
     true, count = np.array([[one.truth[part].mean(), len(part)] for part in bins]).T
     low, high = _wilson(true, count)
     axes.plot(said, true, color=color, linewidth=1.2, alpha=0.7)
-    bars = {"fmt": "o", "markersize": 4.5, "elinewidth": 1, "capsize": 0, "markeredgecolor": PAPER}
+    bars = {"fmt": "o", "markersize": 4.5, "elinewidth": 1, "capsize": 0, "markeredgecolor": look.PAPER}
     axes.errorbar(said, true, [true - low, high - true], color=color, **bars)
 
 

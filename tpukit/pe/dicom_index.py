@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tpukit.pe.labels import IDS
+from tpukit.pe.missing_images import check_missing, match_headers
 from tpukit.pe.series import along_body, find_files, read_headers
 
 
@@ -30,10 +31,7 @@ def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None =
         ValueError: two files are of one image, an image has no place, or lies in another study than the labels say.
         ImportError: pydicom is not installed.
     """
-    import numpy as np
-
-    if missing not in ("raise", "drop"):
-        raise ValueError(f'missing is "raise" or "drop", got {missing!r}')
+    check_missing(missing)
     names = find_files(folder)
     with tempfile.TemporaryDirectory() as work:
         headers, others = read_headers(folder, names, Path(work), workers, progress)
@@ -41,21 +39,8 @@ def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None =
         print(f"{len(others)} files in {folder} are no CT slices, for instance {names[others[0][0]]}: {others[0][1]}")
     headers = headers[headers["image"].argsort(kind="stable")]
     _check_once(headers, names)
-    wanted = labels["SOPInstanceUID"].to_numpy().astype("S64")
-    place = np.searchsorted(headers["image"], wanted).clip(max=max(0, len(headers) - 1))
-    found = headers["image"][place] == wanted if len(headers) else np.zeros(len(wanted), bool)
-    if not found.all():
-        few = ", ".join(uid.decode() for uid in wanted[~found][:3])
-        what = f"{int((~found).sum()):,} of {len(wanted):,} images are not in {folder}"
-        if missing == "raise" or not found.any():
-            raise FileNotFoundError(
-                f"{what}\n  found: {len(headers):,} slices; missing for instance {few}\n"
-                '  fix:   copy them there, or leave their rows out with index_dicom(labels, folder, missing="drop")'
-            )
-        print(f"left out the rows of images that have no file: {what}, for instance {few}")
-    if len(headers) > found.sum():
-        print(f"{len(headers) - int(found.sum()):,} slices in {folder} have no row in the labels and are not used")
-    labels, headers = labels[found], headers[place[found]]
+    headers, rows = match_headers(headers, labels, missing, folder=folder, call="index_dicom(labels, folder")
+    labels = labels.iloc[rows]
     _check_identifiers(labels, headers, names)
     position = _positions(headers, names)
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]

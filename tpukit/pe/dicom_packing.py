@@ -6,11 +6,21 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tpukit.essentials.machine import npy, whole_number, write_file
-from tpukit.packs import PackSource, check_arguments, fact, pack_described, row_type, share_of
+from tpukit.packs import (
+    PackSource,
+    check_arguments,
+    fact,
+    npy,
+    pack_described,
+    row_type,
+    share_of,
+    whole_number,
+    write_file,
+)
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import LABELS
+from tpukit.pe.missing_images import match_headers
 from tpukit.pe.series import arrange, find_files, read_headers
 
 
@@ -157,7 +167,7 @@ def _describe(source, names, labels, missing, share, work, workers, progress) ->
     _tell_others(source.root, names, others, share, len(headers))
     headers = _without_copies(headers)
     if labels is not None:
-        headers, table_rows = _join(headers, labels, missing, source.root)
+        headers, table_rows = match_headers(headers, labels, missing, folder=source.root, call="pack_dicom(...")
     order, noticed = arrange(headers)
     for sentence in noticed:
         print(sentence)
@@ -219,27 +229,3 @@ def _without_copies(headers):
     if len(first) < len(headers):
         print(f"left out {len(headers) - len(first):,} files of images that another file holds already")
     return headers[numpy.sort(first)]
-
-
-def _join(headers, labels, missing: str, folder) -> tuple:
-    """Return the headers that have a row in the labels, and the number of the row of each."""
-    import numpy
-
-    wanted = labels["SOPInstanceUID"].to_numpy().astype("S64")
-    by_image = headers["image"].argsort(kind="stable")
-    place = numpy.searchsorted(headers["image"][by_image], wanted).clip(max=len(headers) - 1)
-    found = headers["image"][by_image][place] == wanted
-    absent = numpy.flatnonzero(~found)
-    if len(absent):
-        few = ", ".join(uid.decode() for uid in wanted[absent[:3]])
-        if missing == "raise" or len(absent) == len(wanted):
-            raise FileNotFoundError(
-                f"{len(absent):,} of {len(wanted):,} images are not in {folder}\n"
-                f"  found: {len(headers):,} slices; missing for instance {few}\n"
-                '  fix:   copy them there, or leave their rows out with pack_dicom(..., missing="drop")'
-            )
-        print(f"left out {len(absent):,} of {len(wanted):,} rows whose image is not in {folder}, for instance {few}")
-    rows = numpy.flatnonzero(found)
-    if len(headers) > len(rows):
-        print(f"{len(headers) - len(rows):,} slices in {folder} have no row in the labels and are not used")
-    return headers[by_image[place[rows]]], rows

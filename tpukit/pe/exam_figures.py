@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import COLORS, MUTED, SMALL, describe, new_figure, style
+from tpukit.essentials.show import house_style as look
 from tpukit.scores import as_array
 
 if TYPE_CHECKING:
@@ -61,40 +61,42 @@ def show_exams(
     columns = min(4, len(chosen))
     rows = -(-len(chosen) // columns)
 
-    with style():
-        figure = new_figure(2.45 * columns + 0.4, 1.75 * rows + 0.7, layout="constrained")
+    with look.style():
+        figure = look.new_figure(2.45 * columns + 0.4, 1.75 * rows + 0.7, layout="constrained")
         shares = []
         grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axes, study in zip(grid.flat, chosen, strict=False):
             exam = table[table.StudyInstanceUID == study]
             places = exam.position.to_numpy()
             for place in places[exam.pe_present_on_image.to_numpy() == 1]:
-                axes.axvspan(place - 0.5, place + 0.5, color=COLORS[1], alpha=0.3, linewidth=0)
+                axes.axvspan(place - 0.5, place + 0.5, color=look.COLORS[1], alpha=0.3, linewidth=0)
             if weighs is not None:
                 height = exam.weight / (exam.weight.max() or 1)
-                axes.fill_between(places, height, color=COLORS[2], alpha=0.35, linewidth=0, step="mid")
+                axes.fill_between(places, height, color=look.COLORS[2], alpha=0.35, linewidth=0, step="mid")
                 on_embolus = exam.weight[exam.pe_present_on_image == 1].sum() / (exam.weight.sum() or 1)
                 if exams.shown[study]:
-                    axes.set_title(f"{100 * on_embolus:.0f} %", loc="right", fontsize=SMALL, color=COLORS[2], pad=4)
+                    axes.set_title(
+                        f"{100 * on_embolus:.0f} %", loc="right", fontsize=look.SMALL, color=look.COLORS[2], pad=4
+                    )
                     shares.append(f"{study[:6]} {100 * on_embolus:.0f} %")
             mark = {"marker": "o", "markersize": 3} if len(places) <= 40 else {}
-            axes.plot(places, exam.chance, color=COLORS[0], linewidth=1.5, **mark)
-            axes.axhline(threshold, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
+            axes.plot(places, exam.chance, color=look.COLORS[0], linewidth=1.5, **mark)
+            axes.axhline(threshold, color=look.MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
             axes.set(ylim=(-0.03, 1.03), xlim=(places.min() - 0.5, places.max() + 0.5), yticks=[0, 0.5, 1])
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
             count = int(exams.shown[study])
             slices = f"{count} of {len(exam)} slices" if count else "no embolus"
-            axes.set_title(f"{study[:6]}: {slices}", loc="left", fontsize=SMALL + 0.5, pad=4)
+            axes.set_title(f"{study[:6]}: {slices}", loc="left", fontsize=look.SMALL + 0.5, pad=4)
         for axes in grid.flat[len(chosen) :]:
             axes.set_visible(False)
-        figure.supylabel("probability of an embolus", fontsize=SMALL, color=MUTED)
+        figure.supylabel("probability of an embolus", fontsize=look.SMALL, color=look.MUTED)
         about = "slice of the series    orange: slices that truly show an embolus    blue: what the network says"
         about += "    green: its attention, and how much of it lies on orange" * (weighs is not None)
-        figure.supxlabel(about, fontsize=SMALL, color=MUTED)
+        figure.supxlabel(about, fontsize=look.SMALL, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         best = table.groupby("StudyInstanceUID").chance.max()
         found = int((best[sick] >= threshold).sum())
-        describe(
+        look.describe(
             figure,
             f"The probability of an embolus along the body in {len(chosen)} exams, {len(sick)} of them with an "
             f"embolus. In {found} of these it reaches {threshold:g} on some slice."

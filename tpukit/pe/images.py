@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+from tpukit.pe.missing_images import check_missing, leave_out
+
 
 def index_images(labels, folder, *, missing: str = "raise"):
     """Add two columns to the labels: the `path` of each image, and its `position` along the body.
@@ -22,8 +24,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
         FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
         ValueError: two files are of one image.
     """
-    if missing not in ("raise", "drop"):
-        raise ValueError(f'missing is "raise" or "drop", got {missing!r}')
+    check_missing(missing)
     if not Path(folder).is_dir():
         raise FileNotFoundError(
             f"there is no folder {folder}\n  fix: pass the folder train-jpegs, which contains one folder per study"
@@ -53,17 +54,10 @@ def index_images(labels, folder, *, missing: str = "raise"):
     extra = len(files) - (len(keys) - len(gone))
     if extra:
         print(f"{extra} images in {folder} have no row in the labels and are not used")
-    if gone:
-        few = ", ".join(f"{study}/{series}/*_{image}.jpg" for study, series, image in gone[:3])
-        if missing == "raise":
-            raise FileNotFoundError(
-                f"{len(gone)} of {len(keys)} images are not in {folder}\n"
-                f"  found: {len(files)} images; missing for instance {few}\n"
-                '  fix:   copy them there, or leave their rows out with index_images(labels, folder, missing="drop")'
-            )
-        print(f"left out {len(gone)} of {len(keys)} rows whose image is not in {folder}, for instance {few}")
-        here = [key in files for key in keys]
-        labels, keys = labels[here], [key for key in keys if key in files]
+    named = [f"{study}/{series}/*_{image}.jpg" for study, series, image in gone]
+    options = {"folder": folder, "found": f"{len(files):,} images", "call": "index_images(labels, folder"}
+    leave_out(named, len(keys), missing, **options)
+    labels, keys = labels[[key in files for key in keys]], [key for key in keys if key in files]
     paths, positions = zip(*(files[key] for key in keys), strict=True)
     return labels.reset_index(drop=True).assign(path=list(paths), position=list(positions))
 

@@ -3,6 +3,7 @@
 import warnings
 from pathlib import Path
 
+from tpukit.essentials.show import first_few
 from tpukit.pe.rules import RULES, broken_rules
 
 IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
@@ -94,7 +95,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
     if not wrong:
         return table
     studies, of = set().union(*wrong.values()), table["StudyInstanceUID"].nunique()
-    lines = [f"{len(found)} {words}: {_few(found)}" for words, found in wrong.items()]
+    lines = [f"{len(found)} {words}: {first_few(found)}" for words, found in wrong.items()]
     if inconsistent == "raise":
         raise ValueError(
             f"{len(studies)} of {of} studies in {file} have labels that contradict each other\n  found: "
@@ -166,14 +167,14 @@ def _check_values(table, file) -> None:
         if len(rows):
             raise ValueError(
                 f"{name} has {len(rows)} missing values in {file}\n"
-                f"  found: rows {_few(rows)} (counted from 0, header left out)\n"
+                f"  found: rows {first_few(rows)} (counted from 0, header left out)\n"
                 f'  fix:   fill these rows in, or drop them: table.dropna(subset=["{name}"]).to_csv(file, index=False)'
             )
     for name in COLUMNS[3:]:
         # A single word in a column makes pandas read the whole column as text.
         rows = table.index[~pd.to_numeric(table[name], errors="coerce").isin([0, 1])]
         if len(rows):
-            found = _few(f"{table.at[row, name]} in row {row}" for row in rows)
+            found = first_few(f"{table.at[row, name]} in row {row}" for row in rows)
             raise ValueError(
                 f"{name} has {len(rows)} labels that are neither 0 nor 1 in {file}\n"
                 f"  found: {found} (counted from 0, header left out)\n"
@@ -181,7 +182,7 @@ def _check_values(table, file) -> None:
             )
     twice = table.index[table["SOPInstanceUID"].duplicated()]
     if len(twice):
-        found = _few(f"{table.SOPInstanceUID[row]} in row {row}" for row in twice)
+        found = first_few(f"{table.SOPInstanceUID[row]} in row {row}" for row in twice)
         raise ValueError(
             f"{len(twice)} rows of {file} list an image that an earlier row lists\n"
             f"  found: {found} (counted from 0, header left out)\n"
@@ -197,9 +198,3 @@ def _contradictions(table) -> dict[str, list[str]]:
     broken = broken_rules(exam == 1, exam.pe_present_on_image == 1)
     found |= {f'against rule {rule}, "{RULES[rule]}"': mask for rule, mask in broken.items()}
     return {words: exam.index[mask].tolist() for words, mask in found.items() if mask.any()}
-
-
-def _few(values, limit: int = 3) -> str:
-    """List the first few values and the number of the others."""
-    values = [str(value) for value in values]
-    return ", ".join(values[:limit]) + (f" and {len(values) - limit} more" if len(values) > limit else "")

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tpukit.essentials.show import COLORS, INK, MUTED, RULE, SMALL, describe, new_figure, style
+from tpukit.essentials.show import house_style as look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,24 +48,24 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
         )
     low = 0.85 * min(*scores.values(), *RUNGS.values())
     high = 1.15 * max(*scores.values(), *RUNGS.values())
-    with style():
-        figure = new_figure(9, 4.8, layout="constrained")
+    with look.style():
+        figure = look.new_figure(9, 4.8, layout="constrained")
         axes = figure.subplots()
         axes.set(yscale="log", ylim=(low, high), xlim=(0, 2), xticks=[])
         axes.set_ylabel("challenge loss (log scale), lower is better")
         marks = [mark for mark in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0) if low <= mark <= high]
         axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
         axes.minorticks_off()
-        axes.axvline(1, color=RULE, linewidth=1)
-        _column(axes, 0.02, RUNGS, INK, MUTED)
-        _column(axes, 1.04, scores, COLORS[0], COLORS[0])
+        axes.axvline(1, color=look.RULE, linewidth=1)
+        _column(axes, 0.02, RUNGS, look.INK, look.MUTED)
+        _column(axes, 1.04, scores, look.COLORS[0], look.COLORS[0])
         where = "on phantoms: not on this ladder" if data == "phantoms" else f"this run, {data}"
         reported = "reported: patients of the challenge's test set"
-        for left, words, color in ((0.02, reported, MUTED), (1.04, where, COLORS[0])):
-            axes.text(left, 1.02, words, transform=axes.get_xaxis_transform(), fontsize=SMALL + 1, color=color)
+        for left, words, color in ((0.02, reported, look.MUTED), (1.04, where, look.COLORS[0])):
+            axes.text(left, 1.02, words, transform=axes.get_xaxis_transform(), fontsize=look.SMALL + 1, color=color)
         listed = "; ".join(f"{name} {value:.3f}" for name, value in scores.items())
         rungs = "; ".join(f"{name} {value:.3f}" for name, value in RUNGS.items())
-        describe(figure, f"Challenge losses, lower is better. Computed on {data}: {listed}. Reported: {rungs}.")
+        look.describe(figure, f"Challenge losses, lower is better. Computed on {data}: {listed}. Reported: {rungs}.")
     return figure
 
 
@@ -83,5 +83,5 @@ def _column(axes: Axes, left: float, scores: Mapping[str, float], words: str, li
     for (name, value), place in zip(ordered, places, strict=True):
         height = math.exp(low + place * (high - low))
         axes.plot([left, left + 0.12, left + 0.17], [value, value, height], color=line, linewidth=1.4)
-        axes.text(left + 0.19, height, f"{value:.3f}", va="center", fontsize=SMALL, color=words, fontweight="bold")
-        axes.text(left + 0.29, height, name, va="center", fontsize=SMALL, color=words)
+        axes.text(left + 0.19, height, f"{value:.3f}", va="center", fontsize=look.SMALL, color=words, fontweight="bold")
+        axes.text(left + 0.29, height, name, va="center", fontsize=look.SMALL, color=words)

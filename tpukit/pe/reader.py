@@ -6,18 +6,8 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import (
-    COLORS,
-    MARGIN,
-    MUTED,
-    SMALL,
-    WIDTH,
-    axes_at,
-    describe,
-    figure_inputs,
-    new_figure,
-    style,
-)
+from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show import house_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS
@@ -96,7 +86,7 @@ def show_study(
         curves = [Curve("probability of an embolus", said.chance.tolist())]
     if "attention" in said:
         heights = (said.attention / (said.attention.max() or 1)).tolist()
-        curves.insert(0, Curve("attention, to its own maximum", heights, COLORS[2], filled=True))
+        curves.insert(0, Curve("attention, to its own maximum", heights, look.COLORS[2], filled=True))
     first, caption = rows.iloc[0], [f"{len(rows)} slices, from the feet to the head", *notes, NOT_FOR_CLINICAL_USE]
     shown = ReadStudy(
         [as_jpeg(_beside(image), (len(views) * _SIDE, _SIDE)) for image in pixels],
@@ -258,7 +248,7 @@ def _heading(row: Any) -> str:
     flags = [words for name, words in _FLAGS.items() if name in row and row[name] == 1]
     noted = any(name in row for name in _FLAGS)
     chips = "".join(
-        f'<span style="border:1px solid {COLORS[1]};color:{COLORS[1]};border-radius:9px;padding:0 8px;'
+        f'<span style="border:1px solid {look.COLORS[1]};color:{look.COLORS[1]};border-radius:9px;padding:0 8px;'
         f'margin-left:8px">{html.escape(words)}</span>'
         for words in flags
     )
@@ -279,7 +269,7 @@ def _answers(truth: Any, said: Any) -> str:
             number = f"{chance:.2f}"
             bar = (
                 '<div style="height:4px;background:rgba(128,128,128,.25)">'
-                f'<div style="height:4px;width:{100 * chance:.0f}%;background:{COLORS[0]}"></div></div>'
+                f'<div style="height:4px;width:{100 * chance:.0f}%;background:{look.COLORS[0]}"></div></div>'
             )
         cells.append(
             f'<div><div style="display:flex;justify-content:space-between"><span>{dot} {WORDS[name]}</span>'
@@ -301,26 +291,26 @@ def _montage(pixels: Any, facts: list[dict], title: str) -> Figure:
         highest = int(np.argmax(chances))
         chosen[np.abs(chosen - highest).argmin()] = highest
     columns = min(6, len(chosen))
-    rows, side = -(-len(chosen) // columns), WIDTH / 6 - MARGIN
-    with style():
+    rows, side = -(-len(chosen) // columns), look.WIDTH / 6 - look.MARGIN
+    with look.style():
         up = rows * (side + 0.3) + 0.55
-        figure = new_figure(columns * (side + MARGIN) + MARGIN, up)
+        figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, up)
         across = figure.get_figwidth()
         for place, index in enumerate(chosen.tolist()):
             row, column = divmod(place, columns)
-            axes = axes_at(figure, MARGIN + column * (side + MARGIN), up - 0.25 - (row + 1) * (side + 0.3), side, side)
-            axes.imshow(pixels[index], cmap="gray", vmin=0, vmax=255)
-            axes.set_axis_off()
+            left, bottom = look.MARGIN + column * (side + look.MARGIN), up - 0.25 - (row + 1) * (side + 0.3)
+            axes = look.image_at(figure, pixels[index], left, bottom, side, side)
             fact = facts[index]
-            axes.set_title(f"slice {fact['number']}", loc="left", fontsize=SMALL, color=MUTED, pad=3)
+            axes.set_title(f"slice {fact['number']}", loc="left", fontsize=look.SMALL, color=look.MUTED, pad=3)
             if fact["chance"] is not None:
-                axes.set_title(f"{fact['chance']:.2f}", loc="right", fontsize=SMALL, color=COLORS[0], pad=3)
+                axes.set_title(f"{fact['chance']:.2f}", loc="right", fontsize=look.SMALL, color=look.COLORS[0], pad=3)
             if fact["present"]:
-                axes.plot([0, 1], [-0.02, -0.02], color=COLORS[1], linewidth=3, transform=axes.transAxes, clip_on=False)
-        figure.text(MARGIN / across, 1 - 0.1 / up, title, va="top", fontsize=SMALL + 1)
+                line = {"color": look.COLORS[1], "linewidth": 3, "clip_on": False}
+                axes.plot([0, 1], [-0.02, -0.02], transform=axes.transAxes, **line)
+        figure.text(look.MARGIN / across, 1 - 0.1 / up, title, va="top", fontsize=look.SMALL + 1)
         about = "orange: an embolus on this image    " * any(fact["present"] for fact in facts)
         about += "blue: its probability    " * (None not in chances) + NOT_FOR_CLINICAL_USE
-        figure.text(MARGIN / across, 0.08 / up, about, va="bottom", fontsize=SMALL - 0.5, color=MUTED)
+        look.note(figure, about)
         listed = "; ".join(facts[index]["words"] for index in chosen.tolist())
-        describe(figure, f"{len(chosen)} slices of {title}: {listed}. {NOT_FOR_CLINICAL_USE}")
+        look.describe(figure, f"{len(chosen)} slices of {title}: {listed}. {NOT_FOR_CLINICAL_USE}")
     return figure

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.machine import cpus, npy, write_file
-from tpukit.packs import Names, look_at, run_in_processes
+from tpukit.essentials.machine import cpus
+from tpukit.packs import Names, look_at, npy, run_in_processes, write_file
 from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
 
 CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption

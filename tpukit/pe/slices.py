@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import COLORS, figure_inputs
+from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show import house_style as look
 
 if TYPE_CHECKING:
     import numpy as np
@@ -76,7 +77,7 @@ class Curve:
 
     name: str
     values: Sequence[float]
-    color: str = COLORS[0]
+    color: str = look.COLORS[0]
     filled: bool = False
 
 
@@ -130,7 +131,7 @@ class Study:
             f'<div style="display:{beside};flex-wrap:wrap;gap:20px;align-items:flex-start">{self._stage()}'
             f'<div data-part="overview" style="display:grid;{grid}">{slices}</div></div>'
             f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self._caption)}</div></div>'
-            f"<script>{_SCRIPT.replace('ID', name).replace('COLOR', COLORS[3])}</script>"
+            f"<script>{_SCRIPT.replace('ID', name).replace('COLOR', look.COLORS[3])}</script>"
         )
 
     def _stage(self) -> str:
@@ -140,7 +141,9 @@ class Study:
         start = self._jump if self._jump is not None else marks[len(marks) // 2] if marks else count // 2
         width = 256 * views if views else _LARGE
         titles = "".join(f'<span style="flex:1">{html.escape(view)}</span>' for view in self._views)
-        drawn = [(COLORS[1], self._mark)] * bool(self._mark) + [(curve.color, curve.name) for curve in self._curves]
+        drawn = [(look.COLORS[1], self._mark)] * bool(self._mark) + [
+            (curve.color, curve.name) for curve in self._curves
+        ]
         says = [f'<span style="color:{color}">&#9632;</span> {html.escape(what)}' for color, what in drawn]
         jump = ""
         if self._jump is not None:
@@ -162,12 +165,12 @@ class Study:
     def _track(self) -> str:
         """Return what runs along the body above the slider: marks, and curves where there are any."""
         count = len(self._images)
-        color = [COLORS[1] if index in self._marked else "rgba(128,128,128,.25)" for index in range(count)]
+        color = [look.COLORS[1] if index in self._marked else "rgba(128,128,128,.25)" for index in range(count)]
         bar = "".join(f'<span style="flex:1;background:{one}"></span>' for one in color)
         bar = f'<div style="display:flex;height:6px">{bar}</div>'
         if not self._curves:
             return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
-        lines = "".join(_line(curve, count) for curve in self._curves)
+        lines = "".join(_line(curve) for curve in self._curves)
         half = f"<path d='M0 .5H{count}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
         return (
             '<div data-part="track" style="margin:8px 7px 0;position:relative;cursor:pointer">'
@@ -179,7 +182,7 @@ class Study:
 
     def _slice(self, index: int, seen: bool) -> str:
         words = html.escape(self._words[index])
-        edge = COLORS[1] if index in self._marked else "transparent"
+        edge = look.COLORS[1] if index in self._marked else "transparent"
         # Of several windows beside each other the middle one is shown, by properties that JupyterLab's sanitizer keeps.
         views = max(1, len(self._views))
         place = f"width:{100 * views}%;max-width:none;margin-left:-{100 * (views // 2)}%;display:block"
@@ -194,7 +197,7 @@ class Study:
 _THIN = "fill='none' vector-effect='non-scaling-stroke'"
 
 
-def _line(curve: Curve, count: int) -> str:
+def _line(curve: Curve) -> str:
     """Draw a curve over slices that are 1 wide, from 0 below to 1 above; a gap where there is no number."""
     if curve.filled:
         bars = "".join(

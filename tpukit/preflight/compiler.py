@@ -157,11 +157,6 @@ def compile_graph(
         return _read(kept, chip, is_cached=False)
 
 
-def clear_compiled(*, environ: Mapping[str, str] = os.environ) -> None:
-    """Remove what was compiled so far."""
-    shutil.rmtree(cache_folder(environ) / "compiled", ignore_errors=True)
-
-
 def _remove_left_behind(folder: Path) -> None:
     """Remove what processes that were killed while they compiled have left."""
     for found in folder.glob("compiling-*"):

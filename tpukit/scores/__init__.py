@@ -1,6 +1,6 @@
 """Measures of predictions, and the figures of them."""
 
-from tpukit.scores.areas import FEW, as_array, auroc_table, several
+from tpukit.scores.areas import FEW, as_array, auroc_table
 from tpukit.scores.operating_point import OperatingPoint, sensitivity_at
 from tpukit.scores.outcomes import choose_predictions, hardest_mistakes, show_outcomes
 from tpukit.scores.score_figures import show_roc
@@ -13,7 +13,6 @@ __all__ = [
     "choose_predictions",
     "hardest_mistakes",
     "sensitivity_at",
-    "several",
     "show_outcomes",
     "show_roc",
 ]

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tpukit.essentials.show import counted, plural
+
 if TYPE_CHECKING:
     import numpy as np
     import pandas
@@ -42,7 +44,7 @@ class Scores:
         """Say which groups are too few to conclude anything from; empty where both kinds are enough."""
         counts = {"positive": self.positive_groups, "negative": self.negative_groups}
         few = {kind: count for kind, count in counts.items() if count < FEW}
-        return ", ".join(f"only {count} {kind} {several(group, count)}" for kind, count in few.items())
+        return ", ".join(f"only {counted(count, f'{kind} {group}')}" for kind, count in few.items())
 
 
 def auroc_table(
@@ -84,23 +86,23 @@ def auroc_table(
             f"labels, probabilities and names are of the same labels, got {labels.shape}, {probabilities.shape} and "
             f"{len(names)} names\n  fix:   one name for each column, and one probability for each label"
         )
-    rows, counted = [], f"positive {several(group, 2)}"
+    rows, with_label = [], f"positive {plural(group)}"
     for name, truth, chance in zip(names, labels.T, probabilities.T, strict=True):
         row = {"label": name.replace("_", " "), "positives": int(truth.sum())}
         if 0 < truth.sum() < len(truth):
             found = score(truth, chance, groups, resamples=resamples, seed=seed)
             low, high = found.auroc_interval
             few = found.too_few("sample" if groups is None else group)
-            row |= {counted: found.positive_groups, "AUROC": found.auroc, "from": low, "to": high}
+            row |= {with_label: found.positive_groups, "AUROC": found.auroc, "from": low, "to": high}
             row["note"] = few and f"{few}: too few to tell"
         else:
             none = {"AUROC": np.nan, "from": np.nan, "to": np.nan}
             held = set() if groups is None else set(np.asarray(groups)[truth == 1].tolist())
-            row |= {counted: len(held) if groups is not None else row["positives"], **none}
+            row |= {with_label: len(held) if groups is not None else row["positives"], **none}
             row["note"] = "in every sample" if truth.sum() else "in no sample"
         rows.append(row)
     table = pandas.DataFrame(rows).set_index("label")
-    return table.drop(columns=counted) if groups is None else table
+    return table.drop(columns=with_label) if groups is None else table
 
 
 def score(labels: Any, probabilities: Any, groups: Any = None, *, resamples: int = 500, seed: int = 0) -> Scores:
@@ -204,13 +206,6 @@ def above_each(truth, place, weights) -> tuple:
     weight, hits = np.bincount(place, weights), np.bincount(place, weights * truth)
     there = np.flatnonzero(weight)[::-1]
     return there, hits[there].cumsum(), (weight - hits)[there].cumsum()
-
-
-def several(word: str, count: int) -> str:
-    """Return a word for so many: study, studies."""
-    if count == 1:
-        return word
-    return f"{word[:-1]}ies" if word.endswith("y") else f"{word}s"
 
 
 def as_array(values: Any) -> np.ndarray:

@@ -4,18 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import (
-    COLORS,
-    INK,
-    MARGIN,
-    MUTED,
-    SMALL,
-    axes_at,
-    describe,
-    figure_inputs,
-    new_figure,
-    style,
-)
+from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show import house_style as look
 from tpukit.scores.areas import as_array
 
 if TYPE_CHECKING:
@@ -23,7 +13,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OUTCOMES = ("hit", "miss", "false alarm", "true negative")
-_COLORS = {"hit": COLORS[2], "miss": COLORS[1], "false alarm": COLORS[1], "true negative": COLORS[0]}
+_COLOR = {"hit": 2, "miss": 1, "false alarm": 1, "true negative": 0}  # of the house style's
 
 
 def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.ndarray:
@@ -122,27 +112,28 @@ def show_outcomes(
         )
     chances = as_array(probabilities)
     columns = min(len(pixels), 6 if len(pixels) > 4 else 4)
-    rows, side = -(-len(pixels) // columns), 9.6 / max(columns, 4) - MARGIN
+    rows, side = -(-len(pixels) // columns), 9.6 / max(columns, 4) - look.MARGIN
     above, below = 0.24, 0.2 if notes is not None else 0.0
     height = side * min(max(pixels.shape[1] / pixels.shape[2], 0.4), 2.0)
 
-    with style():
-        cell = above + height + below + MARGIN
+    with look.style():
+        cell = above + height + below + look.MARGIN
         up = rows * cell + 0.24
-        figure = new_figure(columns * (side + MARGIN) + MARGIN, up)
+        figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)
-            bottom = up - MARGIN / 2 - row * cell - above - height
-            axes = axes_at(figure, MARGIN + column * (side + MARGIN), bottom, side, height)
-            axes.imshow(image, cmap="gray", vmin=0, vmax=255 if image.dtype == "uint8" else 1)
-            axes.set_axis_off()
+            bottom = up - look.MARGIN / 2 - row * cell - above - height
+            axes = look.image_at(figure, image, look.MARGIN + column * (side + look.MARGIN), bottom, side, height)
             word = str(words[index])
-            axes.set_title(word, loc="left", fontsize=SMALL + 1, fontweight="bold", color=_COLORS[word], pad=4)
-            axes.set_title(f"{chances[index]:.2f}", loc="right", fontsize=SMALL + 1, color=INK, pad=4)
+            above_it = {"fontsize": look.SMALL + 1, "pad": 4}
+            axes.set_title(word, loc="left", fontweight="bold", color=look.COLORS[_COLOR[word]], **above_it)
+            axes.set_title(f"{chances[index]:.2f}", loc="right", color=look.INK, **above_it)
             if notes is not None:
-                axes.text(0, -0.03, notes[index], transform=axes.transAxes, va="top", fontsize=SMALL - 1, color=MUTED)
+                below_it = {"fontsize": look.SMALL - 1, "color": look.MUTED, "transform": axes.transAxes}
+                axes.text(0, -0.03, notes[index], va="top", **below_it)
         about = f"number: the probability, and from {threshold:g} on it counts as a yes    {caption}"
-        figure.text(MARGIN / figure.get_figwidth(), 0.08 / up, about, fontsize=SMALL - 1, color=MUTED, va="bottom")
+        look.note(figure, about)
         listed = ", ".join(f"{word} {chance:.2f}" for word, chance in zip(words[:limit], chances, strict=False))
-        describe(figure, f"{len(pixels)} images by the outcome of their prediction, with its probability: {listed}.")
+        said = f"{len(pixels)} images by the outcome of their prediction, with its probability: {listed}."
+        look.describe(figure, said)
     return figure

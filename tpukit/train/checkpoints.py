@@ -6,11 +6,11 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.machine import write_whole
+from tpukit.essentials.machine import locks, write_whole
 from tpukit.essentials.run import save_tensors
 from tpukit.essentials.show import human_size
 
@@ -78,7 +78,7 @@ class Checkpoints:
                 "  fix:   a folder that can be written; to resume from checkpoints in this one, copy it first:\n"
                 f"         shutil.copytree({str(folder)!r}, 'checkpoints')"
             )
-        _remove_leftovers(self.folder)
+        locks.remove_unclaimed(self.folder.glob(".step-*.unfinished"))
 
     @property
     def paths(self) -> list[Path]:
@@ -154,7 +154,7 @@ class Checkpoints:
             return self.folder / f"step-{step:08}{'-best' * best}-{file.crc32:08x}.pt"
 
         try:
-            with _locked(unfinished), write_whole(path, part=unfinished, sync_folder=True) as binary:
+            with locks.claim(unfinished), write_whole(path, part=unfinished, sync_folder=True) as binary:
                 file = _ChecksummedFile(binary)
                 save_tensors(state, file)
             # A resumed run that reaches this step again writes the same bytes, so the file is whole again.
@@ -303,48 +303,3 @@ def _crc32(path: Path) -> int:
         while piece := file.read(2**20):
             checksum = zlib.crc32(piece, checksum)
     return checksum
-
-
-# ---- unfinished files: locked by the process that writes them, removed when it is dead ---------------------------
-# A lock, and not the number of the process in the name of the file: another process may have that number by now.
-
-
-@contextlib.contextmanager
-def _locked(unfinished: Path) -> Iterator[None]:
-    """Create a file and keep it locked, so that `_remove_leftovers` in other processes leaves it alone."""
-    try:
-        import fcntl
-    except ImportError:  # Windows, where no file is removed that a process has open
-        yield
-        return
-    while True:
-        with unfinished.open("wb") as file:
-            with contextlib.suppress(OSError):  # some network drives have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-            if has_path(file, unfinished):
-                yield
-                return
-        # Another process took it for a leftover between `open` and the lock, and removed it: once more.
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of processes that were killed."""
-    for path in folder.glob(".step-*.unfinished"):
-        with contextlib.suppress(OSError):  # locked by a living process, or gone already, or a drive without locks
-            if os.name == "nt":
-                path.unlink()
-                continue
-            import fcntl
-
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if has_path(file, path):
-                    path.unlink()
-
-
-def has_path(file, path: Path) -> bool:
-    """Return whether an open file is still the one at the path that it was opened by."""
-    try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
-        return False

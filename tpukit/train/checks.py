@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches
 from tpukit.essentials.run import Core
-from tpukit.essentials.show import better
+from tpukit.essentials.show import better, first_few
 
 
 def check_batches(name: str, batches: object) -> None:
@@ -67,7 +67,7 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
     everything = [*of_model.items(), *((f"loss.{name}", parameter) for name, parameter in _parameters(loss))]
     left = [name for name, parameter in everything if parameter.requires_grad and id(parameter) not in ids]
     if left:
-        core.print(f"not in the optimizer, so not trained: {_first_few(left)}")
+        core.print(f"not in the optimizer, so not trained: {first_few(left, 5)}")
 
 
 def check_same_weights(core: Core, model, loss) -> None:
@@ -88,7 +88,7 @@ def check_same_weights(core: Core, model, loss) -> None:
     (largest,) = core.to_host([core.all_reduce(torch.stack([halves, -halves]), "max")])
     differ = (largest[0] != -largest[1]).any(dim=1).tolist()
     if any(differ):
-        names = _first_few([name for (name, _), differs in zip(named, differ, strict=True) if differs])
+        names = first_few([name for (name, _), differs in zip(named, differ, strict=True) if differs], 5)
         raise ValueError(
             "the cores hold different weights, and would train different models\n"
             f"  found: {names}\n"
@@ -104,11 +104,6 @@ def _checksum(tensor) -> int:
     import torch
 
     return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def _first_few(names: Iterable[str]) -> str:
-    names = list(names)
-    return ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,18 @@
 """The numbers of a training: a row per log interval and a row per epoch."""
 
+import html
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tpukit.essentials.show import counted, numbers_as_html
+from tpukit.essentials.show import counted
 
-_FORMATS = {"lr": "{:.3g}".format, "seconds": "{:.1f}".format, "samples_per_second": "{:,.1f}".format}
-
-# Columns of an epoch as a notebook shows them.
-_HEADINGS = {"lr": "learning rate"}
+_FORMATS = {
+    "step": "{:,}".format,
+    "lr": "{:.3g}".format,
+    "seconds": "{:.1f}".format,
+    "samples_per_second": "{:,.1f}".format,
+}
 
 
 @dataclass(repr=False)
@@ -65,24 +69,24 @@ class History:
         self.epochs, self.best = state["epochs"], state["best"]
 
     def __repr__(self) -> str:
-        return "\n".join([self._table(), *self._notes()]).strip() or "History: no steps yet"
+        return "\n".join([self._table("to_string"), *self._notes()]).strip() or "History: no steps yet"
 
     def _repr_html_(self) -> str:
-        names = list(dict.fromkeys(name for row in self.epochs for name in row))
-        rows = [[_cell(name, row.get(name)) for name in names] for row in self.epochs]
-        headings = _HEADINGS | {"samples_per_second": f"{self.of}/s"}
-        title = "" if self.epochs else "History: no epoch is finished"
-        return numbers_as_html(
-            [headings.get(name, name.replace("_", " ")) for name in names], rows, title=title, notes=self._notes()
-        )
+        headings = {"lr": "learning rate", "samples_per_second": f"{self.of}/s"}
+        table = self._table("to_html", lambda name: headings.get(name, name.replace("_", " ")), border=0)
+        notes = [f'<div style="opacity:.85">{html.escape(note)}</div>' for note in self._notes()]
+        return "\n".join([table or "History: no epoch is finished", *notes])
 
-    def _table(self) -> str:
+    def _table(self, write: str, heading: Callable[[str], str] = str, **options: object) -> str:
+        """Write the epochs by that method of a table, under these headings; nothing where an epoch lacks a value."""
         import pandas
 
         if not self.epochs:
             return ""
-        table = pandas.DataFrame(self.epochs)
-        return table.to_string(index=False, na_rep="", float_format="{:.4f}".format, formatters=_FORMATS)
+        table = pandas.DataFrame(self.epochs).rename(columns=heading)
+        formats = {heading(name): written for name, written in _FORMATS.items()}
+        options |= {"index": False, "na_rep": "", "float_format": "{:.4f}".format, "formatters": formats}
+        return getattr(table, write)(**options)
 
     def _notes(self) -> list[str]:
         notes = []
@@ -99,15 +103,6 @@ class History:
         notes += [f"resumed from {self.resumed}"] if self.resumed else []
         notes += [f"stopped: {self.stopped}"] if self.stopped else []
         return notes
-
-
-def _cell(name: str, value) -> str:
-    """Write one value of an epoch; nothing for what the epoch does not have."""
-    if value is None or value != value:
-        return ""
-    if isinstance(value, float):
-        return _FORMATS.get(name, "{:.4f}".format)(value)
-    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def samples_per_second(intervals: list[dict]) -> float:

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 from tpukit.essentials.data import only_iterates
+from tpukit.essentials.show import first_few
 
 
 class NotFinite(ArithmeticError):
@@ -103,9 +104,9 @@ def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: 
     if is_stream:
         found = "its samples come from a stream and cannot be read again"
     elif bad:
-        found = f"sample {_first_few(bad)} holds nan or infinity, of samples {_first_few(samples)}"
+        found = f"sample {first_few(bad, 8)} holds nan or infinity, of samples {first_few(samples, 8)}"
     else:
-        found = f"none of its samples, {_first_few(samples)}, holds nan or infinity itself"
+        found = f"none of its samples, {first_few(samples, 8)}, holds nan or infinity itself"
     return NotFinite(
         f"the loss is {step.local:g} at step {step.number} on core {rank}\n"
         f"  found: {found}\n"
@@ -120,7 +121,3 @@ def _is_finite(sample: object) -> bool:
 
     leaves = [torch.as_tensor(leaf) for leaf in tree.tree_leaves(sample) if not isinstance(leaf, str)]
     return all(bool(leaf.isfinite().all()) for leaf in leaves)
-
-
-def _first_few(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + ", ..." * (len(numbers) > 8)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import tpukit
-from tpukit.essentials.show.tables import counted, human_size, numbers_as_html
+from tpukit.essentials.show.tables import counted, human_size
 from tpukit.train.history import History
 
 EPOCHS = [
@@ -99,7 +99,12 @@ def test_there_is_one_file_and_there_are_two_files(number, text):
 
 
 def test_a_plural_that_needs_more_than_an_s():
-    assert [counted(n, "class", "classes") for n in (1, 2)] == ["1 class", "2 classes"]
+    assert [counted(n, word) for word in ("class", "study") for n in (1, 2)] == [
+        "1 class",
+        "2 classes",
+        "1 study",
+        "2 studies",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +117,7 @@ def test_a_size_is_in_the_unit_that_fits(size, text):
 
 
 def test_no_table_has_a_colour_of_its_own_for_text_or_ground():
-    html = numbers_as_html(["<a>"], [["1"]], title="t", notes=["n & m"]) + run()._repr_html_()
+    html = History(epochs=[{"epoch": 1, "<a>": 0.5}], stopped="n & m")._repr_html_() + run()._repr_html_()
     assert "<a>" not in html
     assert "n &amp; m" in html
     assert set(re.findall(r"[;\"](?:color|background):([^;\"]+)", html)) <= {"inherit", "none"}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.essentials.machine.chip_holders import chip_holders, command, entries
-from tpukit.essentials.show import Table
+from tpukit.essentials.show import Table, counted
 
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
@@ -41,7 +41,7 @@ class Released(Table):
     def title(self) -> str:
         """What was done, in one line."""
         count = len(self.orphans)
-        return f"ended {count} orphaned worker{'s' * (count > 1)}" if count else "no orphaned worker of an earlier run"
+        return f"ended {counted(count, 'orphaned worker')}" if count else "no orphaned worker of an earlier run"
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (process, kernel, chips and command) of every worker."""

@@ -128,6 +128,15 @@ class Core(NotebookOutput):
                 longer than the largest bucket; a stream is to be shuffled, masked or put into buckets.
             TypeError: `steps` is missing for a dataset that is read in order, or given for another.
         """
+        options = {
+            "batch_size": batch_size,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "seed": seed,
+            "workers": workers,
+            "send": self.backend.to_device,
+            "shares_process": self.backend.shares_process,
+        }
         if steps is not None:
             if shuffle or mask or buckets is not None:
                 raise ValueError(
@@ -135,34 +144,11 @@ class Core(NotebookOutput):
                     f"  found: shuffle={shuffle}, mask={mask}, buckets={buckets}\n"
                     "  fix:   leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example"
                 )
-            return StreamBatches(
-                dataset,
-                steps=steps,
-                batch_size=batch_size,
-                rank=self.rank,
-                world_size=self.world_size,
-                seed=seed,
-                workers=workers,
-                send=self.backend.to_device,
-                shares_process=self.backend.shares_process,
-            )
+            return StreamBatches(dataset, steps=steps, **options)
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(buckets)
-        batches = Batches(
-            dataset,
-            batch_size=batch_size,
-            rank=self.rank,
-            world_size=self.world_size,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            mask=mask,
-            buckets=buckets,
-            seed=seed,
-            workers=workers,
-            threads=threads,
-            send=self.backend.to_device,
-            shares_process=self.backend.shares_process,
-        )
+        options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
+        batches = Batches(dataset, **options)
         if buckets is not None:
             lengths, count = ", ".join(map(str, batches.sampler.shapes())), batches.shapes
             shapes = f"{count} shapes, so {count} graphs" if count > 1 else "one shape, so one graph"

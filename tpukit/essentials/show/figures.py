@@ -11,21 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import figure_inputs
-from tpukit.essentials.show.house_style import (
-    COLORS,
-    GRID,
-    INK,
-    MARGIN,
-    MUTED,
-    PAPER,
-    SMALL,
-    WIDTH,
-    axes_at,
-    describe,
-    letters,
-    new_figure,
-    style,
-)
+from tpukit.essentials.show import house_style as look
 from tpukit.essentials.show.measures import better
 
 if TYPE_CHECKING:
@@ -88,31 +74,31 @@ def show_batch(
     pixels, caption = figure_inputs.pixels(images, limit, "show_batch", channel)
     labels, masks = figure_inputs.labels_and_masks(labels)
     if masks is not None:
-        pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), COLORS)
+        pixels, classes = figure_inputs.under_masks(pixels, masks, len(images), look.COLORS)
         caption = f"{caption}, masks of classes {classes}"
     columns = figure_inputs.columns(columns, len(pixels))
     rows = -(-len(pixels) // columns)
-    cell = min(3.2, (WIDTH - MARGIN) / columns - MARGIN)
+    cell = min(3.2, (look.WIDTH - look.MARGIN) / columns - look.MARGIN)
     height = cell * _aspect(pixels)
     titles = [] if labels is None else figure_inputs.titles(labels, names, len(images))[: len(pixels)]
     said = [f"{number}: {', '.join(words) or 'none'}" for number, words in enumerate(titles, 1)]
     titles = [_wrap(words, cell) if words else "none" for words in titles]
     below = [_lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
 
-    with style():
-        up = MARGIN + rows * (height + MARGIN) + sum(below) + _lines([caption])
-        figure = new_figure(columns * (cell + MARGIN) + MARGIN, up)
+    with look.style():
+        up = look.MARGIN + rows * (height + look.MARGIN) + sum(below) + _lines([caption])
+        figure = look.new_figure(columns * (cell + look.MARGIN) + look.MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)
-            bottom = up - (row + 1) * (height + MARGIN) - sum(below[:row])
-            axes = _image(figure, image, MARGIN + column * (cell + MARGIN), bottom, cell, height)
+            bottom = up - (row + 1) * (height + look.MARGIN) - sum(below[:row])
+            axes = look.image_at(figure, image, look.MARGIN + column * (cell + look.MARGIN), bottom, cell, height)
             if points is not None and not np.isnan(points[index]).any():
                 _arrow(axes, *points[index])
             if titles:
-                color = INK if titles[index] != "none" else MUTED
-                axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=SMALL, color=color)
-        _note(figure, caption)
-        describe(figure, f"{caption}. {'Labels: ' if said else ''}{'; '.join(said)}")
+                color = look.INK if titles[index] != "none" else look.MUTED
+                axes.set_title(titles[index], loc="left", y=0, pad=-5, va="top", fontsize=look.SMALL, color=color)
+        look.note(figure, caption)
+        look.describe(figure, f"{caption}. {'Labels: ' if said else ''}{'; '.join(said)}")
     return figure
 
 
@@ -149,8 +135,8 @@ def show_history(history: Any) -> Figure:
     span = max(ends) - min(ends)
     limits = (min(ends) - 0.03 * span, max(ends) + 0.03 * span) if span else (ends[0] - 0.5, ends[0] + 0.5)
 
-    with style():
-        figure = new_figure(min(WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
+    with look.style():
+        figure = look.new_figure(min(look.WIDTH, 7 + 3 * beside), 3.9, layout="constrained")
         grid = figure.add_gridspec(stack or 1, 1 + beside, width_ratios=[2.2 if beside < 2 else 1.7] + [1] * beside)
         for index, kind in enumerate(kinds):
             column, row = (0, slice(None)) if index == 0 else ((index + 1) // 2, (index - 1) % 2)
@@ -164,12 +150,12 @@ def show_history(history: Any) -> Figure:
         below = [f"throughout: {', '.join(constant)}"] * bool(constant)
         below += [f"not drawn: {'; '.join(notes)}"] * bool(notes)
         if below:
-            text = textwrap.fill("    ".join(below), letters(figure.get_figwidth()))
-            figure.supxlabel(text, x=0.01, ha="left", fontsize=SMALL - 1, color=MUTED)
+            text = textwrap.fill("    ".join(below), look.letters(figure.get_figwidth()))
+            figure.supxlabel(text, x=0.01, ha="left", fontsize=look.SMALL - 1, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
         spans = [f"{name.replace('_', ' ')} from {y[0]:.4g} to {y[-1]:.4g}" for name, (_, y) in series.items()]
         across = f"{axis} {min(ends):.4g} to {max(ends):.4g}"
-        describe(figure, f"Curves, {across}. {'; '.join([*spans, *below])}")
+        look.describe(figure, f"Curves, {across}. {'; '.join([*spans, *below])}")
     return figure
 
 
@@ -202,28 +188,29 @@ def show_predictions(
 
     shown, columns = min(top, len(words)), min(2, len(pixels))
     rows = -(-len(pixels) // columns)
-    block = (WIDTH - MARGIN) / 2 - MARGIN  # an image, the names beside it and their bars
+    block = (look.WIDTH - look.MARGIN) / 2 - look.MARGIN  # an image, the names beside it and their bars
     side = 1.8
-    longest = min(max(map(len, words)), letters(block - side - 1.4))
+    longest = min(max(map(len, words)), look.letters(block - side - 1.4))
     words = [textwrap.shorten(name, longest, placeholder="…") for name in words]
-    text = longest * SMALL * 0.59 / 72 + 0.35
+    text = longest * look.SMALL * 0.59 / 72 + 0.35
     height = max(side * _aspect(pixels), 0.19 * shown)
 
-    with style():
-        up = 2 * MARGIN + rows * (height + 1.6 * MARGIN) + _lines([caption])
-        figure = new_figure(columns * (block + MARGIN) + MARGIN, up)
+    with look.style():
+        up = 2 * look.MARGIN + rows * (height + 1.6 * look.MARGIN) + _lines([caption])
+        figure = look.new_figure(columns * (block + look.MARGIN) + look.MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)
-            left, bottom = MARGIN + column * (block + MARGIN), up - MARGIN - (row + 1) * height - row * 1.6 * MARGIN
-            _image(figure, image, left, bottom, side, height)
+            left = look.MARGIN + column * (block + look.MARGIN)
+            bottom = up - look.MARGIN - (row + 1) * height - row * 1.6 * look.MARGIN
+            look.image_at(figure, image, left, bottom, side, height)
             chosen = np.lexsort((-chances[index], ~truth[index]))[:shown]  # the true ones, then the most probable
             chosen.sort()  # in the order of the labels, so that images can be compared
             high = min(height, 0.21 * shown)
-            axes = axes_at(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
+            axes = look.axes_at(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
             _bars(axes, [words[label] for label in chosen], chances[index, chosen], truth[index, chosen])
-        _note(figure, f"● filled: the label is true    ○ hollow: it is not    dotted: 0.5    {caption}")
+        look.note(figure, f"● filled: the label is true    ○ hollow: it is not    dotted: 0.5    {caption}")
         said = _in_words(words, truth, chances, len(pixels))
-        describe(figure, f"{caption}, with their predicted probabilities. {said}")
+        look.describe(figure, f"{caption}, with their predicted probabilities. {said}")
     return figure
 
 
@@ -257,35 +244,27 @@ def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, count: i
     return ". ".join(parts)
 
 
-def _image(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float) -> Axes:
-    axes = axes_at(figure, left, bottom, width, height)
-    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255 if pixels.dtype == "uint8" else 1)
-    axes.set_axis_off()
-    axes.set_anchor("N")
-    return axes
-
-
 def _arrow(axes: Axes, x: float, y: float) -> None:
     """Point at a place of an image, from the side and from above: on a CT from the dark of the lung."""
     away = (30 if x > 0.5 else -30, 20)
-    look = {"arrowstyle": "-|>", "color": COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
-    axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=look, annotation_clip=False)
+    pointer = {"arrowstyle": "-|>", "color": look.COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
+    axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=pointer, annotation_clip=False)
 
 
 def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:
     places = range(len(names))
-    axes.barh(places, 1, height=0.62, color=GRID, linewidth=0)
-    fill = [COLORS[0] if true else PAPER for true in truth]
-    axes.barh(places, chances, height=0.62, color=fill, edgecolor=COLORS[0], linewidth=1)
-    axes.axvline(0.5, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.barh(places, 1, height=0.62, color=look.GRID, linewidth=0)
+    fill = [look.COLORS[0] if true else look.PAPER for true in truth]
+    axes.barh(places, chances, height=0.62, color=fill, edgecolor=look.COLORS[0], linewidth=1)
+    axes.axvline(0.5, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
     axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
     axes.set_yticks(places, [f"{name} {'●' if true else '○'}" for name, true in zip(names, truth, strict=True)])
     axes.tick_params(length=0, pad=3)
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
     for label, place, chance, true in zip(axes.get_yticklabels(), places, chances, truth, strict=True):
-        label.set_color(INK if true else MUTED)
-        axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=SMALL - 0.5, color=label.get_color())
+        label.set_color(look.INK if true else look.MUTED)
+        axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=look.SMALL - 0.5, color=label.get_color())
 
 
 def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str, measures: dict):
@@ -293,10 +272,10 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
 
     find_best = {"low": np.nanargmin, "high": np.nanargmax}.get(better(kind))
     alone, below = len(series) == 1, axis
-    rest = iter(COLORS[2:] * len(series))
+    rest = iter(look.COLORS[2:] * len(series))
     for name, (x, y) in series.items():
         split = _split(name)
-        color = COLORS[split in _VALIDATION] if split in ("train", "valid", "val") or alone else next(rest)
+        color = look.COLORS[split in _VALIDATION] if split in ("train", "valid", "val") or alone else next(rest)
         label = "" if alone else split or name
         noisy = len(y) >= _NOISY
         if noisy:
@@ -309,7 +288,7 @@ def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, f
         axes.plot(x, _moving_mean(y) if noisy else y, color=color, linewidth=1.6, label=label or None, **marks)
     for name, value in levels.items():
         label = f"{name.replace('_', ' ').removesuffix(kind).strip() or name} {value:.4g}"
-        axes.axhline(value, color=MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
+        axes.axhline(value, color=look.MUTED, linewidth=1, linestyle=(0, (1, 2)), label=label)
     words, unit, _ = measures.get(kind, (next(iter(series)).replace("_", " ") if alone else kind, "", 1.0))
     axes.set_title(words, loc="left", fontweight="bold")
     axes.set_xlabel(below)
@@ -342,7 +321,7 @@ def _kind(name: str) -> str:
 
 def _wrap(words: list[str], inches: float) -> str:
     """Break the words into lines of this width; a word is broken only where it is longer than a line."""
-    width = letters(inches)
+    width = look.letters(inches)
     whole = [word.replace(" ", "\N{NO-BREAK SPACE}") if len(word) <= width else word for word in words]
     return textwrap.fill("\N{NO-BREAK SPACE}· ".join(whole), width, break_on_hyphens=False)
 
@@ -350,14 +329,9 @@ def _wrap(words: list[str], inches: float) -> str:
 def _lines(texts: Sequence[str]) -> float:
     """Return the height in inches that the longest of these texts needs below an image."""
     count = max((text.count("\n") + 1 for text in texts), default=0)
-    return count * SMALL * 1.25 / 72 + 0.08 if count else 0.0
+    return count * look.SMALL * 1.25 / 72 + 0.08 if count else 0.0
 
 
 def _aspect(pixels: np.ndarray) -> float:
     """Return height divided by width, limited so that an image and its neighbours stay legible."""
     return min(max(pixels.shape[1] / pixels.shape[2], 0.2), 2.0)
-
-
-def _note(figure: Figure, text: str) -> None:
-    across, up = figure.get_size_inches()
-    figure.text(MARGIN / across, MARGIN / up, text, fontsize=SMALL - 1, color=MUTED, va="bottom")

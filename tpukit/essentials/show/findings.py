@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tpukit.essentials.show.tables import Table, as_html
+from tpukit.essentials.show.tables import Table, as_html, counted
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,13 @@ class Findings(Table):
     def title(self) -> str:
         """The outcome in one line."""
         counts = [(len(self.failures), "failure"), (len(self.warnings), "warning")]
-        outcome = ", ".join(f"{n} {word}{'s' * (n > 1)}" for n, word in counts if n) or "all is well"
+        outcome = ", ".join(counted(n, word) for n, word in counts if n) or "all is well"
         return f"{self.subject}: {outcome}"
+
+    @property
+    def ok(self) -> bool:
+        """True if there is no failure; there may be warnings."""
+        return not self.failures
 
     @property
     def failures(self) -> tuple[Finding, ...]:

@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -129,6 +130,21 @@ def axes_at(figure: Figure, left: float, bottom: float, width: float, height: fl
     """Add axes at a position given in inches."""
     across, up = figure.get_size_inches()
     return figure.add_axes((left / across, bottom / up, width / across, height / up))
+
+
+def image_at(figure: Figure, pixels: np.ndarray, left: float, bottom: float, width: float, height: float) -> Axes:
+    """Draw an image, (H, W) in grey or (H, W, 3), uint8 or floats in [0, 1], at a position given in inches."""
+    axes = axes_at(figure, left, bottom, width, height)
+    axes.imshow(pixels, cmap="gray", vmin=0, vmax=255 if pixels.dtype == "uint8" else 1)
+    axes.set_axis_off()
+    axes.set_anchor("N")
+    return axes
+
+
+def note(figure: Figure, text: str) -> None:
+    """Write a line of small type in the lower left corner."""
+    across, up = figure.get_size_inches()
+    figure.text(MARGIN / across, 0.08 / up, text, fontsize=SMALL - 1, color=MUTED, va="bottom")
 
 
 def letters(inches: float) -> int:

@@ -4,7 +4,7 @@ import html as _html
 import re
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _NARROWEST = 8  # characters; no column is made narrower than this
 
@@ -73,30 +73,20 @@ def as_html(rows: Sequence[Sequence[str]], *, title: str = "") -> str:
     return f'<div style="font-size:13px;line-height:1.45">{heading}<table style="{table}">{body}</table></div>'
 
 
-def numbers_as_html(columns: Sequence[str], rows: Sequence[Sequence[str]], *, title: str = "", notes=()) -> str:
-    """Draw rows of numbers under their names, to the right of each column, and a line below for each note.
-
-    Like `as_html` without a background and in the notebook's own text colour, so that it is legible in any theme.
-    """
-    # white-space: a number is never broken; JupyterLab's own rule for th and td is overridden by the inline style.
-    cell = "padding:3px 0 3px 22px;text-align:right;border:none;white-space:nowrap;font-variant-numeric:tabular-nums"
-    head = "".join(f'<th style="{cell};font-weight:600;opacity:.75">{_html.escape(name)}</th>' for name in columns)
-    line = '<tr style="background:none;border:none;border-top:1px solid rgba(128,128,128,.3)">'
-    body = "".join(
-        line + "".join(f'<td style="{cell}">{_html.escape(str(value))}</td>' for value in row) + "</tr>" for row in rows
-    )
-    table = "border-collapse:collapse;border:none;background:none;color:inherit;font:inherit;margin:0 0 0 -22px"
-    heading = f'<div style="padding:0 0 4px;font-weight:600">{_html.escape(title)}</div>' if title else ""
-    below = "".join(f'<div style="padding-top:4px;opacity:.85">{_html.escape(note)}</div>' for note in notes)
-    # The table is shifted by the padding of its first column, and the box around it keeps that inside of the cell.
-    box = '<div style="font-size:13px;line-height:1.45;overflow-x:auto">'
-    filled = f'<table style="{table}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>' if rows else ""
-    return f"{box}{heading}{filled}{below}</div>"
+def counted(number: int, one: str) -> str:
+    """Write how many there are of something: 1 file, 2 files."""
+    return f"{number:,} {one if number == 1 else plural(one)}"
 
 
-def counted(number: int, one: str, many: str = "") -> str:
-    """Write how many there are of something: 1 file, 2 files; `many` where an s does not make the plural."""
-    return f"{number:,} {one if number == 1 else many or one + 's'}"
+def first_few(values: Iterable, limit: int = 3) -> str:
+    """List the first values, and how many more there are: a, b, c and 12 more."""
+    words = [str(value) for value in values]
+    return ", ".join(words[:limit]) + f" and {len(words) - limit:,} more" * (len(words) > limit)
+
+
+def plural(one: str) -> str:
+    """Write the plural of a word: files, classes, studies."""
+    return f"{one[:-1]}ies" if one.endswith("y") else f"{one}es" if one.endswith("s") else f"{one}s"
 
 
 def human_size(size: int | None) -> str:

@@ -1,0 +1,105 @@
+"""Locks that the system releases when the process that holds them dies; Windows and some network drives have none."""
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Let one process at a time into a folder; where there are no locks, let all of them in."""
+    if fcntl is None:
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a drive without locks
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                print(f"{folder}: another process writes here, and this one waits for it to end", flush=True)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def hold(path: Path, *, seconds: float) -> Iterator[None]:
+    """Hold a file that only one process has at a time, and remove it afterwards.
+
+    Raises:
+        BlockingIOError: another process still holds it after so many seconds; the text names that process.
+        OSError: there are no locks.
+    """
+    if fcntl is None:
+        raise OSError("Windows has no such locks")
+    deadline = time.monotonic() + seconds
+    while True:
+        with path.open("a+") as file:
+            try:
+                # lockf, not flock: processes that this one forks, a DataLoader's, would hold an flock as well, and may
+                # live a moment longer.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError) as error:
+                if time.monotonic() >= deadline:
+                    file.seek(0)
+                    raise BlockingIOError(file.read() or "another process") from error
+                time.sleep(0.05)
+                continue
+            except OSError:
+                path.unlink()
+                raise
+            if _has_path(file, path):  # otherwise the process before has just removed it
+                file.truncate(0)
+                file.write(f"process {os.getpid()} on {platform.node()}, since {time.strftime('%X')}")
+                file.flush()
+                try:
+                    yield
+                finally:
+                    path.unlink(missing_ok=True)
+                return
+
+
+# A lock, and not the number of the process in the name of the file: another process may have that number by now.
+@contextlib.contextmanager
+def claim(unfinished: Path) -> Iterator[None]:
+    """Create a file and keep it locked, so that `remove_unclaimed` in other processes leaves it alone."""
+    while fcntl:
+        with unfinished.open("wb") as file:
+            with contextlib.suppress(OSError):  # a drive without locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+            if _has_path(file, unfinished):
+                yield
+                return
+        # Another process took it for a leftover between `open` and the lock, and removed it: once more.
+    yield  # Windows, where no file is removed that a process has open
+
+
+def remove_unclaimed(files: Iterable[Path]) -> None:
+    """Remove those files that no living process has claimed; where there are no locks only Windows knows which."""
+    for path in files:
+        with contextlib.suppress(OSError):  # locked by a living process, or gone already, or a drive without locks
+            if fcntl is None:
+                path.unlink()
+                continue
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _has_path(file, path):
+                    path.unlink()
+
+
+def _has_path(file, path: Path) -> bool:
+    """Return whether an open file is still the one at the path that it was opened by."""
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

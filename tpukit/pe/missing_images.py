@@ -1,0 +1,51 @@
+"""Rows of the labels whose image is not in the folder: refused, or left out and told."""
+
+from collections.abc import Sequence
+
+
+def check_missing(missing: str) -> None:
+    """Raise ValueError unless `missing` is one of its two words."""
+    if missing not in ("raise", "drop"):
+        raise ValueError(f'missing is "raise" or "drop", got {missing!r}')
+
+
+def leave_out(gone: Sequence[str], wanted: int, missing: str, *, folder, found: str, call: str) -> None:
+    """Say that rows are left out, if any are.
+
+    Args:
+        gone: the images that have no file.
+        wanted: how many images there are rows of.
+        missing: "raise" or "drop".
+        folder: where they were looked for.
+        found: what is there, in words.
+        call: the beginning of the call that leaves them out, without its `missing`.
+
+    Raises:
+        FileNotFoundError: none may be missing, or all are.
+    """
+    if not gone:
+        return
+    few = ", ".join(gone[:3])
+    if missing == "raise" or len(gone) == wanted:
+        raise FileNotFoundError(
+            f"{len(gone):,} of {wanted:,} images are not in {folder}\n"
+            f"  found: {found}; missing for instance {few}\n"
+            f'  fix:   copy them there, or leave their rows out with {call}, missing="drop")'
+        )
+    print(f"left out {len(gone):,} of {wanted:,} rows whose image is not in {folder}, for instance {few}")
+
+
+def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
+    """Return the headers that have a row in the labels, and the number of the row of each; see `leave_out`."""
+    import numpy
+
+    wanted = labels["SOPInstanceUID"].to_numpy().astype("S64")
+    headers = headers[headers["image"].argsort(kind="stable")]
+    place = numpy.searchsorted(headers["image"], wanted).clip(max=max(0, len(headers) - 1))
+    is_there = headers["image"][place] == wanted if len(headers) else numpy.zeros(len(wanted), bool)
+    gone = [uid.decode() for uid in wanted[~is_there]]
+    leave_out(gone, len(wanted), missing, folder=folder, found=f"{len(headers):,} slices", call=call)
+    rows = numpy.flatnonzero(is_there)
+    if len(headers) > len(rows):
+        print(f"{len(headers) - len(rows):,} slices in {folder} have no row in the labels and are not used")
+    return headers[place[rows]], rows
