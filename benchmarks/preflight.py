@@ -161,13 +161,13 @@ class Images:
 def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:
     """Return what the compiler made of each step, by the step's name."""
     from tpukit.essentials.backends.xla import libtpu_flags
-    from tpukit.preflight.chips import find_chip
+    from tpukit.essentials.machine import find_tpu
     from tpukit.preflight.compiler import compile_graph
     from tpukit.preflight.libtpu import fetch_libtpu
     from tpukit.preflight.recording import record
 
     fetch_libtpu(libtpu)
-    chip, made = find_chip(chip_name), {}
+    chip, made = find_tpu(chip_name), {}
     pytorchs_adam = mock.patch("tpukit.essentials.backends.adam.shorten_adam")
     for name, step in {"fit": with_fit, "the tutorial": tutorial}.items():
         with contextlib.nullcontext() if name == "fit" else pytorchs_adam:

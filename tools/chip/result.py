@@ -19,7 +19,7 @@ class NoProof(ValueError):
     """This is no JSON of a proof, or not of one that proves anything about a chip."""
 
 
-def summarize(machine: Host, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float):
+def summarize(host: Host, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float):
     """Return what becomes the line of JSON."""
     names = ("python", "torch", "torch_xla", "libtpu", "torchvision")
     return {
@@ -29,14 +29,14 @@ def summarize(machine: Host, topology, outcomes: dict[str, dict], *, run: str, c
         "code": code,
         "date": date,
         "seconds": round(seconds, 1),
-        "platform": machine.platform,
-        "chips": machine.chips,
-        "generation": machine.generation,
+        "platform": host.platform,
+        "chips": host.chips,
+        "generation": host.generation,
         "backend": topology.backend if topology else None,
         "device": topology.device if topology else None,
         "cores": topology.cores if topology else 0,
         "rehearsal": topology.rehearsal if topology else None,
-        "versions": {name: machine.versions.get(name) for name in names},
+        "versions": {name: host.versions.get(name) for name in names},
         "parts": outcomes,
     }
 
