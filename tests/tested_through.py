@@ -17,7 +17,11 @@ TESTED_THROUGH = {
         "essentials/run/worker_process.py",
     ],
     "essentials/run/test_channel.py": ["essentials/run/worker_output.py"],
-    "essentials/show/test_figures.py": ["essentials/show/figure_inputs.py", "essentials/show/house_style.py"],
+    "essentials/show/test_figures.py": [
+        "essentials/show/figure_inputs.py",
+        "essentials/show/house_style.py",
+        "scores/predictions_figure.py",
+    ],
     "essentials/show/test_progress.py": [
         "essentials/run/notebook_output.py",
         "essentials/show/bars.py",

@@ -1,5 +1,6 @@
 """Images on disk: packed records, the decoded cache, TFRecord files."""
 
+from tpukit.packs import locks
 from tpukit.packs.array_records import row_type
 from tpukit.packs.build_pixel_cache import build_cache, cache_or_decode
 from tpukit.packs.checked_files import npy, whole_number, write_file
@@ -14,6 +15,7 @@ from tpukit.packs.source_files import Names, look_at
 from tpukit.packs.tfrecords import read_tfrecords
 
 __all__ = [
+    "locks",
     "Cache",
     "NOT_DAMAGE",
     "Names",

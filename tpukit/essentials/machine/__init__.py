@@ -1,19 +1,18 @@
 """What this machine is, made ready and checked: what other rooms may use of it."""
 
-from tpukit.essentials.machine import locks, orphans
+from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
 from tpukit.essentials.machine.chip_holders import ChipsBusy, wait_for_chips
-from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Tpu, find_tpu
+from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Generation, Tpu, find_tpu
 from tpukit.essentials.machine.device_files import device_nodes
 from tpukit.essentials.machine.environment import RELEASES, Changes, install_line, prepare
 from tpukit.essentials.machine.files import part_of, write_whole
-from tpukit.essentials.machine.host import Host, host
+from tpukit.essentials.machine.host_facts import Host, host
 from tpukit.essentials.machine.instructions import how_to_restart
 from tpukit.essentials.machine.orphans import Released, release
 from tpukit.essentials.machine.resources import available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
 from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
-from tpukit.essentials.machine.tpu_picture import show_tpu
 
 __all__ = [
     "BusyTime",
@@ -21,6 +20,7 @@ __all__ = [
     "Check",
     "ChipsBusy",
     "GENERATIONS",
+    "Generation",
     "Host",
     "Machine",
     "PRICES_OF",
@@ -38,14 +38,12 @@ __all__ = [
     "host",
     "how_to_restart",
     "install_line",
-    "locks",
     "orphans",
     "own_memory",
     "part_of",
     "peak_memory",
     "prepare",
     "release",
-    "show_tpu",
     "wait_for_chips",
     "write_whole",
 ]

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpukit.essentials.machine.chip_holders import chip_nodes
 from tpukit.essentials.machine.environment import IMAGES
-from tpukit.essentials.machine.host import Host, find_chips
+from tpukit.essentials.machine.host_facts import Host, find_chips
 from tpukit.essentials.machine.instructions import how_to_start_afresh
 from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Finding
