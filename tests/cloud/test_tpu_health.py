@@ -17,8 +17,9 @@ from tpukit.cloud import tpu_vm
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.tpu_health import health, local_health
 from tpukit.essentials.machine.chip_holders import ChipsBusy
-from tpukit.essentials.machine.device_nodes import device_nodes
-from tpukit.essentials.machine.host import host
+from tpukit.essentials.machine.device_files import device_nodes
+from tpukit.essentials.machine.host import Host
+from tpukit.essentials.machine.sources import Machine
 from tpukit.essentials.run.launcher import WorkerFailed, launch
 
 pytest.importorskip("cloud_tpu_client", reason="health(name) asks through cloud-tpu-client, which is not installed")
@@ -287,9 +288,9 @@ def computes(results=None, cores=4, raises=None):
 
 
 def look(there, environ=None, compute=None, **changes):
-    machine = host(environ or {}, there.pci, installed=lambda package: dict(KAGGLE.versions).get(package))
-    options = {"environ": {"PJRT_DEVICE": "TPU"} | (environ or {}), "compute": compute or computes()}
-    return local_health(replace(machine, **changes), **options, **vars(there))
+    environ = {"PJRT_DEVICE": "TPU"} | (environ or {})
+    machine = Machine(environ, **vars(there), installed=lambda package: dict(KAGGLE.versions).get(package))
+    return local_health(machine, host=replace(Host.read(machine), **changes), compute=compute or computes())
 
 
 def test_a_machine_whose_chips_all_open_and_compute_is_healthy(v5e):
@@ -311,12 +312,11 @@ def test_a_chip_without_its_device_node_is_named_and_nothing_is_tried(v5e):
 
 
 def test_nodes_that_this_user_may_not_open_are_named_with_the_line_that_changes_it(v5e):
-    machine = host({}, v5e.pci)
-
     def access(node, mode):
         return node.name != "8"
 
-    finding = device_nodes(machine, pci=v5e.pci, dev=v5e.dev, access=access)
+    machine = Machine({}, pci=v5e.pci, dev=v5e.dev, access=access)
+    finding = device_nodes(Host.read(machine), machine)
     assert (finding.state, "/vfio/8" in finding.fact, "/vfio/7" in finding.fact) == ("failure", True, False)
     assert finding.fix.startswith(f"`sudo chmod a+rw {v5e.dev}/vfio/8`")
 
@@ -330,10 +330,11 @@ def test_chips_up_to_v4_are_counted_as_accel_nodes(tmp_path):
         (pci / str(number) / "device").write_text("0x005e")
         if number:
             (dev / f"accel{number}").touch()
-    machine = host({}, pci)
-    assert "1 of 4 chips" in device_nodes(machine, pci=pci, dev=dev).fact
+    machine = Machine({}, pci, dev=dev)
+    host = Host.read(machine)
+    assert "1 of 4 chips" in device_nodes(host, machine).fact
     (dev / "accel0").touch()
-    assert device_nodes(machine, pci=pci, dev=dev).state == "ok"
+    assert device_nodes(host, machine).state == "ok"
 
 
 @LINUX
@@ -388,7 +389,7 @@ def test_a_chip_that_computes_wrongly_is_not_healthy(v5e):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
 def test_without_a_chip_cpu_processes_really_compute_and_a_warning_says_so(capfd, tmp_path):
     began = time.monotonic()
-    outcome = local_health(host({}, tmp_path), environ={}, pci=tmp_path)
+    outcome = local_health(Machine({}, tmp_path))
     assert outcome.ok, outcome
     assert one(outcome.findings, "TPU").state == "warning"
     assert re.search("in place of TPU cores, multiplied and added up", one(outcome.findings, "computation").fact)
@@ -406,7 +407,7 @@ def test_a_computation_that_does_not_end_is_ended_and_a_failure(tmp_path):
         return launch(never_ends, **options)
 
     began = time.monotonic()
-    outcome = local_health(host({}, tmp_path), environ={}, pci=tmp_path, timeout=0.01, compute=compute)
+    outcome = local_health(Machine({}, tmp_path), timeout=0.01, compute=compute)
     finding = one(outcome.findings, "computation")
     assert (finding.state, "0.01" in finding.fact) == ("failure", True), finding
     assert time.monotonic() - began < 30

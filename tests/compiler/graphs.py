@@ -2,7 +2,7 @@
 
 import functools
 
-from tpukit.preflight.chips import find_chip
+from tpukit.essentials.machine import find_tpu
 from tpukit.preflight.compiler import compile_graph
 from tpukit.preflight.hlo import read_program
 from tpukit.preflight.recording import record
@@ -28,7 +28,7 @@ def compile_for(chip_name: str, recording, libtpu: str | None = None):
     """Compile what was recorded for one machine of eight cores for another; the trace is the same."""
     from tpukit.essentials.backends.xla import libtpu_flags
 
-    chip = find_chip(chip_name)
+    chip = find_tpu(chip_name)
     (graph,) = recording.graphs
     flags = libtpu_flags(chip.accelerator_type, chip.generation)
     return compile_graph(graph, chip, libtpu=libtpu, flags=flags, progress="off")
@@ -40,7 +40,7 @@ def record_graph(name: str):
     Raises:
         RuntimeError: it is not one graph, or not the one that was meant.
     """
-    recording = record(GRAPHS[name], chip=find_chip("v5e-8"), progress="off")
+    recording = record(GRAPHS[name], chip=find_tpu("v5e-8"), progress="off")
     opcodes = {one.opcode for one in read_program(recording.graphs[0].module).everywhere()}
     first = name.partition(",")[0].partition(" ")[0]
     if len(recording.graphs) != 1 or HOLDS[first] not in opcodes or (first == "fit" and not recording.is_steady):
@@ -170,7 +170,7 @@ def small_net():
 
 
 def resnet10():
-    """Return the smallest ResNet, with the stem that `fit` changes."""
+    """Return the smallest ResNet of torchvision's parts."""
     from torchvision.models.resnet import BasicBlock, ResNet
 
     return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10)

@@ -3,7 +3,7 @@
 import pytest
 from compiler.graphs import compile_for, ones, record_graph
 
-from tpukit.preflight.chips import find_chip
+from tpukit.essentials.machine import find_tpu
 from tpukit.preflight.compiler import CompileFailed
 from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
 from tpukit.preflight.recording import record
@@ -40,4 +40,4 @@ def largest_by_torch_xla(core):
 
 def test_what_the_compiler_refuses_is_called_so():
     with pytest.raises(CompileFailed, match="Supported lowering only of Sum all reduce"):
-        compile_for("v5e-8", record(largest_by_torch_xla, chip=find_chip("v5e-8"), progress="off"))
+        compile_for("v5e-8", record(largest_by_torch_xla, chip=find_tpu("v5e-8"), progress="off"))

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import tpukit
+from tpukit.essentials.machine import find_tpu
 from tpukit.preflight import compiler, libtpu
-from tpukit.preflight.chips import find_chip
 from tpukit.preflight.command import find_function
 from tpukit.preflight.compiler import compile_graph
 from tpukit.preflight.hazards import find_hazards
@@ -31,7 +31,7 @@ from tpukit.standin import build
 
 pytestmark = pytest.mark.xla
 ROOT = Path(__file__).parents[2]
-CHIP = find_chip("v5e-8")
+CHIP = find_tpu("v5e-8")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,12 +79,12 @@ def compilers():
     + [("v3-8", "v3:2x2", 8, 16), ("v2-8", "v2:2x2", 8, 8), ("v6e-1", "v6e:1x1", 1, 32), ("V6E-8", "v6e:2x4", 8, 32)],
 )
 def test_a_chip_is_what_its_name_says(name, topology, cores, hbm):
-    chip = find_chip(name)
+    chip = find_tpu(name)
     assert (chip.topology, chip.cores, chip.hbm) == (topology, cores, hbm * 2**30)
 
 
 def test_a_mistyped_chip_is_answered_with_the_nearest():
-    with pytest.raises(ValueError, match=r'no TPU .v5e8.(.|\n)*fix:   chip="v5e-8"'):
+    with pytest.raises(ValueError, match=r'no TPU .v5e8.(.|\n)*fix:   pass "v5e-8"'):
         tpukit.preflight.preflight(workers.by_hand, chip="v5e8")
 
 
@@ -104,7 +104,7 @@ def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
 
 def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(recorded, monkeypatch):
     assert "--xla_tpu_scoped_vmem_limit_kib=22528" in recorded.flags.split()
-    old = record(workers.by_hand, chip=find_chip("v3-8"), progress="off")
+    old = record(workers.by_hand, chip=find_tpu("v3-8"), progress="off")
     assert "vmem" not in old.flags
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_scoped_vmem_limit_kib=16384")
     own = record(workers.by_hand, chip=CHIP, progress="off")
@@ -391,7 +391,7 @@ def of_host(found, seconds, state, words):
 
 
 def test_the_two_cores_of_an_old_chip_share_a_host_process(recorded):
-    found = [Preflight(find_chip(name), recorded, ()) for name in ("v5e-8", "v3-8")]
+    found = [Preflight(find_tpu(name), recorded, ()) for name in ("v5e-8", "v3-8")]
     assert found[1].host_seconds == 2 * found[0].host_seconds == 2 * recorded.host_seconds
 
 

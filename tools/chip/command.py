@@ -14,7 +14,7 @@ from pathlib import Path
 from tools.chip.remote import prove_on_colab, prove_on_kaggle
 from tools.chip.result import PARTS, code_that_runs, summarize
 from tools.chip.supervisor import run_parts
-from tpukit.essentials.machine import host
+from tpukit.essentials.machine import Host
 from tpukit.essentials.run import choose_topology
 
 
@@ -52,16 +52,16 @@ def run(given: argparse.Namespace) -> int:
         raise ValueError("prove ends and interrupts launches, for which it needs Linux or macOS\n  fix:   WSL")
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        began, machine = time.monotonic(), host()
-        topology = choose_topology(machine, given.cores, given.backend)
+        began, host = time.monotonic(), Host.read()
+        topology = choose_topology(host, given.cores, given.backend)
         stands = " in place of TPU cores" if topology.rehearsal else ""
-        print(f"{len(parts)} parts on {topology.cores} x {topology.device}{stands}; {machine.summary}", flush=True)
+        print(f"{len(parts)} parts on {topology.cores} x {topology.device}{stands}; {host.summary}", flush=True)
         outcomes = run_parts(parts, folder=folder, backend=given.backend, cores=given.cores, seconds=given.seconds)
     for name, one in outcomes.items():
         seconds = "" if one["seconds"] is None else f", {one['seconds']} s"
         print(f"{name}: {'passed' if one['passed'] else 'FAILED: ' + one['error']}{seconds}")
     summary = summarize(
-        machine,
+        host,
         topology,
         outcomes,
         run=given.run or uuid.uuid4().hex[:8],

@@ -60,13 +60,13 @@ class Proof:
     """What the parts work with.
 
     Attributes:
-        machine: this machine.
+        host: this machine.
         topology: the cores, as `launch` lays them out.
         folder: where the parts write; empty at first.
         seconds: after which a launch is ended.
     """
 
-    machine: Host
+    host: Host
     topology: Topology
     folder: Path
     seconds: float
@@ -122,7 +122,7 @@ class Proof:
 
 def find_nothing_wrong(proof: Proof) -> dict:
     """The check has no failure."""
-    found = check(proof.machine)
+    found = check(host=proof.host)
     print(found)
     found.raise_for_failures()
     return {"warnings": [f"{one.name}: {one.fact}" for one in found.warnings]}
@@ -131,10 +131,10 @@ def find_nothing_wrong(proof: Proof) -> dict:
 def be_healthy(proof: Proof) -> dict:
     """The local health check, whose computation runs on the cores of this proof."""
 
-    def compute(fn: Callable, *, timeout: float, progress: str, machine: Host) -> Run:
+    def compute(fn: Callable, *, timeout: float, progress: str, host: Host) -> Run:
         return proof.launch(fn, progress=progress)
 
-    found = local_health(proof.machine, timeout=proof.seconds, compute=compute)
+    found = local_health(host=proof.host, timeout=proof.seconds, compute=compute)
     print(found)
     _expect(found.ok, "; ".join(f"{one.name}: {one.fact}" for one in found.failures))
     return {"findings": {one.name: f"{one.state}: {one.fact}" for one in found.findings}}

@@ -19,7 +19,7 @@ class NoProof(ValueError):
     """This is no JSON of a proof, or not of one that proves anything about a chip."""
 
 
-def summarize(machine: Host, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float):
+def summarize(host: Host, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float):
     """Return what becomes the line of JSON."""
     names = ("python", "torch", "torch_xla", "libtpu", "torchvision")
     return {
@@ -29,14 +29,14 @@ def summarize(machine: Host, topology, outcomes: dict[str, dict], *, run: str, c
         "code": code,
         "date": date,
         "seconds": round(seconds, 1),
-        "platform": machine.platform,
-        "chips": machine.chips,
-        "generation": machine.generation,
+        "platform": host.platform,
+        "chips": host.chips,
+        "generation": host.generation,
         "backend": topology.backend if topology else None,
         "device": topology.device if topology else None,
         "cores": topology.cores if topology else 0,
         "rehearsal": topology.rehearsal if topology else None,
-        "versions": {name: machine.versions.get(name) for name in names},
+        "versions": {name: host.versions.get(name) for name in names},
         "parts": outcomes,
     }
 
@@ -70,7 +70,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
         raise NoProof(
             f"{path} has no line that is a proof's JSON\n"
             f"  found: {len(text)} characters that begin with {text[:60]!r}\n"
-            "  fix:   give the file that `python -m tpukit prove --result FILE` wrote, or all that it printed"
+            "  fix:   give the file that `python -m tools.chip --result FILE` wrote, or all that it printed"
         )
     if found["tpukit_proof"] != FORMAT:
         raise NoProof(
@@ -87,7 +87,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
         raise NoProof(
             f"{path} is not of a TPU: it proves nothing about one\n"
             f"  found: {found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}\n"
-            "  fix:   make chip-colab, make chip-kaggle, or python -m tpukit prove on a machine with a TPU"
+            "  fix:   make chip-colab, make chip-kaggle, or python -m tools.chip on a machine with a TPU"
         )
     if found["cores"] < found["chips"]:
         raise NoProof(

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from tools.chip.parts import PARTS, Proof
-from tpukit.essentials.machine import host, prepare
+from tpukit.essentials.machine import Host, prepare
 from tpukit.essentials.run import choose_topology, die_with_parent
 
 
@@ -23,8 +23,8 @@ def main(parts: list[str], *, folder: Path, outcomes: Path, backend: str | None,
             file.write(json.dumps(facts) + "\n")
 
         prepare()  # Kaggle's variables, which keep chips from starting
-        machine = host()
-        proof = Proof(machine, choose_topology(machine, cores, backend), folder, seconds)
+        host = Host.read()
+        proof = Proof(host, choose_topology(host, cores, backend), folder, seconds)
         for name in parts:
             print(f"---- {name}: {' '.join(PARTS[name].__doc__.split())}", flush=True)
             tell(begins=name)

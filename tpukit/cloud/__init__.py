@@ -4,16 +4,12 @@ from tpukit.cloud import ray_train, vertex
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.bundle import Bundle
 from tpukit.cloud.job_command import parse_args
-from tpukit.cloud.slices import PRICES_OF, Slice, find_slice
 from tpukit.cloud.tpu_health import Health, health, local_health
 
 __all__ = [
     "Bundle",
     "CloudFailed",
     "Health",
-    "PRICES_OF",
-    "Slice",
-    "find_slice",
     "health",
     "local_health",
     "parse_args",

@@ -8,14 +8,15 @@ from importlib import metadata
 from pathlib import Path
 
 from tpukit.cloud.bundle import Bundle
-from tpukit.cloud.slices import PRICES_OF, Slice
+from tpukit.cloud.slices import runtime_version
+from tpukit.essentials.machine import PRICES_OF, Tpu
 
 _IN_TPUKIT = {"tpukit", "torch", "torch_xla", "torchvision"}  # tpukit brings versions of these that work together
 _FOR_TPUS = {"tensorflow": "tensorflow-tpu==2.19.1"}  # plain TensorFlow has no TPU; as in examples/
 
 
 def gcloud(
-    bundle: Bundle, place: Slice, arguments: list[str], *, name: str, zone: str, project: str | None, **_: object
+    bundle: Bundle, place: Tpu, arguments: list[str], *, name: str, zone: str, project: str | None, **_: object
 ) -> str:
     """Return the commands that create a TPU VM, run a bundle on it over ssh, fetch what it wrote, and delete it."""
     vm = f"{name} --zone {zone}" + (f" --project {project}" if project else "")
@@ -26,7 +27,7 @@ def gcloud(
     return "\n".join(
         [
             f"# {_cost(place)}, from `create` until `delete`",
-            f"{tpu_vm} create {vm} --accelerator-type {place.accelerator_type} --version {place.runtime_version}",
+            f"{tpu_vm} create {vm} --accelerator-type {place.accelerator_type} --version {runtime_version(place)}",
             f"{tpu_vm} scp {name}.zip {name}: {vm.partition(' ')[2]} --worker=all",
             f"{tpu_vm} ssh {vm} --worker=all --command {shlex.quote(f'{setup} && {run}')}",
             f"{tpu_vm} scp --recurse {name}:{name} . {vm.partition(' ')[2]}",
@@ -38,7 +39,7 @@ def gcloud(
 
 def skypilot(
     bundle: Bundle,
-    place: Slice,
+    place: Tpu,
     arguments: list[str],
     *,
     name: str,
@@ -60,7 +61,7 @@ def skypilot(
             f"  infra: {infra}",
             f"  accelerators: tpu-{place.accelerator_type}",
             "  accelerator_args:",
-            f"    runtime_version: {place.runtime_version}  # SkyPilot's own choice for a v5e is that of a v5p",
+            f"    runtime_version: {runtime_version(place)}  # SkyPilot's own choice for a v5e is that of a v5p",
             "  autostop:",
             "    idle_minutes: 10",
             "    down: true",
@@ -74,7 +75,7 @@ def skypilot(
     )
 
 
-def dstack(bundle: Bundle, place: Slice, arguments: list[str], *, name: str, **_: object) -> str:
+def dstack(bundle: Bundle, place: Tpu, arguments: list[str], *, name: str, **_: object) -> str:
     """Return a task for `dstack apply`."""
     commands = [*_setup(bundle, "uv", "kit"), _run("kit/bin/python", f"{name}.zip", arguments, f"$PWD/{name}")]
     return "\n".join(
@@ -151,5 +152,5 @@ def _block(key: str, lines: list[str]) -> list[str]:
     return [f"{key}: |", *(f"  {line}" for line in lines)]
 
 
-def _cost(place: Slice) -> str:
+def _cost(place: Tpu) -> str:
     return f"about ${place.dollars:.2f} an hour ({PRICES_OF})"

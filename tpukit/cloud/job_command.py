@@ -10,8 +10,8 @@ from pathlib import Path
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.bundle import make_bundle
 from tpukit.cloud.handover import TARGETS, check_name
-from tpukit.cloud.slices import find_slice
 from tpukit.cloud.vertex import arguments, find_bucket, job
+from tpukit.essentials.machine import find_tpu
 
 TOLD = (CloudFailed,)  # errors whose text is all that is shown
 _HINTS = {
@@ -68,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
     else:
         if given.target == "gcloud" and not given.zone:
             raise ValueError("gcloud needs the zone of the TPU VM\n  fix:   --zone us-west4-a, or another with quota")
-        place = find_slice(given.chip)
+        place = find_tpu(given.chip)
         bucket = given.bucket and find_bucket(given.bucket)
         where = {"name": name, "zone": given.zone, "project": given.project, "bucket": bucket}
         text, hint = TARGETS[given.target](bundle, place, words, **where), _HINTS[given.target]

@@ -2,14 +2,11 @@
 
 import contextlib
 import io
-import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tpukit.cloud.tpu_vm import node_health
-from tpukit.essentials.machine import ChipsBusy, Host, check, device_nodes, host, how_to_restart
+from tpukit.essentials.machine import THIS_MACHINE, ChipsBusy, Host, Machine, check, device_nodes, how_to_restart
 from tpukit.essentials.run import RuntimeInUse, WorkerFailed, launch
 from tpukit.essentials.show import Finding, Findings, screen
 from tpukit.train import parse_duration
@@ -74,20 +71,13 @@ def health(
 
 
 def local_health(
-    machine: Host | None = None,
-    *,
-    timeout: float = 120.0,
-    environ: Mapping[str, str] = os.environ,
-    pci: Path = Path("/sys/bus/pci/devices"),
-    proc: Path = Path("/proc"),
-    dev: Path = Path("/dev"),
-    compute=launch,
+    machine: Machine = THIS_MACHINE, *, host: Host | None = None, timeout: float = 120.0, compute=launch
 ) -> Health:
-    """Say whether the chips of this machine are healthy. The arguments say where to look, so that a test can."""
-    machine = machine or host(environ, pci, proc=proc)
-    checked = check(machine, environ=environ, proc=proc, dev=dev)
+    """Say whether the chips of a machine are healthy; `host` is what is known of it already."""
+    host = host or Host.read(machine)
+    checked = check(machine, host=host)
     findings = [one for one in checked.findings if one.name in _ABOUT_THE_CHIPS or one.state == "failure"]
-    nodes = device_nodes(machine, pci=pci, dev=dev)
+    nodes = device_nodes(host, machine)
     if nodes:
         findings.insert(1, nodes)
     failures = [one.name for one in findings if one.state == "failure"]
@@ -95,26 +85,26 @@ def local_health(
         fact = f"not tried: it would fail for {', '.join(dict.fromkeys(failures))}"
         findings.append(Finding("computation", "warning", fact, "do what the failures say, and ask again"))
     else:
-        findings.append(_computation(machine, timeout, compute))
+        findings.append(_computation(host, timeout, compute))
     return Health(tuple(findings), checked.subject)
 
 
-def _computation(machine: Host, timeout: float, compute) -> Finding:
+def _computation(host: Host, timeout: float, compute) -> Finding:
     name, began = "computation", time.monotonic()
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # "a rehearsal: ..." is what the finding says
-            run = compute(_multiply, timeout=timeout, progress="off", machine=machine)
+            run = compute(_multiply, timeout=timeout, progress="off", host=host)
     except WorkerFailed as error:
         fact = str(error).partition("\n\n")[0].strip()
-        return Finding(name, "failure", fact, f"{how_to_restart(machine)}; if it comes again, take another machine")
+        return Finding(name, "failure", fact, f"{how_to_restart(host)}; if it comes again, take another machine")
     except (ChipsBusy, RuntimeInUse, ValueError) as error:
         fact, _, fix = str(error).partition("\n  fix:")
-        return Finding(name, "failure", fact, " ".join(fix.split()) or how_to_restart(machine))
+        return Finding(name, "failure", fact, " ".join(fix.split()) or how_to_restart(host))
     expected = float(_SIDE**3 * run.cores)
     if run.results != [expected] * run.cores:
         fact = f"the cores computed {run.results}, each should have {expected:g}"
         return Finding(name, "failure", fact, "take another machine: this one computes wrongly")
-    who = f"{run.cores} x {run.device}" + ("" if machine.chips else ", in place of TPU cores,")
+    who = f"{run.cores} x {run.device}" + ("" if host.chips else ", in place of TPU cores,")
     return Finding(name, "ok", f"{who} multiplied and added up as they should, in {time.monotonic() - began:.1f} s")
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed, find_credentials
 from tpukit.cloud.bundle import Bundle, make_bundle
-from tpukit.cloud.slices import PRICES_OF, Slice, find_slice
+from tpukit.cloud.slices import MACHINE_SPECS
 from tpukit.cloud.vertex_api import LABEL, VertexApi
+from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
 from tpukit.essentials.show import Table, running_shell
 from tpukit.train import parse_duration
 
@@ -61,7 +62,7 @@ def job(
         ValueError: an argument is none that Vertex AI takes.
         TypeError: the trainer or its arguments cannot be sent.
     """
-    place = find_slice(chip, for_vertex=True)
+    place = find_tpu(chip, among=MACHINE_SPECS, without="Vertex AI trains on no")
     bundle = make_bundle(trainer)
     name = name or f"{bundle.name}-{time.strftime('%m%d-%H%M%S')}"
     _check("name", name, "[A-Za-z0-9][A-Za-z0-9._-]{0,127}", 'name="train-1"')
@@ -74,7 +75,7 @@ def job(
         "jobSpec": {
             "workerPoolSpecs": [
                 {
-                    "machineSpec": dict(place.machine),
+                    "machineSpec": dict(MACHINE_SPECS[place.name]),
                     "replicaCount": 1,  # the SDK: TPU jobs allow one
                     "containerSpec": {
                         "imageUri": image,
@@ -108,14 +109,14 @@ class Job(Table):
         self,
         request: dict,
         bundle: Bundle,
-        place: Slice,
+        place: Tpu,
         project: str | None,
         region: str,
         environ: Mapping[str, str],
         connection: dict,
     ):
         self.request, self.bundle = request, bundle
-        self._slice, self._project, self._region = place, project, region
+        self._tpu, self._project, self._region = place, project, region
         self._environ, self._connection = environ, connection
         self.resource: str | None = None
         self.state: str | None = None
@@ -125,7 +126,7 @@ class Job(Table):
     @property
     def title(self) -> str:
         """What it is, in one line."""
-        return f"{self.request['displayName']}: {self.state or 'not sent'}, {self._slice.name} in {self._region}"
+        return f"{self.request['displayName']}: {self.state or 'not sent'}, {self._tpu.name} in {self._region}"
 
     @property
     def folder(self) -> str:
@@ -137,11 +138,11 @@ class Job(Table):
         spec = self.request["jobSpec"]
         pool = spec["workerPoolSpecs"][0]
         hours = parse_duration(int(spec["scheduling"]["timeout"][:-1])) / 3600
-        most = f"at most {hours:g} h, ${hours * self._slice.dollars:,.2f}"
+        most = f"at most {hours:g} h, ${hours * self._tpu.dollars:,.2f}"
         return [
             ("job", self.resource or "not sent: submit() sends it"),
             ("machine", ", ".join(f"{key} {value}" for key, value in pool["machineSpec"].items())),
-            ("cost", f"about ${self._slice.dollars:.2f} an hour ({PRICES_OF}; Vertex AI has its own); {most}"),
+            ("cost", f"about ${self._tpu.dollars:.2f} an hour ({PRICES_OF}; Vertex AI has its own); {most}"),
             ("image", pool["containerSpec"]["imageUri"]),
             ("it must have", ", ".join(self.bundle.needs) or "Python alone"),
             ("trainer", f"{len(self.bundle.files)} files: {', '.join(sorted(self.bundle.files))}"),
@@ -261,7 +262,7 @@ class Job(Table):
             return ""
         ended = answer.end_time.timestamp() if answer.end_time else time.time()
         hours = max(0.0, ended - answer.start_time.timestamp()) / 3600
-        return f", {hours * 60:.0f} min, about ${hours * self._slice.dollars:.2f}"
+        return f", {hours * 60:.0f} min, about ${hours * self._tpu.dollars:.2f}"
 
 
 def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:

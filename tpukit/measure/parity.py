@@ -95,7 +95,7 @@ def compare(
     backend: str | None = None,
     precision: str | None = None,
     timeout: float | None = None,
-    machine: Host | None = None,
+    host: Host | None = None,
 ) -> Comparison:
     """Run a model on the host in float32 and on one core, and compare the outputs layer by layer.
 
@@ -114,7 +114,7 @@ def compare(
         backend: as in `launch`.
         precision: as in `launch`.
         timeout: as in `launch`.
-        machine: as in `launch`.
+        host: as in `launch`.
 
     Raises:
         TypeError: the model is no module.
@@ -125,7 +125,7 @@ def compare(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"compare takes a torch.nn.Module, got {type(model).__name__}")
 
-    options = {"backend": backend, "precision": precision, "timeout": timeout, "machine": machine}
+    options = {"backend": backend, "precision": precision, "timeout": timeout, "host": host}
     run = launch(_layer_differences, model, batch, precision, cores=1, progress="off", **options)
     bits, layers = run.results[0]
     return Comparison(tuple(layers), run.device, bits)

@@ -11,7 +11,7 @@ from tpukit.essentials.show import house_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS
-from tpukit.pe.notice import NOT_FOR_CLINICAL_USE
+from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slices import Curve, Study, as_jpeg
 
 if TYPE_CHECKING:

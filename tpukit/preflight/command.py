@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpukit.cloud import parse_args
-from tpukit.preflight.chips import find_chip
+from tpukit.essentials.machine import find_tpu
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.recording import NoPreflight
 from tpukit.preflight.step_report import preflight
@@ -39,7 +39,7 @@ def run(given: argparse.Namespace) -> int:
         NoPreflight, WorkerFailed: as in `preflight`.
     """
     args = parse_args(given.args)
-    chip = find_chip(given.chip)  # before the function's file is run, which may take its time
+    chip = find_tpu(given.chip)  # before the function's file is run, which may take its time
     function = find_function(given.function)
     if given.fetch:
         fetch_libtpu(given.libtpu)

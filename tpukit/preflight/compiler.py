@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.machine import available_memory
+from tpukit.essentials.machine import Tpu, available_memory
 from tpukit.essentials.show import human_size, screen
-from tpukit.preflight.chips import Chip
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight
@@ -75,7 +74,7 @@ class Compiled:
         is_cached: whether it came from the cache.
     """
 
-    chip: Chip
+    chip: Tpu
     libtpu: str
     seconds: float
     argument_bytes: int
@@ -106,7 +105,7 @@ class Compiled:
 
 def compile_graph(
     graph: Graph,
-    chip: Chip,
+    chip: Tpu,
     *,
     libtpu: str | None = None,
     flags: str = "",
@@ -119,7 +118,7 @@ def compile_graph(
 
     Args:
         graph: from `record`, for as many cores as the chip has.
-        chip: from `find_chip`.
+        chip: from `find_tpu`.
         libtpu: the compiler's version; None for that of this machine's torch.
         flags: what libtpu gets as LIBTPU_INIT_ARGS.
         label: what is compiled, in words.
@@ -147,7 +146,7 @@ def compile_graph(
         (made / "module.hlo").write_bytes(module)
         (made / "options.pb").write_bytes(graph.options)
         began = time.monotonic()
-        command = [str(compiler), str(library), chip.topology, chip.bounds, str(made)]
+        command = [str(compiler), str(library), chip.topology, _bounds(chip), str(made)]
         _run(command, chip, flags, made, f"libtpu {version} compiles {label} for {chip.name}", progress, timeout)
         facts = {"libtpu": version, "seconds": time.monotonic() - began}
         (made / "facts").write_text(json.dumps(facts))
@@ -155,6 +154,11 @@ def compile_graph(
         with contextlib.suppress(OSError):  # another process has just done the same
             os.rename(made, kept)
         return _read(kept, chip, is_cached=False)
+
+
+def _bounds(chip: Tpu) -> str:
+    """Return the chips of a host as libtpu wants to be told of one chip; of more, the topology says it."""
+    return "1,1,1" if chip.chips == 1 else ""
 
 
 def _remove_left_behind(folder: Path) -> None:
@@ -165,14 +169,14 @@ def _remove_left_behind(folder: Path) -> None:
             shutil.rmtree(found, ignore_errors=True)
 
 
-def _kept(module: bytes, options: bytes, chip: Chip, version: str, flags: str, environ: Mapping[str, str]) -> Path:
+def _kept(module: bytes, options: bytes, chip: Tpu, version: str, flags: str, environ: Mapping[str, str]) -> Path:
     key = hashlib.sha256()
-    for part in (module, options, f"{chip.topology} {chip.bounds} {version} {flags}".encode()):
+    for part in (module, options, f"{chip.topology} {_bounds(chip)} {version} {flags}".encode()):
         key.update(len(part).to_bytes(8, "little") + part)
     return cache_folder(environ) / "compiled" / key.hexdigest()[:32]
 
 
-def _read(folder: Path, chip: Chip, *, is_cached: bool) -> Compiled:
+def _read(folder: Path, chip: Tpu, *, is_cached: bool) -> Compiled:
     facts = json.loads((folder / "facts").read_text())
     numbers = dict(line.rsplit(" ", 1) for line in (folder / "numbers").read_text().splitlines())
     return Compiled(
@@ -188,7 +192,7 @@ def _read(folder: Path, chip: Chip, *, is_cached: bool) -> Compiled:
 
 
 def _run(
-    command: list[str], chip: Chip, flags: str, folder: Path, what: str, progress: str | None, timeout: float | None
+    command: list[str], chip: Tpu, flags: str, folder: Path, what: str, progress: str | None, timeout: float | None
 ) -> None:
     variables = {
         # No look-ups, no lock on chips that are not there, no log files. The topology decides what is compiled for;
@@ -239,7 +243,7 @@ def _memory(pid: int) -> int:
 # ---- what went wrong, in the compiler's words and in plain ones
 
 
-def _failure(status: int, error: Path, said: str, what: str, chip: Chip, most: int) -> CompileFailed:
+def _failure(status: int, error: Path, said: str, what: str, chip: Tpu, most: int) -> CompileFailed:
     if error.is_file():
         step, _, words = error.read_text(errors="replace").partition("\n")
         return _refused(step, words.strip(), what, chip)
@@ -263,7 +267,7 @@ _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 _ONE_ARRAY = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 
 
-def _refused(step: str, words: str, what: str, chip: Chip) -> CompileFailed:
+def _refused(step: str, words: str, what: str, chip: Tpu) -> CompileFailed:
     first = words.splitlines()[0][:400] if words else "nothing"
     too_large = _ONE_ARRAY.search(words)  # one array alone, before the others are counted
     if "hbm" in words and (too_large or "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words):

@@ -12,7 +12,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpukit.essentials.machine import RELEASES, Host, host
+from tpukit.essentials.machine import RELEASES, Host
 from tpukit.essentials.show import human_size
 from tpukit.preflight.recording import NoPreflight
 from tpukit.standin import cache_folder
@@ -26,9 +26,9 @@ class NoLibtpu(NoPreflight):
     """The TPU's compiler is not on this machine, or cannot be fetched."""
 
 
-def platform_version(machine: Host | None = None) -> str:
+def platform_version(host: Host | None = None) -> str:
     """Return the version of libtpu for this machine's torch: Kaggle's with torch 2.8, Colab's with 2.9."""
-    torch = ((machine or host()).versions.get("torch") or "").partition("+")[0]
+    torch = ((host or Host.read()).versions.get("torch") or "").partition("+")[0]
     newest = list(RELEASES.values())[-1]
     return RELEASES.get(torch, newest).libtpu[-1]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.essentials.machine import Host, host
+from tpukit.essentials.machine import Host, Tpu
 from tpukit.essentials.run import (
     Core,
     Interrupted,
@@ -22,7 +22,6 @@ from tpukit.essentials.run import (
     worker_failed,
 )
 from tpukit.essentials.show import screen
-from tpukit.preflight.chips import Chip
 from tpukit.preflight.scopes import name_operations
 from tpukit.preflight.step_clock import StepClock
 from tpukit.standin import Imagined, why_not
@@ -63,7 +62,7 @@ class Recording:
         host_seconds: of one of this machine's processors, that Python and torch_xla take for a step; None if not known.
     """
 
-    chip: Chip
+    chip: Tpu
     graphs: tuple[Graph, ...]
     is_steady: bool
     places: tuple[tuple[str, str, str], ...] = field(repr=False, default=())
@@ -77,10 +76,10 @@ class Recording:
 def record(
     fn: Callable,
     *args: object,
-    chip: Chip,
+    chip: Tpu,
     timeout: float | None = 900.0,
     progress: str | None = None,
-    machine: Host | None = None,
+    host: Host | None = None,
 ) -> Recording:
     """Run `fn(core, *args)` as core 0 of a chip that is not there, until its step comes back, and return the graphs.
 
@@ -94,15 +93,15 @@ def record(
         chip: the TPU to play.
         timeout: seconds after which to give up.
         progress: as in `launch`.
-        machine: the `Host` to ask, if not this one.
+        host: the `Host` to ask, if not this one.
 
     Raises:
         NoPreflight: this machine cannot play a TPU, or the function ended without a graph.
         WorkerFailed: the function raised.
         RuntimeInUse: this process has started the XLA runtime, or is a worker.
     """
-    _refuse_without_stand_in(machine or host())
-    refuse_if_in_use(machine or host())
+    _refuse_without_stand_in(host or Host.read())
+    refuse_if_in_use(host or Host.read())
     with tempfile.TemporaryDirectory(prefix="tpukit-preflight-") as folder, sigterm_ends_the_run():
         topology = Imagined(
             "xla:recording",
@@ -121,9 +120,9 @@ def record(
     return replace(found, seconds=time.monotonic() - began)
 
 
-def _refuse_without_stand_in(machine: Host) -> None:
+def _refuse_without_stand_in(host: Host) -> None:
     missing = why_not()
-    if missing is None and machine.versions.get("torch_xla") is None:
+    if missing is None and host.versions.get("torch_xla") is None:
         missing = "torch_xla is not installed: pip install torch_xla==2.9.0, beside torch 2.9.0"
     if missing:
         found, _, fix = missing.partition(": ")
@@ -201,7 +200,7 @@ def _is_steady(log: list[tuple[str, int]]) -> bool:
     return bool(log) and log[-1][0] == "steady"
 
 
-def _read(folder: Path, chip: Chip, facts: dict) -> Recording:
+def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
     log = _log(folder)
     runs = [number for word, number in log if word in ("run", "steady")]
     if not runs:

@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from tpukit.essentials.machine import Tpu, find_tpu
 from tpukit.essentials.show import Table, human_size
-from tpukit.preflight.chips import Chip, find_chip
 from tpukit.preflight.step_report import Preflight, preflight
 
 _AIM = 0.97  # of the memory: the next guess is a straight line through two sizes, which is not exact
@@ -51,7 +51,7 @@ class LargestBatch(Table):
 def largest_batch(
     train: Callable,
     *args: object,
-    chip: str | Chip = "v5e-8",
+    chip: str | Tpu = "v5e-8",
     start: int = 128,
     multiple: int = 8,
     compiles: int = 6,
@@ -81,7 +81,7 @@ def largest_batch(
             f"start and multiple are at least 1 and compiles at least 2, got {start}, {multiple}, {compiles}\n"
             "  fix:   leave them out"
         )
-    place, tried = find_chip(chip), {}
+    place, tried = find_tpu(chip), {}
     size = max(1, start // multiple) * multiple
     while len(tried) < compiles:
         tried[size] = preflight(train, size, *args, chip=place, libtpu=libtpu, progress=progress)
@@ -93,7 +93,7 @@ def largest_batch(
     return LargestBatch(max(fitting, default=0), tried, multiple)
 
 
-def _next(tried: dict[int, Preflight], chip: Chip, multiple: int) -> int | None:
+def _next(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | None:
     """Return the size to compile next, or None where the answer is known well enough."""
     fits = max((size for size, found in tried.items() if found.fits), default=0)
     fails = min((size for size, found in tried.items() if not found.fits), default=math.inf)

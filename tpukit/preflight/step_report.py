@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
 from tpukit.essentials.show import Finding, Findings, as_html, as_text, human_size
-from tpukit.preflight.chips import Chip, find_chip
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
@@ -57,7 +57,7 @@ class Preflight(Findings):
         dollars: an hour, of the whole TPU.
     """
 
-    chip: Chip
+    chip: Tpu
     recording: Recording
     compiled: tuple[Compiled, ...]
     too_large: DoesNotFit | None = None
@@ -288,7 +288,7 @@ class Preflight(Findings):
         return sum(math.prod(shape) * widths.get(dtype, 4) for shape, dtype in self.recording.batches)
 
     def _cost(self) -> str:
-        price = f"${self.dollars:.2f} an hour ({self.chip.price_of})"
+        price = f"${self.dollars:.2f} an hour ({PRICES_OF})"
         if math.isnan(self.samples_per_second):
             return price
         rate = _least(self.rate, self.pipeline or math.nan)
@@ -308,7 +308,7 @@ class Preflight(Findings):
 def preflight(
     train: Callable,
     *args: object,
-    chip: str | Chip = "v5e-8",
+    chip: str | Tpu = "v5e-8",
     libtpu: str | None = None,
     samples: int | None = None,
     pipeline: float | None = None,
@@ -339,7 +339,7 @@ def preflight(
         NoPreflight: the step cannot be recorded here; its kinds: NoLibtpu, CompileFailed.
         WorkerFailed: the worker function raised.
     """
-    place = find_chip(chip)
+    place = find_tpu(chip)
     recording = record(train, *args, chip=place, timeout=timeout or 900.0, progress=progress)
     compiled, too_large = [], None
     for number, graph in enumerate(recording.graphs, start=1):

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpukit.essentials.machine import find_tpu
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -45,15 +47,17 @@ def _image(accelerator: str, bounds: str, **others: str) -> dict[str, str]:
 # advertises the bounds of four, and Kaggle's address is none.
 _KAGGLE = {"TPU_PROCESS_ADDRESSES": "local", "ISTPUVM": "1"}
 _COLAB = {"COLAB_TPU_1VM": "1"}
+_IMAGES = {
+    "colab v5e-1": _image("v5e-1", "2,2,1", **_COLAB),
+    "colab v6e-1": _image("v6e-1", "2,2,1", **_COLAB),
+    "kaggle v5e-8": _image("v5litepod-8", "2,4,1", **_KAGGLE),
+    "v3-8": _image("v3-8", "2,2,1"),
+    "v4-8": _image("v4-8", "2,2,1"),
+}
 SHAPES = {
-    shape.name: shape
-    for shape in (
-        Shape("colab v5e-1", "v5e", 1, environ=_image("v5e-1", "2,2,1", **_COLAB)),
-        Shape("colab v6e-1", "v6e", 1, environ=_image("v6e-1", "2,2,1", **_COLAB)),
-        Shape("kaggle v5e-8", "v5e", 8, environ=_image("v5litepod-8", "2,4,1", **_KAGGLE)),
-        Shape("v3-8", "v3", 4, cores=2, environ=_image("v3-8", "2,2,1")),
-        Shape("v4-8", "v4", 4, environ=_image("v4-8", "2,2,1")),
-    )
+    name: Shape(name, tpu.generation, tpu.chips, tpu.cores // tpu.chips, environ)
+    for name, environ in _IMAGES.items()
+    for tpu in [find_tpu(name.split()[-1])]
 }
 
 

@@ -242,7 +242,7 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
         def work(core):
             return {name: value for name, value in os.environ.items() if name.startswith("TORCH_TPU_")}, core.mean(2.0)
 
-        run = tpukit.launch(work, machine=machine, progress="text")
+        run = tpukit.launch(work, host=machine, progress="text")
         (environ, mean), = run.results
         print("RUN", run.device, mean, sorted(environ), environ["TORCH_TPU_TOPOLOGY"])
         print("KERNEL", dict(os.environ) == before, TorchTpuRuntime().is_started())
@@ -256,7 +256,7 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
 def test_a_forked_worker_gets_as_far_as_libtpu_that_finds_no_chip(package):
     said = with_the_package("""
         try:
-            tpukit.launch(lambda core: core.rank, machine=machine, timeout=300)
+            tpukit.launch(lambda core: core.rank, host=machine, timeout=300)
         except tpukit.WorkerFailed as error:
             print("FAILED", error)
         print("KERNEL", torch.tpu.is_initialized())

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.essentials.machine.chip_holders import ChipsBusy, ancestors, chip_holders, command, is_chip, wait_for_chips
+from tpukit.essentials.machine.sources import Machine
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 
@@ -39,8 +40,8 @@ def test_a_process_holds_a_chip_as_long_as_its_device_node_is_open(tmp_path):
     for node in ("vfio/3", "vfio/vfio", "null"):
         (dev / node).touch()
     with open(dev / "vfio" / "3"), open(dev / "vfio" / "vfio"), open(dev / "null"):
-        assert list(chip_holders(proc, dev)) == [(os.getpid(), str(dev / "vfio" / "3"))]
-    assert list(chip_holders(proc, dev)) == []
+        assert list(chip_holders(Machine(proc=proc, dev=dev))) == [(os.getpid(), str(dev / "vfio" / "3"))]
+    assert list(chip_holders(Machine(proc=proc, dev=dev))) == []
 
 
 @LINUX
@@ -53,7 +54,7 @@ def test_the_ancestors_of_a_process_begin_with_its_parent_and_end_with_the_first
 def test_a_process_that_has_ended_has_no_ancestors_and_no_command(tmp_path):
     assert ancestors(tmp_path, 4321) == []
     assert command(tmp_path, 4321) == "its command cannot be read"
-    assert list(chip_holders(tmp_path / "no proc", tmp_path)) == []
+    assert list(chip_holders(Machine(proc=tmp_path / "no proc", dev=tmp_path))) == []
 
 
 def test_a_long_command_is_cut(tmp_path):
@@ -86,10 +87,10 @@ def busy_until(moment, *nodes):
     return open_node
 
 
-def wait(dev, needed=2, environ=None, **options):
+def wait(dev, needed=2, environ=None, open_node=os.open, **options):
     said = []
     began = time.monotonic()
-    wait_for_chips(needed, said.append, dev=dev, environ=environ or {}, **options)
+    wait_for_chips(needed, said.append, machine=Machine(environ or {}, dev=dev, open_node=open_node), **options)
     return said, time.monotonic() - began
 
 

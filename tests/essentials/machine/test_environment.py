@@ -10,6 +10,7 @@ from machines import COLAB
 from machines import KAGGLE as EIGHT
 
 from tpukit.essentials.machine.environment import Changes, install_line, needed_changes, prepare
+from tpukit.essentials.machine.sources import Machine
 
 ROOT = Path(__file__).parents[3]
 LAPTOP = replace(EIGHT, platform="laptop", chips=0, generation=None, versions={"python": "3.11.7"})
@@ -69,7 +70,7 @@ KAGGLE = {
 )
 def test_only_what_stops_a_fork_or_is_dead_is_changed(environ, machine, changes, reason, capsys):
     after = dict(environ)
-    made = prepare(after, machine)
+    made = prepare(Machine(after), host=machine)
     assert {change.variable: change.after for change in made.changes} == changes, reason
     untouched = {name: value for name, value in environ.items() if name not in changes}
     assert after == untouched | {name: value for name, value in changes.items() if value is not None}
@@ -80,9 +81,9 @@ def test_only_what_stops_a_fork_or_is_dead_is_changed(environ, machine, changes,
 
 def test_a_second_time_there_is_nothing_to_do(capsys):
     environ = dict(KAGGLE)
-    assert len(prepare(environ, EIGHT)) > 0
+    assert len(prepare(Machine(environ), host=EIGHT)) > 0
     once = dict(environ)
-    assert len(prepare(environ, EIGHT)) == 0
+    assert len(prepare(Machine(environ), host=EIGHT)) == 0
     assert environ == once
     assert capsys.readouterr().out.endswith("this session is ready: nothing had to be changed\n")
 
@@ -196,8 +197,8 @@ def test_to_rehearse_graphs_torch_xla_is_added_where_there_is_no_chip(versions, 
 def test_torchtpu_is_kept_out_of_the_kernel_before_torch_is_imported():
     there = replace(EIGHT, platform="TPU VM", versions={"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0"})
     environ = {"PJRT_DEVICE": "TPU"}
-    (change,) = prepare(environ, there).changes
+    (change,) = prepare(Machine(environ), host=there).changes
     assert (change.variable, change.after) == ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
-    assert len(prepare(environ, there)) == 0
-    assert len(prepare({"PJRT_DEVICE": "TPU"}, EIGHT)) == 0
+    assert len(prepare(Machine(environ), host=there)) == 0
+    assert len(prepare(Machine({"PJRT_DEVICE": "TPU"}), host=EIGHT)) == 0

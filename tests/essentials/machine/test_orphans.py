@@ -10,7 +10,7 @@ import pytest
 from kernels import is_alive
 
 import tpukit
-from tpukit.essentials.machine import orphans
+from tpukit.essentials.machine import Machine, orphans
 
 pytestmark = [
     pytest.mark.alone,  # it looks for orphans on the whole machine
@@ -119,6 +119,6 @@ def test_a_process_that_has_got_the_id_of_an_orphan_is_not_signalled(tmp_path, m
 
     started(at=100)
     monkeypatch.setattr(orphans.os, "kill", kill)
-    released = orphans.release(proc=tmp_path / "proc", dev=tmp_path)
+    released = orphans.release(Machine(proc=tmp_path / "proc", dev=tmp_path))
     assert [(one.pid, one.kernel) for one in released.orphans] == [(4321, 99)]
     assert sent == [(4321, signal.SIGTERM)]

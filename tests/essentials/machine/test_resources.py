@@ -5,12 +5,13 @@ import sys
 import pytest
 
 from tpukit.essentials.machine.resources import available_memory, cpus, find_cpus, find_memory, peak_memory
+from tpukit.essentials.machine.sources import Machine
 
 GIB = 2**30
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 
 
-def machine(folder, groups="", files=(), meminfo=""):
+def machine(folder, groups="", files=(), meminfo="", affinity=None):
     """Make /proc and /sys/fs/cgroup as a process in these control groups sees them."""
     proc, cgroup = folder / "proc", folder / "cgroup"
     (proc / "self").mkdir(parents=True)
@@ -20,7 +21,7 @@ def machine(folder, groups="", files=(), meminfo=""):
     for name, text in dict(files).items():
         (cgroup / name).parent.mkdir(parents=True, exist_ok=True)
         (cgroup / name).write_text(f"{text}\n")
-    return proc, cgroup
+    return Machine(proc=proc, cgroup=cgroup, affinity=affinity)
 
 
 # ---- processors ------------------------------------------------------------------------------------------------
@@ -48,19 +49,19 @@ def machine(folder, groups="", files=(), meminfo=""):
     ],
 )
 def test_a_containers_quota_counts_on_a_machine_of_96_processors(tmp_path, groups, files, expected, evidence):
-    found, source = find_cpus(*machine(tmp_path, groups, files), affinity=96)
+    found, source = find_cpus(machine(tmp_path, groups, files, affinity=96))
     assert found == expected
     assert evidence in source
 
 
 def test_a_quota_above_the_affinity_adds_no_processors(tmp_path):
-    proc, cgroup = machine(tmp_path, "0::/\n", {"cpu.max": "400000 100000"})
-    assert find_cpus(proc, cgroup, affinity=1) == (1, "CPU affinity of this process")
+    bound = machine(tmp_path, "0::/\n", {"cpu.max": "400000 100000"}, affinity=1)
+    assert find_cpus(bound) == (1, "CPU affinity of this process")
 
 
 @LINUX
 def test_without_a_quota_the_affinity_of_this_process_counts(tmp_path):
-    assert cpus(*machine(tmp_path)) == len(os.sched_getaffinity(0))
+    assert cpus(machine(tmp_path)) == len(os.sched_getaffinity(0))
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------
@@ -82,7 +83,7 @@ def test_without_a_quota_the_affinity_of_this_process_counts(tmp_path):
 def test_memory_is_what_the_control_group_allows(tmp_path, files, gibibytes, evidence):
     meminfo = f"MemTotal:       {64 * 2**20} kB\nMemFree:  1 kB\n"
     where = machine(tmp_path, "4:memory,hugetlb:/old\n1:cpu,cpuacct:/\n0::/mine\n", files, meminfo)
-    found, source = find_memory(*where)
+    found, source = find_memory(where)
     assert found == gibibytes * GIB
     assert evidence in source
 
@@ -113,12 +114,15 @@ def test_available_memory_is_what_the_kernel_and_every_limit_leave(tmp_path, nam
     files, groups, expected = LEFT[name]
     in_bytes = {file: re.sub(r"\d+", lambda kib: str(int(kib[0]) * 1024), str(text)) for file, text in files.items()}
     meminfo = "MemTotal:  1 kB\nMemFree:   10 kB\nMemAvailable:     800 kB\n"
-    assert available_memory(*machine(tmp_path, groups and f"{groups}\n", in_bytes, meminfo)) == expected * 1024
+    assert available_memory(machine(tmp_path, groups and f"{groups}\n", in_bytes, meminfo)) == expected * 1024
 
 
 @pytest.mark.skipif(not hasattr(os, "sysconf"), reason="Windows has no sysconf")
 def test_where_the_kernel_does_not_say_half_of_the_memory_is_assumed(tmp_path):
-    assert available_memory(tmp_path, tmp_path) == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    assert (
+        available_memory(Machine(proc=tmp_path, cgroup=tmp_path))
+        == os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    )
 
 
 @LINUX

@@ -12,6 +12,7 @@ from machines import COLAB, KAGGLE
 
 from tpukit.essentials.machine.environment import prepare
 from tpukit.essentials.machine.runtime_check import RuntimeCheckFailed, check
+from tpukit.essentials.machine.sources import Machine
 
 ROOT = Path(__file__).parents[3]
 TPU_VM = replace(COLAB, platform="TPU VM", chips=4, generation="v4")
@@ -34,8 +35,8 @@ def dev(tmp_path):
 def look(dev, tmp_path):
     """Check a machine on which nothing else runs."""
 
-    def look(machine, **arguments):
-        return check(machine, **{"environ": READY, "modules": {}, "dev": dev, "proc": tmp_path, **arguments})
+    def look(host, **places):
+        return check(Machine(**{"environ": READY, "modules": {}, "dev": dev, "proc": tmp_path, **places}), host=host)
 
     return look
 
@@ -51,7 +52,7 @@ def do(fix, environ, machine):
     (code, *_) = re.findall(r"`([^`]+)`", fix)
     scope = {
         "os": SimpleNamespace(environ=environ),
-        "tpukit": SimpleNamespace(prepare=lambda: prepare(environ, machine)),
+        "tpukit": SimpleNamespace(prepare=lambda: prepare(Machine(environ=environ), host=machine)),
     }
     exec(code, scope)
 
@@ -237,7 +238,7 @@ def end(process):
 def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look, dev, grandchild):
     process = holding(dev / "vfio" / "0", dev / "vfio" / "3", dev / "vfio" / "vfio", grandchild=grandchild)
     try:
-        finding = found(check(KAGGLE, environ=READY, modules={}, dev=dev), "in use")
+        finding = found(check(Machine(environ=READY, modules={}, dev=dev), host=KAGGLE), "in use")
         assert finding.state == "failure"
         assert "a child of this kernel, holds 2 chips: " in finding.fact
         assert "import sys, time" in finding.fact
@@ -249,16 +250,16 @@ def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look
             process.wait(10)
     finally:
         end(process)
-    assert found(check(KAGGLE, environ=READY, modules={}, dev=dev), "in use").state == "ok"
+    assert found(check(Machine(environ=READY, modules={}, dev=dev), host=KAGGLE), "in use").state == "ok"
 
 
 @LINUX
 def test_a_kernel_that_holds_a_chip_itself_has_to_restart(dev):
     with open(dev / "vfio" / "7"):
-        finding = found(check(COLAB, environ=READY, modules={}, dev=dev), "in use")
+        finding = found(check(Machine(environ=READY, modules={}, dev=dev), host=COLAB), "in use")
     assert "this kernel (process" in finding.fact
     assert finding.fix == "Runtime > Restart session"
-    assert found(check(COLAB, environ=READY, modules={}, dev=dev), "in use").state == "ok"
+    assert found(check(Machine(environ=READY, modules={}, dev=dev), host=COLAB), "in use").state == "ok"
 
 
 def process(proc, pid, parent, *targets, command=b"python\0train.py\0"):

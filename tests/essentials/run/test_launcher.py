@@ -387,7 +387,7 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
 def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):
     facts = {"versions": WITH_XLA, **facts}
     with pytest.raises(ValueError, match=message):
-        quietly(lambda core: None, machine=machine(**facts), **options)
+        quietly(lambda core: None, host=machine(**facts), **options)
 
 
 # ---- the kernel ----------------------------------------------------------------------------------------------------

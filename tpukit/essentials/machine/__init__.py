@@ -3,7 +3,8 @@
 from tpukit.essentials.machine import locks, orphans
 from tpukit.essentials.machine.busy_time import BusyTime
 from tpukit.essentials.machine.chip_holders import ChipsBusy, wait_for_chips
-from tpukit.essentials.machine.device_nodes import device_nodes
+from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Tpu, find_tpu
+from tpukit.essentials.machine.device_files import device_nodes
 from tpukit.essentials.machine.environment import RELEASES, Changes, install_line, prepare
 from tpukit.essentials.machine.files import part_of, write_whole
 from tpukit.essentials.machine.host import Host, host
@@ -11,6 +12,7 @@ from tpukit.essentials.machine.instructions import how_to_restart
 from tpukit.essentials.machine.orphans import Released, release
 from tpukit.essentials.machine.resources import available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.machine.tpu_picture import show_tpu
 
 __all__ = [
@@ -18,14 +20,21 @@ __all__ = [
     "Changes",
     "Check",
     "ChipsBusy",
+    "GENERATIONS",
     "Host",
+    "Machine",
+    "PRICES_OF",
     "RELEASES",
     "Released",
     "RuntimeCheckFailed",
+    "THIS_MACHINE",
+    "TPUS",
+    "Tpu",
     "available_memory",
     "check",
     "cpus",
     "device_nodes",
+    "find_tpu",
     "host",
     "how_to_restart",
     "install_line",

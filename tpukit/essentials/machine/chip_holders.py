@@ -4,8 +4,10 @@ import errno
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 
 
 def is_chip(node: str) -> bool:
@@ -13,10 +15,15 @@ def is_chip(node: str) -> bool:
     return re.fullmatch(r"(accel)?\d+", node) is not None
 
 
-def chip_holders(proc: Path, dev: Path) -> Iterator[tuple[int, str]]:
+def chip_nodes(machine: Machine) -> list[Path]:
+    """Return the device nodes of chips, of a v4 or earlier in /dev, of a v5e or later in /dev/vfio."""
+    return [node for node in [*entries(machine.dev), *entries(machine.dev / "vfio")] if is_chip(node.name)]
+
+
+def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
     """Yield (process id, device node) for every open chip; processes of other users are not visible to all users."""
-    folders = (str(dev.resolve()), str((dev / "vfio").resolve()))
-    for process in entries(proc):
+    folders = (str(machine.dev.resolve()), str((machine.dev / "vfio").resolve()))
+    for process in entries(machine.proc):
         if not process.name.isdigit():
             continue
         for fd in entries(process / "fd"):
@@ -70,10 +77,7 @@ def wait_for_chips(
     *,
     chip: int | None = None,
     seconds: float = 60.0,
-    dev: Path = Path("/dev"),
-    proc: Path = Path("/proc"),
-    environ: Mapping[str, str] = os.environ,
-    open_node: Callable[[str, int], int] = os.open,
+    machine: Machine = THIS_MACHINE,
 ) -> None:
     """Wait until so many chips, or one chosen `chip`, can be opened, saying so once with who holds the others.
 
@@ -85,14 +89,14 @@ def wait_for_chips(
         ChipsBusy: they are still busy after so many seconds. Not for a chosen chip: nodes are counted in the order of
             their numbers here, and libtpu, which may count otherwise, has the last word.
     """
-    nodes = [node for node in [*entries(dev), *entries(dev / "vfio")] if is_chip(node.name)]
-    if not nodes or any(environ.get(name) for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")):
+    nodes = chip_nodes(machine)
+    if not nodes or any(machine.environ.get(name) for name in ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES")):
         return
     if chip is not None:
         nodes = sorted(nodes, key=lambda node: int(node.name.removeprefix("accel")))[chip : chip + 1]
     deadline, said = time.monotonic() + seconds, False
-    while len(nodes) - len(busy := [node for node in nodes if _is_busy(node, open_node)]) < min(needed, len(nodes)):
-        facts = _who_holds(busy, proc, dev)
+    while len(nodes) - len(busy := [node for node in nodes if _is_busy(node, machine)]) < min(needed, len(nodes)):
+        facts = _who_holds(busy, machine)
         if time.monotonic() > deadline:
             if chip is not None:
                 return
@@ -108,22 +112,22 @@ def wait_for_chips(
         time.sleep(min(0.5, seconds / 10))
 
 
-def _is_busy(node: Path, open_node: Callable[[str, int], int]) -> bool:
+def _is_busy(node: Path, machine: Machine) -> bool:
     try:
-        os.close(open_node(str(node), os.O_RDWR | os.O_CLOEXEC))
+        os.close(machine.open_node(str(node), os.O_RDWR | os.O_CLOEXEC))
     except OSError as error:  # any other is for libtpu to tell, which knows more
         return error.errno == errno.EBUSY
     return False
 
 
-def _who_holds(busy: list[Path], proc: Path, dev: Path) -> str:
+def _who_holds(busy: list[Path], machine: Machine) -> str:
     """Say who holds these chips, one after the other; those of one holder together."""
-    holders = {node: pid for pid, node in chip_holders(proc, dev)}
+    holders = {node: pid for pid, node in chip_holders(machine)}
     by_holder: dict[int | None, list[str]] = {}
     for node in busy:
         by_holder.setdefault(holders.get(str(node.resolve())), []).append(str(node))
     return "; ".join(
         f"{', '.join(nodes)} by "
-        + (f"process {pid}: {command(proc, pid)}" if pid else "no process that is visible from here")
+        + (f"process {pid}: {command(machine.proc, pid)}" if pid else "no process that is visible from here")
         for pid, nodes in by_holder.items()
     )

@@ -1,10 +1,10 @@
 """Make this session ready: variables that make a multi-core start fail, and versions that work together."""
 
-import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.machine.host import Host, host
+from tpukit.essentials.machine.host import Host
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, as_html, current_cell
 
 
@@ -83,13 +83,14 @@ class Changes(Table):
         display({"text/plain": str(self), "text/html": as_html(self.rows(), title=heading)}, raw=True)
 
 
-def prepare(environ: MutableMapping[str, str] = os.environ, machine: Host | None = None) -> Changes:
+def prepare(machine: Machine = THIS_MACHINE, *, host: Host | None = None) -> Changes:
     """Make this session ready for launching on every core; show and return what was changed.
 
     Changes only variables that make a multi-core start fail, and removes those that nothing reads any more. A variable
     that may be set on purpose, such as XLA_USE_BF16, stays; `check` names it. Can be called again at any time.
     """
-    changes = needed_changes(environ, machine or host(environ))
+    environ = machine.environ
+    changes = needed_changes(environ, host or Host.read(machine))
     for change in changes:
         if change.after is None:
             del environ[change.variable]
@@ -100,7 +101,7 @@ def prepare(environ: MutableMapping[str, str] = os.environ, machine: Host | None
     return shown
 
 
-def needed_changes(environ: Mapping[str, str], machine: Host) -> tuple[Change, ...]:
+def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]:
     """Return what `prepare` would change, without changing it."""
     changes = []
 
@@ -119,37 +120,37 @@ def needed_changes(environ: Mapping[str, str], machine: Host) -> tuple[Change, .
             change("TPU_WORKER_ID", number, "this host's number, which CLOUD_TPU_TASK_ID has given so far")
     for variable in sorted(name for name in environ if name.startswith("XRT_")):
         change(variable, None, "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it")
-    if machine.chips and not environ.get("PJRT_DEVICE"):
+    if host.chips and not environ.get("PJRT_DEVICE"):
         change("PJRT_DEVICE", "TPU", "if it is unset, torch_xla uses the CPU where it finds no libtpu")
-    if machine.versions.get("torch_tpu") and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+    if host.versions.get("torch_tpu") and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and so starts libtpu.
         why = "`import torch` would load torch_tpu, whose first backward() takes the chips; workers load it themselves"
         change("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why)
     return tuple(changes)
 
 
-def install_line(machine: Host, *, rehearse_graphs: bool = False) -> str:
+def install_line(host: Host, *, rehearse_graphs: bool = False) -> str:
     """Return the pip line that completes torch, torch_xla and libtpu here; empty where nothing can be added.
 
     The torch of a platform's image is kept, and what matches it is added. torch_xla has wheels for Linux x86-64 only;
     elsewhere torch alone is enough to rehearse, as it is on a machine without chips that has torch already, unless
     graphs are to be rehearsed.
     """
-    torch, torch_xla, libtpu = (machine.versions.get(name) for name in ("torch", "torch_xla", "libtpu"))
+    torch, torch_xla, libtpu = (host.versions.get(name) for name in ("torch", "torch_xla", "libtpu"))
     newest = list(RELEASES)[-1]
-    has_wheels = machine.system == "Linux x86_64" and _minor(machine.versions["python"]) in _PYTHONS
+    has_wheels = host.system == "Linux x86_64" and _minor(host.versions["python"]) in _PYTHONS
     if not has_wheels:
         return "" if torch else "pip install torch torchvision"
-    wants_torch_xla = bool(machine.chips or torch_xla or not torch or rehearse_graphs)
+    wants_torch_xla = bool(host.chips or torch_xla or not torch or rehearse_graphs)
     parts = []
-    if not torch or (wants_torch_xla and base(torch) not in RELEASES and machine.platform not in IMAGES):
+    if not torch or (wants_torch_xla and base(torch) not in RELEASES and host.platform not in IMAGES):
         torch = newest
         parts += [f"torch=={newest}", f"torchvision=={RELEASES[newest].torchvision}"]
     release = RELEASES.get(base(torch))
     if release and wants_torch_xla:
         if torch_xla is None or base(torch_xla) not in release.torch_xla:
             parts.append(f"torch_xla=={release.torch_xla[-1]}")
-        if machine.chips and libtpu not in release.libtpu:
+        if host.chips and libtpu not in release.libtpu:
             # Not as torch_xla[tpu]: it pins a libtpu without a wheel for Python 3.13, so pip takes an older torch_xla.
             parts.append(f"libtpu=={release.libtpu[-1]}")
     return " ".join(["pip install", *parts]) if parts else ""

@@ -1,20 +1,20 @@
 """What this machine is: platform, TPU chips, versions and memory, each fact with its evidence."""
 
+from __future__ import annotations
+
 import os
-import platform as _platform
+import platform
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.essentials.machine.chips import GENERATIONS
 from tpukit.essentials.machine.resources import find_cpus, find_memory, read_text
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, human_size
 
 _GOOGLE = "0x1ae0"
-# PCI device ids; torch_xla, tpu_info and torch_tpu agree on them. v2 and v3 share one and differ in their subsystem.
-_GENERATIONS = {"0x005e": "v4", "0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e", "0x0076": "7x"}
-_V2_OR_V3, _SUBSYSTEMS = "0x0027", {"0x004e": "v2", "0x004f": "v3"}
-_TWO_CORES = {"v2", "v3", "v2/v3", "7x"}  # a v4 or v5p chip has two as well, but shows them as one device
 # TPU chips have the PCI class 0xff00, "unassigned" (seen for v2 and v5e); 0x12 is the standard class for accelerators.
 # Google's other devices have other classes: gVNIC 0x02 (network), disks 0x01, board controllers 0x08.
 _ACCELERATOR_CLASSES = ("0xff00", "0x12")
@@ -47,10 +47,42 @@ class Host(Table):
     shm: int | None  # bytes of /dev/shm; None where there is none
     evidence: Mapping[str, str]
 
+    @classmethod
+    def read(cls, machine: Machine = THIS_MACHINE) -> Host:
+        """Find the facts about a machine, without importing torch, using the network or opening a device."""
+        chips, chips_evidence = find_chips(machine.pci)
+        place, place_evidence = _find_platform(machine.environ, bool(chips))
+        memory, memory_evidence = find_memory(machine)
+        cpus, cpus_evidence = find_cpus(machine)
+        versions = {"python": platform.python_version()} | {name: machine.installed(name) for name in _PACKAGES}
+        versions["libtpu"] = versions["libtpu"] or machine.installed("libtpu-nightly")
+        shm = _filesystem_size(machine.shm)
+        return cls(
+            platform=place,
+            system=machine.system,
+            chips=len(chips),
+            generation=chips[0][0] if chips else None,
+            versions=versions,
+            memory=memory,
+            cpus=cpus,
+            shm=shm,
+            evidence={
+                "platform": place_evidence,
+                "system": "the operating system's own name",
+                "chips": chips_evidence,
+                "generation": chips_evidence,
+                "versions": "package metadata",
+                "memory": memory_evidence,
+                "cpus": cpus_evidence,
+                "shm": f"size of {machine.shm}" if shm is not None else f"no {machine.shm} here",
+            },
+        )
+
     @property
     def cores_per_chip(self) -> int:
         """The cores of a chip that torch_xla sees as separate devices: 2 on v2, v3 and 7x, otherwise 1."""
-        return 2 if self.generation in _TWO_CORES else 1
+        kind = GENERATIONS.get((self.generation or "").partition("/")[0])  # v2/v3: see find_chips
+        return kind.cores if kind else 1
 
     @property
     def cores(self) -> int:
@@ -90,58 +122,9 @@ class Host(Table):
         ]
 
 
-def installed_version(package: str) -> str | None:
-    """Read a package's version from its metadata, without importing it; None where it is not installed."""
-    from importlib import metadata  # 13 ms of `import tpukit` otherwise, a tenth of it
-
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def host(
-    environ: Mapping[str, str] = os.environ,
-    pci: Path = Path("/sys/bus/pci/devices"),
-    *,
-    proc: Path = Path("/proc"),
-    cgroup: Path = Path("/sys/fs/cgroup"),
-    shm: Path = Path("/dev/shm"),
-    installed: Callable[[str], str | None] = installed_version,
-    system: str | None = None,
-) -> Host:
-    """Describe this machine, without importing torch, using the network or opening a device.
-
-    The arguments say where to look, so that a test can describe another machine.
-    """
-    chips, chips_evidence = find_chips(pci)
-    generations = [generation for generation, _ in chips]
-    place, place_evidence = _find_platform(environ, bool(generations))
-    memory, memory_evidence = find_memory(proc, cgroup)
-    cpus, cpus_evidence = find_cpus(proc, cgroup)
-    versions = {"python": _platform.python_version()} | {package: installed(package) for package in _PACKAGES}
-    versions["libtpu"] = versions["libtpu"] or installed("libtpu-nightly")
-    size = _filesystem_size(shm)
-    return Host(
-        platform=place,
-        system=system or f"{_platform.system()} {_platform.machine()}",
-        chips=len(generations),
-        generation=generations[0] if generations else None,
-        versions=versions,
-        memory=memory,
-        cpus=cpus,
-        shm=size,
-        evidence={
-            "platform": place_evidence,
-            "system": "the operating system's own name",
-            "chips": chips_evidence,
-            "generation": chips_evidence,
-            "versions": "package metadata",
-            "memory": memory_evidence,
-            "cpus": cpus_evidence,
-            "shm": f"size of {shm}" if size is not None else f"no {shm} here",
-        },
-    )
+def host() -> Host:
+    """Describe this machine, without importing torch, using the network or opening a device."""
+    return Host.read()
 
 
 def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
@@ -156,10 +139,9 @@ def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
             continue
         model = read_text(device / "device")
         name = f"{_GOOGLE}:{model}"
-        if model == _V2_OR_V3:
-            known.append((_SUBSYSTEMS.get(read_text(device / "subsystem_device"), "v2/v3"), device, name))
-        elif model in _GENERATIONS:
-            known.append((_GENERATIONS[model], device, name))
+        if kinds := {one: kind.subsystem for one, kind in GENERATIONS.items() if kind.pci == model}:
+            subsystem = read_text(device / "subsystem_device")  # where it cannot be read, a v2 or v3 is a "v2/v3"
+            known.append(("/".join([one for one in kinds if kinds[one] == subsystem] or kinds), device, name))
         elif read_text(device / "class").startswith(_ACCELERATOR_CLASSES):
             unknown.append((f"unknown ({name})", device, name))
         else:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.essentials.machine.chip_holders import chip_holders, command, entries
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, counted
 
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")
 _FOLDER = re.compile(r"tpukit-(\d+)-(\d+-\d+)-")
-_PROC = Path("/proc")
+_PROC = THIS_MACHINE.proc
 _LONGEST_SOCKET_PATH = 107
 _SOCKET_NAME = len("/xxxxxxxx/listener-xxxxxxxx")  # as tempfile and multiprocessing end the path
 _GRACE_SECONDS = 2.0  # after SIGTERM, and again after SIGKILL
@@ -76,13 +77,13 @@ def make_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=name, dir=place))
 
 
-def release(*, proc: Path = _PROC, dev: Path = Path("/dev")) -> Released:
+def release(machine: Machine = THIS_MACHINE) -> Released:
     """End the workers of this user that have outlived their kernel, and return which they were.
 
     Workers end with their kernel, so there should be none. If there is one, it may still hold a chip, which `check`
     then reports as "in use". Workers of living kernels and all other processes are left alone.
     """
-    orphans = _find(proc, dev)
+    proc, orphans = machine.proc, _find(machine)
     started = {one.pid: _started(proc, one.pid) for one in orphans}
 
     def alive() -> list[int]:
@@ -108,9 +109,9 @@ def _identity(pid: int) -> str:
     return f"{_started(_PROC, pid)}-{namespace}"
 
 
-def _find(proc: Path, dev: Path) -> list[Orphan]:
-    found = []
-    chips = list(chip_holders(proc, dev))
+def _find(machine: Machine) -> list[Orphan]:
+    found, proc = [], machine.proc
+    chips = list(chip_holders(machine))
     for process in entries(proc):
         if not process.name.isdigit() or not _is_mine(process):
             continue

@@ -7,25 +7,25 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-_PROC, _CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 
 
-def cpus(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int:
+def cpus(machine: Machine = THIS_MACHINE) -> int:
     """Return the number of processors that this process may use; in a container often fewer than the machine has."""
-    return find_cpus(proc, cgroup)[0]
+    return find_cpus(machine)[0]
 
 
-def find_cpus(proc: Path = _PROC, cgroup: Path = _CGROUP, *, affinity: int | None = None) -> tuple[int, str]:
+def find_cpus(machine: Machine = THIS_MACHINE) -> tuple[int, str]:
     """Return the number of processors that this process may use, and where that number comes from.
 
     The CPU affinity alone is not enough: in a container with a quota of two processors on a machine of 96, it lists all
-    96, and 96 processes would then share two. `affinity` is the number of processors in it; None asks the system.
+    96, and 96 processes would then share two.
     """
-    if affinity is None and not hasattr(os, "sched_getaffinity"):  # macOS, Windows
+    if machine.affinity is None and not hasattr(os, "sched_getaffinity"):  # macOS, Windows
         found, source = os.cpu_count() or 1, "CPU count of the system"
     else:
-        found, source = affinity or len(os.sched_getaffinity(0)), "CPU affinity of this process"
-    for group in _control_groups(proc, cgroup, "cpu"):
+        found, source = machine.affinity or len(os.sched_getaffinity(0)), "CPU affinity of this process"
+    for group in _control_groups(machine, "cpu"):
         quota = (
             read_text(group / "cpu.max")
             or f"{read_text(group / 'cpu.cfs_quota_us')} {read_text(group / 'cpu.cfs_period_us')}"
@@ -38,15 +38,15 @@ def find_cpus(proc: Path = _PROC, cgroup: Path = _CGROUP, *, affinity: int | Non
     return found, source
 
 
-def find_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int | None, str]:
+def find_memory(machine: Machine = THIS_MACHINE) -> tuple[int | None, str]:
     """Return the bytes of memory that this process may use, and where that number comes from; None if unknown."""
     total, source = None, "this system does not tell"
-    for line in read_text(proc / "meminfo").splitlines():
+    for line in read_text(machine.proc / "meminfo").splitlines():
         if line.startswith("MemTotal:"):
-            total, source = int(line.split()[1]) * 1024, f"{proc}/meminfo"
+            total, source = int(line.split()[1]) * 1024, f"{machine.proc}/meminfo"
     if total is None and (physical := _physical_memory()) is not None:  # macOS
         total, source = physical, "sysconf"
-    for group in _control_groups(proc, cgroup, "memory"):
+    for group in _control_groups(machine, "memory"):
         for file in (group / "memory.max", group / "memory.limit_in_bytes"):
             limit = read_text(file)
             if limit.isdigit() and (total is None or int(limit) < total):  # "max", or 2**63 in version 1: no limit
@@ -54,18 +54,18 @@ def find_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> tuple[int | None,
     return total, source
 
 
-def available_memory(proc: Path = _PROC, cgroup: Path = _CGROUP) -> int | None:
+def available_memory(machine: Machine = THIS_MACHINE) -> int | None:
     """Return the bytes of memory that can still be filled without swapping; None if unknown.
 
     The smaller of the system's own estimate (MemAvailable) and what the limit of the control group leaves. Where there
     is no /proc/meminfo (macOS), half of all memory.
     """
-    found = re.search(r"^MemAvailable: +(\d+) kB", read_text(proc / "meminfo"), re.MULTILINE)
+    found = re.search(r"^MemAvailable: +(\d+) kB", read_text(machine.proc / "meminfo"), re.MULTILINE)
     if not found:
         physical = _physical_memory()
         return physical and physical // 2
     least = int(found[1]) * 1024
-    for group in _control_groups(proc, cgroup, "memory"):
+    for group in _control_groups(machine, "memory"):
         statistics = dict(line.split() for line in read_text(group / "memory.stat").splitlines())
         # Cached files count as used, but the system drops them when memory is needed. In version 1 of control groups,
         # the names that begin with total_ include the groups below.
@@ -91,12 +91,12 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
-def own_memory(proc: Path = _PROC) -> int:
+def own_memory(machine: Machine = THIS_MACHINE) -> int:
     """Return the bytes of memory that this process holds now, without files that are mapped; 0 if unknown.
 
     Right after a fork it is what the parent had; what is added later is this process's own.
     """
-    found = re.search(r"^RssAnon:\s+(\d+) kB", read_text(proc / "self" / "status"), re.MULTILINE)
+    found = re.search(r"^RssAnon:\s+(\d+) kB", read_text(machine.proc / "self" / "status"), re.MULTILINE)
     return int(found[1]) * 1024 if found else 0
 
 
@@ -108,13 +108,13 @@ def read_text(file: Path) -> str:
         return ""
 
 
-def _control_groups(proc: Path, cgroup: Path, controller: str) -> Iterator[Path]:
+def _control_groups(machine: Machine, controller: str) -> Iterator[Path]:
     """Yield the folders of the control groups that limit this process: its own and those above it."""
-    for line in read_text(proc / "self" / "cgroup").splitlines():
+    for line in read_text(machine.proc / "self" / "cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
-        root = cgroup / controller if controllers else cgroup  # version 1 has one tree per controller
+        root = machine.cgroup / controller if controllers else machine.cgroup  # version 1 has one tree per controller
         folder = root / path.strip("/")
         yield from (folder, *(parent for parent in folder.parents if parent.is_relative_to(root)))
 

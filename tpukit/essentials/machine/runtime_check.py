@@ -1,16 +1,14 @@
 """The runtime check: what this machine has, what is wrong, and what to do about it, without starting the runtime."""
 
 import os
-import sys
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from tpukit.essentials.backends import runtime_started, why_no_stand_in
-from tpukit.essentials.machine.chip_holders import ancestors, chip_holders, command, entries, is_chip
+from tpukit.essentials.machine.chip_holders import ancestors, chip_holders, chip_nodes, command
 from tpukit.essentials.machine.environment import IMAGES, RELEASES, base, install_line, needed_changes
-from tpukit.essentials.machine.host import Host, host
+from tpukit.essentials.machine.host import Host
 from tpukit.essentials.machine.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Finding, Findings, human_size
 
 _GIB = 2**30
@@ -54,7 +52,7 @@ class Check(Findings):
     """All findings, in order: a table, as text or in a notebook."""
 
     findings: tuple[Finding, ...]
-    machine: Host
+    host: Host
 
     @property
     def ok(self) -> bool:
@@ -64,7 +62,7 @@ class Check(Findings):
     @property
     def subject(self) -> str:
         """The machine in a few words: the beginning of the title."""
-        return f"{self.machine.platform}, {self.machine.hardware}"
+        return f"{self.host.platform}, {self.host.hardware}"
 
     def raise_for_failures(self) -> "Check":
         """Return this check if it has no failure.
@@ -75,65 +73,56 @@ class Check(Findings):
         if self.ok:
             return self
         lines = [f"not ready to launch: {len(self.failures)} of {len(self.findings)} findings are failures."]
-        lines.append(f"  found: {self.machine.summary}")
+        lines.append(f"  found: {self.host.summary}")
         for finding in self.failures:
             lines += [f"  {finding.name}: {finding.fact}", f"  fix:   {finding.fix}"]
         raise RuntimeCheckFailed("\n".join(lines))
 
 
-def check(
-    machine: Host | None = None,
-    *,
-    environ: Mapping[str, str] = os.environ,
-    modules: Container[str] = sys.modules,
-    proc: Path = Path("/proc"),
-    dev: Path = Path("/dev"),
-    started: Callable[[], bool] = runtime_started,
-    can_fork: bool = hasattr(os, "fork"),
-    no_stand_in: Callable[[], str | None] = why_no_stand_in,
-) -> Check:
+def check(machine: Machine = THIS_MACHINE, *, host: Host | None = None) -> Check:
     """Check whether this machine and this kernel are ready to launch, and what to do where they are not.
 
     Starts no runtime, imports no torch and opens no device, so it can be called before, between and after launches; it
-    takes a few milliseconds. The arguments say where to look, so that a test can check another machine.
+    takes a few milliseconds. `host` is what is known of the machine already.
     """
-    machine = machine or host(environ)
+    host, environ = host or Host.read(machine), machine.environ
     return Check(
         findings=(
-            _chips(machine, dev),
-            _device(machine, environ),
-            _versions(machine, environ),
-            *_variables(machine, environ),
-            _runtime(machine, started()),
-            _in_use(machine, proc, dev),
-            _tensorflow(machine, modules),
-            _memory(machine),
-            _shm(machine),
-            _fork(machine, environ, can_fork),
-            _rehearsal(machine, no_stand_in()),
+            _chips(host, machine),
+            _device(host, environ),
+            _versions(host, environ),
+            *_variables(host, environ),
+            _runtime(host, machine.started()),
+            _in_use(host, machine),
+            _tensorflow(host, machine.modules),
+            _memory(host),
+            _shm(host),
+            _fork(host, environ, machine.can_fork),
+            _rehearsal(host, machine.no_stand_in()),
         ),
-        machine=machine,
+        host=host,
     )
 
 
-def _chips(machine: Host, dev: Path) -> Finding:
-    name, evidence = "TPU", machine.evidence["chips"]
-    if not machine.chips:
+def _chips(host: Host, machine: Machine) -> Finding:
+    name, evidence = "TPU", host.evidence["chips"]
+    if not host.chips:
         fact = f"no TPU chip ({evidence}); a launch is a rehearsal on CPU processes, or uses the GPUs there are"
-        return Finding(name, "warning", fact, how_to_get_a_tpu(machine))
-    if machine.generation.startswith("unknown"):
-        fact = f"{machine.hardware}: torch_xla up to 2.9 does not know this kind and would use the CPU"
-        return Finding(name, "warning", fact, f"take a v5e or v6e TPU: {how_to_get_a_tpu(machine)}")
-    if not any(is_chip(node.name) for node in [*entries(dev), *entries(dev / "vfio")]):
-        fact = f"{machine.hardware} on the PCI bus, but no {dev}/accel*, no {dev}/vfio/*: no process can open them"
+        return Finding(name, "warning", fact, how_to_get_a_tpu(host))
+    if host.generation.startswith("unknown"):
+        fact = f"{host.hardware}: torch_xla up to 2.9 does not know this kind and would use the CPU"
+        return Finding(name, "warning", fact, f"take a v5e or v6e TPU: {how_to_get_a_tpu(host)}")
+    if not chip_nodes(machine):
+        dev = machine.dev
+        fact = f"{host.hardware} on the PCI bus, but no {dev}/accel*, no {dev}/vfio/*: no process can open them"
         fix = "start the container with `--privileged`, or with the devices; on a TPU VM, reboot it"
-        return Finding(name, "warning", fact, how_to_start_afresh(machine) if machine.platform in IMAGES else fix)
-    return Finding(name, "ok", f"{machine.hardware} ({evidence})")
+        return Finding(name, "warning", fact, how_to_start_afresh(host) if host.platform in IMAGES else fix)
+    return Finding(name, "ok", f"{host.hardware} ({evidence})")
 
 
-def _device(machine: Host, environ: Mapping[str, str]) -> Finding:
+def _device(host: Host, environ: Mapping[str, str]) -> Finding:
     name, device = "PJRT_DEVICE", environ.get("PJRT_DEVICE", "")
-    if not machine.chips:
+    if not host.chips:
         if device.startswith("TPU"):
             return Finding(name, "warning", f"{device}, but there is no chip", f"`{_unset(name)}`")
         return Finding(name, "ok", f"{device or 'unset'}, and there is no chip")
@@ -141,36 +130,36 @@ def _device(machine: Host, environ: Mapping[str, str]) -> Finding:
         fact = "unset: torch_xla chooses the device, and only its log says which"
         return Finding(name, "warning", fact, "`tpukit.prepare()`")
     if not device.startswith("TPU"):
-        fact = f"{device}, although {machine.hardware} are here: torch_xla would not use them, without a message"
+        fact = f"{device}, although {host.hardware} are here: torch_xla would not use them, without a message"
         return Finding(name, "failure", fact, f'`os.environ["{name}"] = "TPU"`')
     return Finding(name, "ok", device)
 
 
-def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
-    name, versions = "versions", machine.versions
+def _versions(host: Host, environ: Mapping[str, str]) -> Finding:
+    name, versions = "versions", host.versions
     torch, torch_xla = versions.get("torch"), versions.get("torch_xla")
     libtpu = versions.get("libtpu") or environ.get("TPU_LIBRARY_PATH")
     release = RELEASES.get(base(torch or ""))
     pair = f"torch {torch}, torch_xla {torch_xla}"
-    line = install_line(machine)
-    percent = "%" if machine.platform in ("Colab", "Kaggle") else ""
-    install = f"`{percent}{line}`, then {how_to_restart(machine)}" if line else how_to_start_afresh(machine)
+    line = install_line(host)
+    percent = "%" if host.platform in ("Colab", "Kaggle") else ""
+    install = f"`{percent}{line}`, then {how_to_restart(host)}" if line else how_to_start_afresh(host)
     if not torch:
         return Finding(name, "failure", "torch is not installed", install)
     if versions.get("torch_tpu") and not torch_xla:
         fact = f"torch {torch}, torch_tpu {versions['torch_tpu']}"
-        if not machine.chips:
+        if not host.chips:
             return Finding(name, "ok", fact)
         fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, which is tested more"
         return Finding(name, "warning", f"{fact}: experimental, not yet run on a chip by this kit", fix)
     if not torch_xla:
-        if not machine.chips:
+        if not host.chips:
             return Finding(name, "ok", f"torch {torch}; no torch_xla, but a rehearsal on plain CPU does not need it")
         if not line:
             install = "use Python 3.11 to 3.13 on Linux x86-64: torch_xla has no wheel for newer ones or other systems"
             if release is None:
-                install = how_to_start_afresh(machine)
-        elif machine.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
+                install = how_to_start_afresh(host)
+        elif host.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
             install = f"Session options > Environment > Always use latest environment, or {install}"
         return Finding(name, "failure", f"torch {torch}, no torch_xla, so the chips cannot be used", install)
     if torch.split(".")[:2] != torch_xla.split(".")[:2]:
@@ -180,7 +169,7 @@ def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
         known = " or ".join(f"torch {t} with torch_xla {r.torch_xla[-1]}" for t, r in RELEASES.items())
         fact = f"{pair}: this kit was not tested with this pair"
         return Finding(name, "warning", fact, f"if a launch fails, use {known}")
-    if not machine.chips:
+    if not host.chips:
         return Finding(name, "ok", pair)
     if not libtpu:
         return Finding(name, "failure", f"{pair}, no libtpu: torch_xla would use the CPU, without a message", install)
@@ -190,15 +179,15 @@ def _versions(machine: Host, environ: Mapping[str, str]) -> Finding:
     return Finding(name, "ok", f"{pair}, libtpu {libtpu}")
 
 
-def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _variables(host: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
     name, fine = "variables", True
-    for change in needed_changes(environ, machine):
+    for change in needed_changes(environ, host):
         if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
         fine = False
         # One chip is started without addresses, nothing reads XRT variables, and a kernel need not call backward().
         harmless = change.variable.startswith(("XRT_", "TORCH_DEVICE_"))
-        state = "failure" if machine.chips > 1 and not harmless else "warning"
+        state = "failure" if host.chips > 1 and not harmless else "warning"
         fact = (
             f"{change.variable}={change.before}: {change.why}"
             if change.before is not None
@@ -209,30 +198,30 @@ def _variables(machine: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
         if environ.get(variable, "") not in ("", "0", "false", "False"):
             fine = False
             yield Finding(name, "warning", f"{variable} {fact}", f"`{_unset(variable)}`{instead}")
-    for variable in _ONE_PROCESS if machine.chips > 1 else ():
+    for variable in _ONE_PROCESS if host.chips > 1 else ():
         if variable in environ:
             fine = False
             value = environ[variable]
-            fact = f"{variable}={value}: meant for one process, but all {machine.chips} workers would inherit it"
+            fact = f"{variable}={value}: meant for one process, but all {host.chips} workers would inherit it"
             yield Finding(name, "failure", fact, f"`{_unset(variable)}`, unless several notebooks share the chips")
     if fine:
         yield Finding(name, "ok", "none that would mislead torch_xla")
 
 
-def _runtime(machine: Host, started: bool) -> Finding:
+def _runtime(host: Host, started: bool) -> Finding:
     if started:
         fact = "this kernel has started the XLA runtime, so forked workers cannot start theirs"
         fix = "call torch_xla.device(), xm.master_print() and the like only inside the worker"
-        return Finding("runtime", "failure", fact, f"{how_to_restart(machine)}; {fix}")
+        return Finding("runtime", "failure", fact, f"{how_to_restart(host)}; {fix}")
     return Finding("runtime", "ok", "not started in this kernel, as it should be")
 
 
-def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
-    name = "in use"
-    if not machine.chips:
+def _in_use(host: Host, machine: Machine) -> Finding:
+    name, proc = "in use", machine.proc
+    if not host.chips:
         return Finding(name, "ok", "no chip that could be in use")
     holders = {}
-    for process, node in chip_holders(proc, dev):
+    for process, node in chip_holders(machine):
         holders.setdefault(process, []).append(node)
     if not holders:
         return Finding(name, "ok", "no process that is visible from here holds a chip")
@@ -242,7 +231,7 @@ def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
         chips = nodes[0] if len(nodes) == 1 else f"{len(nodes)} chips"
         if pid == own:
             facts.append(f"this kernel (process {pid}) holds {chips}")
-            fixes.append(how_to_restart(machine))
+            fixes.append(how_to_restart(host))
             continue
         relation = "a child of this kernel" if own in ancestors(proc, pid) else "another program"
         facts.append(f"process {pid}, {relation}, holds {chips}: {command(proc, pid)}")
@@ -251,15 +240,15 @@ def _in_use(machine: Host, proc: Path, dev: Path) -> Finding:
     return Finding(name, "failure", "\n".join(facts), "; ".join(dict.fromkeys(fixes)))
 
 
-def _tensorflow(machine: Host, modules: Container[str]) -> Finding:
-    name, versions = "TensorFlow", machine.versions
+def _tensorflow(host: Host, modules: Container[str]) -> Finding:
+    name, versions = "TensorFlow", host.versions
     package = next((package for package in ("tensorflow", "tensorflow-tpu") if versions.get(package)), None)
     if package is None:
         cpu = versions.get("tensorflow-cpu")
         return Finding(name, "ok", f"tensorflow-cpu {cpu}, which does not touch the chips" if cpu else "not installed")
-    if not (machine.chips and versions.get("torch_xla")):
+    if not (host.chips and versions.get("torch_xla")):
         return Finding(name, "ok", f"{package} {versions[package]}, but there is no TPU it could take")
-    fix = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`, then {how_to_restart(machine)}"
+    fix = f"`pip uninstall -y {package}`, `pip install tensorflow-cpu`, then {how_to_restart(host)}"
     if "tensorflow" in modules:
         fact = f"{package} is imported in this kernel and may hold libtpu, the library of the TPU"
         return Finding(name, "failure", fact, fix)
@@ -267,45 +256,45 @@ def _tensorflow(machine: Host, modules: Container[str]) -> Finding:
     return Finding(name, "warning", fact, fix)
 
 
-def _memory(machine: Host) -> Finding:
-    name, source = "memory", machine.evidence["memory"]
-    if machine.memory is None:
+def _memory(host: Host) -> Finding:
+    name, source = "memory", host.evidence["memory"]
+    if host.memory is None:
         return Finding(name, "ok", f"unknown: {source}")
-    workers = machine.cores or min(8, max(2, machine.cpus))  # as many as launch would start
-    fact = f"{human_size(machine.memory)} for {workers} workers ({source})"
-    if machine.memory < _WORKER_MEMORY * (workers + 1):  # one more for the kernel
+    workers = host.cores or min(8, max(2, host.cpus))  # as many as launch would start
+    fact = f"{human_size(host.memory)} for {workers} workers ({source})"
+    if host.memory < _WORKER_MEMORY * (workers + 1):  # one more for the kernel
         fix = f"take a machine with {workers + 1} GiB or more, or launch with cores=1"
         return Finding(name, "warning", f"{fact}: each needs at least about 1 GiB", fix)
     return Finding(name, "ok", fact)
 
 
-def _shm(machine: Host) -> Finding:
+def _shm(host: Host) -> Finding:
     name = "/dev/shm"
-    if machine.shm is None:
+    if host.shm is None:
         return Finding(name, "ok", "this system has none and needs none")
-    if machine.shm < _LEAST_SHM:
-        fact = f"{human_size(machine.shm)}: the worker processes of a DataLoader pass their batches through it"
+    if host.shm < _LEAST_SHM:
+        fact = f"{human_size(host.shm)}: the worker processes of a DataLoader pass their batches through it"
         fix = "keep num_workers=0, as core.batches does; or start the container with `--shm-size=8g`"
         return Finding(name, "warning", fact, fix)
-    return Finding(name, "ok", human_size(machine.shm))
+    return Finding(name, "ok", human_size(host.shm))
 
 
-def _fork(machine: Host, environ: Mapping[str, str], can_fork: bool) -> Finding:
+def _fork(host: Host, environ: Mapping[str, str], can_fork: bool) -> Finding:
     name = "fork"
     if not can_fork:
-        fact = f"{machine.system} cannot fork: a launch rehearses on one core, in this kernel itself"
+        fact = f"{host.system} cannot fork: a launch rehearses on one core, in this kernel itself"
         return Finding(name, "warning", fact, "for several cores use Linux (on Windows: WSL 2), Colab or Kaggle")
-    if machine.system.startswith("Darwin") and environ.get("OBJC_DISABLE_INITIALIZE_FORK_SAFETY") != "YES":
+    if host.system.startswith("Darwin") and environ.get("OBJC_DISABLE_INITIALIZE_FORK_SAFETY") != "YES":
         fact = "possible, but macOS kills a forked worker that uses certain system frameworks"
         return Finding(name, "warning", fact, "start Jupyter with OBJC_DISABLE_INITIALIZE_FORK_SAFETY=YES")
     return Finding(name, "ok", "possible")
 
 
-def _rehearsal(machine: Host, no_stand_in: str | None) -> Finding:
+def _rehearsal(host: Host, no_stand_in: str | None) -> Finding:
     name, cpu = "rehearsal", 'CPU processes (`backend="cpu"`)'
-    if machine.chips:
+    if host.chips:
         return Finding(name, "ok", f"not needed, there are chips; {cpu} stand in for them on request")
-    if not machine.versions.get("torch_xla"):
+    if not host.versions.get("torch_xla"):
         return Finding(name, "ok", f"{cpu}; graphs cannot be rehearsed without torch_xla")
     if no_stand_in:
         fact = f'{cpu}, or XLA:CPU processes joined by gloo (`backend="xla"`); no stand-in for libtpu: {no_stand_in}'

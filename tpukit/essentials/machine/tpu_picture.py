@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from tpukit.essentials.machine.chips import GENERATIONS, Generation, find_tpu
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,27 +18,6 @@ _WIDTH, _HEIGHT, _DPI = 10.0, 7.7, 150  # inches, inches, dots an inch
 _SMALL, _BODY, _TITLE = 8.5, 9.5, 14.0  # points
 
 
-@dataclass(frozen=True)
-class _Generation:
-    """A kind of chip. Google's figures: docs.cloud.google.com/tpu/docs, the pages v2, v3, v4, v5e and v6e."""
-
-    tensor_cores: int  # of a chip
-    devices: int  # cores that PyTorch sees of a chip: the two TensorCores of a v4 work as one
-    memory: str  # of a chip
-    teraflops: int  # a second and chip, in bfloat16, at most
-
-
-_GENERATIONS = {
-    "v2": _Generation(2, 2, "16 GiB", 46),  # not in its page: "A Domain Specific Supercomputer for Training ..." (2020)
-    "v3": _Generation(2, 2, "32 GiB", 123),
-    "v4": _Generation(2, 1, "32 GiB", 275),
-    "v5e": _Generation(1, 1, "16 GB", 197),
-    "v6e": _Generation(1, 1, "32 GB", 918),
-}
-# The number in a name counts the TensorCores up to v4, the chips from v5e on. More chips than these have several hosts.
-_CHIPS = {"v2-8": 4, "v3-8": 4, "v4-8": 4, "v5e-1": 1, "v5e-4": 4, "v5e-8": 8, "v6e-1": 1, "v6e-4": 4, "v6e-8": 8}
-
-
 def show_tpu(name: str = "v5e-8") -> Figure:
     """Draw a machine with TPU chips: the kernel, its worker processes, the chips, and what becomes of a step.
 
@@ -47,16 +27,17 @@ def show_tpu(name: str = "v5e-8") -> Figure:
     Raises:
         ValueError: no machine with one host has this name.
     """
-    if name not in _CHIPS:
-        raise ValueError(
-            f"show_tpu draws machines with one host, got {name!r}\n"
-            f"  found: {', '.join(_CHIPS)}\n"
-            '  fix:   show_tpu("v5e-8"), for example'
-        )
-    kind, chips = _GENERATIONS[name.split("-")[0]], _CHIPS[name]
+    tpu = find_tpu(name)
+    kind, chips = GENERATIONS[tpu.generation], tpu.chips
     figure, axes = _canvas()
-    cores = chips * kind.devices
-    _text(axes, 0.25, 7.38, f"A TPU {name}: {_count(chips, 'chip')}, {_count(cores, 'core')}", _TITLE, weight="bold")
+    _text(
+        axes,
+        0.25,
+        7.38,
+        f"A TPU {tpu.name}: {_count(chips, 'chip')}, {_count(tpu.cores, 'core')}",
+        _TITLE,
+        weight="bold",
+    )
     _text(axes, 9.75, 7.38, "who runs where: one process a chip", _BODY, color=_MUTED, ha="right")
     places = [3.05 + 6.55 * (index + 0.5) / chips for index in range(chips)]
     room = 6.55 / max(chips, 4)
@@ -85,7 +66,7 @@ def _png(figure: Figure) -> bytes:
     return buffer.getvalue()
 
 
-def _draw_host(axes: Axes, kind: _Generation, places: list[float], room: float) -> None:
+def _draw_host(axes: Axes, kind: Generation, places: list[float], room: float) -> None:
     """Draw the host: the notebook's kernel, and the processes forked from it."""
     _box(axes, 0.25, 5.45, 9.5, 1.7, _FILL, _RULE)
     _text(axes, 0.4, 6.98, "host: processors, memory and disk; all Python runs here", _SMALL, color=_MUTED)
@@ -96,7 +77,7 @@ def _draw_host(axes: Axes, kind: _Generation, places: list[float], room: float) 
     _text(axes, 2.58, 6.33, "fork", _SMALL, color=_MUTED, ha="center")
     for index, x in enumerate(places):
         _box(axes, x - 0.42 * room, 5.62, 0.84 * room, 1.14, _BLUE, _BLUE, name="process")
-        ranks = range(index * kind.devices, (index + 1) * kind.devices)
+        ranks = range(index * kind.cores, (index + 1) * kind.cores)
         words = "worker" if room < 1 else "worker process"
         _text(axes, x, 6.48, words, _SMALL, color="white", ha="center")
         told = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} and {ranks[-1]}"
@@ -105,7 +86,7 @@ def _draw_host(axes: Axes, kind: _Generation, places: list[float], room: float) 
         _text(axes, x, 5.9, reads, _SMALL, color="white", ha="center")
 
 
-def _draw_chips(axes: Axes, kind: _Generation, places: list[float], room: float) -> None:
+def _draw_chips(axes: Axes, kind: Generation, places: list[float], room: float) -> None:
     """Draw the chips below their processes, in two slanted rows as on their board, with the links between them."""
     side = min(0.9, 0.76 * room)
     middles = [(x, 4.72 if index % 2 == 0 else 3.92) for index, x in enumerate(places)]
@@ -118,19 +99,20 @@ def _draw_chips(axes: Axes, kind: _Generation, places: list[float], room: float)
         _box(axes, x - side / 2, y - 0.27, side, 0.54, _ORANGE, _PAPER, name="chip")
         _text(axes, x, y + 0.14, f"chip {index}", _SMALL, color="white", ha="center", weight="bold")
         width = (side - 0.12) / kind.tensor_cores
-        joined = kind.tensor_cores > kind.devices  # drawn without a gap: PyTorch sees one
+        joined = kind.tensor_cores > kind.cores  # drawn without a gap: PyTorch sees one
         for core in range(kind.tensor_cores):
             left = x - side / 2 + 0.06 + core * width
             _box(axes, left, y - 0.2, width - (0 if joined else 0.04), 0.2, "#f3d9c3", "none", name="core", round=0)
-        for core in range(kind.devices):
-            at = x - side / 2 + 0.06 + (core + 0.5) * (side - 0.12) / kind.devices - (0 if joined else 0.02)
+        for core in range(kind.cores):
+            at = x - side / 2 + 0.06 + (core + 0.5) * (side - 0.12) / kind.cores - (0 if joined else 0.02)
             _text(axes, at, y - 0.11, "core", _SMALL - 0.5, ha="center")
     a_chip = "one core" if kind.tensor_cores == 1 else "two cores"
-    if kind.tensor_cores > kind.devices:
+    if kind.tensor_cores > kind.cores:
         a_chip = "two cores that work as one"
     links = "the links between chips average\nthe gradients, past the host"
     _text(axes, 0.25, 5.22, "PCI bus: batches go down,\nresults come up", _SMALL, color=_BLUE)
-    words = f"a chip: {a_chip},\n{kind.memory} of memory,\nup to {kind.teraflops} TFLOP/s in bfloat16"
+    gib, teraflops = kind.gib * kind.cores, kind.teraflops * kind.cores
+    words = f"a chip: {a_chip},\n{gib} GiB of memory,\nup to {teraflops:.0f} TFLOP/s in bfloat16"
     _text(axes, 0.25, 4.56, words, _SMALL, color="#a85a17")
     if len(places) > 1:
         _text(axes, 0.25, 3.9, links, _SMALL, color="#34744a")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpukit.essentials.backends import Topology, runtimes
-from tpukit.essentials.machine import Host, host, wait_for_chips
+from tpukit.essentials.machine import Host, wait_for_chips
 from tpukit.essentials.run.failure import Failure
 from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, worker_failed
 from tpukit.essentials.run.signals import sigterm_ends_the_run
@@ -80,7 +80,7 @@ def launch_each(
     heartbeat: float = 1.0,
     progress: str | None = None,
     precision: str | None = None,
-    machine: Host | None = None,
+    host: Host | None = None,
 ) -> Jobs:
     """Run `fn(core, config)` for each config, as many at a time as there are cores, each alone on its core.
 
@@ -100,21 +100,21 @@ def launch_each(
         heartbeat: as in `launch`.
         progress: as in `launch`; a bar for each job, and no curves.
         precision: as in `launch`.
-        machine: as in `launch`.
+        host: as in `launch`.
 
     Raises:
         ValueError: there is no config, more `cores` are asked for than there are, or as in `launch`.
         RuntimeInUse: this process has started the XLA or CUDA runtime.
         Interrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
     """
-    machine = machine or host()
+    host = host or Host.read()
     configs = list(configs)
     if not configs:
         raise ValueError("launch_each needs at least one config, got none\n  fix:   pass a list, such as range(5)")
     limits, tasks = Limits(timeout, stall, heartbeat), [Task(fn, (config,), seed, precision) for config in configs]
-    topology = choose_topology(machine, 1, backend)
-    places = min(_places(machine, cores, backend), len(configs))
-    refuse_if_in_use(machine)
+    topology = choose_topology(host, 1, backend)
+    places = min(_places(host, cores, backend), len(configs))
+    refuse_if_in_use(host)
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.rehearsal:
             display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
@@ -128,9 +128,9 @@ def launch_each(
     return queue.jobs(configs)
 
 
-def _places(machine: Host, cores: int | None, backend: str | None) -> int:
+def _places(host: Host, cores: int | None, backend: str | None) -> int:
     """Return how many jobs run at a time."""
-    whole = choose_topology(machine, None, backend)
+    whole = choose_topology(host, None, backend)
     there = whole.processes or 1  # 0 where nothing can be forked
     if cores is None:
         return there
@@ -139,7 +139,7 @@ def _places(machine: Host, cores: int | None, backend: str | None) -> int:
     if cores > there and not (whole.rehearsal and whole.processes):
         raise ValueError(
             f"cores={cores} jobs at a time cannot be had, at most {there}\n"
-            f"  found: {machine.summary}\n"
+            f"  found: {host.summary}\n"
             "  fix:   leave cores out; configs that have to wait are run as soon as a core is free"
         )
     return cores

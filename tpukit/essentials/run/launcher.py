@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
-from tpukit.essentials.machine import Host, host, wait_for_chips
+from tpukit.essentials.machine import Host, wait_for_chips
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import Failure, message
 from tpukit.essentials.run.host_memory import memory_warning
@@ -130,7 +130,7 @@ def launch(
     to: Writer | Sequence[Writer] | None = None,
     precision: str | None = None,
     hosts: Hosts | None = None,
-    machine: Host | None = None,
+    host: Host | None = None,
     **unknown: object,
 ) -> Run:
     """Run `fn(core, *args)` on every core, each in a process of its own, and return when all are done.
@@ -168,7 +168,7 @@ def launch(
         hosts: which of several hosts this is, where each of them calls launch with the same arguments; the run it
             returns is this host's part. `tpukit.cloud.ray_train` does all that. A core that waits for another host is
             not called stalled, since only that host knows what its cores do.
-        machine: the `Host` to plan for, if not this one.
+        host: the `Host` to plan for, if not this one.
         **unknown: refused: every keyword is an option of launch. What `fn` takes by keyword goes through
             `functools.partial(fn, lr=0.1)`.
 
@@ -184,16 +184,13 @@ def launch(
     """
     if unknown:
         raise TypeError(_not_an_option(fn, unknown))
-    machine = machine or host()
+    host = host or Host.read()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed, precision)
-    if device is None:
-        topology = choose_topology(machine, cores, backend)
-    else:
-        topology = choose_device(machine, device, cores, backend)
+    topology = choose_topology(host, cores, backend) if device is None else choose_device(host, device, cores, backend)
     if hosts is not None:
         topology = replace(topology, hosts=hosts)
         task = replace(task, fn=functools.partial(_over_hosts, fn, topology))
-    refuse_if_in_use(machine)
+    refuse_if_in_use(host)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with sigterm_ends_the_run(), screen(progress) as display:
         writers = LogWriters(to, display.line)

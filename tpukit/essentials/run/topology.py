@@ -14,7 +14,7 @@ class RuntimeInUse(RuntimeError):
     """This process is a worker, or has started the device's runtime, so a fork of it could not start its own."""
 
 
-def choose_topology(machine: Host, cores: int | None, backend: str | None) -> Topology:
+def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topology:
     """Choose backend, cores and processes for a machine; None chooses the best backend and all cores there are.
 
     Raises:
@@ -28,45 +28,45 @@ def choose_topology(machine: Host, cores: int | None, backend: str | None) -> To
         raise ValueError(f"backend is one of None, {', '.join(map(repr, names))}; got {backend!r}")
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or cores < 1):
         raise ValueError(f"cores is a whole number, at least 1, or None for all there are, got {cores!r}")
-    runtime = _choose_runtime(machine, backend)
-    if runtime.package and machine.versions.get(runtime.package) is None:
+    runtime = _choose_runtime(host, backend)
+    if runtime.package and host.versions.get(runtime.package) is None:
         raise ValueError(
             f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed\n"
-            f"  found: {machine.summary}\n"
-            f"  fix:   {runtime.how_to_install or install_line(machine, rehearse_graphs=True) or _WHEELS}; "
+            f"  found: {host.summary}\n"
+            f"  fix:   {runtime.how_to_install or install_line(host, rehearse_graphs=True) or _WHEELS}; "
             "or backend='cpu'"
         )
-    return runtime.topology(machine, cores)
+    return runtime.topology(host, cores)
 
 
-def choose_device(machine: Host, device: int, cores: int | None, backend: str | None) -> Topology:
+def choose_device(host: Host, device: int, cores: int | None, backend: str | None) -> Topology:
     """Return a run of one process on the one chip or GPU of that number; a CPU process stands in for it.
 
     Raises:
         ValueError: there is none of that number, or more cores are asked for.
     """
-    there = choose_topology(machine, None, backend).processes or 1  # 0 where nothing can be forked
+    there = choose_topology(host, None, backend).processes or 1  # 0 where nothing can be forked
     if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < there or cores not in (None, 1):
         raise ValueError(
             f"device is the number of one chip, 0 to {there - 1} here, and runs one core\n"
             f"  found: device={device!r}, cores={cores!r}\n"
             f"  fix:   launch(..., device={there - 1}), or leave device out for all"
         )
-    return replace(choose_topology(machine, 1, backend), device_number=device)
+    return replace(choose_topology(host, 1, backend), device_number=device)
 
 
-def _choose_runtime(machine: Host, backend: str | None) -> Runtime:
+def _choose_runtime(host: Host, backend: str | None) -> Runtime:
     """Return the runtime that was asked for, or what rehearses for it where the machine has no such device."""
     if backend is None:  # nothing slower than plain CPU processes unless it is asked for
-        first, *others = [one for name, one in runtimes().items() if ":" not in name and one.is_present(machine)]
+        first, *others = [one for name, one in runtimes().items() if ":" not in name and one.is_present(host)]
         same = [one for one in (first, *others) if one.hardware == first.hardware]
-        return next((one for one in same if machine.versions.get(one.package)), first)
+        return next((one for one in same if host.versions.get(one.package)), first)
     asked = runtimes()[backend]
-    rehearsals = [one for name, one in runtimes().items() if name.startswith(f"{backend}:") and one.is_present(machine)]
-    return asked if asked.is_present(machine) or not rehearsals else rehearsals[0]
+    rehearsals = [one for name, one in runtimes().items() if name.startswith(f"{backend}:") and one.is_present(host)]
+    return asked if asked.is_present(host) or not rehearsals else rehearsals[0]
 
 
-def refuse_if_in_use(machine: Host) -> None:
+def refuse_if_in_use(host: Host) -> None:
     """Raise `RuntimeInUse` if this process is a worker, or has started a device's runtime, which no fork can share."""
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         if process and process.name.startswith(WORKER):
@@ -82,5 +82,5 @@ def refuse_if_in_use(machine: Host) -> None:
             "  found: an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print()\n"
             "         met.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() and .cuda() do, imports do not;\n"
             "         where torch_tpu is loaded, .backward() does, unless prepare() came before `import torch`\n"
-            f"  fix:   {how_to_restart(machine)}, and keep such calls inside the worker function"
+            f"  fix:   {how_to_restart(host)}, and keep such calls inside the worker function"
         )

@@ -1,35 +1,33 @@
 """Whether every chip on the PCI bus has a device node that this process may open."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
-from tpukit.essentials.machine.chip_holders import entries, is_chip
+from tpukit.essentials.machine.chip_holders import chip_nodes
 from tpukit.essentials.machine.environment import IMAGES
 from tpukit.essentials.machine.host import Host, find_chips
 from tpukit.essentials.machine.instructions import how_to_start_afresh
+from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Finding
 
 
-def device_nodes(
-    machine: Host, *, pci: Path, dev: Path, access: Callable[[Path, int], bool] = os.access
-) -> Finding | None:
+def device_nodes(host: Host, machine: Machine = THIS_MACHINE) -> Finding | None:
     """Return a finding about the device nodes of a machine's chips, without opening one; None without a chip.
 
     A v5e or later is opened through its IOMMU group, /dev/vfio/<group>, so a container may show all chips on the PCI
     bus and the nodes of a few; a v4 or earlier is /dev/accel<N>.
     """
-    chips, _ = find_chips(pci)
+    chips, _ = find_chips(machine.pci)
     if not chips:
         return None
     name = "device nodes"
-    nodes = [node for node in [*entries(dev), *entries(dev / "vfio")] if is_chip(node.name)]
-    refused = [node for node in sorted(nodes) if not access(node, os.R_OK | os.W_OK)]
-    missing = _without_node([device for _, device in chips], nodes, dev)
+    nodes = chip_nodes(machine)
+    refused = [node for node in sorted(nodes) if not machine.access(node, os.R_OK | os.W_OK)]
+    missing = _without_node([device for _, device in chips], nodes, machine.dev)
     if missing:
         fact = f"{len(missing)} of {len(chips)} chips cannot be opened: no {', no '.join(missing)}"
         fix = "start the container with `--privileged`, or with these devices; on a TPU VM, reboot it"
-        return Finding(name, "failure", fact, how_to_start_afresh(machine) if machine.platform in IMAGES else fix)
+        return Finding(name, "failure", fact, how_to_start_afresh(host) if host.platform in IMAGES else fix)
     if refused:
         fact = f"this user may not open {', '.join(map(str, refused))}"
         return Finding(name, "failure", fact, f"`sudo chmod a+rw {' '.join(map(str, refused))}`, or run as root")
