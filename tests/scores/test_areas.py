@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import tpukit
-from tpukit.scores.areas import _curve, score, several
+from tpukit.scores.areas import _curve, score
 
 
 def exams(count=60, slices=12, seed=0, strength=2.5):
@@ -93,14 +93,6 @@ def test_what_has_no_curve_is_refused_with_the_fix(labels, probabilities, messag
 def test_a_table_of_other_shapes_is_refused():
     with pytest.raises(ValueError, match=r"got \(4, 2\), \(4, 1\) and 2 names"):
         tpukit.scores.auroc_table(np.zeros((4, 2)), np.zeros(4), names=["a", "b"])
-
-
-def test_words_in_the_plural():
-    assert [several(word, count) for word, count in [("study", 1), ("study", 2), ("image", 0)]] == [
-        "study",
-        "studies",
-        "images",
-    ]
 
 
 def test_a_figure_says_how_many_are_positive_and_its_text_says_what_it_shows(tmp_path):
