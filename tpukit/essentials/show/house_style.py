@@ -22,6 +22,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from tpukit.essentials.show.errors import WrongValue
+
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.axes import Axes
@@ -109,7 +111,7 @@ def show_figure(figure: Figure, alt: str) -> Figure:
     import sys
 
     if not alt.strip():
-        raise ValueError('a figure says in words what it shows, got ""\n  fix:   show_figure(figure, "Bars of ...")')
+        raise WrongValue('a figure says in words what it shows, got ""', fix='show_figure(figure, "Bars of ...")')
     figure.set_facecolor(PAPER)
     for axes in figure.axes:
         axes.set_facecolor(PAPER)
