@@ -205,10 +205,8 @@ def _taken(folder: Path) -> int:
 def _full(target: CacheFolder) -> NoRoom:
     plan, free = target.plan, shutil.disk_usage(target.folder).free
     return NoRoom(
-        (
-            f"the disk of {target.folder} is full: a cache of {plan['count']:,} images at {plan['size']} pixels takes "
-            f"{human_size(layout_of(plan).bytes)}"
-        ),
+        f"the disk of {target.folder} is full: a cache of {plan['count']:,} images at {plan['size']} pixels takes "
+        f"{human_size(layout_of(plan).bytes)}",
         found=f"{human_size(free)} free",
         fix="make room and call it again; or a folder on a larger disk, a smaller size, or cache_or_decode(...)",
     )

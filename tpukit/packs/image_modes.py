@@ -34,10 +34,8 @@ def to_rgb(image, window: tuple[float, float] | None = None):
             window = (0, 65535)
         if window is None:
             raise WrongValue(
-                (
-                    f"a {image.format or 'Pillow image'} of mode {image.mode} has a range of values that nothing says: "
-                    "which are black and white?"
-                ),
+                f"a {image.format or 'Pillow image'} of mode {image.mode} has a range of values that nothing says: "
+                "which are black and white?",
                 fix="pack(..., window=(low, high))",
             )
         return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")

@@ -129,10 +129,8 @@ def _check_table(table, features) -> bool:
             )
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
         raise WrongValue(
-            (
-                f"there is one row of features for each of the {len(table)} rows of the table, got "
-                f"{tuple(np.shape(features))}"
-            ),
+            f"there is one row of features for each of the {len(table)} rows of the table, got "
+            f"{tuple(np.shape(features))}",
             fix=("features of the same images in the same order: table.iloc[images.rows]"),
         )
     if given:

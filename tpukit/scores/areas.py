@@ -83,10 +83,8 @@ def auroc_table(
     names = [str(number) for number in range(labels.shape[1])] if names is None else list(names)
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         raise WrongValue(
-            (
-                f"labels, probabilities and names are of the same labels, got {labels.shape}, {probabilities.shape} "
-                f"and {len(names)} names"
-            ),
+            f"labels, probabilities and names are of the same labels, got {labels.shape}, {probabilities.shape} "
+            f"and {len(names)} names",
             fix="one name for each column, and one probability for each label",
         )
     rows, with_label = [], f"positive {plural(group)}"
@@ -143,10 +141,8 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> tuple:
     groups = np.arange(len(truth)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     if not len(truth) == len(chances) == len(groups):
         raise WrongValue(
-            (
-                f"one label, one probability and one group for each sample, got {len(truth)}, {len(chances)} and "
-                f"{len(groups)}"
-            ),
+            f"one label, one probability and one group for each sample, got {len(truth)}, {len(chances)} and "
+            f"{len(groups)}",
             fix="pass them of the same samples, in the same order",
         )
     if not set(np.unique(truth).tolist()) <= {0.0, 1.0} or np.isnan(chances).any():

@@ -52,10 +52,8 @@ def check_order(name: str, sampler: ShardedSampler) -> None:
         )
     if sampler.shuffle or sampler.drop_last:
         raise WrongValue(
-            (
-                f"{name} needs every sample once, in order; got batches with shuffle={sampler.shuffle}, "
-                f"drop_last={sampler.drop_last}"
-            ),
+            f"{name} needs every sample once, in order; got batches with shuffle={sampler.shuffle}, "
+            f"drop_last={sampler.drop_last}",
             fix="core.batches(dataset, batch_size=...) without them",
         )
 
@@ -160,10 +158,8 @@ def _check_width(whole, leaf) -> None:
     """Raise for outputs or targets that differ in more than their number from step to step: they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
         raise WrongValue(
-            (
-                f"outputs and targets of all steps are joined, and these have the shapes (B, {_rest(whole)}) and "
-                f"(B, {_rest(leaf)})"
-            ),
+            f"outputs and targets of all steps are joined, and these have the shapes (B, {_rest(whole)}) and "
+            f"(B, {_rest(leaf)})",
             found="batches by length, of which the model returns, or the dataset has, something of every position",
             fix=(
                 "evaluate with one length, the largest: buckets=(256,), say; or keep_outputs=False; or return one "

@@ -239,10 +239,8 @@ class XlaRuntime(Runtime):
             if not type(error).__module__.startswith("requests"):
                 raise
             raise Failed(
-                (
-                    "torch_xla does not import: it asks Google Cloud's metadata server which TPU this is, and gets no "
-                    "answer"
-                ),
+                "torch_xla does not import: it asks Google Cloud's metadata server which TPU this is, and gets no "
+                "answer",
                 found=f"{type(error).__name__}: {str(error)[:200]}",
                 fix=(
                     "outside of Google Cloud say it yourself, for eight v5e chips: TPU_SKIP_MDS_QUERY=1, "

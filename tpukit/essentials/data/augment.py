@@ -153,10 +153,8 @@ class Augment:
         columns = len(self.names) or max([max(opposites) + 1, *shape[1:]])
         if shape != (len(flipped), columns):
             raise WrongValue(
-                (
-                    f"with swap={self.swap!r}, labels are (N, L), here ({len(flipped)}, {columns}), "
-                    f"got {type(labels).__name__} {shape}"
-                ),
+                f"with swap={self.swap!r}, labels are (N, L), here ({len(flipped)}, {columns}), "
+                f"got {type(labels).__name__} {shape}",
                 fix="pass the labels of these images, one column per label; class numbers cannot be swapped",
             )
         # Columns, not labels[:, order]: the list of numbers would be copied to the device in every step.

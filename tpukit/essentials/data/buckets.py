@@ -143,10 +143,8 @@ class Buckets:
         for key, (part, _) in parts.items():
             if not -part.ndim <= self.axis < part.ndim:
                 raise WrongValue(
-                    (
-                        f"sample {sample}, {key!r}, has no axis {self.axis} to be padded along: its shape is "
-                        f"{tuple(part.shape)}"
-                    ),
+                    f"sample {sample}, {key!r}, has no axis {self.axis} to be padded along: its shape is "
+                    f"{tuple(part.shape)}",
                     fix=f"leave {key!r} out of pad=, or another axis=",
                 )
         return parts

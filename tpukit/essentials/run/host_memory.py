@@ -25,10 +25,8 @@ def memory_warning(fn: Callable, args: tuple, topology: Topology, available: int
     names = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
     gradients = " and as much for its gradients; Adam would take both again" if topology.rehearsal else ""
     return explain(
-        (
-            f"{topology.cores} cores will need {human_size(each * topology.cores)} of host memory at least, and "
-            f"{human_size(available)} are available"
-        ),
+        f"{topology.cores} cores will need {human_size(each * topology.cores)} of host memory at least, and "
+        f"{human_size(available)} are available",
         found=f"a copy of {names} on each core, {human_size(weights)}{gradients}",
         fix=f"cores={max(1, available // each)}, a smaller model, or a machine with more memory",
     )

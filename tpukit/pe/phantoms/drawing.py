@@ -73,10 +73,8 @@ def phantom(
     recipe = {"recipe": RECIPE, "studies": studies, "slices": slices, "seed": seed, "size": size, "positive": positive}
     if studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
         raise WrongValue(
-            (
-                "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
-                f"got studies={studies}, slices={slices}, size={size}, positive={positive}"
-            ),
+            "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
+            f"got studies={studies}, slices={slices}, size={size}, positive={positive}",
             fix="phantom(folder, studies=300, slices=12) is enough to train on",
         )
     if form == "dicom":
