@@ -21,7 +21,7 @@ from tpukit.essentials.machine.files import (
 from tpukit.essentials.machine.host import Host, host
 from tpukit.essentials.machine.instructions import how_to_restart
 from tpukit.essentials.machine.orphans import Released, release
-from tpukit.essentials.machine.resources import available_memory, cpus, own_memory, peak_memory
+from tpukit.essentials.machine.resources import OwnMemory, available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
 from tpukit.essentials.machine.tpu_picture import show_tpu
 
@@ -31,6 +31,7 @@ __all__ = [
     "Check",
     "ChipsBusy",
     "Host",
+    "OwnMemory",
     "RELEASES",
     "Released",
     "RuntimeCheckFailed",
