@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("torchvision")
 pytest.importorskip("pydicom")
 pytest.importorskip("array_record")
-FUZZ = Path(__file__).parent / "fuzz" / "fuzz.py"
+FUZZ = Path(__file__).with_name("fuzz.py")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")

@@ -87,7 +87,7 @@ CLEAR = """
     import os, pathlib, shutil, signal, sys
     from tpukit.packs import resumable
     sys.path.insert(0, {tests!r})
-    from test_resumable import Cake
+    from packs.test_resumable import Cake
     left = int({after})
 
     def counted(call):

@@ -62,7 +62,7 @@ def test_a_fit_that_failed_leaves_the_folder_to_the_next_in_the_same_launch(tmp_
 SCRIPT = """
 import sys
 sys.path[:0] = [{tests!r}]
-from test_folder_lock import train
+from train.test_folder_lock import train
 import tpukit
 tpukit.launch(train, {folder!r}, 500, 0.05, cores=2, progress="off")
 """
