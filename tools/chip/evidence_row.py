@@ -11,11 +11,9 @@ import datetime
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-sys.path.insert(0, str(ROOT))
+from tools.chip.result import NoProof, read_result_of_a_chip
 
-from tools.chip.result import NoProof, read_result_of_a_chip  # noqa: E402
-
+EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence.md"
 _BEGIN = "| [a proof](../tools/chip/parts.py)"
 _HEADER = "| what | where | result |"
 
@@ -41,15 +39,17 @@ def machine(found: dict) -> str:
     return f"{found['platform']} {found['generation']}-{found['cores']}"
 
 
-def with_row(readme: str, found: dict) -> str:
-    """Return the README with the row of a proof in it, in place of that of the same kind of machine.
+def with_row(evidence: str, found: dict) -> str:
+    """Return the page of evidence with the row of a proof in it, in place of that of the same kind of machine.
 
     Raises:
-        NoProof: this README has no such table.
+        NoProof: this page has no such table.
     """
-    lines = readme.split("\n")
+    lines = evidence.split("\n")
     if _HEADER not in lines:
-        raise NoProof(f"the README has no table that begins with {_HEADER}\n  fix:   give that of this repository")
+        raise NoProof(
+            f"the page has no table that begins with {_HEADER}\n  fix:   give docs/evidence.md of this repository"
+        )
     rows = [number for number, line in enumerate(lines) if line.startswith(_BEGIN)]
     same = [number for number in rows if lines[number].startswith(f"{_BEGIN} | {machine(found)};")]
     if same:
@@ -63,15 +63,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Write the row, or say why there is none to write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("file", help="the JSON of a proof, or all that it printed")
-    parser.add_argument("--readme", type=Path, default=ROOT / "README.md")
+    parser.add_argument("--evidence", type=Path, default=EVIDENCE, help="the page (default: docs/evidence.md)")
     given = parser.parse_args(arguments)
     try:
         found = read_result_of_a_chip(given.file)
-        text = with_row(given.readme.read_text(), found)
+        text = with_row(given.evidence.read_text(), found)
     except (NoProof, FileNotFoundError) as error:
         print(error, file=sys.stderr)
         return 1
-    given.readme.write_text(text)
+    given.evidence.write_text(text)
     print(row(found))
     return 0
 

@@ -70,7 +70,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
         raise NoProof(
             f"{path} has no line that is a proof's JSON\n"
             f"  found: {len(text)} characters that begin with {text[:60]!r}\n"
-            "  fix:   give the file that `python -m tpukit prove --result FILE` wrote, or all that it printed"
+            "  fix:   give the file that `python -m tools.chip --result FILE` wrote, or all that it printed"
         )
     if found["tpukit_proof"] != FORMAT:
         raise NoProof(
@@ -87,7 +87,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
         raise NoProof(
             f"{path} is not of a TPU: it proves nothing about one\n"
             f"  found: {found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}\n"
-            "  fix:   make chip-colab, make chip-kaggle, or python -m tpukit prove on a machine with a TPU"
+            "  fix:   make chip-colab, make chip-kaggle, or python -m tools.chip on a machine with a TPU"
         )
     if found["cores"] < found["chips"]:
         raise NoProof(

@@ -146,7 +146,7 @@ def _connect(ray) -> None:
             "there is no Ray cluster on this machine\n"
             f"  found: {' '.join(str(error).split())[:200]}\n"
             "  fix:   `ray start --head` on the first host, `ray start --address=FIRST:6379` on others; to rehearse\n"
-            "         with hosts that this machine plays: `with tpukit.cloud.ray_rehearsal.hosts_here(2): ...`"
+            "         with hosts that this machine plays: notebook 11, `with hosts_here(2): ...`"
         ) from None
 
 

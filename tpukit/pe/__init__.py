@@ -19,7 +19,7 @@ from tpukit.pe.ladder import show_ladder
 from tpukit.pe.lungs import lung_box
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.neighbours import NeighbouringSlices
-from tpukit.pe.notice import notice
+from tpukit.pe.notices import notice
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
 from tpukit.pe.reader import show_study

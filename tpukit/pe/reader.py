@@ -21,7 +21,7 @@ from tpukit.essentials.show import (
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS
-from tpukit.pe.notice import NOT_FOR_CLINICAL_USE
+from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slices import Curve, Study, as_jpeg
 
 if TYPE_CHECKING:

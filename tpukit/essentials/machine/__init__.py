@@ -3,7 +3,7 @@
 from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
 from tpukit.essentials.machine.chip_holders import ChipsBusy, wait_for_chips
-from tpukit.essentials.machine.device_nodes import device_nodes
+from tpukit.essentials.machine.device_files import device_nodes
 from tpukit.essentials.machine.environment import RELEASES, Changes, install_line, prepare
 from tpukit.essentials.machine.files import (
     find_fault,

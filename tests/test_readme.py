@@ -1,0 +1,44 @@
+"""The README's code, pasted into an empty session, and its length."""
+
+import re
+from pathlib import Path
+
+import pytest
+from kernels import Kernel
+
+ROOT = Path(__file__).parents[1]
+
+
+def blocks():
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture
+def session(tmp_path):
+    kernel = Kernel({"PYTHONPATH": str(ROOT)})
+    kernel.run(f"import os; os.chdir({str(tmp_path)!r})")
+    yield kernel
+    kernel.close()
+
+
+def test_the_code_of_the_readme_runs_when_it_is_pasted_in_order_into_an_empty_session(session):
+    def paste(code):
+        said = session.run(code, timeout=600)  # for a hang: half a minute on two quiet processors
+        assert session.error is None, session.error[1]
+        return said
+
+    first, second = blocks()
+    assert "rehearsal" in paste(first)
+    losses = [float(loss) for loss in paste("print([loss.item() for loss in run.results])").strip("[]\n").split(",")]
+    assert len(losses) > 1
+    assert max(losses) < 0.05  # answering 1 to every pair is wrong by 0.17, squared
+    assert "4: true " in paste(second)  # the figure's text, of its fourth image
+    samples, *shape = paste("print(len(valid_set), *chances.shape)").split()
+    assert int(samples) > 0
+    assert shape == [samples, "10"]
+    assert paste("print(bool((0 <= chances).all() and (chances <= 1).all()))") == "True\n"
+    assert "best.pt" in paste("print(os.listdir('checkpoints'))")
+
+
+def test_the_readme_can_be_read_in_one_go():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 110

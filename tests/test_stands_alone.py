@@ -1,0 +1,90 @@
+"""The essentials without the rest of the kit: the face, the command line and tpukit/essentials, in an empty folder."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = """
+import sys
+
+import torch
+
+import tpukit
+
+tpukit.prepare()
+assert tpukit.check().ok
+images, labels = torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
+tpukit.show_batch(images, labels, names=["no", "yes"])
+dataset = torch.utils.data.TensorDataset(torch.randn(64, 5), torch.randn(64, 2))
+
+
+def train(core):
+    model = core.model(torch.nn.Linear(5, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for inputs, targets in core.batches(dataset, batch_size=8, shuffle=True, drop_last=True):
+        with core.step():
+            loss = torch.nn.functional.mse_loss(model(inputs), targets)
+            loss.backward()
+            core.optimizer_step(optimizer)
+    return {"loss": core.mean(loss), "weights": core.to_host(model.state_dict())}
+
+
+for backend in BACKENDS:
+    run = tpukit.launch(train, cores=2, backend=backend, progress="off")
+    first, second = run.results
+    assert len(run.results) == 2 and float(first["loss"]) > 0
+    assert all(torch.equal(first["weights"][name], second["weights"][name]) for name in first["weights"])
+    print(backend, "trained")
+for name in ("fit", "pe"):
+    try:
+        getattr(tpukit, name)
+    except AttributeError as error:
+        print(error)
+print(sorted(name for name in sys.modules if name.startswith("tpukit.") and not name.startswith("tpukit.essentials")))
+"""
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("alone")
+    shutil.copytree(ROOT / "tpukit/essentials", folder / "tpukit/essentials", ignore=lambda *_: ["__pycache__"])
+    for name in ("__init__.py", "__main__.py"):
+        shutil.copy(ROOT / "tpukit" / name, folder / "tpukit")
+    return folder
+
+
+def run(folder, *command):
+    environ = {**os.environ, "PYTHONPATH": str(folder), "MPLBACKEND": "agg"}
+    return subprocess.run([sys.executable, *command], cwd=folder, env=environ, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("backends", [["cpu"], pytest.param(["xla"], marks=pytest.mark.xla)], ids=str)
+def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone, backends):
+    (alone / "notebook.py").write_text(NOTEBOOK.replace("BACKENDS", str(backends)))
+    done = run(alone, "notebook.py")
+    assert done.returncode == 0, done.stderr
+    *_, trained, fit, pe, others = done.stdout.splitlines()[-4:]
+    assert trained == f"{backends[0]} trained"
+    assert fit == "tpukit.fit needs the part tpukit.train, which this copy of the kit does not have"
+    assert pe == "tpukit.pe needs the part tpukit.pe, which this copy of the kit does not have"
+    assert others == "[]"
+
+
+def test_the_command_line_says_which_part_is_missing(alone):
+    assert "memory" in run(alone, "-m", "tpukit", "host").stdout
+    said = run(alone, "-m", "tpukit", "job")
+    assert (said.returncode, said.stderr) == (
+        1,
+        "job needs the part tpukit.cloud, which this copy of the kit does not have\n",
+    )
+
+
+def test_a_backend_of_a_missing_part_is_named(alone):
+    program = "import tpukit; tpukit.launch(print, backend='xla:standin')"
+    said = run(alone, "-c", program).stderr
+    assert "the xla:standin backend is in the part tpukit.standin, which this copy of the kit does not have" in said

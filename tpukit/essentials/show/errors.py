@@ -1,0 +1,48 @@
+"""Errors that say three things: the fact, the evidence, the fix."""
+
+
+def explain(fact: str, *, found: object = "", fix: object = "") -> str:
+    """Return the text of an error or a warning: the fact, below it what was found and what to do about it."""
+    lines = [fact]
+    for label, part in (("found:", found), ("fix:", fix)):
+        if str(part):
+            lines.append(f"  {label:<7}" + str(part).replace("\n", f"\n{'':9}"))
+    return "\n".join(lines)
+
+
+class Explained(Exception):
+    """What all errors of this kit have in common that carry their fix; each is also the built-in error it is a case of.
+
+    Attributes:
+        fact: what is wrong, in one sentence in lower case, with the values that came.
+        found: the evidence; "" where the fact has it all.
+        fix: what to do about it, a click or a line of code; "" where nobody knows.
+    """
+
+    def __init__(self, fact: str = "", *, found: object = "", fix: object = ""):
+        super().__init__(explain(fact, found=found, fix=fix))
+        self.fact, self.found, self.fix = fact, str(found), str(fix)
+
+
+class WrongValue(Explained, ValueError):
+    """An argument, or something in a file, has a value that cannot be used."""
+
+
+class WrongType(Explained, TypeError):
+    """An argument is of a type that cannot be used."""
+
+
+class NoSuchFile(Explained, FileNotFoundError):
+    """A file or a folder is not there, or not where it was looked for."""
+
+
+class SystemFailed(Explained, OSError):
+    """A file, a disk or another part of the system failed, or holds something damaged."""
+
+
+class NotInstalled(Explained, ModuleNotFoundError):
+    """A package that this needs is not installed."""
+
+
+class Failed(Explained, RuntimeError):
+    """Something that was asked for did not work."""
