@@ -27,6 +27,12 @@ def _processes_meet_where_pytest_cleans_up(tmp_path_factory):
     multiprocessing.current_process()._config["tempdir"] = str(tmp_path_factory.mktemp("processes"))
 
 
+@pytest.fixture(scope="session")
+def how_often():
+    """Return how often to repeat what chance decides: a few times, or as often as `make soak` asks for."""
+    return lambda few, many: many if os.environ.get("TPUKIT_SOAK") else few
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out what only `make standin` runs; skip what needs torch_xla where it has no wheel."""
     if "every_machine" not in config.option.markexpr:

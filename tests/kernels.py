@@ -35,11 +35,14 @@ class Kernel:
         self.client, self.process = client, None
         self.client.start_channels()
         try:
-            self.client.wait_for_ready(timeout=HANGS)
+            self._wait_for_ready()
             self.process = psutil.Process(int(self.run("import os; print(os.getpid())")))
         except BaseException:
             self.close()
             raise
+
+    def _wait_for_ready(self):
+        self.client.wait_for_ready(timeout=HANGS)
 
     def run(self, code, timeout=HANGS):
         """Return the text a cell prints or shows; `error` is then (name, traceback), or None."""
@@ -106,6 +109,16 @@ time.sleep(3600)
         client = BlockingKernelClient()
         client.load_connection_file(file)
         self._connect(client)
+
+    def _wait_for_ready(self):
+        """Wait; without a manager of its own the client takes one late heartbeat for the kernel's death."""
+        late = time.monotonic() + HANGS
+        while True:
+            try:
+                return self.client.wait_for_ready(timeout=HANGS)
+            except RuntimeError:
+                if self.server.poll() is not None or time.monotonic() > late:
+                    raise
 
     def close(self):
         """End the server, and the kernel if it is still there."""
