@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults fuzz walkthrough exams kaggle-bundle gallery platforms standin
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams kaggle-bundle gallery platforms standin
 .PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-exams bench-preflight
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -29,7 +29,6 @@ test: $(installed)  ## all that CI runs
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m codespell_lib $(spelled)
-	$(MAKE) faults
 	$(python) -m pytest $(streams) --durations=20
 
 test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, jobs for Vertex AI and others, two hosts under Ray, all on this machine
@@ -43,9 +42,12 @@ test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, j
 torchtpu: .platforms/torchtpu/installed  ## minutes, 6 GB: the TorchTPU backend beside the real package; PYTHON of 3.12 to 3.14
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/essentials/backends/test_torch_tpu.py
 
-faults: $(installed)  ## minutes: 200 launches in one kernel, then every fault a launch may meet, in a table
-	$(python) tests/faults/soak.py
+faults: $(installed)  ## minutes, on a quiet machine: every fault a launch may meet, in a table, each over within ten seconds
 	$(python) tests/faults/matrix.py
+
+soak: $(installed)  ## minutes: what chance decides, often: 200 launches in one kernel, kills at twenty moments
+	$(python) tests/faults/soak.py
+	TPUKIT_SOAK=1 $(python) -m pytest -m soak
 
 fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files; none may give wrong pixels or hang
 	$(python) tests/fuzz/fuzz.py

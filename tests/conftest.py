@@ -2,6 +2,7 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 HERE = Path(__file__).parent
 # Their tests take minutes, so they come first: what is left at the end is short, and no stream waits for another.
-LONGEST = ("test_notebooks.py", "test_trainer.py")
+LONGEST = ("test_faults.py", "test_notebooks.py", "test_trainer.py")
+# Files of which one stream need not run all: the part of a test's name that says what it shares with others.
+APART = {"test_faults.py": r"\[(\S+): ", "test_notebooks.py": r"\[([^\]]+)\]"}
 
 
 def pytest_configure(config):
@@ -24,17 +27,39 @@ def _processes_meet_where_pytest_cleans_up(tmp_path_factory):
     multiprocessing.current_process()._config["tempdir"] = str(tmp_path_factory.mktemp("processes"))
 
 
+@pytest.fixture(scope="session")
+def how_often():
+    """Return how often to repeat what chance decides: a few times, or as often as `make soak` asks for."""
+    return lambda few, many: many if os.environ.get("TPUKIT_SOAK") else few
+
+
 def pytest_collection_modifyitems(config, items):
     """Leave out what only `make standin` runs; skip what needs torch_xla where it has no wheel."""
     if "every_machine" not in config.option.markexpr:
         left_out = [item for item in items if item.get_closest_marker("every_machine")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: item.path.name not in LONGEST)
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):
                 item.add_marker(pytest.mark.skip(reason="torch_xla has wheels for Linux on x86-64 only"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Give a stream one file after the other, of those in APART a part: the faults of a backend, a notebook."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class InParts(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            part = re.search(APART.get(Path(file).name, "$^"), nodeid)
+            return f"{file} {part[1]}" if part else file
+
+    return InParts(config, log)
 
 
 class Streams:

@@ -12,6 +12,8 @@ import psutil
 from jupyter_client.blocking import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
+HANGS = 600  # seconds after which what was waited for does not come; a busy machine needs one for its imports
+
 
 class Kernel:
     """A kernel of its own process; `run` sends a cell and waits for its end.
@@ -30,12 +32,19 @@ class Kernel:
         self._connect(self.manager.client())
 
     def _connect(self, client):
-        self.client = client
+        self.client, self.process = client, None
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=120)
-        self.process = psutil.Process(int(self.run("import os; print(os.getpid())")))
+        try:
+            self._wait_for_ready()
+            self.process = psutil.Process(int(self.run("import os; print(os.getpid())")))
+        except BaseException:
+            self.close()
+            raise
 
-    def run(self, code, timeout=180):
+    def _wait_for_ready(self):
+        self.client.wait_for_ready(timeout=HANGS)
+
+    def run(self, code, timeout=HANGS):
         """Return the text a cell prints or shows; `error` is then (name, traceback), or None."""
         texts, self.error = [], None
 
@@ -59,7 +68,7 @@ class Kernel:
             return []
         return [child for child in children if is_alive(child)]
 
-    def wait_for_workers(self, count, seconds=60):
+    def wait_for_workers(self, count, seconds=HANGS):
         """Return the workers as soon as there are so many."""
         deadline = time.monotonic() + seconds
         while len(workers := self.workers()) < count:
@@ -86,7 +95,7 @@ import sys, time
 from jupyter_client.manager import KernelManager
 manager = KernelManager(kernel_name="python3", transport="ipc", ip=sys.argv[2], connection_file=sys.argv[1])
 manager.start_kernel()
-time.sleep(600)
+time.sleep(3600)
 """
 
     def __init__(self, environ=None):
@@ -101,12 +110,22 @@ time.sleep(600)
         client.load_connection_file(file)
         self._connect(client)
 
+    def _wait_for_ready(self):
+        """Wait; without a manager of its own the client takes one late heartbeat for the kernel's death."""
+        late = time.monotonic() + HANGS
+        while True:
+            try:
+                return self.client.wait_for_ready(timeout=HANGS)
+            except RuntimeError:
+                if self.server.poll() is not None or time.monotonic() > late:
+                    raise
+
     def close(self):
         """End the server, and the kernel if it is still there."""
         self.client.stop_channels()
         self.server.kill()
         self.server.wait()
-        if is_alive(self.process):
+        if self.process and is_alive(self.process):
             self.process.kill()
         shutil.rmtree(self.folder)
 

@@ -29,9 +29,9 @@ def test_nothing_runs_beside_a_test_that_is_marked_alone_and_others_run_at_once(
     for name, alone in FILES.items():
         text = TESTS.format(times=str(times), alone=alone)
         (tmp_path / f"{name}.py").write_text(text + "pytestmark = pytest.mark.alone\n" * alone)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n xla\n every_machine\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n xla\n every_machine\n soak\n")
     command = [sys.executable, "-m", "pytest", "-n3", "--dist=loadfile", "-p", "no:cacheprovider"]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120)
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stdout
     rows = [line.split() for line in times.read_text().splitlines()]
     assert len(rows) == 20

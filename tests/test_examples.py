@@ -44,7 +44,7 @@ def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(t
             env=environ,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert done.returncode == 0, done.stderr
         assert re.search(r"core 0: {'images_per_second': [\d.]+, .*'epoch': 2.*valid_loss", done.stdout), done.stdout
@@ -173,7 +173,7 @@ def test_a_submission_is_made_from_dicom_files_and_two_networks_without_the_labe
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {"studies": 3, "images": 12, "inconsistent": 0}

@@ -67,7 +67,7 @@ def run(bundle, folder, *arguments, **environ):
         text=True,
         cwd=folder,
         env={**os.environ, "PYTHONPATH": PATHS, **environ},
-        timeout=300,
+        timeout=600,
     )
 
 
@@ -207,7 +207,7 @@ def test_a_function_of_a_notebook_brings_what_it_uses_and_runs_elsewhere(tmp_pat
         text=True,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": PATHS},
-        timeout=300,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr
     assert "core 0: [2, (4, 2), 1.5, 3.0]" in done.stdout

@@ -68,7 +68,7 @@ def test_the_file_that_is_written_runs_here_as_it_is_told(folder, capsys):
     _, told = ask(capsys, "dstack", "--args", ARGS)
     line = told.splitlines()[0].partition("rehearse it here: ")[2].replace("python", shlex.quote(sys.executable), 1)
     environ = {**os.environ, "PYTHONPATH": PATHS}
-    done = subprocess.run(line, shell=True, capture_output=True, text=True, env=environ, timeout=300)
+    done = subprocess.run(line, shell=True, capture_output=True, text=True, env=environ, timeout=600)
     assert "core 0: [2, 3, {'a': \"it's $HOME\"}]" in done.stdout, done.stderr
 
 

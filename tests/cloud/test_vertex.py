@@ -350,7 +350,7 @@ def test_without_an_answer_it_is_not_sent_twice_and_the_error_says_what_is_not_k
         sent = make(trainer, **connection)
         with pytest.raises(CloudFailed) as caught:
             sent.submit()
-        assert time.monotonic() - began < 20
+        assert time.monotonic() - began < 300
         fact, found, fix = str(caught.value).splitlines()
         assert fact.endswith("; whether it was created is not known")
         assert "no job is labelled tpukit-job=" in found
@@ -509,11 +509,11 @@ def test_an_interrupt_ends_the_watching_and_says_that_the_job_goes_on(trainer, m
         main = threading.main_thread().ident
         threading.Timer(0.5, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
-            sent.watch(every=5)
+            sent.watch(every=600)
 
     began = time.monotonic()
     watched(cloud, trainer, "rest", monkeypatch, do=interrupt)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 500
     assert f"the job goes on; .cancel() ends it: {RESOURCE}" in capsys.readouterr().out
     assert "cancel" not in cloud.names()
 

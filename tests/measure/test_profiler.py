@@ -183,7 +183,7 @@ def test_a_disk_that_fills_up_is_reported(tmp_path):
     if subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("it takes the right to mount a file system")
     code = [sys.executable, "-c", FULL, tmp_path]
-    done = subprocess.run([*inside, *code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*inside, *code], cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert "cannot be written into" in done.stdout
     assert "No space left on device" in done.stdout

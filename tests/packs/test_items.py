@@ -79,7 +79,7 @@ KILLED = """
 import sys, time
 sys.path.insert(0, "tests")
 from tpukit.packs.packing import pack
-from test_items import Dataset
+from packs.test_items import Dataset
 class Slow(Dataset):
     def __getitem__(self, number):
         if len(self.read) > 41: time.sleep(0.02)

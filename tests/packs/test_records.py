@@ -223,11 +223,10 @@ def test_arrays_of_many_shapes_are_resized_as_files_are(tmp_path):
         assert np.array_equal(image, by_pillow(files[number], 24))
 
 
-def test_a_finished_pack_is_not_made_again(copy, table):
+def test_a_finished_pack_is_not_made_again(copy, table, monkeypatch):
     before = {file: file.stat().st_mtime_ns for file in copy.iterdir()}
-    began = time.perf_counter()
+    monkeypatch.setattr(subprocess, "Popen", None)  # no process is started
     assert len(pack(table, copy, **HOW)) == COUNT
-    assert time.perf_counter() - began < 0.3  # no process was started
     assert {file: file.stat().st_mtime_ns for file in copy.iterdir()} == before
 
 
@@ -403,12 +402,13 @@ def many(images, tmp_path):
     return folder
 
 
-def test_after_twenty_kills_nothing_is_lost_or_doubled_and_every_byte_is_the_same(many, tmp_path):
-    assert started(many, tmp_path / "undisturbed").wait(60) == 0
+@pytest.mark.soak
+def test_after_many_kills_nothing_is_lost_or_doubled_and_every_byte_is_the_same(many, tmp_path, how_often):
+    assert started(many, tmp_path / "undisturbed").wait(600) == 0
     whole = contents(tmp_path / "undisturbed")
     random = np.random.default_rng()
     folders, moments = [tmp_path / "0"], set()
-    for _ in range(20):
+    for _ in range(how_often(6, 20)):
         process = started(many, folders[-1])
         enough = random.integers(len(shards(folders[-1])), 27)  # of 24; from 25 on, it may end by itself
         while process.poll() is None and len(shards(folders[-1])) < enough:
@@ -424,9 +424,9 @@ def test_after_twenty_kills_nothing_is_lost_or_doubled_and_every_byte_is_the_sam
         if "manifest.json" in there:
             folders.append(tmp_path / str(len(folders)))
     for folder in folders:
-        assert started(many, folder).wait(60) == 0
+        assert started(many, folder).wait(600) == 0
         assert contents(folder) == whole
-    assert len(moments) > 3, f"all kills fell into a few moments: {moments} of 24 files were there"
+    assert len(moments) > how_often(1, 3), f"all kills fell into a few moments: {moments} of 24 files were there"
 
 
 def test_a_killed_parent_takes_its_processes_along(many, tmp_path):
@@ -438,7 +438,7 @@ def test_a_killed_parent_takes_its_processes_along(many, tmp_path):
         children = psutil.Process(process.pid).children()
     process.kill()
     process.wait()
-    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert psutil.wait_procs(children, timeout=600)[1] == []
 
 
 FULL = """

@@ -306,7 +306,7 @@ def test_a_compiler_that_is_killed_is_told_and_leaves_nothing(recorded, tmp_path
     killer = threading.Thread(target=kill)
     killer.start()
     with pytest.raises(tpukit.preflight.CompileFailed, match=r"ended by SIGKILL(.|\n)*ran out of memory"):
-        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=60)
+        compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=600)
     killer.join()
     assert (compilers(), left_behind(tmp_path)) == ([], [])
 

@@ -42,7 +42,7 @@ class Ended:
         return self.error + self.printed
 
 
-def run(shape, body, *, library, environ=None, seconds=120.0) -> list[Ended]:
+def run(shape, body, *, library, environ=None, seconds=600.0) -> list[Ended]:
     """Fork one process a chip, call `body()` once on each core, and return how each process ended.
 
     `environ` is what each process has besides the machine's own variables; None as a value removes one.

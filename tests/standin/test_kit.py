@@ -193,7 +193,7 @@ def leaves_early(core):
 def sleeps(core):
     one_step(core).tolist()
     if core.rank == 1:
-        time.sleep(99)
+        time.sleep(900)
     one_step(core)
     one_step(core).tolist()
 
@@ -218,10 +218,9 @@ def test_a_failure_is_named_and_the_next_launch_works(machine, work):
     fn, message = FAILURES[work]
     if shape.cores == 2 and fn is is_killed:
         message = r"core \d of {world} was killed by SIGKILL"  # its chip's other core is killed with it
-    world, began = CORES[shape.name], time.monotonic()
+    world = CORES[shape.name]
     with pytest.raises(WorkerFailed, match=message.format(last=world - 1, world=world)):
-        on(shape, fn, stall=3.0, heartbeat=0.3, timeout=60)
-    assert time.monotonic() - began < 60
+        on(shape, fn, stall=3.0, heartbeat=0.3, timeout=600)
     assert len(on(shape, lambda core: core.mean(core.rank)).results) == world
 
 
@@ -232,7 +231,7 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
         one_step(core).tolist()
         if core.is_main:
             os.kill(os.getppid(), signal.SIGINT)
-        time.sleep(99)
+        time.sleep(900)
 
     with pytest.raises(tpukit.Interrupted):
         on(shape, work)
@@ -529,7 +528,7 @@ def test_a_run_on_one_chosen_chip_has_that_one():
 
 
 def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
-    with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 8)) as host:
+    with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 15)) as host:
         jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, host=host, progress="off")
     assert not jobs.failures, jobs
     assert jobs.seconds > 3

@@ -43,7 +43,7 @@ def in_tiny(folder, code: str, options: str = "size=1m") -> subprocess.Completed
     if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("it takes the right to mount a file system")
     code = f"from tpukit.train.checkpoints import *\nfolder = {str(folder)!r}\n{code}"
-    return subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    return subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
 # ---- what is saved is what is loaded -----------------------------------------------------------------------------
@@ -82,7 +82,7 @@ def test_a_file_loads_in_a_fresh_process_without_the_kit(tmp_path):
         "assert state['model']['weight'].tolist() == [7.0] * 100 and state['step'] == 7\n"
         "assert 'tpukit' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-I", "-c", code], check=True, timeout=600)
 
 
 PLAIN = {

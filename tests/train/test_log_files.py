@@ -48,7 +48,7 @@ def test_rows_arrive_while_the_run_lasts(tmp_path):
         while not file.exists():  # written by the kernel, when it has the row
             pass
 
-    quietly(work, cores=1, timeout=60, to=lambda row: file.touch())
+    quietly(work, cores=1, timeout=600, to=lambda row: file.touch())
 
 
 def test_a_function_that_raises_costs_neither_the_run_nor_the_others_and_is_told_once(capsys):
@@ -100,7 +100,7 @@ def test_rows_of_a_run_that_fails_have_arrived():
 def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interrupt_of_the_run(interrupt, capsys):
     def work(core):
         log_three(core)
-        time.sleep(60)
+        time.sleep(900)
 
     seen, others = [], []
 

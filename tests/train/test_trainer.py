@@ -399,8 +399,8 @@ def test_when_the_time_is_up_it_saves_and_a_second_call_finishes(backend, tmp_pa
 def script(folder, pause=0.05, pause_after_step=0.0):
     return textwrap.dedent(f"""
         import sys, time, torch
-        sys.path[:0] = [{str(Path(__file__).parent)!r}]
-        from test_trainer import train
+        sys.path[:0] = [{str(Path(__file__).parents[1])!r}]
+        from train.test_trainer import train
         import tpukit
         def work(core):
             def slowly(inputs, labels):
@@ -433,7 +433,7 @@ def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(nu
             break
     workers = psutil.Process(process.pid).children()
     process.send_signal(number)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=600)
     assert "run this again to continue from there" in out
     assert process.returncode != 0 if number == signal.SIGINT else process.returncode == -signal.SIGTERM
     assert len(workers) == 2

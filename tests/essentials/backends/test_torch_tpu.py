@@ -192,7 +192,7 @@ def with_the_package(code):
         [sys.executable, "-c", textwrap.dedent(given)],
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=600,
         env={**os.environ, **prepared, **alone, "TPU_ACCELERATOR_TYPE": "v5litepod-1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -213,7 +213,7 @@ def test_without_a_chip_the_package_is_not_asked_for_a_tensor(package):
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=500,
+        timeout=600,
         env={**os.environ, "PYTHONPATH": str(ROOT), "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"},
     )
     assert "TorchTPU finds no chip that it can open\n  found: torch_tpu" in done.stdout, done.stderr
@@ -256,7 +256,7 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
 def test_a_forked_worker_gets_as_far_as_libtpu_that_finds_no_chip(package):
     said = with_the_package("""
         try:
-            tpukit.launch(lambda core: core.rank, host=machine, timeout=300)
+            tpukit.launch(lambda core: core.rank, host=machine, timeout=600)
         except tpukit.WorkerFailed as error:
             print("FAILED", error)
         print("KERNEL", torch.tpu.is_initialized())

@@ -23,7 +23,7 @@ def in_python(code, **environ):
         env={**os.environ, "PJRT_DEVICE": "CPU", **environ},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -165,7 +165,7 @@ def with_chips(count, code, **environ):
         env={**os.environ, **environ},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
 
 

@@ -233,7 +233,7 @@ def test_a_killed_process_is_continued_with_the_same_samples(tmp_path):
     code = """
 import json, os, sys
 from pathlib import Path
-from test_batches import Pixels, Batches
+from essentials.data.test_batches import Pixels, Batches
 folder = Path(sys.argv[1]); state = folder / "state.json"
 batches = Batches(Pixels(96), batch_size=4, shuffle=True, seed=7, threads=2)
 if state.exists(): batches.load_state_dict(json.loads(state.read_text()))
@@ -244,8 +244,7 @@ for images, labels in batches:
     (folder / "new.json").write_text(json.dumps(saved)); os.replace(folder / "new.json", state)
     if len(sys.argv) > 2 and saved["samples"] == int(sys.argv[2]): os.kill(os.getpid(), 9)
 """
-    tests = Path(__file__).parent
-    environ = {**os.environ, "PYTHONPATH": f"{tests}:{tests.parent}"}
+    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[2:4]))}
     for stop in (["12"], ["60"], []):
         ended = subprocess.run([sys.executable, "-c", code, str(tmp_path), *stop], env=environ, check=False)
         assert ended.returncode == (-signal.SIGKILL if stop else 0)

@@ -96,9 +96,8 @@ def wait(dev, needed=2, environ=None, open_node=os.open, **options):
 
 def test_free_chips_are_not_waited_for_and_stay_closed(dev):
     before = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
-    said, seconds = wait(dev)
+    said, _ = wait(dev)
     assert said == []
-    assert seconds < 0.5
     assert not before or len(os.listdir("/proc/self/fd")) == before
 
 
@@ -110,7 +109,7 @@ def test_a_chip_that_is_busy_at_first_is_waited_for_with_one_line_that_names_its
     assert line.startswith(
         f"waiting for 1 of 2 chips to become free, 60 s at most: {dev}/vfio/1 by process {os.getpid()}"
     )
-    assert 1.2 <= seconds < 5
+    assert seconds >= 1.2
 
 
 def test_chips_that_stay_busy_are_an_error_with_node_and_holder(dev):
@@ -124,8 +123,7 @@ def test_chips_that_stay_busy_are_an_error_with_node_and_holder(dev):
 
 
 def test_a_run_of_one_core_needs_one_free_chip(dev):
-    said, seconds = wait(dev, needed=1, open_node=busy_until(float("inf"), "0"))
-    assert (said, seconds < 0.5) == ([], True)
+    assert wait(dev, needed=1, open_node=busy_until(float("inf"), "0"))[0] == []
 
 
 @pytest.mark.parametrize(("chip", "node"), [(1, "1"), (2, "10")])  # by number: as text "10" comes before "2"
@@ -134,13 +132,13 @@ def test_one_chosen_chip_is_waited_for_and_the_others_may_be_busy(dev, chip, nod
     others = {"0", "1", "10"} - {node}
     assert wait(dev, needed=1, chip=chip, open_node=busy_until(float("inf"), *others))[0] == []
     said, seconds = wait(dev, needed=1, chip=chip, open_node=busy_until(time.monotonic() + 0.6, node))
-    assert 0.6 <= seconds < 5
+    assert seconds >= 0.6
     assert said[0].startswith(f"waiting for 1 of 1 chips to become free, 60 s at most: {dev}/vfio/{node} by ")
 
 
 def test_a_chosen_chip_that_stays_busy_is_left_to_libtpu_which_may_count_the_nodes_otherwise(dev):
-    said, seconds = wait(dev, needed=1, chip=0, seconds=0.5, open_node=busy_until(float("inf"), "0"))
-    assert (len(said), seconds < 5) == (1, True)
+    said, _ = wait(dev, needed=1, chip=0, seconds=0.5, open_node=busy_until(float("inf"), "0"))
+    assert len(said) == 1
 
 
 @pytest.mark.parametrize("error", [errno.EACCES, errno.ENXIO, errno.EPERM])
@@ -159,7 +157,5 @@ def test_shared_chips_and_machines_without_nodes_are_not_waited_for(dev, tmp_pat
 
 def test_the_wait_can_be_interrupted(dev):
     threading.Timer(0.5, lambda: signal.raise_signal(signal.SIGINT)).start()
-    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        wait(dev, open_node=busy_until(float("inf"), "0", "1"))
-    assert time.monotonic() - began < 5
+        wait(dev, seconds=600, open_node=busy_until(float("inf"), "0", "1"))

@@ -133,7 +133,7 @@ def test_a_notebook_shows_the_changes_exactly_once_wherever_the_call_stands():
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     nbclient.NotebookClient(
-        notebook, timeout=60, kernel_name="python3", resources={"metadata": {"path": ROOT}}
+        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": ROOT}}
     ).execute()
     for cell in notebook.cells:
         assert [output.output_type for output in cell.outputs] == ["display_data"], cell.source

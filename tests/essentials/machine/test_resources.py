@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from tpukit.essentials.machine.resources import available_memory, cpus, find_cpus, find_memory, peak_memory
+from tpukit.essentials.machine.resources import OwnMemory, available_memory, cpus, find_cpus, find_memory, peak_memory
 from tpukit.essentials.machine.sources import Machine
 
 GIB = 2**30
@@ -133,3 +133,29 @@ def test_peak_memory_grows_with_what_is_allocated_and_never_shrinks():
     del block
     assert during >= before + 64 * 2**20
     assert peak_memory() >= during
+
+
+def test_the_most_of_own_memory_counts_what_came_and_went_between_two_reads_and_no_mapped_file(tmp_path):
+    status = tmp_path / "self" / "status"
+    status.parent.mkdir()
+
+    def now(own, mapped, peak):
+        status.write_text(f"VmHWM: {peak} kB\nRssAnon:\t {own} kB\nRssFile:\t {mapped} kB\nRssShmem:\t 1 kB\n")
+
+    now(100, 9, 500)  # the peak of before is not this one's
+    memory = OwnMemory(Machine(proc=tmp_path))
+    assert memory.most() == 100 * 1024
+    for own, mapped, peak, expected in [
+        (150, 9, 500, 150),
+        (120, 99, 500, 150),
+        (120, 899, 1020, 150),  # a file of 800 kB was mapped
+        (120, 9, 1100, 200),  # and let go, when the process held 80 kB more
+        (120, 9, 1110, 1100),  # again the peak rose, with no file in sight
+        (120, 9, 1110, 1100),
+    ]:
+        now(own, mapped, peak)
+        assert memory.most() == expected * 1024
+
+
+def test_where_the_system_does_not_say_own_memory_is_unknown(tmp_path):
+    assert OwnMemory(Machine(proc=tmp_path)).most() == 0

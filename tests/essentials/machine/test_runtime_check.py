@@ -211,7 +211,7 @@ def test_a_started_runtime_is_found_and_the_fix_is_the_platforms_restart(look, m
     assert found(look(machine, started=lambda: False), "runtime").state == "ok"
 
 
-HOLD = "import sys, time; held = [open(path) for path in sys.argv[1:]]; print(flush=True); time.sleep(60)"
+HOLD = "import sys, time; held = [open(path) for path in sys.argv[1:]]; print(flush=True); time.sleep(900)"
 
 
 def holding(*paths, grandchild=False):

@@ -1,8 +1,10 @@
 """Failures at the edges: threads that have ended, signals without a name, huge texts, errors that travel."""
 
 import copy
+import mmap
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+from waiting import HANGS, interrupt_when, wait_until
 
 from tpukit import Interrupted, RuntimeInUse, WorkerFailed, launch
 from tpukit.essentials.run import worker
@@ -141,9 +144,16 @@ def test_worker_failed_survives_pickling():
 
 
 def interrupted(work, seconds, **options):
-    threading.Timer(seconds, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    """Interrupt a run so many seconds after both cores have begun."""
+    begun = mmap.mmap(-1, 2)  # the workers share it
+
+    def noting(core):
+        begun[core.rank] = 1
+        return work(core)
+
+    interrupt_when(lambda: all(begun), later=seconds)
     with pytest.raises(Interrupted) as caught:
-        quietly(work, heartbeat=0.2, **options)
+        quietly(noting, heartbeat=0.2, **options)
     return caught.value
 
 
@@ -226,7 +236,7 @@ def test_a_pool_made_in_a_thread_that_has_ended_still_works():
         with made[0] as pool:
             return [made[1], *pool.map(abs, [-2, -3])]
 
-    assert quietly(work, timeout=60).results == [[1, 2, 3]] * 2
+    assert quietly(work, timeout=HANGS).results == [[1, 2, 3]] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's way to end children with their parent")
@@ -248,10 +258,7 @@ def test_a_process_made_by_a_thread_ends_when_its_worker_is_killed(tmp_path):
         quietly(work)
 
     left = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
-    deadline = time.monotonic() + 10
-    while any(map(psutil.pid_exists, left)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(psutil.pid_exists, left))
+    wait_until(lambda: not any(map(psutil.pid_exists, left)))
 
 
 def test_joblib_leaves_nothing_in_shared_memory():
@@ -266,10 +273,12 @@ def test_joblib_leaves_nothing_in_shared_memory():
         total = sum(Parallel(n_jobs=2)(delayed(numpy.sum)(large) for _ in range(4)))
         return float(total)
 
-    assert quietly(work, timeout=100).results == [2_000_000.0] * 2
+    assert quietly(work, timeout=HANGS).results == [2_000_000.0] * 2
     assert in_shared_memory() <= before
 
 
 def in_shared_memory():
-    ours = ("sem.loky-", "joblib_")
-    return {name for name in os.listdir("/dev/shm") if name.startswith(ours)} if os.path.isdir("/dev/shm") else set()
+    """Return what processes that are no more have left; others may be at work beside this test."""
+    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
+    made_by = {name: re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name) for name in names}
+    return {name for name, found in made_by.items() if found and not psutil.pid_exists(int(found[1]))}

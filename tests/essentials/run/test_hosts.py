@@ -30,7 +30,7 @@ def on_two_hosts(fn, cores):
     for kernel in kernels:
         kernel.start()
     listener.close()
-    found = dict(brought.get(timeout=60) for _ in kernels)
+    found = dict(brought.get(timeout=600) for _ in kernels)
     for kernel in kernels:
         kernel.join()
     return [found[number] for number in range(2)]

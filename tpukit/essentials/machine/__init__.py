@@ -10,7 +10,7 @@ from tpukit.essentials.machine.files import part_of, write_whole
 from tpukit.essentials.machine.host_facts import Host, host
 from tpukit.essentials.machine.instructions import how_to_restart
 from tpukit.essentials.machine.orphans import Released, release
-from tpukit.essentials.machine.resources import available_memory, cpus, own_memory, peak_memory
+from tpukit.essentials.machine.resources import OwnMemory, available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
 from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 
@@ -23,6 +23,7 @@ __all__ = [
     "Generation",
     "Host",
     "Machine",
+    "OwnMemory",
     "PRICES_OF",
     "RELEASES",
     "Released",

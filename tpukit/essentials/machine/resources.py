@@ -4,6 +4,7 @@ import math
 import os
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,8 +97,38 @@ def own_memory(machine: Machine = THIS_MACHINE) -> int:
 
     Right after a fork it is what the parent had; what is added later is this process's own.
     """
-    found = re.search(r"^RssAnon:\s+(\d+) kB", read_text(machine.proc / "self" / "status"), re.MULTILINE)
-    return int(found[1]) * 1024 if found else 0
+    return _resident(machine)[0]
+
+
+class OwnMemory:
+    """The most of `own_memory` since this was made; what was held between two reads only counts too.
+
+    The system keeps a peak of all that is resident, mapped files included, and of nothing smaller. Where it rose since
+    the last read, what was mapped then or is mapped now, the larger, is taken off. So a file that was mapped and let go
+    between two reads may count. A reset of the peak (/proc/self/clear_refs) would take it from `peak_memory` too.
+    """
+
+    def __init__(self, machine: Machine = THIS_MACHINE):
+        self._machine, self._lock = machine, threading.Lock()
+        self._most, self._mapped, self._peak = _resident(machine)
+
+    def most(self) -> int:
+        """Return it in bytes; 0 if unknown."""
+        with self._lock:  # of a heartbeat and of a core that returns, both have to know what either read
+            own, mapped, peak = _resident(self._machine)
+            missed = peak - max(mapped, self._mapped) if own and peak > self._peak else 0
+            self._most, self._mapped, self._peak = max(self._most, own, missed), mapped, peak
+            return self._most
+
+
+def _resident(machine: Machine) -> tuple[int, int, int]:
+    """Return what this process holds for itself, what it has mapped or shares, and the peak of both, in bytes."""
+    found = re.findall(
+        r"^(RssAnon|RssFile|RssShmem|VmHWM):\s+(\d+) kB", read_text(machine.proc / "self" / "status"), re.MULTILINE
+    )
+    sizes = {name: int(size) * 1024 for name, size in found}
+    mapped = sizes.get("RssFile", 0) + sizes.get("RssShmem", 0)
+    return sizes.get("RssAnon", 0), mapped, sizes.get("VmHWM", 0)
 
 
 def read_text(file: Path) -> str:

@@ -1,5 +1,6 @@
 """One function on every core: launch, `Core`, failures, output."""
 
+from tpukit.essentials.backends import Hosts
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.jobs import Jobs, launch_each
 from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, launch, worker_failed
@@ -13,6 +14,7 @@ from tpukit.essentials.run.worker_group import WorkerGroup
 
 __all__ = [
     "Core",
+    "Hosts",
     "Interrupted",
     "Jobs",
     "Limits",

@@ -70,8 +70,8 @@ class Run:
         seconds: wall time from the fork to the last result.
         memory: peak host memory of each core's process in bytes, pages shared with the kernel included.
         log: the rows of `core.log`, in order: a dict with "step" and the values.
-        grown: by how many bytes each core's process grew from its start, at most, as looked at with every heartbeat
-            and at its end; without files that are mapped, such as a cache, and what the kernel held.
+        grown: by how many bytes each core's process grew from its start, at most, by the peak that the system keeps;
+            without files that are mapped, such as a cache, and what the kernel held.
     """
 
     results: list

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.machine import orphans, own_memory, peak_memory
+from tpukit.essentials.machine import OwnMemory, orphans, own_memory, peak_memory
 from tpukit.essentials.run import signals
 from tpukit.essentials.run.channel import Sender, Unsendable, serialize
 from tpukit.essentials.run.core import Core
@@ -93,21 +93,22 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
         signal.pause()  # others may still need this process's side of a collective: the kernel says when to go
 
 
-def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tuple[Core, int]]) -> None:
+def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tuple[Core, int, OwnMemory]]) -> None:
     """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
     if task.precision:
         backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
     core = Core(backend, send, task.seed)
-    cores.append((core, threading.get_ident()))
+    memory = OwnMemory()  # what the start of the device took for a moment is not the function's
+    cores.append((core, threading.get_ident(), memory))
     send(("started", core.rank))
-    send(("memory", core.rank, peak_memory(), own_memory()))
+    send(_memory_of(core, memory))
     try:
         core.seed()
         result = task.fn(core, *task.args)
         core.flush()
         _flush_streams()  # what was printed without an end of line is on its way before the result is
         try:
-            send(("memory", core.rank, peak_memory(), own_memory()))
+            send(_memory_of(core, memory))
             send(("result", core.rank, result))
         except Unsendable:
             serialize(result)  # raises too, and names the part of the result, not of the message
@@ -117,6 +118,10 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tu
         send(("failed", exception_raised(core.rank, error)))
         with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
             core.flush()
+
+
+def _memory_of(core: Core, memory: OwnMemory) -> tuple:
+    return "memory", core.rank, peak_memory(), own_memory(), memory.most()
 
 
 def _flush_streams() -> None:
@@ -129,26 +134,26 @@ class _Worker:
     """What the threads of a worker process share.
 
     Attributes:
-        cores: each core of this process that has started, with the thread it runs in.
+        cores: each core of this process that has started, with the thread it runs in and its process's memory.
         finished: set when every core has returned or failed.
     """
 
     def __init__(self, pipes: WorkerPipes):
         self.pipes, self.sender = pipes, Sender(pipes.messages)
-        self.cores: list[tuple[Core, int]] = []
+        self.cores: list[tuple[Core, int, OwnMemory]] = []
         self.finished = threading.Event()
 
     def rank_here(self) -> int:
         """Return the rank of the core that runs in the calling thread; of another thread, the process's first."""
-        ranks = {thread: core.rank for core, thread in self.cores}
+        ranks = {thread: core.rank for core, thread, _ in self.cores}
         return ranks.get(threading.get_ident(), min(ranks.values(), default=self.pipes.rank))
 
     def beat(self) -> None:
         """Send now and then what each core has done, and what it waits for: a heartbeat for the watchdog."""
         with contextlib.suppress(OSError):  # the kernel is gone; the control pipe says so too
             while not self.finished.wait(self.pipes.heartbeat):
-                for core, _ in self.cores:
-                    self.sender.send(("memory", core.rank, peak_memory(), own_memory()))
+                for core, _, memory in self.cores:
+                    self.sender.send(_memory_of(core, memory))
                     doing = core.backend.compiling() or core.doing
                     self.sender.send(("alive", core.rank, core.activity, core.waiting, doing))
 
@@ -173,9 +178,9 @@ class _Worker:
         """On SIGTERM, raise `Terminated` in the core that runs in the main thread, if one does."""
         if self.finished.is_set():
             return
-        for core, _ in self.cores:
+        for core, _, _ in self.cores:
             core.end_requested = True
-        here = [core for core, thread in self.cores if thread == threading.get_ident()]
+        here = [core for core, thread, _ in self.cores if thread == threading.get_ident()]
         if not self.cores or any(not core.ends_between_steps for core in here):
             raise signals.Terminated
 
@@ -202,7 +207,7 @@ class _Worker:
     def _running(self) -> list[tuple[Core, int, object]]:
         """Return each core with its thread and where that stands; a core that is done may have none left."""
         frames = sys._current_frames()
-        return [(core, thread, frames[thread]) for core, thread in self.cores if thread in frames]
+        return [(core, thread, frames[thread]) for core, thread, _ in self.cores if thread in frames]
 
 
 def _cut_loose(pipes: WorkerPipes) -> None:

@@ -168,10 +168,10 @@ class WorkerGroup:
         match message:
             case ("result", rank, value):
                 self.results[rank] = value
-            case ("memory", rank, peak, own):
+            case ("memory", rank, peak, own, most):
                 self.memory[rank] = max(peak, self.memory.get(rank, 0))
                 first = self._first_memory.setdefault(rank, own)
-                self.grown[rank] = max(own - first, self.grown.get(rank, 0))
+                self.grown[rank] = max(most - first, self.grown.get(rank, 0))
                 self.states.memory(rank, own - first)
             case ("failed", failure):
                 self.failures.add(failure)
