@@ -23,7 +23,7 @@ def session(tmp_path):
 
 def test_the_code_of_the_readme_runs_when_it_is_pasted_in_order_into_an_empty_session(session):
     def paste(code):
-        said = session.run(code, timeout=600)  # for a hang: half a minute on two quiet processors
+        said = session.run(code, timeout=600)  # for a hang
         assert session.error is None, session.error[1]
         return said
 
