@@ -2,10 +2,9 @@
 
 from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
-from tpukit.essentials.machine.chip_holders import ChipsBusy, wait_for_chips
+from tpukit.essentials.machine.chip_holders import ChipsBusy, chip_nodes, wait_for_chips
 from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Tpu, find_tpu
-from tpukit.essentials.machine.device_nodes import device_nodes
-from tpukit.essentials.machine.environment import RELEASES, Changes, install_line, prepare
+from tpukit.essentials.machine.environment import IMAGES, RELEASES, Changes, install_line, prepare
 from tpukit.essentials.machine.files import (
     find_fault,
     lock_folder,
@@ -19,8 +18,8 @@ from tpukit.essentials.machine.files import (
     write_file,
     write_whole,
 )
-from tpukit.essentials.machine.host import Host, host
-from tpukit.essentials.machine.instructions import how_to_restart
+from tpukit.essentials.machine.host import Host, find_chips, host
+from tpukit.essentials.machine.instructions import how_to_restart, how_to_start_afresh
 from tpukit.essentials.machine.orphans import Released, release
 from tpukit.essentials.machine.resources import available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
@@ -34,6 +33,7 @@ __all__ = [
     "ChipsBusy",
     "GENERATIONS",
     "Host",
+    "IMAGES",
     "Machine",
     "PRICES_OF",
     "RELEASES",
@@ -44,12 +44,14 @@ __all__ = [
     "Tpu",
     "available_memory",
     "check",
+    "chip_nodes",
     "cpus",
-    "device_nodes",
+    "find_chips",
     "find_fault",
     "find_tpu",
     "host",
     "how_to_restart",
+    "how_to_start_afresh",
     "install_line",
     "lock_folder",
     "npy",
