@@ -140,15 +140,8 @@ def _draw_step(axes: Axes) -> None:
     _text(axes, 6.02, y - 0.24, "seconds\nto minutes", _SMALL, color=_MUTED, ha="center")
     _box(axes, 6.8, y - 0.42, 2.95, 0.84, _ORANGE, _ORANGE)
     _text(axes, 8.275, y + 0.17, "a program of the chip", _BODY, color="white", ha="center", weight="bold")
-    _text(
-        axes,
-        8.275,
-        y - 0.14,
-        "kept, and run again for\nevery equal graph: milliseconds",
-        _SMALL,
-        color="white",
-        ha="center",
-    )
+    words = "kept, and run again for\nevery equal graph: milliseconds"
+    _text(axes, 8.275, y - 0.14, words, _SMALL, color="white", ha="center")
 
 
 def _draw_shapes(axes: Axes) -> None:

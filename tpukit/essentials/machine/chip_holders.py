@@ -1,5 +1,6 @@
 """Which processes hold a chip, that is, have its device node open; and the wait until they do not."""
 
+import contextlib
 import errno
 import os
 import re
@@ -7,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tpukit.essentials.machine.resources import read_text
 from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Explained
 
@@ -27,14 +29,17 @@ def chip_holders(machine: Machine) -> Iterator[tuple[int, str]]:
     for process in entries(machine.proc):
         if not process.name.isdigit():
             continue
-        for fd in entries(process / "fd"):
-            try:
-                target = os.readlink(fd)
-            except OSError:  # closed since it was listed
-                continue
+        for target in open_files(process):
             folder, _, node = target.rpartition("/")
             if folder in folders and is_chip(node):
                 yield int(process.name), target
+
+
+def open_files(process: Path) -> Iterator[str]:
+    """Yield what the descriptors of a process in /proc point to."""
+    for fd in entries(process / "fd"):
+        with contextlib.suppress(OSError):  # closed since it was listed
+            yield os.readlink(fd)
 
 
 def entries(folder: Path) -> list[Path]:
@@ -48,23 +53,16 @@ def entries(folder: Path) -> list[Path]:
 def ancestors(proc: Path, pid: int) -> list[int]:
     """Return the ids of the parent of a process, of its parent's parent, and so on."""
     above = []
-    while pid > 1:  # the first process of a machine or container has no parent
-        try:
-            status = (proc / str(pid) / "status").read_text(errors="replace")
-        except OSError:
-            break
-        pid = int(re.search(r"^PPid:\s*(\d+)", status, re.MULTILINE).group(1))
+    while found := re.search(r"^PPid:\s*([1-9]\d*)", read_text(proc / str(pid) / "status"), re.MULTILINE):
+        pid = int(found[1])  # 0 for the first process of a machine or container: it has no parent
         above.append(pid)
     return above
 
 
 def command(proc: Path, pid: int) -> str:
     """Return the command line of a process, cut to 90 characters."""
-    try:
-        words = (proc / str(pid) / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").split()
-    except OSError:
-        return "its command cannot be read"
-    line = " ".join(words)
+    words = read_text(proc / str(pid) / "cmdline").replace("\0", " ").split()
+    line = " ".join(words) or "its command cannot be read"
     return line if len(line) <= 90 else line[:89] + "…"
 
 

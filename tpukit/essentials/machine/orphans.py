@@ -10,7 +10,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.machine.chip_holders import chip_holders, command, entries
+from tpukit.essentials.machine.chip_holders import chip_holders, command, entries, open_files
+from tpukit.essentials.machine.resources import read_text
 from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, counted
 
@@ -115,7 +116,7 @@ def _find(machine: Machine) -> list[Orphan]:
     for process in entries(proc):
         if not process.name.isdigit() or not _is_mine(process):
             continue
-        marks = [match for fd in entries(process / "fd") if (match := _MARK.match(_target(fd)))]
+        marks = [match for target in open_files(process) if (match := _MARK.match(target))]
         for match in marks[:1]:
             kernel, started = int(match[1]), int(match[2])
             if _started(proc, kernel) != started:  # it has ended, even if another process has its id now
@@ -132,17 +133,7 @@ def _is_mine(process: Path) -> bool:
         return False
 
 
-def _target(fd: Path) -> str:
-    try:
-        return os.readlink(fd)
-    except OSError:  # closed since it was listed
-        return ""
-
-
 def _started(proc: Path, pid: int) -> int:
     """Return the start time of a process in clock ticks; 0 if it has ended or is a zombie."""
-    try:
-        fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return 0 if fields[0] in "ZX" else int(fields[19])
+    fields = read_text(proc / str(pid) / "stat").rpartition(")")[2].split()
+    return int(fields[19]) if fields and fields[0] not in "ZX" else 0
