@@ -3,7 +3,7 @@
 TESTED_THROUGH = {
     "cloud/test_bundle.py": ["cloud/folders.py", "cloud/notebook_source.py", "cloud/run_trainer.py"],
     "cloud/test_handover.py": ["__main__.py", "cloud/job_command.py"],
-    "cloud/test_tpu_health.py": ["cloud/health_command.py", "cloud/tpu_vm.py", "essentials/machine/device_files.py"],
+    "cloud/test_tpu_health.py": ["cloud/device_files.py", "cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py", "cloud/vertex_api.py"],
     "essentials/backends/test_xla.py": ["essentials/backends/xla_cpu.py"],
     "essentials/run/test_core.py": ["essentials/run/gradients.py", "essentials/run/tensors.py"],

@@ -15,9 +15,9 @@ from machines import KAGGLE
 
 from tpukit.cloud import tpu_vm
 from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.device_files import device_nodes
 from tpukit.cloud.tpu_health import health, local_health
 from tpukit.essentials.machine.chip_holders import ChipsBusy
-from tpukit.essentials.machine.device_files import device_nodes
 from tpukit.essentials.machine.host import Host
 from tpukit.essentials.machine.sources import Machine
 from tpukit.essentials.run.launcher import WorkerFailed, launch

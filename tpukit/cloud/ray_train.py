@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.essentials.backends import Hosts
 from tpukit.essentials.machine import prepare
-from tpukit.essentials.run import Core, Run, launch
+from tpukit.essentials.run import Core, Hosts, Run, launch
 from tpukit.train import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0

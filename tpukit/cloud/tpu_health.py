@@ -5,8 +5,9 @@ import io
 import time
 from dataclasses import dataclass
 
+from tpukit.cloud.device_files import device_nodes
 from tpukit.cloud.tpu_vm import node_health
-from tpukit.essentials.machine import THIS_MACHINE, ChipsBusy, Host, Machine, check, device_nodes, how_to_restart
+from tpukit.essentials.machine import THIS_MACHINE, ChipsBusy, Host, Machine, check, how_to_restart
 from tpukit.essentials.run import RuntimeInUse, WorkerFailed, launch
 from tpukit.essentials.show import Finding, Findings, screen
 from tpukit.train import parse_duration

@@ -1,5 +1,6 @@
 """Images on disk: packed records, the decoded cache, TFRecord files."""
 
+from tpukit.packs import locks
 from tpukit.packs.array_records import row_type
 from tpukit.packs.build_pixel_cache import build_cache, cache_or_decode
 from tpukit.packs.checked_files import npy, whole_number, write_file
@@ -24,6 +25,7 @@ __all__ = [
     "cache_or_decode",
     "check_arguments",
     "fact",
+    "locks",
     "look_at",
     "npy",
     "pack",

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpukit.essentials.machine import locks
+from tpukit.packs import locks
 from tpukit.packs.checked_files import remove_parts, seal, unseal, write_file
 
 UNFINISHED = "unfinished"  # the sub-folder of what is only needed until the manifest is there

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.machine import locks, write_whole
+from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run import save_tensors
 from tpukit.essentials.show import human_size
+from tpukit.packs import locks
 
 _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.essentials.machine import locks
+from tpukit.packs import locks
 from tpukit.train.checkpoints import CannotSave
 
 # A run that was interrupted or killed is gone within this time, so that the same cell can be run again at once.

@@ -1,14 +1,13 @@
 """What this machine is, made ready and checked: what other rooms may use of it."""
 
-from tpukit.essentials.machine import locks, orphans
+from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
-from tpukit.essentials.machine.chip_holders import ChipsBusy, wait_for_chips
+from tpukit.essentials.machine.chip_holders import ChipsBusy, chip_nodes, wait_for_chips
 from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Tpu, find_tpu
-from tpukit.essentials.machine.device_files import device_nodes
-from tpukit.essentials.machine.environment import RELEASES, Changes, install_line, prepare
+from tpukit.essentials.machine.environment import IMAGES, RELEASES, Changes, install_line, prepare
 from tpukit.essentials.machine.files import part_of, write_whole
-from tpukit.essentials.machine.host import Host, host
-from tpukit.essentials.machine.instructions import how_to_restart
+from tpukit.essentials.machine.host import Host, find_chips, host
+from tpukit.essentials.machine.instructions import how_to_restart, how_to_start_afresh
 from tpukit.essentials.machine.orphans import Released, release
 from tpukit.essentials.machine.resources import available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
@@ -22,6 +21,7 @@ __all__ = [
     "ChipsBusy",
     "GENERATIONS",
     "Host",
+    "IMAGES",
     "Machine",
     "PRICES_OF",
     "RELEASES",
@@ -32,13 +32,14 @@ __all__ = [
     "Tpu",
     "available_memory",
     "check",
+    "chip_nodes",
     "cpus",
-    "device_nodes",
+    "find_chips",
     "find_tpu",
     "host",
     "how_to_restart",
+    "how_to_start_afresh",
     "install_line",
-    "locks",
     "orphans",
     "own_memory",
     "part_of",

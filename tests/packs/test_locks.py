@@ -5,15 +5,15 @@ import sys
 import textwrap
 from pathlib import Path
 
-from tpukit.essentials.machine.locks import lock_folder
+from tpukit.packs.locks import lock_folder
 
-KIT = Path(__file__).parents[3]
+KIT = Path(__file__).parents[2]
 
 
 def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):
     code = f"""
         import os, time
-        from tpukit.essentials.machine.locks import lock_folder
+        from tpukit.packs.locks import lock_folder
         for _ in range(5):
             with lock_folder({str(tmp_path)!r}):
                 os.mkdir({str(tmp_path / "held")!r})  # raises if another one is in
@@ -26,7 +26,7 @@ def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):
 
 def test_the_lock_of_a_killed_process_is_open(tmp_path):
     code = (
-        "from tpukit.essentials.machine.locks import lock_folder\n"
+        "from tpukit.packs.locks import lock_folder\n"
         f"with lock_folder({str(tmp_path)!r}): print('in', flush=True); input()"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
