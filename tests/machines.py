@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tpukit.essentials.machine.host import Host
+from tpukit.essentials.machine.host_facts import Host
 
 KAGGLE = Host(
     platform="Kaggle",

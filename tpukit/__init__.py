@@ -12,19 +12,23 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:  # for editors; `_NAMES` says the same to Python, and a test compares them
     from tpukit import cloud, essentials, measure, packs, pe, preflight, scores, standin, train
     from tpukit.essentials.data import Augment, Buckets
-    from tpukit.essentials.machine import check, host, prepare, release, show_tpu
+    from tpukit.essentials.machine import check, host, prepare, release
     from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, launch, launch_each
-    from tpukit.essentials.show import show_batch, show_figure, show_history, show_predictions
+    from tpukit.essentials.show import show_batch, show_figure, show_history
     from tpukit.packs import Records, build_cache, cache_or_decode, pack
+    from tpukit.preflight import show_tpu
+    from tpukit.scores import show_predictions
     from tpukit.train import evaluate, fit, predict
 
 _ROOMS = ("cloud", "essentials", "measure", "packs", "pe", "preflight", "scores", "standin", "train")
 _NAMES = {
     "essentials.data": ("Augment", "Buckets"),
-    "essentials.machine": ("check", "host", "prepare", "release", "show_tpu"),
+    "essentials.machine": ("check", "host", "prepare", "release"),
     "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "launch", "launch_each"),
-    "essentials.show": ("show_batch", "show_figure", "show_history", "show_predictions"),
+    "essentials.show": ("show_batch", "show_figure", "show_history"),
     "packs": ("Records", "build_cache", "cache_or_decode", "pack"),
+    "preflight": ("show_tpu",),
+    "scores": ("show_predictions",),
     "train": ("evaluate", "fit", "predict"),
 }
 _ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}

@@ -18,7 +18,7 @@ from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.device_files import device_nodes
 from tpukit.cloud.tpu_health import health, local_health
 from tpukit.essentials.machine.chip_holders import ChipsBusy
-from tpukit.essentials.machine.host import Host
+from tpukit.essentials.machine.host_facts import Host
 from tpukit.essentials.machine.sources import Machine
 from tpukit.essentials.run.launcher import WorkerFailed, launch
 

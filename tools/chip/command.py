@@ -16,6 +16,7 @@ from tools.chip.result import PARTS, code_that_runs, summarize
 from tools.chip.supervisor import run_parts
 from tpukit.essentials.machine import Host
 from tpukit.essentials.run import choose_topology
+from tpukit.essentials.show import WrongValue
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +50,7 @@ def run(given: argparse.Namespace) -> int:
             return prove_on_colab(result, chip=given.chip, arguments=arguments)
         return prove_on_kaggle(result, user=given.user, arguments=arguments)
     if not hasattr(os, "fork"):
-        raise ValueError("prove ends and interrupts launches, for which it needs Linux or macOS\n  fix:   WSL")
+        raise WrongValue("prove ends and interrupts launches, for which it needs Linux or macOS", fix="WSL")
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         began, host = time.monotonic(), Host.read()
@@ -81,7 +82,7 @@ def _chosen(parts: str | None) -> list[str]:
     chosen = re.split(r"\s*,\s*", parts.strip()) if parts else [*PARTS]
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
-        raise ValueError(f"no such part: {', '.join(unknown)}\n  found: the parts are {', '.join(PARTS)}")
+        raise WrongValue(f"no such part: {', '.join(unknown)}", found=f"the parts are {', '.join(PARTS)}")
     return [name for name in PARTS if name in chosen]
 
 
@@ -89,5 +90,5 @@ def _empty(folder: str) -> Path:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
-        raise ValueError(f"--folder {folder} is not empty\n  fix:   a new one, or remove what is in it")
+        raise WrongValue(f"--folder {folder} is not empty", fix="a new one, or remove what is in it")
     return path.resolve()

@@ -48,7 +48,7 @@ def with_row(evidence: str, found: dict) -> str:
     lines = evidence.split("\n")
     if _HEADER not in lines:
         raise NoProof(
-            f"the page has no table that begins with {_HEADER}\n  fix:   give docs/evidence.md of this repository"
+            f"the page has no table that begins with {_HEADER}", fix="give docs/evidence.md of this repository"
         )
     rows = [number for number, line in enumerate(lines) if line.startswith(_BEGIN)]
     same = [number for number in rows if lines[number].startswith(f"{_BEGIN} | {machine(found)};")]

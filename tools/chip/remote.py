@@ -17,6 +17,7 @@ from pathlib import Path
 
 from tools.chip.result import code_that_runs, find_result
 from tpukit.cloud import Bundle
+from tpukit.essentials.show import Explained, WrongValue, explain
 
 MOST_BYTES = 1_000_000  # of a script: what Kaggle takes is not documented, so it is kept below a megabyte
 _EARLIER = 60.0  # seconds in which what Kaggle says may still be about an earlier run
@@ -47,7 +48,7 @@ _END = {
 }
 
 
-class NotSent(RuntimeError):
+class NotSent(Explained, RuntimeError):
     """The platform's command line is missing, refused, or brought no result."""
 
 
@@ -98,9 +99,9 @@ def write_for_kaggle(folder: Path, user: str, arguments: Sequence[str] = ()) -> 
         ValueError: this cannot be the name of a user.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{1,49}", user or ""):
-        raise ValueError(
-            f"--user is your name on Kaggle, as in kaggle.com/<name>, got {user!r}\n"
-            "  fix:   make chip-kaggle KAGGLE_USER=your-name"
+        raise WrongValue(
+            f"--user is your name on Kaggle, as in kaggle.com/<name>, got {user!r}",
+            fix="make chip-kaggle KAGGLE_USER=your-name",
         )
     folder.mkdir(parents=True, exist_ok=True)
     (folder / _SCRIPT).write_text(script("kaggle", [*arguments, "--result", _RESULT]))
@@ -181,8 +182,9 @@ def prove_on_kaggle(
             print(error, flush=True)
         time.sleep(every)
     raise NotSent(
-        f"Kaggle brought no result of this run\n  found: its state is {state.lower()}\n"
-        f"  fix:   see what it printed: {' '.join(commands['logs'])}"
+        "Kaggle brought no result of this run",
+        found=f"its state is {state.lower()}",
+        fix=f"see what it printed: {' '.join(commands['logs'])}",
     )
 
 
@@ -192,7 +194,7 @@ def _named(name: str) -> list[str]:
 
 def _keep(found: dict | None, name: str, result: Path, otherwise: str) -> int:
     if not found or found["run"] != name:
-        raise NotSent(f"there is no result\n  found: {otherwise}\n  fix:   what it printed above says why")
+        raise NotSent("there is no result", found=otherwise, fix="what it printed above says why")
     result.parent.mkdir(parents=True, exist_ok=True)
     result.write_text(json.dumps(found) + "\n")
     print(f"wrote {result}; into docs/evidence.md with: make chip-report FILE={result}", flush=True)
@@ -205,9 +207,8 @@ def _found(command: list[str]) -> list[str]:
     if program is None:
         package = {"colab": "google-colab-cli, which needs Python 3.12 or newer"}.get(command[0], command[0])
         raise NotSent(
-            f"the command {command[0]} is not installed: {package}\n"
-            '  fix:   pip install "tpukit[chip]"; or, beside any Python: pipx install '
-            f"{package.partition(',')[0]}"
+            f"the command {command[0]} is not installed: {package}",
+            fix=(f'pip install "tpukit[chip]"; or, beside any Python: pipx install {package.partition(",")[0]}'),
         )
     return [program, *command[1:]]
 
@@ -226,7 +227,8 @@ def _call(command: list[str], run: Callable = subprocess.run) -> str:
 
 
 def _refused(command: list[str], said: str) -> str:
-    return (
-        f"{' '.join(command[:3])} was refused\n  found: {' '.join(said.split())[-500:]}\n"
-        "  fix:   sign in with `kaggle auth login`, or put a token where it says; then run this again"
+    return explain(
+        f"{' '.join(command[:3])} was refused",
+        found=f"{' '.join(said.split())[-500:]}",
+        fix="sign in with `kaggle auth login`, or put a token where it says; then run this again",
     )

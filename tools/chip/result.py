@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tpukit.essentials.machine import Host
+from tpukit.essentials.show import Explained, NoSuchFile
 
 FORMAT = 1
 PARTS = (
@@ -15,7 +16,7 @@ PARTS = (
 )
 
 
-class NoProof(ValueError):
+class NoProof(Explained, ValueError):
     """This is no JSON of a proof, or not of one that proves anything about a chip."""
 
 
@@ -63,41 +64,42 @@ def read_result_of_a_chip(file: str | Path) -> dict:
     """
     path = Path(file)
     if not path.is_file():
-        raise FileNotFoundError(f"no such file: {path}\n  fix:   make chip-colab or make chip-kaggle writes one")
+        raise NoSuchFile(f"no such file: {path}", fix="make chip-colab or make chip-kaggle writes one")
     text = path.read_text(errors="replace")
     found = find_result(text)
     if found is None:
         raise NoProof(
-            f"{path} has no line that is a proof's JSON\n"
-            f"  found: {len(text)} characters that begin with {text[:60]!r}\n"
-            "  fix:   give the file that `python -m tools.chip --result FILE` wrote, or all that it printed"
+            f"{path} has no line that is a proof's JSON",
+            found=f"{len(text)} characters that begin with {text[:60]!r}",
+            fix="give the file that `python -m tools.chip --result FILE` wrote, or all that it printed",
         )
     if found["tpukit_proof"] != FORMAT:
         raise NoProof(
-            f"{path} is a proof of format {found['tpukit_proof']!r}, this kit reads {FORMAT}\n"
-            "  fix:   run it again with this kit"
+            f"{path} is a proof of format {found['tpukit_proof']!r}, this kit reads {FORMAT}",
+            fix="run it again with this kit",
         )
     wrong = _wrong_fields(found)
     if wrong:
         raise NoProof(
-            f"{path} is no whole proof\n  found: {'; '.join(wrong)}\n"
-            "  fix:   give the line as it was printed, unchanged and not cut off"
+            f"{path} is no whole proof",
+            found=f"{'; '.join(wrong)}",
+            fix="give the line as it was printed, unchanged and not cut off",
         )
     if not found["chips"] or found["rehearsal"] or found["backend"] != "xla":
         raise NoProof(
-            f"{path} is not of a TPU: it proves nothing about one\n"
-            f"  found: {found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}\n"
-            "  fix:   make chip-colab, make chip-kaggle, or python -m tools.chip on a machine with a TPU"
+            f"{path} is not of a TPU: it proves nothing about one",
+            found=f"{found['platform']}, {found['chips']} chips, backend {found['backend']!r}, {found['device']}",
+            fix="make chip-colab, make chip-kaggle, or python -m tools.chip on a machine with a TPU",
         )
     if found["cores"] < found["chips"]:
         raise NoProof(
-            f"{path} is of a part of a TPU: {found['cores']} cores of {found['chips']} chips\n"
-            "  fix:   run it again without --cores"
+            f"{path} is of a part of a TPU: {found['cores']} cores of {found['chips']} chips",
+            fix="run it again without --cores",
         )
     failed = {name: one for name, one in found["parts"].items() if not one["passed"]}
     if failed or not found["passed"]:
         errors = "; ".join(f"{name}: {one.get('error', '')[:200]}" for name, one in failed.items())
-        raise NoProof(f"{path} is of a proof that failed\n  found: {errors}\n  fix:   correct it, and run it again")
+        raise NoProof(f"{path} is of a proof that failed", found=errors, fix="correct it, and run it again")
     return found
 
 

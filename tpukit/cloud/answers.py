@@ -5,6 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from tpukit.essentials.show import Explained
+
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _NO_ANSWER = "no answer"
 _LOGIN = (
@@ -12,7 +14,7 @@ _LOGIN = (
 )
 
 
-class CloudFailed(RuntimeError):
+class CloudFailed(Explained, RuntimeError):
     """Google Cloud did not do what was asked.
 
     Attributes:
@@ -21,12 +23,13 @@ class CloudFailed(RuntimeError):
         answered: whether the service itself has answered; if not, it may have done what was asked.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, may_pass: bool = False, answered: bool = True):
-        super().__init__(message)
-        self.status, self.may_pass, self.answered = status, may_pass, answered
+    status: int | None = None
+    may_pass: bool = False
+    answered: bool = True
 
-    def __reduce__(self) -> tuple:  # an exception is pickled by its args alone
-        return type(self), self.args, vars(self)
+    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", **others: object):
+        super().__init__(fact, found=found, fix=fix)
+        vars(self).update(others)
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,13 @@ class Service:
         if status is None and not _is_of_the_network(error):
             return None
         if status is None and _is_a_credential(error):
-            return CloudFailed(
-                f"{what}: the credential was not accepted\n  found: {said}\n  fix:   {_LOGIN}", status=401
-            )
+            return CloudFailed(f"{what}: the credential was not accepted", found=said, fix=_LOGIN, status=401)
         answered = f"{self.name} answered {status}" if status else _NO_ANSWER
         text = f"{what}: {_MEANINGS.get(status, _MEANINGS[None] if status is None else 'the request failed')}"
         return CloudFailed(
-            f"{text}\n  found: {answered}: {said}\n  fix:   {self._fix(status, said)}",
+            text,
+            found=f"{answered}: {said}",
+            fix=self._fix(status, said),
             status=status,
             may_pass=status in (None, 429) or status >= 500,
             answered=status is not None and not (status in (503, 504) and _is_of_grpc(error)),
@@ -123,15 +126,14 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
             given, of_the_credential = google.auth.default(scopes=SCOPES)
         except GoogleAuthError as error:
             found = " ".join(str(error).split())
-            raise CloudFailed(
-                f"this machine has no credential for Google Cloud\n  found: {found}\n  fix:   {_LOGIN}", status=401
-            ) from error
+            fact = "this machine has no credential for Google Cloud"
+            raise CloudFailed(fact, found=found, fix=_LOGIN, status=401) from error
         project = project or of_the_credential
     if not project:
         raise CloudFailed(
-            "the project is not known\n"
-            "  found: no project=, no GOOGLE_CLOUD_PROJECT, none in the credential\n"
-            '  fix:   project="my-project"; `gcloud projects list` shows yours'
+            "the project is not known",
+            found="no project=, no GOOGLE_CLOUD_PROJECT, none in the credential",
+            fix='project="my-project"; `gcloud projects list` shows yours',
         )
     return given, project
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.cloud.notebook_source import notebook_source
+from tpukit.essentials.show import NoSuchFile, WrongType, WrongValue
 
 _MOST_BYTES = 10 * 2**20
 _OURS = "tpukit"
@@ -59,17 +60,17 @@ def make_bundle(trainer: Callable | str | Path) -> Bundle:
         path, _, function = str(trainer).partition(".py:")
         file = Path(path + ".py") if function else Path(path)
         if file.suffix != ".py" or not file.is_file():
-            raise FileNotFoundError(f'no such file: {file}\n  fix:   "train.py:train", or "train.py" for a script')
+            raise NoSuchFile(f"no such file: {file}", fix='"train.py:train", or "train.py" for a script')
         if function:
             return _of_a_module(file.resolve(), file.resolve().parent, file.stem, _defined(file, function))
         files = _with_neighbours(file.resolve(), file.resolve().parent)
         files["__main__.py"] = files.pop(file.name)
         return _bundle(file.stem, files, launches=False)
     if not isinstance(trainer, types.FunctionType) or "<" in trainer.__qualname__ or "." in trainer.__qualname__:
-        raise TypeError(
-            f"a job runs a function of a module or notebook, got {trainer!r}\n"
-            "  found: a lambda, a method, a partial or a function inside another cannot be imported where it runs\n"
-            "  fix:   define it with def at the top level; what it needs goes through args="
+        raise WrongType(
+            f"a job runs a function of a module or notebook, got {trainer!r}",
+            found="a lambda, a method, a partial or a function inside another cannot be imported where it runs",
+            fix="define it with def at the top level; what it needs goes through args=",
         )
     module = inspect.getmodule(trainer)
     file = getattr(module, "__file__", None)
@@ -92,10 +93,10 @@ def _bundle(name: str, files: dict[str, str], module: str = "", function: str = 
             f'if __name__ == "__main__":\n    run_trainer("{module}", "{function}", sys.argv[1:])\n'
         }
     if sum(map(len, files.values())) > _MOST_BYTES:
-        raise ValueError(
-            f"the trainer has {len(files)} files of more than 10 MiB in all\n"
-            f"  found: {', '.join(sorted(files, key=lambda path: -len(files[path]))[:3])}, ...\n"
-            "  fix:   put what is large into the image, or into a package that it installs"
+        raise WrongValue(
+            f"the trainer has {len(files)} files of more than 10 MiB in all",
+            found=f"{', '.join(sorted(files, key=lambda path: -len(files[path]))[:3])}, ...",
+            fix="put what is large into the image, or into a package that it installs",
         )
     sent = {Path(path).parts[0].removesuffix(".py") for path in files}
     imported = {name.partition(".")[0] for text in files.values() for name in _imports(text)}
@@ -106,9 +107,10 @@ def _bundle(name: str, files: dict[str, str], module: str = "", function: str = 
 def _defined(file: Path, function: str) -> str:
     names = [one.name for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)]
     if function not in names:
-        raise ValueError(
-            f"{file} defines no function {function}\n"
-            f"  found: {', '.join(names) or 'no function at its top level'}\n  fix:   {file}:{(names or ['train'])[0]}"
+        raise WrongValue(
+            f"{file} defines no function {function}",
+            found=f"{', '.join(names) or 'no function at its top level'}",
+            fix=f"{file}:{(names or ['train'])[0]}",
         )
     return function
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from tpukit.cloud.bundle import Bundle
 from tpukit.cloud.slices import runtime_version
 from tpukit.essentials.machine import PRICES_OF, Tpu
+from tpukit.essentials.show import WrongValue
 
 _IN_TPUKIT = {"tpukit", "torch", "torch_xla", "torchvision"}  # tpukit brings versions of these that work together
 _FOR_TPUS = {"tensorflow": "tensorflow-tpu==2.19.1"}  # plain TensorFlow has no TPU; as in examples/
@@ -107,9 +108,10 @@ def check_name(name: str) -> str:
         ValueError: it is none.
     """
     if not re.fullmatch(_NAME, name):
-        raise ValueError(
-            f"{name!r} is no name of a job\n  found: lower-case letters, digits, hyphens; a letter first; 40 at most\n"
-            "  fix:   --name train-1"
+        raise WrongValue(
+            f"{name!r} is no name of a job",
+            found="lower-case letters, digits, hyphens; a letter first; 40 at most",
+            fix="--name train-1",
         )
     return name
 

@@ -12,6 +12,7 @@ from tpukit.cloud.bundle import make_bundle
 from tpukit.cloud.handover import TARGETS, check_name
 from tpukit.cloud.vertex import arguments, find_bucket, job
 from tpukit.essentials.machine import find_tpu
+from tpukit.essentials.show import WrongValue
 
 TOLD = (CloudFailed,)  # errors whose text is all that is shown
 _HINTS = {
@@ -49,7 +50,7 @@ def parse_args(text: str) -> list:
     except ValueError:
         args = None
     if not isinstance(args, list):
-        raise ValueError(f"--args is a JSON list, got {text!r}\n  fix:   --args '[3, {{\"lr\": 0.1}}]'")
+        raise WrongValue(f"--args is a JSON list, got {text!r}", fix="--args '[3, {\"lr\": 0.1}]'")
     return args
 
 
@@ -67,7 +68,7 @@ def run(given: argparse.Namespace) -> int:
         text, hint = _for_vertex(given, name, args)
     else:
         if given.target == "gcloud" and not given.zone:
-            raise ValueError("gcloud needs the zone of the TPU VM\n  fix:   --zone us-west4-a, or another with quota")
+            raise WrongValue("gcloud needs the zone of the TPU VM", fix="--zone us-west4-a, or another with quota")
         place = find_tpu(given.chip)
         bucket = given.bucket and find_bucket(given.bucket)
         where = {"name": name, "zone": given.zone, "project": given.project, "bucket": bucket}
@@ -85,7 +86,7 @@ def _for_vertex(given: argparse.Namespace, name: str, args: list) -> tuple[str, 
     missing = [f"--{one}" for one in ("image", "bucket") if not getattr(given, one)]
     if missing:
         fix = "--image us-docker.pkg.dev/my-project/kit/trainer:1 --bucket gs://my-bucket/runs"
-        raise ValueError(f"vertex needs {' and '.join(missing)}\n  fix:   {fix}")
+        raise WrongValue(f"vertex needs {' and '.join(missing)}", fix=fix)
     made = job(
         given.trainer,
         given.chip,

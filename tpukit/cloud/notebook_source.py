@@ -8,6 +8,8 @@ import linecache
 import types
 from collections.abc import Callable, Iterator
 
+from tpukit.essentials.show import WrongType
+
 
 def notebook_source(function: Callable) -> str:
     """Return a module's text that defines a function of a notebook, and nothing that it does not use.
@@ -42,10 +44,10 @@ def notebook_source(function: Callable) -> str:
         elif _is_literal(value):
             definitions[name] = f"{name} = {value!r}\n"
         else:
-            raise TypeError(
-                f"{user} uses {name}, which cannot be sent with it\n"
-                f"  found: {name} is a {type(value).__name__} that another cell has made\n"
-                f"  fix:   make it inside {user}, from a path that comes through args=; or put the trainer into a file"
+            raise WrongType(
+                f"{user} uses {name}, which cannot be sent with it",
+                found=f"{name} is a {type(value).__name__} that another cell has made",
+                fix=f"make it inside {user}, from a path that comes through args=; or put the trainer into a file",
             )
 
     define(function.__name__, function)
@@ -74,9 +76,10 @@ def _definition(value: Callable) -> str:
             if getattr(node, "name", None) == value.__name__ and _is_its(node, value):
                 first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
                 return "\n".join(text.splitlines()[first - 1 : node.end_lineno]) + "\n"
-    raise TypeError(
-        f"the source of {value.__name__} cannot be found\n"
-        "  found: it was not written in a cell or a file\n  fix:   put the trainer into a file: train.py"
+    raise WrongType(
+        f"the source of {value.__name__} cannot be found",
+        found="it was not written in a cell or a file",
+        fix="put the trainer into a file: train.py",
     )
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from tpukit.essentials.machine import prepare
 from tpukit.essentials.run import Core, Hosts, Run, launch
+from tpukit.essentials.show import Explained, Failed, NotInstalled, WrongValue
 from tpukit.train import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0
@@ -97,16 +98,14 @@ def launch_on_hosts(
         return _joined([*Path(folder).glob(_RUN.format("*"))])
 
 
-class HostsFailed(RuntimeError):
+class HostsFailed(Explained, RuntimeError):
     """A run over several hosts failed for good.
 
     Attributes:
         failures: by host, what it said.
     """
 
-    def __init__(self, message: str, failures: dict[int, str]):
-        super().__init__(message)
-        self.failures = failures
+    failures: dict[int, str] = {}
 
 
 def import_ray():
@@ -115,9 +114,10 @@ def import_ray():
         import ray
         import ray.train
     except ImportError as error:
-        raise ImportError(
-            "a run over several hosts needs Ray Train, which is not installed\n"
-            f"  found: {error}\n  fix:   pip install 'tpukit[ray]', here and on every host"
+        raise NotInstalled(
+            "a run over several hosts needs Ray Train, which is not installed",
+            found=error,
+            fix="pip install 'tpukit[ray]', here and on every host",
         ) from error
     return ray
 
@@ -141,11 +141,13 @@ def _connect(ray) -> None:
     try:
         ray.init("auto")
     except ConnectionError as error:
-        raise RuntimeError(
-            "there is no Ray cluster on this machine\n"
-            f"  found: {' '.join(str(error).split())[:200]}\n"
-            "  fix:   `ray start --head` on the first host, `ray start --address=FIRST:6379` on others; to rehearse\n"
-            "         with hosts that this machine plays: notebook 11, `with hosts_here(2): ...`"
+        raise Failed(
+            "there is no Ray cluster on this machine",
+            found=f"{' '.join(str(error).split())[:200]}",
+            fix=(
+                "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; to rehearse"
+                "\nwith hosts that this machine plays: notebook 11, `with hosts_here(2): ...`"
+            ),
         ) from None
 
 
@@ -153,9 +155,9 @@ def _scaling(
     hosts: int | None, topology: str | None, accelerator: str | None, resources: dict[str, float] | None
 ) -> dict:
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
-        raise ValueError(
-            f"a run over several hosts needs two at least, got hosts={hosts!r}, and no topology of a slice\n"
-            '  fix:   hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch'
+        raise WrongValue(
+            f"a run over several hosts needs two at least, got hosts={hosts!r}, and no topology of a slice",
+            fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch',
         )
     if topology is None:
         return {
@@ -165,8 +167,8 @@ def _scaling(
         }
     count, of_a_host = hosts_of_slice(topology, accelerator)
     if hosts not in (None, count):
-        raise ValueError(
-            f"a slice {topology} of {accelerator} has {count} hosts, got hosts={hosts}\n  fix:   leave hosts out"
+        raise WrongValue(
+            f"a slice {topology} of {accelerator} has {count} hosts, got hosts={hosts}", fix="leave hosts out"
         )
     return {
         "num_workers": count,
@@ -189,9 +191,10 @@ def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[st
     try:
         return get_tpu_worker_resources(topology=topology, accelerator_type=accelerator or "none", num_slices=1)
     except ValueError as error:
-        raise ValueError(
-            f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}\n  found: Ray says: {error}\n"
-            '  fix:   topology="4x4", accelerator="TPU-V5LITEPOD"; "TPU-V6E", "TPU-V4" with "2x2x2"'
+        raise WrongValue(
+            f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}",
+            found=f"Ray says: {error}",
+            fix='topology="4x4", accelerator="TPU-V5LITEPOD"; "TPU-V6E", "TPU-V4" with "2x2x2"',
         ) from None
 
 
@@ -215,15 +218,17 @@ def _explained(error: Exception, failures: int) -> HostsFailed:
     said = {number: str(one) for number, one in getattr(error, "worker_failures", {}).items()}
     if not said:
         return HostsFailed(
-            f"the hosts of the run did not come together\n  found: {' '.join(str(error).split())[:400]}\n"
-            "  fix:   `ray status` on a host shows which hosts and resources there are; a longer patience",
-            {},
+            "the hosts of the run did not come together",
+            found=" ".join(str(error).split())[:400],
+            fix="`ray status` on a host shows which hosts and resources there are; a longer patience",
         )
     # The first host to fail leaves the others in a collective, which then fails, too.
     number = min(said, key=lambda one: ("waiting for the other cores" in said[one], one))
-    return HostsFailed(
-        f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}", said
+    failed = HostsFailed(
+        f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}"
     )
+    failed.failures = said
+    return failed
 
 
 def _pickled(task: "_Task") -> bytes:

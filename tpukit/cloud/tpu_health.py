@@ -9,7 +9,7 @@ from tpukit.cloud.device_files import device_nodes
 from tpukit.cloud.tpu_vm import node_health
 from tpukit.essentials.machine import THIS_MACHINE, ChipsBusy, Host, Machine, check, how_to_restart
 from tpukit.essentials.run import RuntimeInUse, WorkerFailed, launch
-from tpukit.essentials.show import Finding, Findings, screen
+from tpukit.essentials.show import Explained, Finding, Findings, screen
 from tpukit.train import parse_duration
 
 _ABOUT_THE_CHIPS = ("TPU", "PJRT_DEVICE", "versions", "variables", "in use", "runtime")  # of check's findings
@@ -99,7 +99,7 @@ def _computation(host: Host, timeout: float, compute) -> Finding:
         fact = str(error).partition("\n\n")[0].strip()
         return Finding(name, "failure", fact, f"{how_to_restart(host)}; if it comes again, take another machine")
     except (ChipsBusy, RuntimeInUse, ValueError) as error:
-        fact, _, fix = str(error).partition("\n  fix:")
+        fact, fix = (error.fact, error.fix) if isinstance(error, Explained) else (str(error), "")
         return Finding(name, "failure", fact, " ".join(fix.split()) or how_to_restart(host))
     expected = float(_SIDE**3 * run.cores)
     if run.results != [expected] * run.cores:

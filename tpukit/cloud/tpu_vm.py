@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.cloud.answers import CloudFailed, Service, find_credentials
-from tpukit.essentials.show import Finding
+from tpukit.essentials.show import Finding, NotInstalled
 
 _REQUEST_SECONDS = 10.0  # for one answer
 _SECONDS_BETWEEN_LINES = 20.0  # while nothing changes
@@ -111,9 +111,9 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
     zone = zone or environ.get("CLOUDSDK_COMPUTE_ZONE")
     if not zone:
         raise CloudFailed(
-            f"the zone of {name} is not known\n"
-            "  found: no zone=, no CLOUDSDK_COMPUTE_ZONE\n"
-            f'  fix:   health("{name}", zone="us-west4-a"), or whichever it is in'
+            f"the zone of {name} is not known",
+            found="no zone=, no CLOUDSDK_COMPUTE_ZONE",
+            fix=f'health("{name}", zone="us-west4-a"), or whichever it is in',
         )
     return project, zone, name
 
@@ -127,10 +127,10 @@ def _client(there: Mapping[str, str], credentials, endpoint: str | None) -> Iter
         import httplib2
         from googleapiclient import discovery
     except Exception as error:  # beside TensorFlow, version 0.10 raises absl's DuplicateFlagError on import
-        raise ImportError(
-            f"cloud-tpu-client cannot be imported: {error}\n"
-            "  found: it is one of tpukit's requirements, but installs with --no-deps leave it out\n"
-            '  fix:   `pip install "cloud-tpu-client==0.7"`; 0.8 and 0.10 break TensorFlow'
+        raise NotInstalled(
+            f"cloud-tpu-client cannot be imported: {error}",
+            found="it is one of tpukit's requirements, but installs with --no-deps leave it out",
+            fix='`pip install "cloud-tpu-client==0.7"`; 0.8 and 0.10 break TensorFlow',
         ) from error
     # Version 0.7 alone would ask API v1, which knows no TPU VM, with oauth2client's credentials and no time-out.
     http = google_auth_httplib2.AuthorizedHttp(credentials, http=httplib2.Http(timeout=_REQUEST_SECONDS))

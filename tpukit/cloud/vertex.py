@@ -13,7 +13,7 @@ from tpukit.cloud.bundle import Bundle, make_bundle
 from tpukit.cloud.slices import MACHINE_SPECS
 from tpukit.cloud.vertex_api import LABEL, VertexApi
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
-from tpukit.essentials.show import Table, running_shell
+from tpukit.essentials.show import Table, WrongType, WrongValue, running_shell
 from tpukit.train import parse_duration
 
 _SECONDS_BETWEEN_LINES = 60.0  # of watch, while nothing changes
@@ -201,9 +201,12 @@ class Job(Table):
         if self.state in ("FAILED", "EXPIRED"):
             words = " ".join(now.error.message.split()) or "Vertex AI gives no reason"
             raise CloudFailed(
-                f"job {self.request['displayName']} {self.state.lower()}\n  found: {words}\n"
-                f"  fix:   read what it printed: `gcloud ai custom-jobs stream-logs {resource}`; checkpoints are in "
-                f"{self.folder}"
+                f"job {self.request['displayName']} {self.state.lower()}",
+                found=words,
+                fix=(
+                    f"read what it printed: `gcloud ai custom-jobs stream-logs {resource}`; checkpoints are in "
+                    f"{self.folder}"
+                ),
             )
         return self
 
@@ -251,7 +254,7 @@ class Job(Table):
 
     def _begun(self) -> tuple[VertexApi, str]:
         if self.resource is None:
-            raise CloudFailed("this job was not sent\n  found: no answer to it\n  fix:   .submit(), then this")
+            raise CloudFailed("this job was not sent", found="no answer to it", fix=".submit(), then this")
         return self._connect(), self.resource
 
     def _is_now(self, answer) -> None:
@@ -272,7 +275,7 @@ def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:
         TypeError: JSON would lose or change one.
     """
     if isinstance(args, str | Mapping):
-        raise TypeError(f"args is a list of arguments, got {args!r}\n  fix:   args=[{args!r}]")
+        raise WrongType(f"args is a list of arguments, got {args!r}", fix=f"args=[{args!r}]")
     if not bundle.launches:
         return [str(one) for one in args]
     try:
@@ -280,10 +283,10 @@ def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:
     except (TypeError, ValueError):
         same = False
     if not same:
-        raise TypeError(
-            f"args travel as JSON, which cannot carry {list(args)!r}\n"
-            "  found: it has numbers, text, True, None, lists, and dicts with text as keys\n"
-            "  fix:   pass a path or a dict of settings, and make the objects inside the function"
+        raise WrongType(
+            f"args travel as JSON, which cannot carry {list(args)!r}",
+            found="it has numbers, text, True, None, lists, and dicts with text as keys",
+            fix="pass a path or a dict of settings, and make the objects inside the function",
         )
     return [text] if args else []
 
@@ -301,4 +304,4 @@ def find_bucket(bucket: str) -> str:
 
 def _check(argument: str, given: str, pattern: str, example: str) -> None:
     if not re.fullmatch(pattern, given):
-        raise ValueError(f"{argument} is none that Vertex AI takes: {given!r}\n  fix:   {example}")
+        raise WrongValue(f"{argument} is none that Vertex AI takes: {given!r}", fix=example)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tpukit.cloud.answers import CloudFailed, Service
+from tpukit.essentials.show import NotInstalled
 
 _T = TypeVar("_T")
 _ROLE = "roles/aiplatform.user"
@@ -42,10 +43,10 @@ class VertexApi:
         try:
             from google.cloud import aiplatform_v1
         except ImportError as error:
-            raise ImportError(
-                f"a Vertex AI job needs Google's SDK, which cannot be imported: {error}\n"
-                "  found: google-cloud-aiplatform comes with the extra [vertex]\n"
-                '  fix:   `pip install "tpukit[vertex]"`'
+            raise NotInstalled(
+                f"a Vertex AI job needs Google's SDK, which cannot be imported: {error}",
+                found="google-cloud-aiplatform comes with the extra [vertex]",
+                fix='`pip install "tpukit[vertex]"`',
             ) from error
         self._sdk, self._credentials = aiplatform_v1, credentials
         self._project, self._pauses, self._timeout = project, pauses, request_timeout
@@ -158,11 +159,10 @@ class VertexApi:
         except CloudFailed:
             there, seen = None, "the jobs cannot be listed either"
         if there is None and not (error.answered and seen.startswith("no job")):
-            fact, _, rest = str(error).partition("\n")
-            found, _, fix = rest.partition("\n  fix:   ")
             raise CloudFailed(
-                f"{fact}; whether it was created is not known\n{found}; {seen}\n"
-                f"  fix:   submit() again, which looks for {name} first; {fix}",
+                f"{error.fact}; whether it was created is not known",
+                found=f"{error.found}; {seen}",
+                fix=f"submit() again, which looks for {name} first; {error.fix}",
                 status=error.status,
                 may_pass=True,
                 answered=False,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpukit.essentials.machine import Host
 from tpukit.essentials.run import Core, launch
-from tpukit.essentials.show import Table
+from tpukit.essentials.show import Table, WrongValue
 
 _FLOAT32_BITS = 24  # significant bits
 # The largest of many rounding errors differs between two computers that round alike but add up in another order.
@@ -143,10 +143,10 @@ def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple
     device = core.to_host(_layer_outputs(core.model(model), on_device))
     if host.keys() != device.keys():
         one_side = sorted({name for name, _ in host.keys() ^ device.keys()})
-        raise ValueError(
-            f"the model takes another way on {core.device} than on the host\n"
-            f"  found: only one of them computes {', '.join(one_side[:5])}\n"
-            "  fix:   compare with a batch for which its forward() does not decide by values or by the device"
+        raise WrongValue(
+            f"the model takes another way on {core.device} than on the host",
+            found=f"only one of them computes {', '.join(one_side[:5])}",
+            fix="compare with a batch for which its forward() does not decide by values or by the device",
         )
     return bits, [
         _judge(*layer, output, rounded.get(layer, output), device[layer], bits) for layer, output in host.items()

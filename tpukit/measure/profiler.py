@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tpukit.essentials.show import counted
+from tpukit.essentials.show import Failed, SystemFailed, counted
 
 
 class Profile:
@@ -59,9 +59,9 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         return
     backend, mine = core.backend, Path(folder) / f"core-{core.rank}"
     if backend.after_sync:
-        raise RuntimeError(
-            "this core is already being recorded: a profile cannot be inside another\n"
-            "  fix:   one `with tpukit.measure.profile(...)` around all the steps"
+        raise Failed(
+            "this core is already being recorded: a profile cannot be inside another",
+            fix="one `with tpukit.measure.profile(...)` around all the steps",
         )
     _must_be_writable(mine)  # the profilers themselves only fail at the end, when the recording would be lost
     earlier = set(mine.rglob("*"))
@@ -96,10 +96,10 @@ def _must_be_writable(folder: Path) -> None:
 
 
 def _not_written(folder: Path, error: Exception) -> OSError:
-    return OSError(
-        f"the profile cannot be written into {folder}\n"
-        f"  found: {error}\n"
-        "  fix:   choose a folder of your own, on a disk with free space"
+    return SystemFailed(
+        f"the profile cannot be written into {folder}",
+        found=error,
+        fix="choose a folder of your own, on a disk with free space",
     )
 
 

@@ -6,6 +6,8 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from tpukit.essentials.show import explain
+
 # The first step creates the optimiser's state, so the second has another graph; from the third on it is the same.
 _SETTLED = 3
 _MOST_MESSAGES = 5  # a loop that compiles in every step would fill the notebook
@@ -118,19 +120,21 @@ class RecompileMonitor:
     def _reason(self, batch: object, known: bool) -> str | None:
         if not known:
             what = _changed_shapes(batch, self._previous_shapes)
-            return f"{what}\n  fix:   batches of one shape: core.batches makes them; in a DataLoader, drop_last=True"
+            return explain(
+                f"{what}", fix="batches of one shape: core.batches makes them; in a DataLoader, drop_last=True"
+            )
         if not self._checks_graphs:  # checks start now: the graph of this step has already run
             self._enable_graph_checks(True)
             return "the shape of the batch was seen before; if it happens again, the graph will show what changed"
         if not self._checks:
-            return (
-                "the shape of the batch was seen before\n"
-                "  fix:   call monitor.check_graph(model, loss) at the end of the step, which finds the cause"
+            return explain(
+                "the shape of the batch was seen before",
+                fix="call monitor.check_graph(model, loss) at the end of the step, which finds the cause",
             )
         if not self._changes:
-            return (
-                "the model and the loss are computed as before, so another tensor was computed or kept in this step\n"
-                "  fix:   compute or keep it in every step, or after the step, from what the step returns"
+            return explain(
+                "the model and the loss are computed as before, so another tensor was computed or kept in this step",
+                fix="compute or keep it in every step, or after the step, from what the step returns",
             )
         return next((change for change in self._changes if change), None)  # the first graph has none before it
 
@@ -162,8 +166,10 @@ def difference(before: str, after: str) -> str:
             "the same operations in every step: torch.where instead of if, a tensor [x] for a number that is 0 or 1",
         )
     else:
-        return "the graphs differ only in the order of operations\n  fix:   call the parts of the model in one order"
-    return f"{what}{_place(after, now) if now else _place(before, first)}\n  fix:   {fix}"
+        return explain(
+            "the graphs differ only in the order of operations", fix="call the parts of the model in one order"
+        )
+    return explain(f"{what}{_place(after, now) if now else _place(before, first)}", fix=fix)
 
 
 def _operations(text: str) -> list[str]:

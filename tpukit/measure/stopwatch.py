@@ -5,6 +5,8 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator
 
+from tpukit.essentials.show import WrongValue
+
 
 class Stopwatch:
     """Time the sections of a step, each up to the moment when the device is done with it.
@@ -62,8 +64,8 @@ class Stopwatch:
         """
         short = [name for name, times in self.seconds.items() if len(times) <= skip]
         if short:
-            raise ValueError(
-                f"{', '.join(short)}: timed {len(self.seconds[short[0]])} times, of which skip={skip} are left out\n"
-                "  fix:   more steps, or a smaller skip"
+            raise WrongValue(
+                f"{', '.join(short)}: timed {len(self.seconds[short[0]])} times, of which skip={skip} are left out",
+                fix="more steps, or a smaller skip",
             )
         return {name: statistics.median(times[skip:]) for name, times in self.seconds.items()}

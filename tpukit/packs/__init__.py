@@ -15,6 +15,7 @@ from tpukit.packs.source_files import Names, look_at
 from tpukit.packs.tfrecords import read_tfrecords
 
 __all__ = [
+    "locks",
     "Cache",
     "NOT_DAMAGE",
     "Names",

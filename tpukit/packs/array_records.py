@@ -7,6 +7,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
+from tpukit.essentials.show import NotInstalled, SystemFailed
+
 # One record a chunk, each with its own hash. JPEGs do not compress, and compressed pixels read at half the speed.
 _WRITER = "group_size:1,uncompressed"
 _READER = "readahead_buffer_size:0,max_parallelism:0"  # random access: read nothing that was not asked for
@@ -28,10 +30,10 @@ def load_array_record():
     try:
         from array_record.python import array_record_module
     except ImportError as error:
-        raise ModuleNotFoundError(
-            "a pack is made of array_record files, and array_record is not installed\n"
-            f"  found: {error}\n"
-            "  fix:   %pip install array_record, then run this cell again; there is none for Windows"
+        raise NotInstalled(
+            "a pack is made of array_record files, and array_record is not installed",
+            found=error,
+            fix="%pip install array_record, then run this cell again; there is none for Windows",
         ) from error
     return array_record_module
 
@@ -132,16 +134,19 @@ class Shards:
     def _damaged(self, number, why: str) -> OSError:
         shard, first = self._place(number)
         if os.strerror(errno.EMFILE) in why or os.strerror(errno.ENFILE) in why:
-            return OSError(
-                errno.EMFILE,
-                f"{self.files[shard]} cannot be opened\n  found: {os.strerror(errno.EMFILE)}, the file is as it was\n"
-                "  fix:   close what this process has open, or allow more: resource.setrlimit, ulimit -n",
+            return SystemFailed(
+                f"{self.files[shard]} cannot be opened",
+                found=f"{os.strerror(errno.EMFILE)}, the file is as it was",
+                fix="close what this process has open, or allow more: resource.setrlimit, ulimit -n",
+                errno=errno.EMFILE,
             )
-        return OSError(
-            f"record {number - first} of {self.files[shard]} cannot be read\n"
-            f"  found: {why}\n"
-            f"  fix:   copy this file again from where it is whole, or pack the images again into a new folder; "
-            f"until then leave image {number} out"
+        return SystemFailed(
+            f"record {number - first} of {self.files[shard]} cannot be read",
+            found=why,
+            fix=(
+                "copy this file again from where it is whole, or pack the images again into a new folder; "
+                f"until then leave image {number} out"
+            ),
         )
 
 

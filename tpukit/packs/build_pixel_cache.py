@@ -9,7 +9,7 @@ import zlib
 from pathlib import Path
 
 from tpukit.essentials.machine import available_memory, cpus
-from tpukit.essentials.show import human_size
+from tpukit.essentials.show import Explained, WrongValue, human_size
 from tpukit.packs.checked_files import npy, size_and_checksum, whole_number, write_file
 from tpukit.packs.pixel_cache import Cache, CacheFolder, layout_of, map_file
 from tpukit.packs.processes import run_in_processes
@@ -22,7 +22,7 @@ _SPARE_DISK = 4 * 2**30  # for checkpoints, logs and outputs: with a full disk a
 _SPARE_MEMORY = 1 / 4
 
 
-class NoRoom(OSError):
+class NoRoom(Explained, OSError):
     """The disk has no room for a cache, or nothing can be written there."""
 
 
@@ -68,7 +68,7 @@ def build_cache(
     target = CacheFolder(Path(folder), plan)
     if not target.is_finished:
         if not _is_writable(target.folder):
-            raise NoRoom(f"nothing can be written to {folder}\n  fix:   name a folder on another disk")
+            raise NoRoom(f"nothing can be written to {folder}", fix="name a folder on another disk")
         with target.locked():
             if not target.is_finished:  # else another process has built it meanwhile
                 try:
@@ -158,11 +158,11 @@ def _plan(records: Records, size: int, exact: bool) -> dict:
         fix = "Records(folder)" if isinstance(records, str | os.PathLike) else "the Records that pack returned"
         if isinstance(inner := getattr(records, "dataset", None), Records):
             fix = f"cache all {len(inner):,} images of the Records, and take the Subset of the cache"
-        raise ValueError(f"a cache is made of Records, got {type(records).__name__}\n  fix:   {fix}")
+        raise WrongValue(f"a cache is made of Records, got {type(records).__name__}", fix=fix)
     try:
         size = whole_number("size", size or 0, 1)
     except ValueError:
-        raise ValueError(f"size is the height and width in pixels, got {size!r}\n  fix:   size=128") from None
+        raise WrongValue(f"size is the height and width in pixels, got {size!r}", fix="size=128") from None
     Records(records.folder, size)  # raises for pixels of another size
     made_of = {"words": f"records {records.folder}", "digest": records.digest}
     channels = {"channels": 4} if records.has_masks else {}
@@ -206,9 +206,9 @@ def _full(target: CacheFolder) -> NoRoom:
     plan, free = target.plan, shutil.disk_usage(target.folder).free
     return NoRoom(
         f"the disk of {target.folder} is full: a cache of {plan['count']:,} images at {plan['size']} pixels takes "
-        f"{human_size(layout_of(plan).bytes)}\n"
-        f"  found: {human_size(free)} free\n"
-        "  fix:   make room and call it again; or a folder on a larger disk, a smaller size, or cache_or_decode(...)"
+        f"{human_size(layout_of(plan).bytes)}",
+        found=f"{human_size(free)} free",
+        fix="make room and call it again; or a folder on a larger disk, a smaller size, or cache_or_decode(...)",
     )
 
 

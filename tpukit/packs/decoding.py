@@ -5,6 +5,7 @@ import functools
 import io
 import zlib
 
+from tpukit.essentials.show import explain
 from tpukit.packs.image_modes import orientation, to_rgb, turn
 from tpukit.packs.masks import decode_masked, is_masked
 
@@ -63,10 +64,8 @@ def jpeg_decoder():
     try:
         import simplejpeg
     except ImportError:
-        print(
-            "simplejpeg is not installed: Pillow decodes, at about half the speed, and does not notice all damage\n"
-            "  fix:   pip install simplejpeg"
-        )
+        slower = "simplejpeg is not installed: Pillow decodes, at about half the speed, and does not notice all damage"
+        print(explain(slower, fix="pip install simplejpeg"))
         return None
     return simplejpeg
 

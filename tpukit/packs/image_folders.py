@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile, WrongValue, explain
 from tpukit.packs.resumable import UNFINISHED
 
 _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's ImageFolder
@@ -37,29 +38,28 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
         ValueError: there is no image, or a sub-folder that is none of the classes.
     """
     if not os.path.isdir(folder):
-        raise FileNotFoundError(
-            f"there is no folder {folder}\n  fix:   pass the folder that holds one folder per class"
-        )
+        raise NoSuchFile(f"there is no folder {folder}", fix="pass the folder that holds one folder per class")
     above = (_identity(folder),)
     found = [entry.name for entry in _entries(folder) if _is_part(entry, above, without) and entry.is_dir()]
     order = found if classes is None else [str(name) for name in classes]
     if others := [name for name in found if name not in order]:
-        raise ValueError(
-            f"{folder} holds {len(others)} folders that are not in classes=\n  found: {', '.join(others[:4])}\n"
-            "  fix:   name all classes, also those that only training has; or move these folders away"
+        raise WrongValue(
+            f"{folder} holds {len(others)} folders that are not in classes=",
+            found=f"{', '.join(others[:4])}",
+            fix="name all classes, also those that only training has; or move these folders away",
         )
     if len(set(order)) < len(order):
-        raise ValueError(f"classes= names a class twice\n  found: {order}\n  fix:   each class once")
+        raise WrongValue("classes= names a class twice", found=order, fix="each class once")
     names, numbers = [], []
     for number, name in enumerate(order):
         inside = list(_images(folder, name, above, without)) if name in found else []
         names += inside
         numbers += [number] * len(inside)
     if not names:
-        raise ValueError(
-            f"{folder} holds no image in a sub-folder\n"
-            f"  found: {sorted(os.listdir(folder))[:4] or 'an empty folder'}\n"
-            "  fix:   pass the folder that holds one folder per class, or a DataFrame with a path column"
+        raise WrongValue(
+            f"{folder} holds no image in a sub-folder",
+            found=f"{sorted(os.listdir(folder))[:4] or 'an empty folder'}",
+            fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
         )
     return ImageFolder(names, numbers, order)
 
@@ -83,10 +83,8 @@ def _entries(folder) -> list[os.DirEntry]:
         with os.scandir(folder) as entries:
             return sorted(entries, key=lambda entry: entry.name)
     except PermissionError as error:
-        raise PermissionError(
-            f"{folder} cannot be read, so its images would be missing\n  found: {error.strerror}\n"
-            f"  fix:   chmod u+rx {folder}, or move it away"
-        ) from error
+        fact, fix = f"{folder} cannot be read, so its images would be missing", f"chmod u+rx {folder}, or move it away"
+        raise PermissionError(explain(fact, found=error.strerror, fix=fix)) from error
 
 
 def _is_part(entry: os.DirEntry, above: tuple, without: Path | None) -> bool:

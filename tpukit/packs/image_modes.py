@@ -2,6 +2,8 @@
 
 import struct
 
+from tpukit.essentials.show import WrongValue
+
 # Pillow's modes of one channel of 16 bits; "I" is what it made of 16 bits in a PNG or PGM before version 10.3.
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
 _ORIENTATION = 0x0112  # the tag of EXIF
@@ -31,9 +33,10 @@ def to_rgb(image, window: tuple[float, float] | None = None):
         if window is None and (image.mode in _SIXTEEN or (image.mode == "I" and image.format in ("PNG", "PPM"))):
             window = (0, 65535)
         if window is None:
-            raise ValueError(
+            raise WrongValue(
                 f"a {image.format or 'Pillow image'} of mode {image.mode} has a range of values that nothing says: "
-                "which are black and white?\n  fix:   pack(..., window=(low, high))"
+                "which are black and white?",
+                fix="pack(..., window=(low, high))",
             )
         return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
     if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
@@ -65,7 +68,7 @@ def apply_window(values, window: tuple[float, float]):
 
     low, high = window
     if values.dtype.kind == "f" and not numpy.isfinite(values).all():
-        raise ValueError("it holds nan or infinity\n  fix:   give such pixels a number: numpy.nan_to_num(image)")
+        raise WrongValue("it holds nan or infinity", fix="give such pixels a number: numpy.nan_to_num(image)")
     scaled = (values.astype(numpy.float64) - low) * (255 / (high - low))
     return scaled.clip(0, 255).round().astype(numpy.uint8)
 
@@ -84,9 +87,9 @@ def check_window(window) -> tuple[float, float] | None:
     except (TypeError, ValueError):
         fits = False
     if not fits:
-        raise ValueError(
-            f"window is the values that become black and white, the lower one first, got {window!r}\n"
-            "  fix:   window=(0, 4095) for 12 bits, (-160, 240) for soft tissue in Hounsfield units"
+        raise WrongValue(
+            f"window is the values that become black and white, the lower one first, got {window!r}",
+            fix="window=(0, 4095) for 12 bits, (-160, 240) for soft tissue in Hounsfield units",
         )
     return low, high
 

@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from tpukit.essentials.show import Explained, WrongType, WrongValue
 from tpukit.packs.image_modes import apply_window, to_rgb
 from tpukit.packs.label_arrays import as_labels
 from tpukit.packs.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
@@ -44,17 +45,18 @@ def check_item(item, number: int, columns: ItemColumns) -> tuple:
         if mask is not None:
             data = _with_mask(data, mask)
     except (TypeError, ValueError) as error:
-        why, _, fix = str(error).partition("\n  fix:   ")
-        raise ValueError(
-            f"item {number} is not (image, labels) as pack reads them\n"
-            f"  found: {type(item).__name__}: {why}\n  fix:   {fix or _FIX}"
+        why, fix = (error.fact, error.fix) if isinstance(error, Explained) else (str(error), "")
+        raise WrongValue(
+            f"item {number} is not (image, labels) as pack reads them",
+            found=f"{type(item).__name__}: {why}",
+            fix=fix or _FIX,
         ) from error
     values = _labels(labels, number, columns.classes)
     if columns.classes and len(values) == 1 and values[0] not in range(len(columns.classes)):
-        raise ValueError(
-            f"label {values[0]:g} of item {number} is none of the {len(columns.classes)} classes\n"
-            f"  found: classes 0 to {len(columns.classes) - 1}: {', '.join(columns.classes[:4])}, ...\n"
-            "  fix:   leave such items out; or classes=() stores the numbers as they are"
+        raise WrongValue(
+            f"label {values[0]:g} of item {number} is none of the {len(columns.classes)} classes",
+            found=f"classes 0 to {len(columns.classes) - 1}: {', '.join(columns.classes[:4])}, ...",
+            fix="leave such items out; or classes=() stores the numbers as they are",
         )
     return data, values
 
@@ -73,14 +75,14 @@ def _of_dict(item: Mapping, columns: ItemColumns) -> tuple:
     wanted = [*labels, *([columns.masks] if columns.masks is not None else [])]
     if image is None or any(name not in item for name in wanted):
         missing = next((name for name in wanted if name not in item), " or ".join(map(repr, names)))
-        raise ValueError(
-            f"keys {', '.join(map(repr, item))}, and none is {missing}\n"
-            '  fix:   name them: pack(..., image="photo", labels="species", masks="segmentation")'
+        raise WrongValue(
+            f"keys {', '.join(map(repr, item))}, and none is {missing}",
+            fix='name them: pack(..., image="photo", labels="species", masks="segmentation")',
         )
     if not labels and columns.labels is None and len(item) > 1 + len(wanted):
-        raise ValueError(
-            f"keys {', '.join(map(repr, item))}, and none of the others is a label by its name\n"
-            '  fix:   pack(..., labels="species") names it; labels=[] for none'
+        raise WrongValue(
+            f"keys {', '.join(map(repr, item))}, and none of the others is a label by its name",
+            fix='pack(..., labels="species") names it; labels=[] for none',
         )
     return item[image], item[columns.masks] if columns.masks is not None else None, [item[name] for name in labels]
 
@@ -110,25 +112,25 @@ def _labels(labels: list, number: int, classes: Sequence[str]):
     values = []
     for label in labels:
         if isinstance(label, Mapping):
-            raise ValueError(
-                f"item {number} has a dict for its label: {', '.join(map(repr, label))}\n"
-                "  fix:   one number or several for each image; target_transform= of the dataset may choose them"
+            raise WrongValue(
+                f"item {number} has a dict for its label: {', '.join(map(repr, label))}",
+                fix="one number or several for each image; target_transform= of the dataset may choose them",
             )
         try:
             shape = numpy.shape(label)
         except ValueError:  # rows of different lengths
             shape = (len(label), "?")
         if len(shape) > 1:
-            raise ValueError(
-                f"item {number} has labels of shape {shape}, which are rows of rows\n"
-                "  fix:   one number or several for each image; a mask is a Pillow image or an array"
+            raise WrongValue(
+                f"item {number} has labels of shape {shape}, which are rows of rows",
+                fix="one number or several for each image; a mask is a Pillow image or an array",
             )
         if isinstance(label, str):
             if label not in classes:
-                raise ValueError(
-                    f"item {number} has the word {label!r} for its label, and words are numbered by classes=\n"
-                    f"  found: {f'classes {classes}' if classes else 'no classes='}\n"
-                    '  fix:   classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")'
+                raise WrongValue(
+                    f"item {number} has the word {label!r} for its label, and words are numbered by classes=",
+                    found=f"{f'classes {classes}' if classes else 'no classes='}",
+                    fix='classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")',
                 )
             label = list(classes).index(label)
         values += numpy.atleast_1d(numpy.asarray(label)).tolist()
@@ -173,9 +175,9 @@ def read_image(image, window: tuple[float, float] | None):
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):
-        raise TypeError(
-            f"the path {os.fspath(image)!r}\n"
-            '  fix:   pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"'
+        raise WrongType(
+            f"the path {os.fspath(image)!r}",
+            fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
         )
     if hasattr(image, "getbands"):
         return numpy.asarray(to_rgb(image, window))
@@ -207,10 +209,12 @@ def _eight_bits(array, window: tuple[float, float] | None):
         window = (0, 65535)
     if window is None or array.dtype.kind not in "iuf":
         values = f", from {array.min():g} to {array.max():g}" if array.dtype.kind in "iuf" else ""
-        raise ValueError(
-            f"an image of shape {array.shape} and dtype {array.dtype}{values}\n"
-            "  fix:   uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
-            "values that become black and white"
+        raise WrongValue(
+            f"an image of shape {array.shape} and dtype {array.dtype}{values}",
+            fix=(
+                "uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
+                "values that become black and white"
+            ),
         )
     return apply_window(array, window)
 

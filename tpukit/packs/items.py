@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpukit.essentials.data import only_iterates
-from tpukit.essentials.show import screen
+from tpukit.essentials.show import SystemFailed, WrongValue, screen
 from tpukit.packs.checked_files import write_file
 from tpukit.packs.item_parts import ItemColumns, check_item, label_columns
 from tpukit.packs.masks import is_masked, resize
@@ -40,7 +40,7 @@ class Items:
             fix = "pass a folder, a table, or items (image, label)"
             if isinstance(source, Mapping) and source:
                 fix = f"pass one of its parts: source[{next(iter(source))!r}]"
-            raise ValueError(f"pack cannot read a {type(source).__name__}\n  fix:   {fix}")
+            raise WrongValue(f"pack cannot read a {type(source).__name__}", fix=fix)
         self._iterator = None if self.by_number else iter(source)
         self._ahead = []
         failed = None
@@ -59,7 +59,7 @@ class Items:
             return
         if failed:
             failed[1].stop(failed[0])
-        raise ValueError("the source yields nothing\n  fix:   check its path; a generator can be used only once")
+        raise WrongValue("the source yields nothing", fix="check its path; a generator can be used only once")
 
     def check(self, item, number: int) -> tuple:
         """Return the image and the labels of one item, see `check_item`."""
@@ -69,8 +69,8 @@ class Items:
         if asked is None and self.labels == 1:
             return class_names(self.source, None if self.columns is None else self.columns[0])
         if asked and self.labels != 1:
-            raise ValueError(
-                f"classes= names the classes of one label, and items have {self.labels}\n  fix:   leave classes= out"
+            raise WrongValue(
+                f"classes= names the classes of one label, and items have {self.labels}", fix="leave classes= out"
             )
         return [str(name) for name in asked or []]
 
@@ -135,9 +135,10 @@ class Failed:
         if "  fix:" in str(self.error):  # as of a TFRecord file, which knows better what to do
             self.error.add_note(f"item {number} of the source")
             raise self.error
-        raise OSError(
-            f"item {number} of the source cannot be read\n  found: {self.why}\n"
-            '  fix:   mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out'
+        raise SystemFailed(
+            f"item {number} of the source cannot be read",
+            found=self.why,
+            fix='mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out',
         ) from self.error
 
 
@@ -192,10 +193,10 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
                     shape = mine
                     write_file(folder / "shape.json", json.dumps(shape).encode())
                 if (mine, len(values)) != (shape, items.labels):
-                    raise ValueError(
-                        f"item {number} is not like those before: {_in_words(mine, len(values))}\n"
-                        f"  found: until then {_in_words(shape, items.labels)}\n"
-                        "  fix:   all as bytes or all as arrays, with as many labels; size= makes arrays of one shape"
+                    raise WrongValue(
+                        f"item {number} is not like those before: {_in_words(mine, len(values))}",
+                        found=f"until then {_in_words(shape, items.labels)}",
+                        fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
                     )
                 stored = checked = data if isinstance(data, bytes) else data.tobytes()
             end += _write(file, stored)
@@ -206,9 +207,9 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
         os.fsync(file.fileno())
         os.fsync(notes.fileno())
     if items.length not in (None, number + 1):
-        raise ValueError(
-            f"the source yields {number + 1:,} items, and the source has a length of {items.length:,}\n"
-            "  fix:   as many of one as of the other"
+        raise WrongValue(
+            f"the source yields {number + 1:,} items, and the source has a length of {items.length:,}",
+            fix="as many of one as of the other",
         )
     return numpy.fromfile(folder / "notes", _note_type(items.labels))["labels"]
 

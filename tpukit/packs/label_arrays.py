@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from tpukit.essentials.show import WrongValue
+
 _EXACT = 2**24  # float32 holds every whole number up to here; beyond, an identifier would come out as another
 
 
@@ -35,10 +37,10 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
         for why, rows in wrong.items():
             if rows.any():
                 row = int(rows.argmax())
-                raise ValueError(
-                    f"label {name!r} of {what} {first_row + row} {why}\n"
-                    f"  found: {column[row]}, and {int(rows.sum()) - 1} more like it; labels are stored as float32\n"
-                    f"  fix:   {_FIXES[why]}"
+                raise WrongValue(
+                    f"label {name!r} of {what} {first_row + row} {why}",
+                    found=f"{column[row]}, and {int(rows.sum()) - 1} more like it; labels are stored as float32",
+                    fix=_FIXES[why],
                 )
     return numpy.stack([column.astype(numpy.float32) for column in columns], axis=1)
 
@@ -64,10 +66,13 @@ def _numbers(column, name: str):
         array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
     if array.dtype.kind not in "biuf":
         value = array.reshape(-1)[0]
-        raise ValueError(
-            f"labels are numbers, and these are not: {name!r} holds {value!r}\n  found: dtype {dtype or array.dtype}\n"
-            "  fix:   a column of words is encoded where labels= names it alone; else "
-            f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric"
+        raise WrongValue(
+            f"labels are numbers, and these are not: {name!r} holds {value!r}",
+            found=f"dtype {dtype or array.dtype}",
+            fix=(
+                "a column of words is encoded where labels= names it alone; else "
+                f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric"
+            ),
         )
     return array
 
@@ -99,22 +104,25 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         classes = sorted(words) if own is None else own.tolist()
     classes = [str(one) for one in classes]
     if len(set(classes)) < len(classes):
-        raise ValueError(f"classes= names a class twice\n  found: {classes}\n  fix:   each class once")
+        raise WrongValue("classes= names a class twice", found=classes, fix="each class once")
     numbers = {word: number for number, word in enumerate(classes)}
     if not words:
         numbers = {number: number for number in range(len(classes))}
     for row, value in enumerate(values):
         if _is_missing(value):
-            raise ValueError(
-                f"label {name!r} of row {row} is missing\n  found: {value!r} among {', '.join(classes[:4])}\n"
-                '  fix:   leave such rows out: table.dropna(subset=...); a class "None" of a CSV file is read so, too: '
-                "pandas.read_csv(file, keep_default_na=False)"
+            raise WrongValue(
+                f"label {name!r} of row {row} is missing",
+                found=f"{value!r} among {', '.join(classes[:4])}",
+                fix=(
+                    'leave such rows out: table.dropna(subset=...); a class "None" of a CSV file is read so, too: '
+                    "pandas.read_csv(file, keep_default_na=False)"
+                ),
             )
         if value not in numbers:
-            raise ValueError(
-                f"label {name!r} of row {row} is none of the classes\n"
-                f"  found: {value!r}; classes {', '.join(classes[:8])}{', ...' * (len(classes) > 8)}\n"
-                "  fix:   all of them words of classes=; or all whole numbers, from 0"
+            raise WrongValue(
+                f"label {name!r} of row {row} is none of the classes",
+                found=f"{value!r}; classes {', '.join(classes[:8])}{', ...' * (len(classes) > 8)}",
+                fix="all of them words of classes=; or all whole numbers, from 0",
             )
     return numpy.array([numbers[value] for value in values], numpy.float32), classes
 
@@ -142,9 +150,7 @@ def number_groups(values):
     except TypeError:  # pd.NA is neither equal to itself nor not
         missing = [number for number, value in enumerate(values) if _is_missing(value)]
     if missing:
-        raise ValueError(
-            f"{len(missing)} images have no group, first image {missing[0]}\n  fix:   name a group for each"
-        )
+        raise WrongValue(f"{len(missing)} images have no group, first image {missing[0]}", fix="name a group for each")
     names, numbers = numpy.unique([str(value) for value in values], return_inverse=True)
     return numbers.astype(numpy.int32), names.tolist()
 

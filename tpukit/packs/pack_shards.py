@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpukit.essentials.data import run_ahead
 from tpukit.essentials.machine import cpus, part_of
+from tpukit.essentials.show import SystemFailed
 from tpukit.packs.array_records import Shards, write_shard
 from tpukit.packs.checked_files import write_file
 from tpukit.packs.decoding import decode
@@ -126,9 +127,10 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
                 mend = "copy it again"
                 if payload == os.strerror(errno.ENOENT):
                     mend = f"check the path{'' if os.path.isabs(source.name(number)) else f', from {os.getcwd()}'}"
-                raise OSError(
-                    f"image {number} cannot be packed: {source.name(number)}\n  found: {payload}\n"
-                    f'  fix:   {mend}; or pack(..., damaged="skip") leaves such images out and lists them'
+                raise SystemFailed(
+                    f"image {number} cannot be packed: {source.name(number)}",
+                    found=payload,
+                    fix=f'{mend}; or pack(..., damaged="skip") leaves such images out and lists them',
                 )
             count(1)
 

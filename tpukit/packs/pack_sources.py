@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from tpukit.essentials.show import WrongValue
 from tpukit.packs.array_records import row_type
 from tpukit.packs.image_folders import find_images
 from tpukit.packs.image_modes import check_window
@@ -86,9 +87,9 @@ def describe_source(
         described = _describe_table(source, _names(labels), groups, classes, columns)
     elif isinstance(source, str | os.PathLike):
         if labels is not None or groups is not None:
-            raise ValueError(
-                "the labels of a folder are its sub-folders, and it has no groups\n"
-                "  fix:   pass a DataFrame with a path column, with labels= and groups= the names of its columns"
+            raise WrongValue(
+                "the labels of a folder are its sub-folders, and it has no groups",
+                fix="pass a DataFrame with a path column, with labels= and groups= the names of its columns",
             )
         _refuse(columns, "a folder", "path", "root", "image", "masks")
         found = find_images(source, classes, without=without)
@@ -105,7 +106,7 @@ def _refuse(columns: Columns, what: str, *names: str) -> None:
     for name in names:
         if getattr(columns, name) is not None:
             kind = {"image": "items that are dicts", "masks": "a table or items"}.get(name, "a table")
-            raise ValueError(f"{name}= is an argument for {kind}, and this is {what}\n  fix:   leave {name}= out")
+            raise WrongValue(f"{name}= is an argument for {kind}, and this is {what}", fix=f"leave {name}= out")
 
 
 def _describe_table(source, labels: list, groups, classes, columns: Columns) -> PackSource:
@@ -142,13 +143,13 @@ def _describe_items(source, labels, groups, classes, columns: Columns, window) -
     if not names:
         names = ["label"] if items.labels == 1 else [f"label_{number}" for number in range(items.labels)]
     if len(names) != items.labels:
-        raise ValueError(
-            f"the items have {items.labels} labels, and labels= names {len(names)}: {', '.join(names)}\n"
-            f"  fix:   a name for each of the {items.labels}, or none"
+        raise WrongValue(
+            f"the items have {items.labels} labels, and labels= names {len(names)}: {', '.join(names)}",
+            fix=f"a name for each of the {items.labels}, or none",
         )
     if isinstance(groups, str):
-        raise ValueError(
-            f"groups= of items is one value for each item, got {groups!r}\n  fix:   groups=list of the values"
+        raise WrongValue(
+            f"groups= of items is one value for each item, got {groups!r}", fix="groups=list of the values"
         )
     numbers, group_names = number_groups(groups) if groups is not None else (None, [])
     facts = {
@@ -171,9 +172,9 @@ def make_rows(labels, groups):
     import numpy
 
     if groups is not None and len(groups) != len(labels):
-        raise ValueError(
-            f"the source yields {len(labels):,} items, and groups= has {len(groups):,}\n"
-            "  fix:   as many of one as of the other"
+        raise WrongValue(
+            f"the source yields {len(labels):,} items, and groups= has {len(groups):,}",
+            fix="as many of one as of the other",
         )
     rows = numpy.zeros(len(labels), row_type(labels.shape[1]))
     rows["row"] = numpy.arange(len(labels))

@@ -5,6 +5,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile, WrongValue
 from tpukit.packs.label_arrays import as_labels, encode_words, number_groups
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
@@ -37,7 +38,7 @@ def load_table(source, *, words: Sequence):
     if not is_table_file(source):
         return source
     if not os.path.isfile(source):
-        raise FileNotFoundError(f"there is no file {source}\n  fix:   check the path, from {os.getcwd()}")
+        raise NoSuchFile(f"there is no file {source}", fix=f"check the path, from {os.getcwd()}")
     import pandas
 
     separator = "\t" if ".tsv" in Path(source).suffixes else ","
@@ -59,16 +60,16 @@ def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks
         ValueError: a column is missing, there twice, or cannot be read so.
     """
     if not isinstance(groups, Hashable) or isinstance(groups, tuple):  # a Series, a list
-        raise ValueError(
-            f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}\n"
-            f"  found: columns {', '.join(map(str, table.columns))}\n"
-            '  fix:   groups="patient"; for values that are in no column, table.assign(patient=values) first'
+        raise WrongValue(
+            f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}",
+            found=f"columns {', '.join(map(str, table.columns))}",
+            fix='groups="patient"; for values that are in no column, table.assign(patient=values) first',
         )
     _check_columns(table, [path, *labels, *(name for name in (groups, masks) if name is not None)], path)
     if classes is not None and len(labels) != 1:
-        raise ValueError(
-            f"classes= names the classes of one label, and labels= names {len(labels)}\n"
-            "  fix:   leave classes= out; or labels= the one column that says the class"
+        raise WrongValue(
+            f"classes= names the classes of one label, and labels= names {len(labels)}",
+            fix="leave classes= out; or labels= the one column that says the class",
         )
     encoded = encode_words(table[labels[0]], labels[0], classes) if len(labels) == 1 else None
     if encoded is not None:
@@ -89,27 +90,27 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
             fix = "name the image files in a column path, and labels= and groups= as the table does"
             if column == path:
                 fix = 'path="file_name" is the column that names the image files'
-            raise ValueError(f"the table has no column {column!r}\n  found: {there}\n  fix:   {fix}")
+            raise WrongValue(f"the table has no column {column!r}", found=there, fix=fix)
         if list(table.columns).count(column) > 1:
-            raise ValueError(
-                f"the table has the column {column!r} more than once\n  found: {there}\n"
-                "  fix:   table.loc[:, ~table.columns.duplicated()] keeps the first of each"
+            raise WrongValue(
+                f"the table has the column {column!r} more than once",
+                found=there,
+                fix="table.loc[:, ~table.columns.duplicated()] keeps the first of each",
             )
     if not len(table):
-        raise ValueError("the table has no row\n  fix:   check how it was made")
+        raise WrongValue("the table has no row", fix="check how it was made")
 
 
 def _paths(column, name: Hashable) -> list[str]:
     try:
         names = [path if type(path) is str else os.fsdecode(path) for path in column]
     except TypeError as error:
-        raise ValueError(
-            f"the column {name} holds something else: {error}\n  fix:   drop the rows without one"
-        ) from error
+        raise WrongValue(f"the column {name} holds something else: {error}", fix="drop the rows without one") from error
     for row, path in enumerate(names):
         if "\0" in path:
-            raise ValueError(
-                f"the path of row {row} holds a zero character, which no path can\n  found: {path!r}\n"
-                "  fix:   check how the paths were made; a fixed-width field is cut with path.rstrip('\\0')"
+            raise WrongValue(
+                f"the path of row {row} holds a zero character, which no path can",
+                found=f"{path!r}",
+                fix="check how the paths were made; a fixed-width field is cut with path.rstrip('\\0')",
             )
     return names

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpukit.essentials.show import NotInstalled, SystemFailed, WrongValue
 from tpukit.packs.array_records import Shards, load_array_record
 from tpukit.packs.checked_files import find_fault, npy, size_and_checksum, whole_number, write_file
 from tpukit.packs.decoding import jpeg_decoder
@@ -101,9 +102,9 @@ def pack(
     """
     check_arguments(damaged, size=size, shard=shard, workers=workers)
     if jpeg_decoder() is None:
-        raise ModuleNotFoundError(
-            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one\n"
-            "  fix:   %pip install simplejpeg, then run this cell again"
+        raise NotInstalled(
+            "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
+            fix="%pip install simplejpeg, then run this cell again",
         )
     described = describe_source(
         source, labels, groups, classes, Columns(path, root, image, masks, window), without=Path(folder)
@@ -155,9 +156,10 @@ def pack_described(described: PackSource, folder, *, size, seed, shard, damaged,
     if records.skipped:
         left_out = f"{len(records.skipped):,} of {len(records.skipped) + len(records):,} images were left out"
         if share == 0:
-            raise ValueError(
-                f"{left_out} of this pack as damaged\n  found: {_reasons(records.skipped)}\n"
-                '  fix:   pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder'
+            raise WrongValue(
+                f"{left_out} of this pack as damaged",
+                found=_reasons(records.skipped),
+                fix='pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder',
             )
         print(f"pack: {left_out}: {_reasons(records.skipped)}; Records.skipped lists them")
     return records
@@ -239,18 +241,18 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     notes = [json.loads(note_of(target, file).read_bytes()) for file in files]
     skipped = sorted((image for note in notes for image in note["skipped"]), key=lambda image: image["row"])
     if len(skipped) == len(planned):
-        raise ValueError(
-            f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}\n"
-            "  fix:   check that these are images, and that the paths are right"
+        raise WrongValue(
+            f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}",
+            fix="check that these are images, and that the paths are right",
         )
     if share and len(skipped) / len(planned) > share:  # not a product: 0.29 * 100 < 29
         for file, note in zip(files, notes, strict=True):
             if note["skipped"]:
                 file.unlink()  # so that images that are put in their place are packed
-        raise ValueError(
-            f"{len(skipped):,} of {len(planned):,} images are damaged or missing, and {share:.0%} may be left out\n"
-            f"  found: {_reasons(skipped)}\n"
-            f"  fix:   check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / len(planned)) / 100}"
+        raise WrongValue(
+            f"{len(skipped):,} of {len(planned):,} images are damaged or missing, and {share:.0%} may be left out",
+            found=_reasons(skipped),
+            fix=f"check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / len(planned)) / 100}",
         )
     packed = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     index = {"index.npy": npy(planned[packed])}
@@ -289,9 +291,9 @@ def _reasons(skipped: list[dict]) -> str:
 def _full(folder: Path) -> OSError:
     done = list(folder.glob("*.array_record"))
     packed, free = sum(file.stat().st_size for file in done), shutil.disk_usage(folder).free
-    return OSError(
-        errno.ENOSPC,
-        f"the disk of {folder} is full\n"
-        f"  found: {len(done)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free\n"
-        "  fix:   make room and call pack again, it continues from here; or pack onto a larger disk",
+    return SystemFailed(
+        f"the disk of {folder} is full",
+        found=f"{len(done)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free",
+        fix="make room and call pack again, it continues from here; or pack onto a larger disk",
+        errno=errno.ENOSPC,
     )

@@ -4,7 +4,7 @@ import hashlib
 from functools import partial
 from pathlib import Path
 
-from tpukit.essentials.show import counted, human_size
+from tpukit.essentials.show import SystemFailed, WrongValue, counted, human_size
 from tpukit.packs.array_records import Shards
 from tpukit.packs.checked_files import find_fault, seal, whole_number
 from tpukit.packs.decoding import decode, jpeg_decoder
@@ -78,9 +78,9 @@ class Records(StoredImages):
             if size is not None:
                 self._shape = (size, size, 3 + self.has_masks)
         elif size is not None and self._shape[:2] != (size, size):
-            raise ValueError(
-                f"{folder} holds pixels of {self._shape[0]} x {self._shape[1]}, not of {size} x {size}\n"
-                f"  fix:   Records(folder), or pack(..., size={size}) into another folder"
+            raise WrongValue(
+                f"{folder} holds pixels of {self._shape[0]} x {self._shape[1]}, not of {size} x {size}",
+                fix=f"Records(folder), or pack(..., size={size}) into another folder",
             )
 
     def __reduce__(self):
@@ -90,9 +90,9 @@ class Records(StoredImages):
     def shape(self) -> tuple[int, int, int]:
         """(H, W, 3) of every image; (H, W, 4) with masks."""
         if self._shape is None:
-            raise ValueError(
-                f"the images in {self.folder} differ in size, so they do not fit into one batch\n"
-                "  fix:   Records(folder, size=128) decodes all of them at one"
+            raise WrongValue(
+                f"the images in {self.folder} differ in size, so they do not fit into one batch",
+                fix="Records(folder, size=128) decodes all of them at one",
             )
         return self._shape
 
@@ -154,9 +154,10 @@ class Records(StoredImages):
             try:
                 return decode(stored, self.size, exact=self.exact, out=out, window=self._window)
             except ValueError as error:
-                raise OSError(
-                    f"image {index} of {self.folder} cannot be decoded: {self.name(index)}\n  found: {error}\n"
-                    "  fix:   leave it out, torch.utils.data.Subset(records, indices), or pack the images again"
+                raise SystemFailed(
+                    f"image {index} of {self.folder} cannot be decoded: {self.name(index)}",
+                    found=error,
+                    fix="leave it out, torch.utils.data.Subset(records, indices), or pack the images again",
                 ) from error
         pixels = numpy.frombuffer(stored, numpy.uint8).reshape(self.shape)
         if out is None:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue, explain
 from tpukit.packs import locks
 from tpukit.packs.checked_files import remove_parts, seal, unseal, write_file
 
@@ -73,9 +74,7 @@ class ResumableFolder:
             fix = f"pass the folder that {self.make} has written"
             if UNFINISHED in there:
                 fix = f"call {self.make} as before: it continues where it was interrupted"
-            raise FileNotFoundError(
-                f"{self.folder} holds no finished {self.kind}\n  found: {there}\n  fix:   {fix}"
-            ) from None
+            raise NoSuchFile(f"{self.folder} holds no finished {self.kind}", found=there, fix=fix) from None
         try:
             manifest = unseal(data)
         except ValueError as error:
@@ -89,16 +88,17 @@ class ResumableFolder:
                 fix = f"call {self.make} again with a new folder; or use the tpukit that wrote this one"
             elif found.startswith("tpukit "):
                 fix = f"this folder is for another call: {' or '.join(_OPENED_BY.get(found.split()[1], ()))}"
-            raise ValueError(
-                f"{self.folder} holds no {self.kind} that this tpukit can read\n"
-                f"  found: a {self.manifest_name} of {found}, not of {self.format}\n  fix:   {fix}"
+            raise WrongValue(
+                f"{self.folder} holds no {self.kind} that this tpukit can read",
+                found=f"a {self.manifest_name} of {found}, not of {self.format}",
+                fix=fix,
             )
         return manifest
 
     def damaged(self, found: str) -> OSError:
         """Return the error to raise where the folder is no longer what was written."""
         fix = self.repair.format(folder=self.folder)
-        return OSError(f"the {self.kind} in {self.folder} is damaged\n  found: {found}\n  fix:   {fix}")
+        return SystemFailed(f"the {self.kind} in {self.folder} is damaged", found=found, fix=fix)
 
     def differences(self, plan: dict) -> str | None:
         """Say in what the plan of this folder, as it was found there, is not the one asked for; None: in nothing."""
@@ -108,10 +108,10 @@ class ResumableFolder:
 
     def another(self, found: str | None) -> str | None:
         """Return the text of the error to raise where something else was found in the folder; None: nothing was."""
-        return found and (
-            f"{self.folder} holds another {self.kind}{'' if self.is_finished else ', not finished'}\n"
-            f"  found: {found}\n"
-            f"  fix:   name another folder, or delete this one: shutil.rmtree({str(self.folder)!r})"
+        return found and explain(
+            f"{self.folder} holds another {self.kind}{'' if self.is_finished else ', not finished'}",
+            found=found,
+            fix=f"name another folder, or delete this one: shutil.rmtree({str(self.folder)!r})",
         )
 
     # ---- writing -------------------------------------------------------------------------------------------------
@@ -150,10 +150,8 @@ class ResumableFolder:
             if self.work.exists():  # ours, if a call was ended before it had written the plan
                 others += [f"{UNFINISHED}/{name}" for name in os.listdir(self.work) if not name.endswith(".part")]
             if others:
-                raise FileExistsError(
-                    f"{self.folder} holds files that are not a {self.kind}'s\n"
-                    f"  found: {others[:4]}\n  fix:   name a new or empty folder"
-                )
+                fact = f"{self.folder} holds files that are not a {self.kind}'s"
+                raise FileExistsError(explain(fact, found=others[:4], fix="name a new or empty folder"))
         self.remove_parts()
         if begun == self.plan and not self.is_finished and not from_scratch:
             return

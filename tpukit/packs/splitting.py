@@ -1,5 +1,7 @@
 """Split images into two parts with no group in both: as near to the wanted share as whole groups allow."""
 
+from tpukit.essentials.show import WrongValue
+
 
 def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
     """Split images into two parts with no group in both; return the images of each, int64, in order.
@@ -20,9 +22,9 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
         raise ValueError(f"valid is the share of the images to validate on, between 0 and 1, got {valid}")
     names, numbers = numpy.unique(groups, return_inverse=True)
     if len(names) < 2:
-        raise ValueError(
-            f"{len(numbers):,} images in one group cannot be split\n"
-            "  fix:   pack(..., groups=...) with the column that says which images belong together"
+        raise WrongValue(
+            f"{len(numbers):,} images in one group cannot be split",
+            fix="pack(..., groups=...) with the column that says which images belong together",
         )
     order = numpy.random.default_rng(seed).permutation(len(names))
     if len(names) == len(numbers) and numpy.ndim(stratify) == 1:  # images that are their own groups: one in so many
@@ -83,9 +85,9 @@ def _checked(stratify, count: int):
 
     values = numpy.asarray(stratify)
     if values.shape[:1] != (count,) or values.ndim > 2:
-        raise ValueError(
-            f"stratify= has the shape {values.shape}, and there are {count:,} images\n"
-            "  fix:   one class for each image, or a row of zeros and ones"
+        raise WrongValue(
+            f"stratify= has the shape {values.shape}, and there are {count:,} images",
+            fix="one class for each image, or a row of zeros and ones",
         )
     return values
 
@@ -97,15 +99,17 @@ def _kinds(stratify, count: int) -> list:
     values = _checked(stratify, count)
     if values.ndim == 2:
         if not numpy.isin(values, (0, 1)).all():
-            raise ValueError(
-                "stratify= in columns holds zeros and ones\n"
-                f"  found: {values[~numpy.isin(values, (0, 1))][0]}\n  fix:   stratify=(N,) classes, or labels > 0.5"
+            raise WrongValue(
+                "stratify= in columns holds zeros and ones",
+                found=values[~numpy.isin(values, (0, 1))][0],
+                fix="stratify=(N,) classes, or labels > 0.5",
             )
         return list(values.T.astype(float))
     classes, numbers = numpy.unique(values, return_inverse=True)
     if len(classes) > max(2, count // 2):
-        raise ValueError(
-            f"stratify= has {len(classes):,} classes for {count:,} images\n  found: {classes[:4].tolist()}\n"
-            "  fix:   of a quantity, classes of it: numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))"
+        raise WrongValue(
+            f"stratify= has {len(classes):,} classes for {count:,} images",
+            found=f"{classes[:4].tolist()}",
+            fix="of a quantity, classes of it: numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))",
         )
     return [(numbers == number).astype(float) for number in range(len(classes))]

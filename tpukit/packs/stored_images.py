@@ -4,7 +4,7 @@ import operator
 from pathlib import Path
 
 from tpukit.essentials.data import split_masks
-from tpukit.essentials.show import as_html, counted, first_few
+from tpukit.essentials.show import WrongType, WrongValue, as_html, counted, explain, first_few
 from tpukit.packs.splitting import split_by_group
 
 
@@ -80,9 +80,9 @@ class StoredImages:
         try:
             index = operator.index(index)
         except TypeError:
-            raise TypeError(
-                f"one image is asked for by its number, got {index!r}\n"
-                "  fix:   images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset"
+            raise WrongType(
+                f"one image is asked for by its number, got {index!r}",
+                fix="images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset",
             ) from None
         if not -len(self) <= index < len(self):
             raise self._no_such_image(index)
@@ -106,9 +106,9 @@ class StoredImages:
         if not indices.size:
             return numpy.empty(0, numpy.int64)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would take True for 1
-            raise ValueError(
-                f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}\n"
-                "  fix:   numpy.flatnonzero(mask), where this is a mask"
+            raise WrongValue(
+                f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}",
+                fix="numpy.flatnonzero(mask), where this is a mask",
             )
         low, high = indices.min(), indices.max()
         if low < 0 or high >= len(self):
@@ -116,15 +116,13 @@ class StoredImages:
         return indices
 
     def _no_such_image(self, index) -> IndexError:
-        return IndexError(
-            f"image {index} of {len(self):,} was asked for\n"
-            f"  fix:   indices from 0 to {len(self) - 1:,}, such as split() gives"
-        )
+        fix = f"indices from 0 to {len(self) - 1:,}, such as split() gives"
+        return IndexError(explain(f"image {index} of {len(self):,} was asked for", fix=fix))
 
     def _check_out(self, out, count: int) -> None:
         """Raise unless `out` is an array that takes this many images."""
         if out.shape != (count, *self.shape) or out.dtype != "uint8":
-            raise ValueError(
-                f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}\n"
-                f"  fix:   out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out"
+            raise WrongValue(
+                f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}",
+                fix=f"out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out",
             )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
 from tpukit.packs.resumable import fact
 
 
@@ -39,16 +40,16 @@ def read_tfrecords(
     """
     names = (files,) if isinstance(files, str | os.PathLike) else tuple(files)
     if not names:
-        raise ValueError(
-            "read_tfrecords got no files\n  fix: check the pattern, as in sorted(Path(folder).glob('*.tfrec'))"
+        raise WrongValue(
+            "read_tfrecords got no files", fix="check the pattern, as in sorted(Path(folder).glob('*.tfrec'))"
         )
     if isinstance(labels, str):
         labels = (labels,)
     for name in names:
         if not os.path.isfile(name):
             kind = "is no file" if os.path.exists(name) else "does not exist"
-            raise FileNotFoundError(
-                f"{name} {kind}\n  fix: pass the paths of the files themselves: sorted(Path(folder).glob('*.tfrec'))"
+            raise NoSuchFile(
+                f"{name} {kind}", fix="pass the paths of the files themselves: sorted(Path(folder).glob('*.tfrec'))"
             )
     return TFRecords(tuple(Path(name) for name in names), image, tuple(labels))
 
@@ -85,9 +86,10 @@ class TFRecords:
                 features = _features(record, where)
                 values = [value for name in self.labels for value in _numbers(features, name, where)]
                 if width is not None and len(values) != width:
-                    raise ValueError(
-                        f"{where} has {len(values)} label values where those before have {width}\n"
-                        f"  found: {_shown(features)}\n  fix:   name features of one length: labels=(...)"
+                    raise WrongValue(
+                        f"{where} has {len(values)} label values where those before have {width}",
+                        found=_shown(features),
+                        fix="name features of one length: labels=(...)",
                     )
                 width = len(values)
                 yield _image(features, self.image, where), numpy.array(values, "float32")
@@ -138,9 +140,10 @@ def _length(head: bytes, file, number: int, offset: int) -> int:
         return int.from_bytes(head[:8], "little")
     if number == 0:
         if head[0] == 0x78 and int.from_bytes(head[:2]) % 31 == 0:  # how zlib begins; gzip is read
-            raise OSError(
-                f"{file} is compressed with zlib, which is not read here\n  found: it begins with {head[:2]!r}\n"
-                "  fix:   decompress it: open(new, 'wb').write(zlib.decompress(open(file, 'rb').read()))"
+            raise SystemFailed(
+                f"{file} is compressed with zlib, which is not read here",
+                found=f"it begins with {head[:2]!r}",
+                fix="decompress it: open(new, 'wb').write(zlib.decompress(open(file, 'rb').read()))",
             )
         what = f"{file} is no TFRecord file, or is damaged at its start"
         raise _damaged(what, f"{head!r}, which begin no record: the checksum of its length does not fit")
@@ -161,7 +164,7 @@ def _fits(data: bytes, check: bytes) -> bool:
 
 
 def _damaged(what: str, found: str) -> OSError:
-    return OSError(f"{what}\n  found: {found}\n  fix:   copy or download this file again, or leave it out")
+    return SystemFailed(f"{what}", found=found, fix="copy or download this file again, or leave it out")
 
 
 def _features(record: bytes, where: str):
@@ -171,9 +174,10 @@ def _features(record: bytes, where: str):
     try:
         return _example().FromString(record).features.feature
     except DecodeError as error:
-        raise ValueError(
-            f"{where} is no tf.train.Example\n  found: {len(record):,} bytes that begin {record[:12]!r}\n"
-            "  fix:   leave this file out; only examples with an image and its labels can be packed"
+        raise WrongValue(
+            f"{where} is no tf.train.Example",
+            found=f"{len(record):,} bytes that begin {record[:12]!r}",
+            fix="leave this file out; only examples with an image and its labels can be packed",
         ) from error
 
 
@@ -181,9 +185,10 @@ def _feature(features, name: str, where: str, argument: str) -> tuple:
     """Return the kind of a feature ("bytes_list", "float_list", "int64_list") and its values."""
     kind = features[name].WhichOneof("kind") if name in features else None
     if kind is None:
-        raise ValueError(
-            f"{where} has no feature {name!r}\n  found: {_shown(features)}\n"
-            f"  fix:   read_tfrecords(files, {argument}) with a name that is there"
+        raise WrongValue(
+            f"{where} has no feature {name!r}",
+            found=_shown(features),
+            fix=f"read_tfrecords(files, {argument}) with a name that is there",
         )
     return kind, getattr(features[name], kind).value
 
@@ -191,9 +196,10 @@ def _feature(features, name: str, where: str, argument: str) -> tuple:
 def _image(features, name: str, where: str) -> bytes:
     kind, values = _feature(features, name, where, "image=...")
     if kind != "bytes_list" or len(values) != 1 or not values[0]:
-        raise ValueError(
-            f"feature {name!r} of {where} holds no image: one string of bytes is needed\n  found: {_shown(features)}\n"
-            "  fix:   read_tfrecords(files, image=...) with the feature that holds the encoded image"
+        raise WrongValue(
+            f"feature {name!r} of {where} holds no image: one string of bytes is needed",
+            found=_shown(features),
+            fix="read_tfrecords(files, image=...) with the feature that holds the encoded image",
         )
     return values[0]
 
@@ -201,15 +207,17 @@ def _image(features, name: str, where: str) -> bytes:
 def _numbers(features, name: str, where: str) -> list:
     kind, values = _feature(features, name, where, "labels=(...)")
     if kind == "bytes_list":
-        raise ValueError(
-            f"feature {name!r} of {where} holds bytes, and labels are numbers\n  found: {_shown(features)}\n"
-            "  fix:   read_tfrecords(files, labels=(...)) with features of integers or floats"
+        raise WrongValue(
+            f"feature {name!r} of {where} holds bytes, and labels are numbers",
+            found=_shown(features),
+            fix="read_tfrecords(files, labels=(...)) with features of integers or floats",
         )
     # Labels are stored as float32, which holds every integer up to here; an identifier would come out as another.
     if kind == "int64_list" and any(abs(value) > 2**24 for value in values):
-        raise ValueError(
-            f"feature {name!r} of {where} is too large for a label, which is a float32\n"
-            f"  found: {max(values, key=abs)}, beyond 2**24\n  fix:   leave {name!r} out of labels=(...)"
+        raise WrongValue(
+            f"feature {name!r} of {where} is too large for a label, which is a float32",
+            found=f"{max(values, key=abs)}, beyond 2**24",
+            fix=f"leave {name!r} out of labels=(...)",
         )
     return list(values)
 

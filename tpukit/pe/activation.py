@@ -1,5 +1,6 @@
 """Where a network looked, and how much of that lies inside the embolus, which only a phantom can tell."""
 
+from tpukit.essentials.show import WrongValue
 from tpukit.pe.labels import LABELS
 
 
@@ -28,12 +29,12 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     from tpukit.pe.layer_cam import LayerCAM
 
     if label not in LABELS:
-        raise ValueError(f"there is no label {label!r}\n  fix:   one of {', '.join(LABELS)}")
+        raise WrongValue(f"there is no label {label!r}", fix=f"one of {', '.join(LABELS)}")
     try:
         module = model.get_submodule(layer)
     except AttributeError:
         there = ", ".join(name for name, _ in model.named_children())
-        raise ValueError(f"the network has no layer {layer!r}\n  found: {there}\n  fix:   one of these") from None
+        raise WrongValue(f"the network has no layer {layer!r}", found=there, fix="one of these") from None
     return LayerCAM(model, module, LABELS.index(label))
 
 
@@ -72,14 +73,14 @@ def enlarge(maps, shape: tuple):
 
     array = np.asarray(maps.detach().cpu() if hasattr(maps, "detach") else maps, np.float32)
     if array.ndim != 3 or len(shape) != 3 or len(array) != shape[0]:
-        raise ValueError(
-            f"maps are (N, h, w) and masks (N, H, W), of the same images, got {array.shape} and {tuple(shape)}\n"
-            "  fix:   index both with the same numbers: maps[chosen], masks[chosen]"
+        raise WrongValue(
+            f"maps are (N, h, w) and masks (N, H, W), of the same images, got {array.shape} and {tuple(shape)}",
+            fix="index both with the same numbers: maps[chosen], masks[chosen]",
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise ValueError(
-            f"a map has finite values of 0 or more, got {array.min():.4g} to {array.max():.4g}\n"
-            "  fix:   the outputs of class_activation(model), as they are"
+        raise WrongValue(
+            f"a map has finite values of 0 or more, got {array.min():.4g} to {array.max():.4g}",
+            fix="the outputs of class_activation(model), as they are",
         )
     size = shape[2], shape[1]
     return np.array([Image.fromarray(one).resize(size, Image.Resampling.BILINEAR) for one in array], np.float64)

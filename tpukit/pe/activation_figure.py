@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
 from tpukit.pe.activation import attention_in_mask, enlarge
 from tpukit.scores import as_array
@@ -51,9 +51,9 @@ def show_activation(
     given = {"maps": maps, "masks": masks, "probabilities": probabilities, "notes": notes}
     wrong = {name: len(what) for name, what in given.items() if what is not None and len(what) != len(images)}
     if wrong:
-        raise ValueError(
-            f"there are {len(images)} images, and {', '.join(f'{count} {name}' for name, count in wrong.items())}\n"
-            "  fix:   index all of them with the same numbers: images[chosen], maps[chosen], masks[chosen]"
+        raise WrongValue(
+            f"there are {len(images)} images, and {', '.join(f'{count} {name}' for name, count in wrong.items())}",
+            fix="index all of them with the same numbers: images[chosen], maps[chosen], masks[chosen]",
         )
     count, edges = len(pixels), None if masks is None else as_array(masks)[: len(pixels)] > 0.5
     large = enlarge(maps[:count], (count, *pixels.shape[1:3]))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tpukit.essentials.show import counted
+from tpukit.essentials.show import WrongValue, counted
 from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, beside, image_share, log_loss
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 from tpukit.scores import FEW
@@ -42,9 +42,10 @@ class Temperatures:
 
         both = self.studies & set(table[STUDY])
         if both:
-            raise ValueError(
-                f"{len(both)} of the studies are those that the temperatures were fitted on\n"
-                f"  found: {sorted(both)[0]}\n  fix:   fit on another fold than the one that is judged"
+            raise WrongValue(
+                f"{len(both)} of the studies are those that the temperatures were fitted on",
+                found=sorted(both)[0],
+                fix="fit on another fold than the one that is judged",
             )
         changed = table.copy()
         for name, temperature in self.values.items():

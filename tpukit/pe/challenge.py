@@ -6,6 +6,7 @@ Source of the weights: the evaluation page of the competition "RSNA STR Pulmonar
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tpukit.essentials.show import WrongValue
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 
 STUDY, IMAGE = "StudyInstanceUID", "SOPInstanceUID"
@@ -70,39 +71,43 @@ def exams_of(table, name: str = "table") -> Exams:
 
     missing = [column for column in (STUDY, IMAGE, *LABELS) if column not in table.columns]
     if missing:
-        raise ValueError(
-            f"the {name} has no column {', '.join(missing)}\n  found: {', '.join(map(str, table.columns))}\n"
-            "  fix:   a row for each image, with its StudyInstanceUID, SOPInstanceUID and the ten labels of pe.LABELS"
+        raise WrongValue(
+            f"the {name} has no column {', '.join(missing)}",
+            found=f"{', '.join(map(str, table.columns))}",
+            fix="a row for each image, with its StudyInstanceUID, SOPInstanceUID and the ten labels of pe.LABELS",
         )
     twice = table[IMAGE].duplicated()
     if twice.any():
-        raise ValueError(
-            f"{int(twice.sum())} images occur twice in the {name}\n  found: {table.loc[twice.idxmax(), IMAGE]}\n"
-            '  fix:   table.drop_duplicates("SOPInstanceUID"), if the rows agree'
+        raise WrongValue(
+            f"{int(twice.sum())} images occur twice in the {name}",
+            found=table.loc[twice.idxmax(), IMAGE],
+            fix='table.drop_duplicates("SOPInstanceUID"), if the rows agree',
         )
     values = table[list(LABELS)].to_numpy(np.float64)
     wrong = ~((values >= 0) & (values <= 1))  # NaN is neither
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
-        raise ValueError(
-            f"{int(wrong.sum())} answers of the {name} are no probabilities\n"
-            f"  found: {LABELS[column]} = {values[row, column]} of image {table[IMAGE].iloc[row]}\n"
-            "  fix:   logits.sigmoid(), and an answer for every image and label"
+        raise WrongValue(
+            f"{int(wrong.sum())} answers of the {name} are no probabilities",
+            found=f"{LABELS[column]} = {values[row, column]} of image {table[IMAGE].iloc[row]}",
+            fix="logits.sigmoid(), and an answer for every image and label",
         )
     exam, studies = pd.factorize(table[STUDY])
     if (exam < 0).any():
-        raise ValueError(f"a StudyInstanceUID is missing in the {name}\n  found: row {int((exam < 0).argmax())}")
+        raise WrongValue(f"a StudyInstanceUID is missing in the {name}", found=f"row {int((exam < 0).argmax())}")
     first = np.full(len(studies), len(exam))
     np.minimum.at(first, exam, np.arange(len(exam)))
     answers = values[first, 1:]
     vary = np.abs(values[:, 1:] - answers[exam]) > 1e-6
     if vary.any():
         row, column = np.argwhere(vary)[0]
-        raise ValueError(
-            f"an exam has several answers to {EXAM_LABELS[column]} in the {name}\n"
-            f"  found: {answers[exam[row], column]} and {values[row, column + 1]} in study {studies[exam[row]]}\n"
-            "  fix:   one answer for each exam, in all of its rows: "
-            f'table.groupby("{STUDY}")[label].transform("mean"), or the maximum'
+        raise WrongValue(
+            f"an exam has several answers to {EXAM_LABELS[column]} in the {name}",
+            found=f"{answers[exam[row], column]} and {values[row, column + 1]} in study {studies[exam[row]]}",
+            fix=(
+                "one answer for each exam, in all of its rows: "
+                f'table.groupby("{STUDY}")[label].transform("mean"), or the maximum'
+            ),
         )
     return Exams(studies, answers, values[:, 0], exam)
 
@@ -146,9 +151,10 @@ def beside(predictions, labels) -> tuple[Exams, Exams]:
     elsewhere = predicted.studies[predicted.exam] != truth.studies[truth.exam]
     if elsewhere.any():
         row = int(elsewhere.argmax())
-        raise ValueError(
-            "images are in other studies in the predictions than in the labels\n"
-            f"  found: image {labels[IMAGE].iloc[row]}\n  fix:   take {STUDY} from the labels"
+        raise WrongValue(
+            "images are in other studies in the predictions than in the labels",
+            found=f"image {labels[IMAGE].iloc[row]}",
+            fix=f"take {STUDY} from the labels",
         )
     return predicted, truth
 
@@ -193,10 +199,12 @@ def _in_order_of(predictions, labels):
     without = wanted.difference(given)
     if twice or len(unknown) or len(without):
         few = [*without[:2], *unknown[:2], *given[given.duplicated()][:2]]
-        raise ValueError(
-            "predictions and labels are not of the same images\n"
-            f"  found: {len(without)} images without a prediction, {len(unknown)} without a label, "
-            f"{twice} twice; {', '.join(map(str, few))}\n"
-            "  fix:   one row for each image of the labels, and no other"
+        raise WrongValue(
+            "predictions and labels are not of the same images",
+            found=(
+                f"{len(without)} images without a prediction, {len(unknown)} without a label, "
+                f"{twice} twice; {', '.join(map(str, few))}"
+            ),
+            fix="one row for each image of the labels, and no other",
         )
     return predictions.iloc[rows.argsort()]

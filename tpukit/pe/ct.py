@@ -1,5 +1,7 @@
 """CT slices as images: Hounsfield units through windows, the three of the JPEG set or any other."""
 
+from tpukit.essentials.show import WrongValue
+
 # Level and width in Hounsfield units of the red, green and blue channel, as in Kaggle's 256-pixel JPEG set.
 WINDOWS = {"lung": (-600, 1500), "embolism": (100, 700), "mediastinum": (40, 400)}
 
@@ -20,9 +22,9 @@ def three_windows(hounsfield):
 
     slice_ = np.asarray(hounsfield, dtype=np.float32)
     if slice_.ndim != 2:
-        raise ValueError(
-            f"three_windows takes one (H, W) slice in Hounsfield units, got shape {slice_.shape}\n"
-            "  fix: pass one slice at a time, for instance three_windows(volume[i])"
+        raise WrongValue(
+            f"three_windows takes one (H, W) slice in Hounsfield units, got shape {slice_.shape}",
+            fix="pass one slice at a time, for instance three_windows(volume[i])",
         )
     return np.stack([see(slice_, *window) for window in WINDOWS.values()], axis=-1)
 
@@ -49,9 +51,9 @@ def hounsfield(images):
     import torch
 
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 2:
-        raise ValueError(
-            f"hounsfield takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}\n"
-            '  fix: pass a batch of pack_dicom(..., form="int16") as core.batches yields it'
+        raise WrongValue(
+            f"hounsfield takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
+            fix='pass a batch of pack_dicom(..., form="int16") as core.batches yields it',
         )
     low, high = images[:, :1].float(), images[:, 1:].float()
     return low + 256 * high - 65536 * (high >= 128)

@@ -10,6 +10,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.essentials.show import Explained, NotInstalled, SystemFailed, WrongValue, explain
+
 AIR = -1000  # HU
 
 # What decodes each transfer syntax for pydicom, beside what comes with it and with Pillow (uncompressed, RLE, mostly
@@ -81,16 +83,16 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
         orientation = tuple(map(float, file.get("ImageOrientationPatient") or ())) or None
         pixels = pydicom.pixels.pixel_array(file, raw=True)
     except pydicom.errors.InvalidDicomError:
-        raise ValueError(
-            f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)\n"
-            "  fix: pass a .dcm file of the competition"
+        raise WrongValue(
+            f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)", fix="pass a .dcm file of the competition"
         ) from None
     except (ImportError, OSError, NotACTSlice):
         raise
     except Exception as error:  # whatever pydicom and the decoders behind it raise for a damaged file
-        raise OSError(
-            f"{path} cannot be decoded ({Path(path).stat().st_size:,} bytes)\n"
-            f"  found: {_one_line(error)}\n  fix:   copy this file again, or leave it out"
+        raise SystemFailed(
+            f"{path} cannot be decoded ({Path(path).stat().st_size:,} bytes)",
+            found=_one_line(error),
+            fix="copy this file again, or leave it out",
         ) from error
     if pixels.ndim != 2 or pixels.dtype.itemsize > 2:
         raise not_a_slice(path, f"pixels of shape {pixels.shape} and dtype {pixels.dtype}")
@@ -99,13 +101,13 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     return StoredSlice(pixels.astype("uint16", copy=False), scale, orientation)
 
 
-class NotACTSlice(ValueError):
+class NotACTSlice(Explained, ValueError):
     """A DICOM file that holds something else."""
 
 
 def not_a_slice(path, found: str) -> NotACTSlice:
     """Return the error to raise for a DICOM file that holds something else."""
-    return NotACTSlice(f"{path} is not a CT slice\n  found: {found}\n  fix:   pass one slice of a CT series")
+    return NotACTSlice(f"{path} is not a CT slice", found=found, fix="pass one slice of a CT series")
 
 
 def load_pydicom():
@@ -118,9 +120,9 @@ def load_pydicom():
         import pydicom
         import pydicom.pixels
     except ImportError:
-        raise ImportError(
-            "DICOM files need pydicom 3, which is not installed\n"
-            "  fix: %pip install pydicom (compressed slices also need python-gdcm)"
+        raise NotInstalled(
+            "DICOM files need pydicom 3, which is not installed",
+            fix="%pip install pydicom (compressed slices also need python-gdcm)",
         ) from None
     return pydicom
 
@@ -152,7 +154,9 @@ def _undecodable(syntax: str) -> str | None:
     except NotImplementedError:  # pydicom knows no decoder at all
         pass
     fix = f"%pip install {DECODERS[syntax]}" if syntax in DECODERS else "convert it with a program that reads it"
-    return f"  found: {uid.name} ({syntax}), pydicom {pydicom.__version__}\n  fix:   {fix}, then restart the kernel"
+    return explain(
+        f"  found: {uid.name} ({syntax}), pydicom {pydicom.__version__}", fix=f"{fix}, then restart the kernel"
+    )
 
 
 # ---- what the values mean ------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
+from tpukit.essentials.show import WrongValue
 from tpukit.pe.labels import IDS
 from tpukit.pe.missing_images import check_missing, match_headers
 from tpukit.pe.series import along_body, find_files, read_headers
@@ -53,7 +54,7 @@ def _check_once(headers, names: list[str]) -> None:
     if again.any():
         first = int(again.argmax())
         both = " and ".join(names[file] for file in headers["file"][first : first + 2])
-        raise ValueError(f"two files are of one image: {both}\n  fix: delete one of them")
+        raise WrongValue(f"two files are of one image: {both}", fix="delete one of them")
 
 
 def _check_identifiers(labels, headers, names: list[str]) -> None:
@@ -61,10 +62,13 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
         said = labels[column].to_numpy().astype("S64")
         if (other := said != headers[field]).any():
             first = int(other.argmax())
-            raise ValueError(
-                f"{int(other.sum()):,} images have another {column} in their file than in the labels\n"
-                f"  found: {headers[field][first].decode()} in {names[headers['file'][first]]}, "
-                f"{said[first].decode()} in the labels\n  fix:   copy the files again, or correct these rows"
+            raise WrongValue(
+                f"{int(other.sum()):,} images have another {column} in their file than in the labels",
+                found=(
+                    f"{headers[field][first].decode()} in {names[headers['file'][first]]}, "
+                    f"{said[first].decode()} in the labels"
+                ),
+                fix="copy the files again, or correct these rows",
             )
 
 
@@ -78,9 +82,9 @@ def _positions(headers, names: list[str]):
         position[member], _ = along_body(headers[member])
     if not np.isfinite(position).all():
         nowhere = np.flatnonzero(~np.isfinite(position))
-        raise ValueError(
-            f"{len(nowhere):,} images have no place in the body\n"
-            f"  found: no ImagePositionPatient along its series in {names[headers['file'][nowhere[0]]]}\n"
-            "  fix:   leave their rows out of the labels: a localizer is no slice of the exam"
+        raise WrongValue(
+            f"{len(nowhere):,} images have no place in the body",
+            found=f"no ImagePositionPatient along its series in {names[headers['file'][nowhere[0]]]}",
+            fix="leave their rows out of the labels: a localizer is no slice of the exam",
         )
     return position

@@ -6,6 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+from tpukit.essentials.show import SystemFailed, WrongValue
 from tpukit.packs import (
     PackSource,
     check_arguments,
@@ -94,11 +95,11 @@ def pack_dicom(
     if crop not in (None, "lungs"):
         raise ValueError(f'crop is None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:
-        raise ValueError('form="int16" stores Hounsfield units, which need no window\n  fix:   leave window out')
+        raise WrongValue('form="int16" stores Hounsfield units, which need no window', fix="leave window out")
     if labels is not None and (lacking := {"SOPInstanceUID", *LABELS} - set(labels.columns)):
-        raise ValueError(
-            f"the labels have no column {', '.join(sorted(lacking))}\n"
-            "  fix:   labels=tpukit.pe.read_labels(path), or some of its rows"
+        raise WrongValue(
+            f"the labels have no column {', '.join(sorted(lacking))}",
+            fix="labels=tpukit.pe.read_labels(path), or some of its rows",
         )
     names = find_files(folder)
     inside = os.path.relpath(to, folder)
@@ -207,16 +208,18 @@ def _tell_others(folder, names, others, share: float, slices: int) -> None:
     number, why = others[0] if others else (0, "not a DICOM file")
     found = f"for instance {os.path.join(folder, names[number])}: {why}"
     if not slices:
-        raise ValueError(
-            f"none of the {len(names):,} files in {folder} is a CT slice\n  found: {found}\n"
-            "  fix:   pass the folder that holds series of CT"
+        raise WrongValue(
+            f"none of the {len(names):,} files in {folder} is a CT slice",
+            found=found,
+            fix="pass the folder that holds series of CT",
         )
     if len(others) / len(names) > share:
         lost = len(others) / len(names)
         enough = '"skip"' if lost <= share_of("skip") else math.ceil(100 * lost) / 100
-        raise OSError(
-            f"{len(others):,} of {len(names):,} files in {folder} are no CT slices\n  found: {found}\n"
-            f"  fix:   copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves them out"
+        raise SystemFailed(
+            f"{len(others):,} of {len(names):,} files in {folder} are no CT slices",
+            found=found,
+            fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves them out",
         )
     print(f"left out {len(others):,} of {len(names):,} files that are no CT slices, {found}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tpukit.essentials.show import WrongValue
 from tpukit.essentials.show import house_style as look
 from tpukit.scores import as_array
 
@@ -35,17 +36,18 @@ def show_exams(
 
     weighs = None if attention is None else as_array(attention)
     if weighs is not None and (weighs.shape != (len(labels),) or not (weighs >= 0).all()):
-        raise ValueError(
+        raise WrongValue(
             f"attention is one number of 0 or more for each of the {len(labels)} rows, got {weighs.shape}, from "
-            f"{weighs.min():.3g}\n  fix:   what the model weighs the slices by, after the softmax"
+            f"{weighs.min():.3g}",
+            fix="what the model weighs the slices by, after the softmax",
         )
     missing = [name for name in ("StudyInstanceUID", "position", "pe_present_on_image") if name not in labels.columns]
     chances = as_array(probabilities)
     if missing or chances.shape != (len(labels),):
-        raise ValueError(
+        raise WrongValue(
             f"show_exams takes a table and one probability for each of its {len(labels)} rows, got {chances.shape}"
-            f"{', and no column ' + missing[0] if missing else ''}\n"
-            "  fix:   labels of index_images(read_labels(...), ...), and probabilities[:, 0]"
+            f"{', and no column ' + missing[0] if missing else ''}",
+            fix="labels of index_images(read_labels(...), ...), and probabilities[:, 0]",
         )
     table = labels.assign(chance=chances, weight=0.0 if weighs is None else weighs)
     table = table.sort_values(["StudyInstanceUID", "position"])

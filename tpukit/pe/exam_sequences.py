@@ -1,5 +1,6 @@
 """Exams for a network that reads along the body: the features of every slice, in the order of the body."""
 
+from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 
@@ -112,33 +113,34 @@ def _check_table(table, features) -> bool:
     given = [name for name in LABELS if name in table.columns]
     needed = [STUDY, _SERIES, IMAGE, "position", *(LABELS if given else ())]
     if missing := [name for name in needed if name not in table.columns]:
-        raise ValueError(
-            f"the table has no column {', '.join(missing)}\n  found: {', '.join(map(str, table.columns))}\n"
-            "  fix:   the table of pe.index_dicom or pe.index_images, with all ten of pe.LABELS or none of them"
+        raise WrongValue(
+            f"the table has no column {', '.join(missing)}",
+            found=f"{', '.join(map(str, table.columns))}",
+            fix="the table of pe.index_dicom or pe.index_images, with all ten of pe.LABELS or none of them",
         )
     for name in needed:
         empty = table[name].isna().to_numpy()
         if empty.any():
             row = table.iloc[int(empty.argmax())]
-            raise ValueError(
-                f"{name} is missing in {int(empty.sum())} rows\n"
-                f"  found: image {row[IMAGE]} of study {row[STUDY]}\n"
-                "  fix:   fill it in, or leave out the whole exam: an exam with a part of its slices is another exam"
+            raise WrongValue(
+                f"{name} is missing in {int(empty.sum())} rows",
+                found=f"image {row[IMAGE]} of study {row[STUDY]}",
+                fix="fill it in, or leave out the whole exam: an exam with a part of its slices is another exam",
             )
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
-        raise ValueError(
+        raise WrongValue(
             f"there is one row of features for each of the {len(table)} rows of the table, got "
-            f"{tuple(np.shape(features))}\n  fix:   features of the same images in the same order: "
-            "table.iloc[images.rows]"
+            f"{tuple(np.shape(features))}",
+            fix=("features of the same images in the same order: table.iloc[images.rows]"),
         )
     if given:
         answers = table[list(EXAM_LABELS)].to_numpy()
         vary = (answers != table.groupby(STUDY)[list(EXAM_LABELS)].transform("first").to_numpy()).any(axis=1)
         if vary.any():
-            raise ValueError(
-                "an exam has several answers to one question\n"
-                f"  found: study {table[STUDY].iloc[int(vary.argmax())]}\n"
-                "  fix:   labels of pe.read_labels, which checks"
+            raise WrongValue(
+                "an exam has several answers to one question",
+                found=f"study {table[STUDY].iloc[int(vary.argmax())]}",
+                fix="labels of pe.read_labels, which checks",
             )
     return bool(given)
 
@@ -147,9 +149,10 @@ def _check_order(ordered, position, starts, irregular: str) -> None:
     """Raise ValueError for exams whose slices are not one series with even steps, or say how many there are."""
     for what, evidence, fix in _irregular(ordered, position, starts):
         if irregular == "raise":
-            raise ValueError(
-                f"{what}\n  found: {evidence}\n  fix:   {fix}; or take the exams as they are: "
-                'ExamSequences(..., irregular="keep")'
+            raise WrongValue(
+                f"{what}",
+                found=evidence,
+                fix=(f'{fix}; or take the exams as they are: ExamSequences(..., irregular="keep")'),
             )
         print(f"{what}, and are taken as they are; {evidence}")
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
 from tpukit.pe.missing_images import check_missing, leave_out
 
 
@@ -26,8 +27,8 @@ def index_images(labels, folder, *, missing: str = "raise"):
     """
     check_missing(missing)
     if not Path(folder).is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {folder}\n  fix: pass the folder train-jpegs, which contains one folder per study"
+        raise NoSuchFile(
+            f"there is no folder {folder}", fix="pass the folder train-jpegs, which contains one folder per study"
         )
     studies = labels["StudyInstanceUID"].unique()
     files = {}
@@ -37,17 +38,18 @@ def index_images(labels, folder, *, missing: str = "raise"):
                 position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
                 if underscore and position.isdigit() and entry.name.endswith(".jpg"):
                     if (twice := files.get((study, series, image))) is not None:
-                        raise ValueError(
-                            f"two files are of one image: {twice[0]} and {entry.path}\n"
-                            f"  found: positions {twice[1]} and {int(position)}\n  fix:   delete the one that is wrong"
+                        raise WrongValue(
+                            f"two files are of one image: {twice[0]} and {entry.path}",
+                            found=f"positions {twice[1]} and {int(position)}",
+                            fix="delete the one that is wrong",
                         )
                     files[study, series, image] = (entry.path, int(position))
     if not files:  # most often the folder above or below was passed: show what is in it
         inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
-        raise FileNotFoundError(
-            f"{folder} contains no image of the {len(studies)} studies in the labels\n"
-            f"  found: {inside}; looked for {studies[0]}/<series>/<position>_<image>.jpg\n"
-            "  fix:   pass the folder named train-jpegs, which contains one folder per study"
+        raise NoSuchFile(
+            f"{folder} contains no image of the {len(studies)} studies in the labels",
+            found=f"{inside}; looked for {studies[0]}/<series>/<position>_<image>.jpg",
+            fix="pass the folder named train-jpegs, which contains one folder per study",
         )
     keys = list(zip(labels["StudyInstanceUID"], labels["SeriesInstanceUID"], labels["SOPInstanceUID"], strict=True))
     gone = [key for key in keys if key not in files]
@@ -82,8 +84,8 @@ class PEImages:
         from tpukit.pe.labels import LABELS
 
         if "path" not in table.columns:
-            raise ValueError(
-                "PEImages needs a table with a path column\n  fix: PEImages(tpukit.pe.index_images(labels, folder))"
+            raise WrongValue(
+                "PEImages needs a table with a path column", fix="PEImages(tpukit.pe.index_images(labels, folder))"
             )
         self.paths = table["path"].tolist()
         self.labels = table[list(LABELS)].to_numpy("float32")
@@ -103,15 +105,15 @@ class PEImages:
                 # Pillow's draft mode, which shrinks while it decodes, would be faster, but gives other pixels.
                 image = file.convert("RGB")
         except FileNotFoundError:
-            raise FileNotFoundError(
-                f"image {index} of {len(self)} no longer exists: {path}\n"
-                "  fix: if files were moved, call tpukit.pe.index_images(labels, folder) again"
+            raise NoSuchFile(
+                f"image {index} of {len(self)} no longer exists: {path}",
+                fix="if files were moved, call tpukit.pe.index_images(labels, folder) again",
             ) from None
         except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken headers
-            raise OSError(
-                f"image {index} of {len(self)} cannot be decoded: {path}\n"
-                f"  found: {error} ({os.path.getsize(path)} bytes)\n"
-                "  fix:   copy this file again, or leave its row out of the table"
+            raise SystemFailed(
+                f"image {index} of {len(self)} cannot be decoded: {path}",
+                found=f"{error} ({os.path.getsize(path)} bytes)",
+                fix="copy this file again, or leave its row out of the table",
             ) from error
         if self.size is not None and image.size != (self.size, self.size):
             image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)

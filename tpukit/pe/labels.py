@@ -3,7 +3,7 @@
 import warnings
 from pathlib import Path
 
-from tpukit.essentials.show import first_few
+from tpukit.essentials.show import NoSuchFile, WrongValue, first_few
 from tpukit.pe.rules import RULES, broken_rules
 
 IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
@@ -72,10 +72,13 @@ def read_labels(path, *, inconsistent: str = "raise"):
     file = path / "train.csv" if path.is_dir() else path
     if not file.is_file():
         there = sorted(p.name for p in path.iterdir())[:5] if path.is_dir() else "no such file or folder"
-        raise FileNotFoundError(
-            f"there is no train.csv at {path}\n  found: {there}\n"
-            "  fix:   pass the folder of the competition's data that contains train.csv,"
-            " or make one with tpukit.pe.phantom(folder)"
+        raise NoSuchFile(
+            f"there is no train.csv at {path}",
+            found=there,
+            fix=(
+                "pass the folder of the competition's data that contains train.csv,"
+                " or make one with tpukit.pe.phantom(folder)"
+            ),
         )
     try:
         with warnings.catch_warnings():
@@ -83,11 +86,12 @@ def read_labels(path, *, inconsistent: str = "raise"):
             warnings.simplefilter("error", pd.errors.ParserWarning)
             table = pd.read_csv(file, dtype=dict.fromkeys(IDS, str), index_col=False)
     except pd.errors.EmptyDataError:
-        raise ValueError(f"{file} is empty\n  fix: copy it again from the competition's data") from None
+        raise WrongValue(f"{file} is empty", fix="copy it again from the competition's data") from None
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        raise ValueError(
-            f"{file} is no table of commas in UTF-8\n  found: {_first_bytes(file)}; {str(error).strip()}\n"
-            f"  fix:   copy it again from the competition's data, or save it as UTF-8 with as many fields in each row"
+        raise WrongValue(
+            f"{file} is no table of commas in UTF-8",
+            found=f"{_first_bytes(file)}; {str(error).strip()}",
+            fix="copy it again from the competition's data, or save it as UTF-8 with as many fields in each row",
         ) from error
     _check_values(table, file)
     table = table.astype(dict.fromkeys(COLUMNS[3:], "uint8"))
@@ -97,10 +101,10 @@ def read_labels(path, *, inconsistent: str = "raise"):
     studies, of = set().union(*wrong.values()), table["StudyInstanceUID"].nunique()
     lines = [f"{len(found)} {words}: {first_few(found)}" for words, found in wrong.items()]
     if inconsistent == "raise":
-        raise ValueError(
-            f"{len(studies)} of {of} studies in {file} have labels that contradict each other\n  found: "
-            + "\n         ".join(lines)
-            + '\n  fix:   correct these rows, or leave the studies out with read_labels(path, inconsistent="drop")'
+        raise WrongValue(
+            f"{len(studies)} of {of} studies in {file} have labels that contradict each other",
+            found="\n".join(lines),
+            fix='correct these rows, or leave the studies out with read_labels(path, inconsistent="drop")',
         )
     print(f"left out {len(studies)} of {of} studies whose labels contradict each other: " + "; ".join(lines))
     return table[~table.StudyInstanceUID.isin(studies)].reset_index(drop=True)
@@ -123,16 +127,17 @@ def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
     from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
     if stratify is not None and stratify not in labels.columns:
-        raise ValueError(
-            f"the table has no column {stratify!r} to stratify by\n  found: {', '.join(map(str, labels.columns))}\n"
-            '  fix:   stratify="pe_present_on_image"'
+        raise WrongValue(
+            f"the table has no column {stratify!r} to stratify by",
+            found=f"{', '.join(map(str, labels.columns))}",
+            fix='stratify="pe_present_on_image"',
         )
 
     studies = labels["StudyInstanceUID"].nunique()
     if not 2 <= folds <= studies:
-        raise ValueError(
-            f"{studies} studies cannot be split into {folds} folds\n"
-            f"  fix: pass folds between 2 and {studies}" + ("" if studies > 1 else "; this takes at least two studies")
+        least = "" if studies > 1 else "; this takes at least two studies"
+        raise WrongValue(
+            f"{studies} studies cannot be split into {folds} folds", fix=f"pass folds between 2 and {studies}{least}"
         )
     # By study: neighbouring slices are nearly the same image, and a split between them would hide overfitting.
     fold = np.empty(len(labels), np.int8)
@@ -156,37 +161,38 @@ def _check_values(table, file) -> None:
 
     missing = [name for name in COLUMNS if name not in table.columns]
     if missing:
-        raise ValueError(
-            f"{file} has no column {', '.join(missing)}\n  found: {', '.join(table.columns)}\n"
-            "  fix:   this needs the competition's train.csv with its 17 columns; test.csv and submissions have fewer"
+        raise WrongValue(
+            f"{file} has no column {', '.join(missing)}",
+            found=f"{', '.join(table.columns)}",
+            fix="this needs the competition's train.csv with its 17 columns; test.csv and submissions have fewer",
         )
     if table.empty:
-        raise ValueError(f"{file} has a header but no rows\n  fix: copy it again from the competition's data")
+        raise WrongValue(f"{file} has a header but no rows", fix="copy it again from the competition's data")
     for name in COLUMNS:
         rows = table.index[table[name].isna()]
         if len(rows):
-            raise ValueError(
-                f"{name} has {len(rows)} missing values in {file}\n"
-                f"  found: rows {first_few(rows)} (counted from 0, header left out)\n"
-                f'  fix:   fill these rows in, or drop them: table.dropna(subset=["{name}"]).to_csv(file, index=False)'
+            raise WrongValue(
+                f"{name} has {len(rows)} missing values in {file}",
+                found=f"rows {first_few(rows)} (counted from 0, header left out)",
+                fix=f'fill these rows in, or drop them: table.dropna(subset=["{name}"]).to_csv(file, index=False)',
             )
     for name in COLUMNS[3:]:
         # A single word in a column makes pandas read the whole column as text.
         rows = table.index[~pd.to_numeric(table[name], errors="coerce").isin([0, 1])]
         if len(rows):
             found = first_few(f"{table.at[row, name]} in row {row}" for row in rows)
-            raise ValueError(
-                f"{name} has {len(rows)} labels that are neither 0 nor 1 in {file}\n"
-                f"  found: {found} (counted from 0, header left out)\n"
-                "  fix:   correct these rows; a label says yes (1) or no (0)"
+            raise WrongValue(
+                f"{name} has {len(rows)} labels that are neither 0 nor 1 in {file}",
+                found=f"{found} (counted from 0, header left out)",
+                fix="correct these rows; a label says yes (1) or no (0)",
             )
     twice = table.index[table["SOPInstanceUID"].duplicated()]
     if len(twice):
         found = first_few(f"{table.SOPInstanceUID[row]} in row {row}" for row in twice)
-        raise ValueError(
-            f"{len(twice)} rows of {file} list an image that an earlier row lists\n"
-            f"  found: {found} (counted from 0, header left out)\n"
-            '  fix:   table.drop_duplicates("SOPInstanceUID").to_csv(file, index=False), if the rows agree'
+        raise WrongValue(
+            f"{len(twice)} rows of {file} list an image that an earlier row lists",
+            found=f"{found} (counted from 0, header left out)",
+            fix='table.drop_duplicates("SOPInstanceUID").to_csv(file, index=False), if the rows agree',
         )
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tpukit.essentials.show import WrongValue
 from tpukit.essentials.show import house_style as look
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
     """
     wrong = {name: value for name, value in scores.items() if not (math.isfinite(value) and value > 0)}
     if wrong or not scores:
-        raise ValueError(
-            f"show_ladder draws challenge losses, numbers above 0, got {wrong or 'none'}\n"
-            '  fix:   {"exam model": pe.challenge_loss(predictions, labels)}'
+        raise WrongValue(
+            f"show_ladder draws challenge losses, numbers above 0, got {wrong or 'none'}",
+            fix='{"exam model": pe.challenge_loss(predictions, labels)}',
         )
     low = 0.85 * min(*scores.values(), *RUNGS.values())
     high = 1.15 * max(*scores.values(), *RUNGS.values())

@@ -8,6 +8,8 @@ gain should be smaller; on patients it was not measured.
 
 from collections.abc import Iterable
 
+from tpukit.essentials.show import WrongValue
+
 _COARSE = 128  # pixels are enough for a box
 _AIR = -400  # HU; the lungs are below
 _SMALLEST = 0.006  # of a slice: the windpipe is smaller
@@ -47,9 +49,9 @@ def _box(hounsfield) -> tuple | None:
     from scipy import ndimage
 
     if hounsfield.ndim != 2:
-        raise ValueError(
-            f"lung_box takes (H, W) slices in Hounsfield units, got shape {hounsfield.shape}\n"
-            "  fix:   pass a list of slices, or a volume (slices, H, W)"
+        raise WrongValue(
+            f"lung_box takes (H, W) slices in Hounsfield units, got shape {hounsfield.shape}",
+            fix="pass a list of slices, or a volume (slices, H, W)",
         )
     step = max(1, min(hounsfield.shape) // _COARSE)
     pieces, _ = ndimage.label(ndimage.binary_opening(hounsfield[::step, ::step] < _AIR))

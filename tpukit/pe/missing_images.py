@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from tpukit.essentials.show import NoSuchFile
+
 
 def check_missing(missing: str) -> None:
     """Raise ValueError unless `missing` is one of its two words."""
@@ -27,10 +29,10 @@ def leave_out(gone: Sequence[str], wanted: int, missing: str, *, folder, found: 
         return
     few = ", ".join(gone[:3])
     if missing == "raise" or len(gone) == wanted:
-        raise FileNotFoundError(
-            f"{len(gone):,} of {wanted:,} images are not in {folder}\n"
-            f"  found: {found}; missing for instance {few}\n"
-            f'  fix:   copy them there, or leave their rows out with {call}, missing="drop")'
+        raise NoSuchFile(
+            f"{len(gone):,} of {wanted:,} images are not in {folder}",
+            found=f"{found}; missing for instance {few}",
+            fix=f'copy them there, or leave their rows out with {call}, missing="drop")',
         )
     print(f"left out {len(gone):,} of {wanted:,} rows whose image is not in {folder}, for instance {few}")
 

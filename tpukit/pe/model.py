@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile, WrongValue
+
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, red, green and blue in [0, 1], as torchvision's weights expect them
 STD = (0.229, 0.224, 0.225)
 FILE = "resnet34-b627a593.pth"  # torchvision's ResNet34_Weights.IMAGENET1K_V1
@@ -38,9 +40,7 @@ def resnet34(weights: str | Path | None = None, *, outputs: int = 10):
         return model
     file = cached if weights is None else Path(weights)
     if not file.is_file():
-        raise FileNotFoundError(
-            f"there is no file of weights at {file}\n  fix: pass the path of {FILE}, or leave weights out"
-        )
+        raise NoSuchFile(f"there is no file of weights at {file}", fix=f"pass the path of {FILE}, or leave weights out")
     _load(model, file)
     return model
 
@@ -62,9 +62,9 @@ def normalize(images):
     import torch
 
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(
-            f"normalize takes (N, 3, H, W) uint8, got {tuple(images.shape)} {images.dtype}\n"
-            "  fix: pass the batch as core.batches yields it, neither scaled nor permuted"
+        raise WrongValue(
+            f"normalize takes (N, 3, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
+            fix="pass the batch as core.batches yields it, neither scaled nor permuted",
         )
 
     # Constants of the graph: a tensor made on the host would be copied to the device in every step. One array for all
@@ -100,9 +100,10 @@ def _load(model, file: Path) -> None:
         state = torch.load(file, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"{file} cannot be read as weights\n  found: {reason} ({file.stat().st_size} bytes)\n"
-            f"  fix:   pass a file saved with torch.save(model.state_dict(), file), such as torchvision's {FILE}"
+        raise WrongValue(
+            f"{file} cannot be read as weights",
+            found=f"{reason} ({file.stat().st_size} bytes)",
+            fix=f"pass a file saved with torch.save(model.state_dict(), file), such as torchvision's {FILE}",
         ) from error
     own = model.state_dict()
     tensors = isinstance(state, dict) and all(isinstance(value, torch.Tensor) for value in state.values())
@@ -111,10 +112,12 @@ def _load(model, file: Path) -> None:
     wrong = [name for name in own if name not in head and given.get(name) != own[name].shape]
     more = [name for name in given if name not in own]
     if wrong or more:
-        raise ValueError(
-            f"{file} does not hold the state dict of a ResNet-34\n"
-            f"  found: {type(state).__name__} of {len(given)} tensors; {len(wrong)} missing or of another shape "
-            f"({', '.join(wrong[:2])}), {len(more)} too many ({', '.join(more[:2])})\n"
-            f"  fix:   pass a ResNet-34's state_dict() itself, such as torchvision's {FILE}; without anything around it"
+        raise WrongValue(
+            f"{file} does not hold the state dict of a ResNet-34",
+            found=(
+                f"{type(state).__name__} of {len(given)} tensors; {len(wrong)} missing or of another shape "
+                f"({', '.join(wrong[:2])}), {len(more)} too many ({', '.join(more[:2])})"
+            ),
+            fix=f"pass a ResNet-34's state_dict() itself, such as torchvision's {FILE}; without anything around it",
         )
     model.load_state_dict(state | head)

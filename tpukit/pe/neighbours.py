@@ -1,5 +1,6 @@
 """Neighbouring slices as channels: what the best solutions of the challenge showed their networks."""
 
+from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import IDS
@@ -34,16 +35,16 @@ class NeighbouringSlices:
         if window not in WINDOWS:
             raise ValueError(f"window is one of {', '.join(WINDOWS)}, got {window!r}")
         if not all(hasattr(images, name) for name in ("take", "rows", "shape")) or images.shape[-1] != 3:
-            raise ValueError(
-                f"NeighbouringSlices is made of Records or a Cache of three windows, got {images!r}\n"
-                "  fix:   tpukit.cache_or_decode(tpukit.pack(labels, folder, ...), size=...)"
+            raise WrongValue(
+                f"NeighbouringSlices is made of Records or a Cache of three windows, got {images!r}",
+                fix="tpukit.cache_or_decode(tpukit.pack(labels, folder, ...), size=...)",
             )
         missing = [name for name in (*IDS, "position") if name not in labels.columns]
         if missing or images.rows.max(initial=-1) >= len(labels):
-            raise ValueError(
-                f"the images are of another table{': no column ' + ', '.join(missing) if missing else ''}\n"
-                f"  found: {len(labels):,} rows; the images are of {images.rows.max(initial=-1) + 1:,} or more\n"
-                "  fix:   pass the table that was packed, as pe.index_images(labels, folder) made it"
+            raise WrongValue(
+                f"the images are of another table{': no column ' + ', '.join(missing) if missing else ''}",
+                found=f"{len(labels):,} rows; the images are of {images.rows.max(initial=-1) + 1:,} or more",
+                fix="pass the table that was packed, as pe.index_images(labels, folder) made it",
             )
         self._images, self._channel, self.shape = images, list(WINDOWS).index(window), images.shape
         self.labels, self.names, self.rows = images.labels, images.names, images.rows
@@ -97,9 +98,10 @@ def _beside(table):
     same = series[order][1:] == series[order][:-1]
     if (twice := same & (np.diff(position[order]) == 0)).any():
         row = table.iloc[order[int(twice.argmax())]]
-        raise ValueError(
-            f"{int(twice.sum())} slices are at the position of another one of their series\n"
-            f"  found: {row[IMAGE]} of study {row[STUDY]} at {row.position}\n  fix:   leave out those that are wrong"
+        raise WrongValue(
+            f"{int(twice.sum())} slices are at the position of another one of their series",
+            found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
+            fix="leave out those that are wrong",
         )
     numbers = np.arange(len(table))
     below, above = numbers.copy(), numbers.copy()

@@ -6,7 +6,7 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
@@ -109,39 +109,42 @@ def slices_of(labels: Any, study: str, series: str | None = None):
     """Return the rows of a study's series in the order of the body; raises as `show_study`."""
     missing = [name for name in (STUDY, IMAGE, "position") if name not in labels.columns]
     if missing:
-        raise ValueError(
-            f"the labels have no column {', '.join(missing)}\n"
-            "  fix:   pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)"
+        raise WrongValue(
+            f"the labels have no column {', '.join(missing)}",
+            fix="pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)",
         )
     rows = labels.assign(_row=range(len(labels)))
     rows = rows[rows[STUDY] == study]
     if rows.empty:
-        raise ValueError(
-            f"there is no study {study!r} in the labels\n"
-            f"  found: {labels[STUDY].nunique():,} others, such as {labels[STUDY].iloc[0] if len(labels) else None}"
+        raise WrongValue(
+            f"there is no study {study!r} in the labels",
+            found=f"{labels[STUDY].nunique():,} others, such as {labels[STUDY].iloc[0] if len(labels) else None}",
         )
     there = rows[SERIES].unique().tolist() if SERIES in rows else [None]
     if series is None and len(there) > 1:
-        raise ValueError(
-            f"study {study} has {len(there)} series, and their slices would be mixed\n  found: {', '.join(there)}\n"
-            f"  fix:   show_study(..., series={there[0]!r})"
+        raise WrongValue(
+            f"study {study} has {len(there)} series, and their slices would be mixed",
+            found=f"{', '.join(there)}",
+            fix=f"show_study(..., series={there[0]!r})",
         )
     if series is not None:
         rows = rows[rows[SERIES] == series]
         if rows.empty:
-            raise ValueError(f"study {study} has no series {series!r}\n  found: {', '.join(there)}")
+            raise WrongValue(f"study {study} has no series {series!r}", found=f"{', '.join(there)}")
     rows = rows.sort_values("position", kind="stable")
     if (twice := rows.position.duplicated(keep=False)).any():
         few = ", ".join(rows[IMAGE][twice].astype(str)[:2])
-        raise ValueError(
-            f"{int(twice.sum())} slices of study {study} are at the position of another one\n"
-            f"  found: {few} at {rows.position[twice].iloc[0]}\n  fix:   leave out those that are wrong"
+        raise WrongValue(
+            f"{int(twice.sum())} slices of study {study} are at the position of another one",
+            found=f"{few} at {rows.position[twice].iloc[0]}",
+            fix="leave out those that are wrong",
         )
     for name in LABELS:
         if name in rows and (lacking := rows[name].isna()).any():
-            raise ValueError(
-                f"{name} is missing for {int(lacking.sum())} slices of study {study}\n"
-                f"  found: image {rows[IMAGE][lacking].iloc[0]}\n  fix:   fill it in, or leave the column out"
+            raise WrongValue(
+                f"{name} is missing for {int(lacking.sum())} slices of study {study}",
+                found=f"image {rows[IMAGE][lacking].iloc[0]}",
+                fix="fill it in, or leave the column out",
             )
     return rows
 
@@ -162,23 +165,23 @@ def _found(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple:
 
     if not hasattr(images, "take") or not hasattr(images, "rows"):
         if len(images) != len(labels):
-            raise ValueError(
-                f"there are {len(images):,} images and {len(labels):,} rows of labels\n"
-                "  fix:   pass the table that was packed, or an image for each row"
+            raise WrongValue(
+                f"there are {len(images):,} images and {len(labels):,} rows of labels",
+                fix="pass the table that was packed, or an image for each row",
             )
         return rows, rows["_row"].to_numpy()
     if images.rows.max(initial=-1) >= len(labels):
-        raise ValueError(
-            f"the images are of a table of {images.rows.max() + 1:,} rows or more, the labels have {len(labels):,}\n"
-            "  fix:   pass the table that was packed, all of it"
+        raise WrongValue(
+            f"the images are of a table of {images.rows.max() + 1:,} rows or more, the labels have {len(labels):,}",
+            fix="pass the table that was packed, all of it",
         )
     number = np.full(len(labels), -1)
     number[images.rows] = np.arange(len(images.rows))
     places = number[rows["_row"].to_numpy()]
     if (gone := int((places < 0).sum())) == len(rows):
-        raise ValueError(
-            f"none of the {gone} slices of study {rows[STUDY].iloc[0]} is among the images\n"
-            "  fix:   pass the table that was packed, and a study that was not left out"
+        raise WrongValue(
+            f"none of the {gone} slices of study {rows[STUDY].iloc[0]} is among the images",
+            fix="pass the table that was packed, and a study that was not left out",
         )
     if gone:
         notes.append(f"{gone} of its slices {'are' if gone > 1 else 'is'} not among the images")
@@ -194,9 +197,9 @@ def _pixels(images: Any, places: Any, views: int):
     else:
         found = np.asarray(images.detach().cpu() if hasattr(images, "detach") else images)[places]
     if found.ndim != 4 or found.shape[1] != views or found.dtype != np.uint8:
-        raise ValueError(
-            f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {found.shape} {found.dtype}\n"
-            '  fix:   records of three windows: pack_dicom(..., form="jpeg"), or the JPEG set'
+        raise WrongValue(
+            f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {found.shape} {found.dtype}",
+            fix='records of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
         )
     return found
 
@@ -208,21 +211,22 @@ def _join(rows: Any, predictions: Any):
     if predictions is None:
         return pd.DataFrame(rows)
     if missing := [name for name in (IMAGE, LABELS[0]) if name not in predictions]:
-        raise ValueError(f"the predictions have no column {', '.join(missing)}\n  found: {', '.join(predictions)}")
+        raise WrongValue(f"the predictions have no column {', '.join(missing)}", found=f"{', '.join(predictions)}")
     named = {LABELS[0]: "chance"} | {name: f"said {name}" for name in EXAM_LABELS if name in predictions}
     columns = [*named.values(), *(["attention"] if "attention" in predictions else [])]
     by_image = predictions.rename(columns=named).drop_duplicates(IMAGE).set_index(IMAGE)[columns]
     found = by_image.reindex(rows[IMAGE])
     joined = rows.assign(**{name: found[name].to_numpy() for name in columns})
     if (lacking := joined.chance.isna()).any():
-        raise ValueError(
-            f"{int(lacking.sum())} of {len(rows)} slices of study {rows[STUDY].iloc[0]} have no prediction\n"
-            f"  found: none of image {joined[IMAGE][lacking].iloc[0]}\n  fix:   predict all slices of the exam"
+        raise WrongValue(
+            f"{int(lacking.sum())} of {len(rows)} slices of study {rows[STUDY].iloc[0]} have no prediction",
+            found=f"none of image {joined[IMAGE][lacking].iloc[0]}",
+            fix="predict all slices of the exam",
         )
     if not joined.chance.between(0, 1).all():
-        raise ValueError(
-            f"probabilities lie in [0, 1], got {joined.chance.min():.3g} to {joined.chance.max():.3g}\n"
-            "  fix:   logits.sigmoid()"
+        raise WrongValue(
+            f"probabilities lie in [0, 1], got {joined.chance.min():.3g} to {joined.chance.max():.3g}",
+            fix="logits.sigmoid()",
         )
     return joined
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tpukit.essentials.data import run_ahead
 from tpukit.essentials.machine import cpus
+from tpukit.essentials.show import NoSuchFile
 from tpukit.packs import Names, look_at, npy, run_in_processes, write_file
 from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
 
@@ -30,7 +31,7 @@ def find_files(folder) -> list[str]:
 
     folder, names, links = os.fspath(folder), [], []
     if not os.path.isdir(folder):
-        raise FileNotFoundError(f"there is no folder {folder}\n  fix: pass the folder that holds the series")
+        raise NoSuchFile(f"there is no folder {folder}", fix="pass the folder that holds the series")
     for inner, folders, files in os.walk(folder, onerror=give_up):
         links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
@@ -40,9 +41,7 @@ def find_files(folder) -> list[str]:
         print(f"{len(links)} links to folders in {folder} are not followed, for instance {links[0]}")
     if not names:
         inside = sorted(os.listdir(folder))[:4] or "an empty folder"
-        raise FileNotFoundError(
-            f"{folder} holds no DICOM file\n  found: {inside}\n  fix:   pass the folder that holds the series"
-        )
+        raise NoSuchFile(f"{folder} holds no DICOM file", found=inside, fix="pass the folder that holds the series")
     return sorted(names)
 
 

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile, WrongValue
 from tpukit.pe.challenge import IMAGE, STUDY, exams_of
 from tpukit.pe.consistency import broken_by
 from tpukit.pe.labels import EXAM_LABELS, LABELS
@@ -70,18 +71,18 @@ def read_submission(path, images):
     import pandas as pd
 
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}\n  fix: pe.write_submission(pe.make_consistent(table), path)")
+        raise NoSuchFile(f"there is no file {path}", fix="pe.write_submission(pe.make_consistent(table), path)")
     lines = pd.read_csv(path, dtype={"id": str}, keep_default_na=False)
     if list(lines.columns) != ["id", "label"]:
-        raise ValueError(f"the columns of {path} are not id,label\n  found: {','.join(map(str, lines.columns))}")
+        raise WrongValue(f"the columns of {path} are not id,label", found=f"{','.join(map(str, lines.columns))}")
     labels = pd.to_numeric(lines["label"], errors="coerce").to_numpy(np.float64)
     bad = ~((labels >= 0) & (labels <= 1))  # NaN is neither
     if bad.any():
         row = int(bad.argmax())
-        raise ValueError(
-            f"{int(bad.sum()):,} labels of {path} are no probabilities\n"
-            f"  found: {str(lines['label'].iloc[row]) or 'nothing'} for {lines['id'].iloc[row]}\n"
-            "  fix:   a number from 0 to 1 for every id: logits.sigmoid()"
+        raise WrongValue(
+            f"{int(bad.sum()):,} labels of {path} are no probabilities",
+            found=f"{str(lines['label'].iloc[row]) or 'nothing'} for {lines['id'].iloc[row]}",
+            fix="a number from 0 to 1 for every id: logits.sigmoid()",
         )
     exam, studies = pd.factorize(images[STUDY])
     wanted = np.concatenate(
@@ -95,10 +96,10 @@ def read_submission(path, images):
         others = given[~given.isin(wanted)]
         few = ", ".join([f"{one} is missing" for one in absent[:2]] + [f"{one} is twice" for one in twice[:2]])
         few = ", ".join(filter(None, [few, *(f"{one} was not asked for" for one in others[:2])]))
-        raise ValueError(
-            f"{path} does not answer every question once\n"
-            f"  found: {len(lines):,} lines for {len(wanted):,} ids: {few}\n"
-            f"  fix:   a line for each of {len(images):,} images and nine for each of {len(studies):,} exams"
+        raise WrongValue(
+            f"{path} does not answer every question once",
+            found=f"{len(lines):,} lines for {len(wanted):,} ids: {few}",
+            fix=f"a line for each of {len(images):,} images and nine for each of {len(studies):,} exams",
         )
     values = labels[rows]
     answers = values[len(images) :].reshape(len(studies), len(EXAM_LABELS))[exam]
@@ -113,7 +114,8 @@ def _check_rules(exams, where, fix: str) -> None:
     if broken:
         rule, which = next(iter(broken.items()))
         number = int(sum(broken.values()).astype(bool).sum())
-        raise ValueError(
-            f"{number:,} of {len(exams.studies):,} exams of {where} contradict themselves\n"
-            f"  found: study {exams.studies[which.argmax()]} breaks rule {rule}, {RULES[rule]}\n  fix:   {fix}"
+        raise WrongValue(
+            f"{number:,} of {len(exams.studies):,} exams of {where} contradict themselves",
+            found=f"study {exams.studies[which.argmax()]} breaks rule {rule}, {RULES[rule]}",
+            fix=fix,
         )

@@ -5,6 +5,7 @@ from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
 from tpukit.preflight.recording import NoPreflight
 from tpukit.preflight.search import LargestBatch, compare_preflights, largest_batch
 from tpukit.preflight.step_report import Preflight, preflight
+from tpukit.preflight.tpu_picture import show_tpu
 
 __all__ = [
     "CompileFailed",
@@ -16,4 +17,5 @@ __all__ = [
     "fetch_libtpu",
     "largest_batch",
     "preflight",
+    "show_tpu",
 ]

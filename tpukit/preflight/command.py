@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tpukit.cloud import parse_args
 from tpukit.essentials.machine import find_tpu
+from tpukit.essentials.show import NoSuchFile, WrongValue
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.recording import NoPreflight
 from tpukit.preflight.step_report import preflight
@@ -59,12 +60,12 @@ def find_function(name: str) -> Callable:
     """
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
-        raise ValueError(f"a function is named file.py:train, got {name!r}\n  fix:   file, colon, name of the function")
+        raise WrongValue(f"a function is named file.py:train, got {name!r}", fix="file, colon, name of the function")
     file = Path(place)
     if file.suffix not in (".py", ".ipynb"):
         scope = vars(importlib.import_module(place))
     elif not file.is_file():
-        raise FileNotFoundError(f"there is no file {place}\n  fix:   the path from here, {Path.cwd()}")
+        raise NoSuchFile(f"there is no file {place}", fix=f"the path from here, {Path.cwd()}")
     elif file.suffix == ".py":
         scope = _of_a_file(file)
     else:
@@ -72,7 +73,7 @@ def find_function(name: str) -> Callable:
     found = scope.get(function)
     if not callable(found):
         names = [key for key, value in scope.items() if callable(value) and not key.startswith("_")]
-        raise ValueError(f"{place} has no function {function}\n  found: {', '.join(names[:12])}")
+        raise WrongValue(f"{place} has no function {function}", found=f"{', '.join(names[:12])}")
     return found
 
 

@@ -33,12 +33,9 @@ class CompileFailed(NoPreflight):
         words: the compiler's own.
     """
 
-    def __init__(self, message: str, words: str):
-        super().__init__(message)
+    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", words: str = ""):
+        super().__init__(fact, found=found, fix=fix)
         self.words = words
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.args[0], self.words)
 
 
 class DoesNotFit(CompileFailed):
@@ -49,12 +46,8 @@ class DoesNotFit(CompileFailed):
         limit: bytes that it may use; None if it did not say.
     """
 
-    def __init__(self, message: str, words: str, needed: int | None = None, limit: int | None = None):
-        super().__init__(message, words)
-        self.needed, self.limit = needed, limit
-
-    def __reduce__(self) -> tuple:
-        return type(self), (self.args[0], self.words, self.needed, self.limit)
+    needed: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -217,7 +210,7 @@ def _run(
             while process.poll() is None:
                 seconds = time.monotonic() - began
                 if timeout is not None and seconds > timeout:
-                    raise CompileFailed(f"{what}: no end after {timeout:g} s\n  fix:   a larger timeout", "")
+                    raise CompileFailed(f"{what}: no end after {timeout:g} s", fix="a larger timeout")
                 most = max(most, _memory(process.pid))
                 display.status(f"{what}: {seconds:.0f} s, {human_size(most)} of host memory")
                 display.draw()
@@ -255,12 +248,12 @@ def _failure(status: int, error: Path, said: str, what: str, chip: Tpu, most: in
             fix = "most likely the machine ran out of memory: close other notebooks, or take a machine with more"
         free = human_size(available_memory())
         return CompileFailed(
-            f"{what}, and was ended by {name}\n"
-            f"  found: it had {human_size(most)} of host memory, {free} are available now; it printed: {last}\n"
-            f"  fix:   {fix}",
-            said,
+            f"{what}, and was ended by {name}",
+            found=f"it had {human_size(most)} of host memory, {free} are available now; it printed: {last}",
+            fix=fix,
+            words=said,
         )
-    return CompileFailed(f"{what}, and ended with status {status}\n  found: it printed: {last}", said)
+    return CompileFailed(f"{what}, and ended with status {status}", found=f"it printed: {last}", words=said)
 
 
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
@@ -276,23 +269,23 @@ def _refused(step: str, words: str, what: str, chip: Tpu) -> CompileFailed:
         if too_large:
             needed, limit = int(too_large[1]), int(too_large[2])
         over = f", {human_size(needed - limit)} too much" if needed else ""
-        return DoesNotFit(
-            f"it does not fit into the memory of a {chip.generation} core{over}\n"
-            f"  found: {first}\n"
-            "  fix:   a smaller batch, bfloat16, or a chip with more memory; "
-            "tpukit.preflight.largest_batch finds the batch",
-            words,
-            needed,
-            limit,
+        error = DoesNotFit(
+            f"it does not fit into the memory of a {chip.generation} core{over}",
+            found=first,
+            fix=(
+                "a smaller batch, bfloat16, or a chip with more memory; tpukit.preflight.largest_batch finds the batch"
+            ),
+            words=words,
         )
+        error.needed, error.limit = needed, limit
+        return error
     fixes = {
         "load": "fetch it again: remove its folder, then tpukit.preflight.fetch_libtpu()",
         "topology": f"this version of libtpu does not know {chip.topology}: another version, or another chip",
         "compile": "change what is named there; the compiler for a TPU has no such operation, or not for this type",
     }
     return CompileFailed(
-        f"{what}, and failed at: {step}\n  found: {first}\n  fix:   {fixes.get(step, 'another version of libtpu')}",
-        words,
+        f"{what}, and failed at: {step}", found=first, fix=fixes.get(step, "another version of libtpu"), words=words
     )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tpukit.essentials.machine import RELEASES, Host
-from tpukit.essentials.show import human_size
+from tpukit.essentials.show import WrongValue, human_size
 from tpukit.preflight.recording import NoPreflight
 from tpukit.standin import cache_folder
 
@@ -51,9 +51,9 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
     if installed := _installed(version):
         return installed
     raise NoLibtpu(
-        f"the TPU's compiler, libtpu {version}, is not on this machine\n"
-        f"  found: no {kept}, and no such version installed\n"
-        f'  fix:   tpukit.preflight.fetch_libtpu("{version}"), which needs the internet once: 130 to 150 MB'
+        f"the TPU's compiler, libtpu {version}, is not on this machine",
+        found=f"no {kept}, and no such version installed",
+        fix=f'tpukit.preflight.fetch_libtpu("{version}"), which needs the internet once: 130 to 150 MB',
     )
 
 
@@ -83,9 +83,9 @@ def fetch_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.
     free = shutil.disk_usage(kept.parent.parent).free
     if free < _NEEDED:
         raise NoLibtpu(
-            f"there is no room for libtpu {version}\n"
-            f"  found: {human_size(free)} free in {kept.parent.parent}, and it takes {human_size(_NEEDED)}\n"
-            "  fix:   free some, or set XDG_CACHE_HOME to a folder on another disk"
+            f"there is no room for libtpu {version}",
+            found=f"{human_size(free)} free in {kept.parent.parent}, and it takes {human_size(_NEEDED)}",
+            fix="free some, or set XDG_CACHE_HOME to a folder on another disk",
         )
     with tempfile.TemporaryDirectory(dir=kept.parent.parent, prefix="fetching-") as folder:
         wheel = _download(version, Path(folder), environ)
@@ -101,9 +101,7 @@ def _checked(version: str | None) -> str:
     if version is None:
         return platform_version()
     if not re.fullmatch(r"\d+(\.\d+)+", str(version)):
-        raise ValueError(
-            f'a version of libtpu is such as "0.0.17", got {version!r}\n  fix:   None for this machine\'s own'
-        )
+        raise WrongValue(f'a version of libtpu is such as "0.0.17", got {version!r}', fix="None for this machine's own")
     return version
 
 
@@ -131,8 +129,10 @@ def _download(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
         return wheels[0]
     said = [line for line in ended.stderr.splitlines() if line.strip()] or ["it said nothing"]
     raise NoLibtpu(
-        f"libtpu {version} cannot be fetched\n"
-        f"  found: pip ended with status {ended.returncode}: {said[-1].strip()[:300]}\n"
-        f"  fix:   turn the internet on (Kaggle: Settings, Internet), or put the libtpu.so of that version into "
-        f"{_place(version, environ).parent}"
+        f"libtpu {version} cannot be fetched",
+        found=f"pip ended with status {ended.returncode}: {said[-1].strip()[:300]}",
+        fix=(
+            "turn the internet on (Kaggle: Settings, Internet), or put the libtpu.so of that version into "
+            f"{_place(version, environ).parent}"
+        ),
     )

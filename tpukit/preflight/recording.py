@@ -21,7 +21,7 @@ from tpukit.essentials.run import (
     sigterm_ends_the_run,
     worker_failed,
 )
-from tpukit.essentials.show import screen
+from tpukit.essentials.show import Explained, screen
 from tpukit.preflight.scopes import name_operations
 from tpukit.preflight.step_clock import StepClock
 from tpukit.standin import Imagined, why_not
@@ -29,7 +29,7 @@ from tpukit.standin import Imagined, why_not
 _LOOK_SECONDS = 0.02
 
 
-class NoPreflight(RuntimeError):
+class NoPreflight(Explained, RuntimeError):
     """A step cannot be recorded or compiled on this machine."""
 
 
@@ -126,9 +126,7 @@ def _refuse_without_stand_in(host: Host) -> None:
         missing = "torch_xla is not installed: pip install torch_xla==2.9.0, beside torch 2.9.0"
     if missing:
         found, _, fix = missing.partition(": ")
-        raise NoPreflight(
-            f"this machine cannot play a TPU, so no step can be recorded\n  found: {found}\n  fix:   {fix}"
-        )
+        raise NoPreflight("this machine cannot play a TPU, so no step can be recorded", found=found, fix=fix)
 
 
 def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | None) -> dict:
@@ -205,9 +203,9 @@ def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
     runs = [number for word, number in log if word in ("run", "steady")]
     if not runs:
         raise NoPreflight(
-            "the worker function ended before it ran anything on the device\n"
-            "  found: no graph was compiled\n"
-            "  fix:   it has to run a step: in a loop over core.batches, with core.step(), or fit"
+            "the worker function ended before it ran anything on the device",
+            found="no graph was compiled",
+            fix="it has to run a step: in a loop over core.batches, with core.step(), or fit",
         )
     steady = _is_steady(log)
     step = _last_cycle(runs) if steady else [_largest(folder, runs)]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tpukit.essentials.machine import Tpu, find_tpu
-from tpukit.essentials.show import Table, human_size
+from tpukit.essentials.show import Table, WrongValue, human_size
 from tpukit.preflight.step_report import Preflight, preflight
 
 _AIM = 0.97  # of the memory: the next guess is a straight line through two sizes, which is not exact
@@ -77,9 +77,9 @@ def largest_batch(
         NoPreflight, WorkerFailed: as in `preflight`.
     """
     if min(start, multiple) < 1 or compiles < 2:
-        raise ValueError(
-            f"start and multiple are at least 1 and compiles at least 2, got {start}, {multiple}, {compiles}\n"
-            "  fix:   leave them out"
+        raise WrongValue(
+            f"start and multiple are at least 1 and compiles at least 2, got {start}, {multiple}, {compiles}",
+            fix="leave them out",
         )
     place, tried = find_tpu(chip), {}
     size = max(1, start // multiple) * multiple
@@ -170,9 +170,7 @@ def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> 
         ValueError: there are none.
     """
     if not variants:
-        raise ValueError(
-            "there is nothing to compare\n  fix:   compare_preflights({'float32': one, 'bfloat16': other})"
-        )
+        raise WrongValue("there is nothing to compare", fix="compare_preflights({'float32': one, 'bfloat16': other})")
     if not isinstance(variants, dict):
         variants = {f"{number}": one for number, one in enumerate(variants, start=1)}
     return Variants(dict(variants))

@@ -3,6 +3,7 @@
 from tpukit.scores.areas import FEW, as_array, auroc_table
 from tpukit.scores.operating_point import OperatingPoint, sensitivity_at
 from tpukit.scores.outcomes import choose_predictions, hardest_mistakes, show_outcomes
+from tpukit.scores.predictions_figure import show_predictions
 from tpukit.scores.score_figures import show_roc
 
 __all__ = [
@@ -14,5 +15,6 @@ __all__ = [
     "hardest_mistakes",
     "sensitivity_at",
     "show_outcomes",
+    "show_predictions",
     "show_roc",
 ]

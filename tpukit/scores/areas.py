@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import counted, plural
+from tpukit.essentials.show import WrongValue, counted, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,9 +82,10 @@ def auroc_table(
     labels, probabilities = _columns(labels), _columns(probabilities)
     names = [str(number) for number in range(labels.shape[1])] if names is None else list(names)
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
-        raise ValueError(
-            f"labels, probabilities and names are of the same labels, got {labels.shape}, {probabilities.shape} and "
-            f"{len(names)} names\n  fix:   one name for each column, and one probability for each label"
+        raise WrongValue(
+            f"labels, probabilities and names are of the same labels, got {labels.shape}, {probabilities.shape} "
+            f"and {len(names)} names",
+            fix="one name for each column, and one probability for each label",
         )
     rows, with_label = [], f"positive {plural(group)}"
     for name, truth, chance in zip(names, labels.T, probabilities.T, strict=True):
@@ -139,20 +140,21 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> tuple:
     truth, chances = _columns(labels)[:, 0], _columns(probabilities)[:, 0]
     groups = np.arange(len(truth)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
     if not len(truth) == len(chances) == len(groups):
-        raise ValueError(
+        raise WrongValue(
             f"one label, one probability and one group for each sample, got {len(truth)}, {len(chances)} and "
-            f"{len(groups)}\n  fix:   pass them of the same samples, in the same order"
+            f"{len(groups)}",
+            fix="pass them of the same samples, in the same order",
         )
     if not set(np.unique(truth).tolist()) <= {0.0, 1.0} or np.isnan(chances).any():
-        raise ValueError(
-            "labels are 0 or 1 and probabilities are numbers\n"
-            f"  found: labels {np.unique(truth)[:4].tolist()}, {np.isnan(chances).sum()} probabilities that are nan\n"
-            "  fix:   labels in the first argument, the model's outputs in the second"
+        raise WrongValue(
+            "labels are 0 or 1 and probabilities are numbers",
+            found=f"labels {np.unique(truth)[:4].tolist()}, {np.isnan(chances).sum()} probabilities that are nan",
+            fix="labels in the first argument, the model's outputs in the second",
         )
     if not 0 < truth.sum() < len(truth):
-        raise ValueError(
-            f"curves need samples with the label and without, and {truth.sum():.0f} of {len(truth)} have it\n"
-            "  fix:   a larger validation set, or another label"
+        raise WrongValue(
+            f"curves need samples with the label and without, and {truth.sum():.0f} of {len(truth)} have it",
+            fix="a larger validation set, or another label",
         )
     return truth, chances, groups
 

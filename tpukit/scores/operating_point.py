@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from tpukit.essentials.show import WrongValue
 from tpukit.scores.areas import FEW, above_each, drawn_weights, one_label
 
 
@@ -58,7 +59,7 @@ def sensitivity_at(
     import numpy as np
 
     if not 0 <= specificity <= 1:
-        raise ValueError(f"a specificity is a share, 0 to 1, got {specificity}\n  fix:   0.9 for 90 %")
+        raise WrongValue(f"a specificity is a share, 0 to 1, got {specificity}", fix="0.9 for 90 %")
     truth, chances, groups = one_label(labels, probabilities, groups)
     scores, place = np.unique(chances, return_inverse=True)
     threshold, sensitivity, reached = _best(truth, place, np.ones(len(truth)), specificity)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import figure_inputs
+from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
 from tpukit.scores.areas import as_array
 
@@ -26,9 +26,9 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
 
     truth, chances = as_array(labels), as_array(probabilities)
     if truth.ndim != 1 or truth.shape != chances.shape:
-        raise ValueError(
-            f"an outcome is of one label, (N,), and its probability, got {truth.shape} and {chances.shape}\n"
-            "  fix:   labels[:, 0] and probabilities[:, 0] for the first label"
+        raise WrongValue(
+            f"an outcome is of one label, (N,), and its probability, got {truth.shape} and {chances.shape}",
+            fix="labels[:, 0] and probabilities[:, 0] for the first label",
         )
     said, true = chances >= threshold, truth > 0.5
     return np.select([true & said, true, said], OUTCOMES[:3], OUTCOMES[3])
@@ -106,9 +106,9 @@ def show_outcomes(
     pixels, caption = figure_inputs.pixels(images, limit, "show_outcomes")
     words = outcomes(labels, probabilities, threshold=threshold)
     if len(words) != len(images) or (notes is not None and len(notes) != len(images)):
-        raise ValueError(
-            f"each image has one label and one probability, got {len(images)} images and {len(words)} labels\n"
-            "  fix:   index all of them with the same numbers: images[chosen], labels[chosen], probabilities[chosen]"
+        raise WrongValue(
+            f"each image has one label and one probability, got {len(images)} images and {len(words)} labels",
+            fix="index all of them with the same numbers: images[chosen], labels[chosen], probabilities[chosen]",
         )
     chances = as_array(probabilities)
     columns = min(len(pixels), 6 if len(pixels) > 4 else 4)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpukit.essentials.show import Explained
+
 # PJRT C API versions of the plugin that the sources were compiled for and run with. Within a major version a plugin's
 # table of functions only grows, but its answers were seen to differ: 0.106 and 0.115 hung with an early form of this.
 BUILT_FOR = ((0, 81),)
@@ -22,7 +24,7 @@ _SHARED = ("-fPIC", "-shared")
 _INSTALL = "pip install 'tpukit[standin]'"
 
 
-class NoStandIn(RuntimeError):
+class NoStandIn(Explained, RuntimeError):
     """The stand-in cannot be had on this machine."""
 
 
@@ -123,7 +125,7 @@ def program(
 def _built(name: str, suffix: str, sources: Path, *, path: Iterable[str] | None, environ: Mapping[str, str]) -> Path:
     missing = _obstacle(path, environ, sys.platform, platform.machine())
     if missing:
-        raise NoStandIn(f"there is no stand-in for a TPU here.\n  found: {missing[0]}\n  fix:   {missing[1]}")
+        raise NoStandIn("there is no stand-in for a TPU here.", found=missing[0], fix=missing[1])
     plugin, compiler = find_plugin(path), _compiler(environ)
     flags = (*_FLAGS, *(_SHARED if suffix else ()))
     kept = cache_folder(environ) / f"{name}-{_key(plugin, compiler, flags, sources)}{suffix}"
@@ -164,9 +166,9 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
             continue
         return folder
     raise NoStandIn(
-        "what the stand-in is compiled to can be kept nowhere.\n"
-        f"  found: {'; '.join(tried)}\n"
-        "  fix:   set XDG_CACHE_HOME to a folder of your own"
+        "what the stand-in is compiled to can be kept nowhere.",
+        found=f"{'; '.join(tried)}",
+        fix="set XDG_CACHE_HOME to a folder of your own",
     )
 
 
@@ -181,8 +183,8 @@ def _compile(compiler: str, flags: Iterable[str], plugin: Plugin, sources: Path,
             said = ended.stderr.strip().splitlines()
             errors = [line for line in said if "error" in line] or said or ["it said nothing"]
             raise NoStandIn(
-                "the stand-in for a TPU does not compile.\n"
-                f"  found: {compiler} ended with status {ended.returncode}: {errors[0]}\n"
-                "  fix:   give CC another compiler (GCC 10 or later, or clang), or report this line"
+                "the stand-in for a TPU does not compile.",
+                found=f"{compiler} ended with status {ended.returncode}: {errors[0]}",
+                fix="give CC another compiler (GCC 10 or later, or clang), or report this line",
             )
         os.replace(made, to)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.machine import find_tpu
+from tpukit.essentials.show import WrongValue
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ def rehearsal(cores: int) -> Shape:
         ValueError: fewer than 1 or more than 8.
     """
     if not 1 <= cores <= 8:
-        raise ValueError(f"the stand-in plays 1 to 8 cores, got {cores}\n  fix:   pass a number from 1 to 8")
+        raise WrongValue(f"the stand-in plays 1 to 8 cores, got {cores}", fix="pass a number from 1 to 8")
     bounds = {4: "2,2,1", 6: "2,3,1", 8: "2,4,1"}.get(cores, f"{cores},1,1")
     return Shape(f"rehearsal of {cores}", "v5e", cores, environ=_image(f"v5litepod-{cores}", bounds))
 

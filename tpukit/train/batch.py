@@ -3,6 +3,8 @@
 import inspect
 from collections.abc import Mapping
 
+from tpukit.essentials.show import WrongType
+
 # The keys of a mapping that may hold its targets: Hugging Face's models and datasets use the first two.
 TARGETS = ("labels", "label", "targets", "target")
 
@@ -28,10 +30,10 @@ def inputs_and_targets(batch: object) -> tuple:
         found = f"a mapping with the keys {', '.join(map(repr, batch))}"
     else:
         found = f"a {type(batch).__name__}" + f" of {len(batch)}" * isinstance(batch, list | tuple)
-    raise TypeError(
-        f"a batch is (inputs, targets), or a mapping with one of the keys {', '.join(TARGETS)}\n"
-        f"  found: {found}\n"
-        "  fix:   let the dataset return (inputs, targets); each may be a dict of several tensors"
+    raise WrongType(
+        f"a batch is (inputs, targets), or a mapping with one of the keys {', '.join(TARGETS)}",
+        found=found,
+        fix="let the dataset return (inputs, targets); each may be a dict of several tensors",
     )
 
 
@@ -61,10 +63,10 @@ def call(model, inputs: object) -> object:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return model(**inputs)
     if unknown := [name for name in inputs if name not in parameters and name not in TARGETS]:
-        raise TypeError(
-            f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name\n"
-            f"  found: inputs {', '.join(inputs)}; arguments {', '.join(parameters)}\n"
-            f"  fix:   leave it out of the dataset, or prepare=lambda inputs: {{{_first(inputs, parameters)}}}"
+        raise WrongType(
+            f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name",
+            found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
+            fix="leave it out of the dataset, or prepare=lambda inputs: {{_first(inputs, parameters)}}",
         )
     return model(**{name: value for name, value in inputs.items() if name in parameters})
 
@@ -85,8 +87,10 @@ def _check_tensors(batch: object) -> None:
             text = f" {leaf[:40]!r}" if isinstance(leaf, str) else ""
             key = next((part.key for part in path if hasattr(part, "key")), None)
             where = f"of the key {key!r}" if key is not None else f"at {tree.keystr(path)}"
-            raise TypeError(
-                f"a model takes tensors, and this batch holds a {type(leaf).__name__}{text} {where}\n"
-                "  fix:   leave it out of what the dataset returns; Hugging Face's: dataset.remove_columns"
-                f"({str(key if key is not None else 'text')!r}).with_format('torch')"
+            raise WrongType(
+                f"a model takes tensors, and this batch holds a {type(leaf).__name__}{text} {where}",
+                fix=(
+                    "leave it out of what the dataset returns; Hugging Face's: dataset.remove_columns"
+                    f"({str(key if key is not None else 'text')!r}).with_format('torch')"
+                ),
             )

@@ -1,5 +1,7 @@
 """BatchNorm over the global batch: statistics of the local batches of all cores together."""
 
+from tpukit.essentials.show import WrongType
+
 
 def sync_batchnorm(core, module):
     """Make every BatchNorm of a module use the statistics of the global batch, in place; return the module.
@@ -31,10 +33,10 @@ def sync_batchnorm(core, module):
         lazy = isinstance(layer, nn.modules.lazy.LazyModuleMixin)
         if lazy or kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
             why = "a lazy layer, whose class changes in its first forward" if lazy else "with a forward of its own"
-            raise TypeError(
-                "sync_batchnorm replaces the forward of torch's BatchNorm1d, 2d and 3d\n"
-                f"  found: {name or 'the module'} is {kind.__name__}, {why}\n"
-                "  fix:   " + ("call the module on one batch first" if lazy else "a plain BatchNorm there")
+            raise WrongType(
+                "sync_batchnorm replaces the forward of torch's BatchNorm1d, 2d and 3d",
+                found=f"{name or 'the module'} is {kind.__name__}, {why}",
+                fix="call the module on one batch first" if lazy else "a plain BatchNorm there",
             )
         # Another class and not another layer: references to the layer stay valid, and so does `isinstance`.
         layer.__class__ = _synced(kind, core, average)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run import save_tensors
-from tpukit.essentials.show import human_size
+from tpukit.essentials.show import Explained, WrongType, WrongValue, human_size
 from tpukit.packs import locks
 
 _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
 
 
-class CannotSave(OSError):
+class CannotSave(Explained, OSError):
     """A checkpoint, or its folder, cannot be written."""
 
 
@@ -75,9 +75,11 @@ class Checkpoints:
             reason = error.strerror
         if reason:
             raise CannotSave(
-                f"no checkpoints can be saved in {self.folder}: {reason}\n"
-                "  fix:   a folder that can be written; to resume from checkpoints in this one, copy it first:\n"
-                f"         shutil.copytree({str(folder)!r}, 'checkpoints')"
+                f"no checkpoints can be saved in {self.folder}: {reason}",
+                fix=(
+                    "a folder that can be written; to resume from checkpoints in this one, copy it first:"
+                    f"\nshutil.copytree({str(folder)!r}, 'checkpoints')"
+                ),
             )
         locks.remove_unclaimed(self.folder.glob(".step-*.unfinished"))
 
@@ -117,10 +119,10 @@ class Checkpoints:
         self.close()
         later = [file for file in self._files() if file.step > step and file.path not in self._damaged]
         if later:  # then this one would neither be found by `newest` nor survive the next pruning
-            raise ValueError(
-                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}\n"
-                f"  found: {later[-1].path}\n"
-                "  fix:   resume from that one, or give this run a folder of its own"
+            raise WrongValue(
+                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}",
+                found=later[-1].path,
+                fix="resume from that one, or give this run a folder of its own",
             )
         # A new thread for each save, not a pool: a pool made before a fork has no thread in the child, and its first
         # task there would wait for ever.
@@ -176,9 +178,9 @@ class Checkpoints:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = f"free some space there, or keep=1 (now {self.keep}), or a folder on another disk; then save again"
         explained = CannotSave(
-            f"the checkpoint of step {step:,} could not be written: {(error.strerror or str(error)).lower()}\n"
-            f"  found: {written / 1e6:,.1f} MB were written to {self.folder}; {facts}\n"
-            f"  fix:   {fix}"
+            f"the checkpoint of step {step:,} could not be written: {(error.strerror or str(error)).lower()}",
+            found=f"{written / 1e6:,.1f} MB were written to {self.folder}; {facts}",
+            fix=fix,
         )
         explained.errno, explained.__cause__ = error.errno, error
         return explained
@@ -258,15 +260,15 @@ def _check_state(value: object, where: str) -> None:
             _check_state(part, f"{where}[{index}]")
     elif kind in (torch.Tensor, torch.nn.Parameter) and not value.__dict__:
         if value.device.type != "cpu":
-            raise ValueError(
-                f"{where} is on {value.device}, but a checkpoint is written while the device works on\n"
-                "  fix:   save copies in host memory: tensor.cpu()"
+            raise WrongValue(
+                f"{where} is on {value.device}, but a checkpoint is written while the device works on",
+                fix="save copies in host memory: tensor.cpu()",
             )
     elif kind not in (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device):
         kind = f"{kind.__module__}.{kind.__qualname__}" + " with attributes" * isinstance(value, torch.Tensor)
-        raise TypeError(
-            f"{where} is a {kind}, which torch.load(weights_only=True) does not load\n"
-            "  fix:   save plain values and tensors: float(number), torch.from_numpy(array), module.state_dict()"
+        raise WrongType(
+            f"{where} is a {kind}, which torch.load(weights_only=True) does not load",
+            fix="save plain values and tensors: float(number), torch.from_numpy(array), module.state_dict()",
         )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches
 from tpukit.essentials.run import Core
-from tpukit.essentials.show import better, first_few
+from tpukit.essentials.show import WrongType, WrongValue, better, first_few
 
 
 def check_batches(name: str, batches: object) -> None:
@@ -17,10 +17,10 @@ def check_batches(name: str, batches: object) -> None:
     options = ", shuffle=True, drop_last=True" if name == "train" else ""
     size = getattr(batches, "batch_size", None) or 32
     dataset = "loader.dataset" if hasattr(batches, "dataset") else "dataset"
-    raise TypeError(
-        f"{name} is what core.batches makes, got a {type(batches).__name__}\n"
-        "  found: every core would train on the same batches\n"
-        f"  fix:   core.batches({dataset}, batch_size={size}{options})"
+    raise WrongType(
+        f"{name} is what core.batches makes, got a {type(batches).__name__}",
+        found="every core would train on the same batches",
+        fix=f"core.batches({dataset}, batch_size={size}{options})",
     )
 
 
@@ -31,9 +31,9 @@ def check_numbers(*, clip: float | None, steps_per_epoch: int | None, **at_least
     for name, value in at_least_1.items():
         if value < 1:
             off = ", or None for all the data" if name == "steps_per_epoch" else ""
-            raise ValueError(f"{name} is at least 1, got {value}\n  fix:   {name}=1{off}")
+            raise WrongValue(f"{name} is at least 1, got {value}", fix=f"{name}=1{off}")
     if clip is not None and not clip > 0:
-        raise ValueError(f"clip is the largest norm of the gradients, above 0, got {clip}\n  fix:   clip=1.0, or None")
+        raise WrongValue(f"clip is the largest norm of the gradients, above 0, got {clip}", fix="clip=1.0, or None")
 
 
 def check_parameters(core: Core, model, loss, optimizer) -> None:
@@ -44,25 +44,25 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
     """
     of_model = dict(model.named_parameters())
     if not any(parameter.requires_grad for parameter in of_model.values()):
-        raise ValueError(
-            "the model has no parameters to train\n  fix:   pass a torch.nn.Module with layers, and unfreeze some: "
-            "parameter.requires_grad_(True)"
+        raise WrongValue(
+            "the model has no parameters to train",
+            fix=("pass a torch.nn.Module with layers, and unfreeze some: parameter.requires_grad_(True)"),
         )
     for what, module in {"model": model, "loss": loss}.items():
         for name, parameter in _parameters(module):
             if parameter.device != core.device:
-                raise ValueError(
-                    f"the {what} is not on this core's device\n"
-                    f"  found: {name} is on {parameter.device}, the device is {core.device}\n"
-                    f"  fix:   {what} = core.model({what}), before the optimizer is made"
+                raise WrongValue(
+                    f"the {what} is not on this core's device",
+                    found=f"{name} is on {parameter.device}, the device is {core.device}",
+                    fix=f"{what} = core.model({what}), before the optimizer is made",
                 )
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     ids = {id(parameter) for parameter in held}
     if not any(id(parameter) in ids for parameter in of_model.values()):
-        raise ValueError(
-            "the optimizer holds none of the model's parameters: it would train others\n"
-            f"  found: {len(held)} parameters in it, none of them among the model's {len(of_model)}\n"
-            "  fix:   make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
+        raise WrongValue(
+            "the optimizer holds none of the model's parameters: it would train others",
+            found=f"{len(held)} parameters in it, none of them among the model's {len(of_model)}",
+            fix="make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())",
         )
     everything = [*of_model.items(), *((f"loss.{name}", parameter) for name, parameter in _parameters(loss))]
     left = [name for name, parameter in everything if parameter.requires_grad and id(parameter) not in ids]
@@ -89,10 +89,10 @@ def check_same_weights(core: Core, model, loss) -> None:
     differ = (largest[0] != -largest[1]).any(dim=1).tolist()
     if any(differ):
         names = first_few([name for (name, _), differs in zip(named, differ, strict=True) if differs], 5)
-        raise ValueError(
-            "the cores hold different weights, and would train different models\n"
-            f"  found: {names}\n"
-            "  fix:   model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
+        raise WrongValue(
+            "the cores hold different weights, and would train different models",
+            found=names,
+            fix="model = core.model(model), and the same for a loss with parameters: every core gets rank 0's",
         )
 
 
@@ -131,14 +131,14 @@ def best_of(core: Core, column: str, mode: str | None, *, metrics: Iterable[str]
         column = "train_loss"  # the default of `best`, and no set to evaluate
     columns = ["train_loss", *(["valid_loss", *(f"valid_{name}" for name in metrics)] if valid else [])]
     if column not in columns:
-        raise ValueError(f"best names a column of an epoch, got {column!r}\n  fix:   one of {', '.join(columns)}")
+        raise WrongValue(f"best names a column of an epoch, got {column!r}", fix=f"one of {', '.join(columns)}")
     if mode not in (None, "min", "max"):
-        raise ValueError(f'mode is "min", "max" or None, got {mode!r}\n  fix:   mode="min" if lower is better')
+        raise WrongValue(f'mode is "min", "max" or None, got {mode!r}', fix='mode="min" if lower is better')
     guess = {"low": "min", "high": "max", None: None}[better(column)]
     if mode is None and guess is None:
-        raise ValueError(
-            f"whether a low or a high {column} is better does not show in its name\n"
-            '  fix:   mode="min" if lower is better, mode="max" if higher is'
+        raise WrongValue(
+            f"whether a low or a high {column} is better does not show in its name",
+            fix='mode="min" if lower is better, mode="max" if higher is',
         )
     if mode is None and not column.endswith("_loss"):
         core.print(f'the best epoch is that with the {better(column)}est {column}; mode="min" or "max" says otherwise')

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.run import Core
+from tpukit.essentials.show import WrongValue
 from tpukit.train.batch import inputs_and_targets
 from tpukit.train.metrics import StreamedMetrics, as_classes, gather_objects
 from tpukit.train.prediction import check_order, evaluating, host_steps, in_dataset_order
@@ -136,17 +137,18 @@ def _streamed(core: Core, steps: Iterator[tuple], sampler: ShardedSampler, loss,
 
 def _one_number(name: str, value: object) -> float:
     if value is None:
-        raise ValueError(
-            f"{name} is one number, got None\n"
-            "  found: a loss that the model computes itself is None in an evaluation: it is of one batch with its "
-            "padding\n"
-            "  fix:   compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)"
+        raise WrongValue(
+            f"{name} is one number, got None",
+            found=(
+                "a loss that the model computes itself is None in an evaluation: it is of one batch with its padding"
+            ),
+            fix="compute it from the other outputs: lambda outputs, labels: cross_entropy(outputs.logits, labels)",
         )
     if getattr(value, "numel", lambda: 1)() != 1 or not hasattr(value, "__float__"):
         shape = f" {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        raise ValueError(
-            f"{name} is one number, got a {type(value).__name__}{shape}\n"
-            f'  fix:   take its mean; of a torchmetrics metric, average="macro"'
+        raise WrongValue(
+            f"{name} is one number, got a {type(value).__name__}{shape}",
+            fix='take its mean; of a torchmetrics metric, average="macro"',
         )
     return float(value)
 

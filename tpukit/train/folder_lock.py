@@ -24,9 +24,9 @@ def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
             held.enter_context(locks.hold(path, seconds=_SECONDS_TO_WAIT))
         except BlockingIOError as error:
             raise CannotSave(
-                f"another run saves in {folder}\n"
-                f"  found: {error} holds {path.name}\n"
-                "  fix:   wait until that run is over, or give this one a folder of its own"
+                f"another run saves in {folder}",
+                found=f"{error} holds {path.name}",
+                fix="wait until that run is over, or give this one a folder of its own",
             ) from error
         except OSError as error:
             say(f"{folder} cannot be locked ({error}): make sure that no other run saves there")

@@ -4,6 +4,8 @@ from collections.abc import Callable, Iterable
 
 import torch
 
+from tpukit.essentials.show import WrongValue
+
 
 class LARS(torch.optim.Optimizer):
     """SGD with momentum in which every layer has a learning rate of its own, for batches of thousands.
@@ -44,10 +46,10 @@ class LARS(torch.optim.Optimizer):
         trust: float = 0.001,
     ):
         if lr <= 0 or not 0 <= momentum < 1 or weight_decay < 0 or trust <= 0:
-            raise ValueError(
-                "LARS takes lr and trust above 0, momentum of 0 to below 1, weight_decay of 0 or more\n"
-                f"  found: {lr=}, {momentum=}, {weight_decay=}, {trust=}\n"
-                "  fix:   LARS(model.parameters(), lr=1.0) leaves the others at their defaults"
+            raise WrongValue(
+                "LARS takes lr and trust above 0, momentum of 0 to below 1, weight_decay of 0 or more",
+                found=f"{lr=}, {momentum=}, {weight_decay=}, {trust=}",
+                fix="LARS(model.parameters(), lr=1.0) leaves the others at their defaults",
             )
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust})
 

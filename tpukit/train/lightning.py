@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from tpukit.essentials.run import Core
+from tpukit.essentials.show import WrongValue
 
 _MESSAGE = 4096  # bytes: an object is sent in a multiple of it, so that few lengths, and so graphs, occur
 
@@ -34,10 +35,10 @@ def trainer_options(core: Core) -> dict:
         ValueError: two cores share this process (TPU v2, v3), of which Lightning knows one.
     """
     if core.backend.shares_process:
-        raise ValueError(
-            "Lightning cannot run here: it keeps one rank for each process\n"
-            f"  found: {core.world_size} cores, two in each process, as TPU v2 and v3 have them\n"
-            "  fix:   launch(..., cores=1), or tpukit.fit on all of them"
+        raise WrongValue(
+            "Lightning cannot run here: it keeps one rank for each process",
+            found=f"{core.world_size} cores, two in each process, as TPU v2 and v3 have them",
+            fix="launch(..., cores=1), or tpukit.fit on all of them",
         )
     options = {"strategy": CoreStrategy(core), "logger": CoreLogger(core), "enable_progress_bar": False}
     # torch_xla has no inference mode: "Cannot set version_counter for inference tensor" (2.9.0, in predict).
@@ -166,7 +167,7 @@ class CoreStrategy(ParallelStrategy):
     def all_gather(self, tensor, group=None, sync_grads: bool = False):
         """Return the tensors of all cores, stacked, without their gradients."""
         if sync_grads:
-            raise ValueError("all_gather gives no gradients here\n  fix:   all_gather(..., sync_grads=False)")
+            raise WrongValue("all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)")
         return self.core.gather(tensor.to(self.root_device).unsqueeze(0)).to(tensor.device)
 
     def save_checkpoint(self, checkpoint: dict, filepath, storage_options=None) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tpukit.essentials.run import Row
+from tpukit.essentials.show import NotInstalled
 
 
 class TensorBoardWriter:
@@ -21,9 +22,9 @@ class TensorBoardWriter:
 
     def __init__(self, folder: str | os.PathLike):
         if importlib.util.find_spec("tensorboard") is None:
-            raise ModuleNotFoundError(
-                "TensorBoardWriter needs the package tensorboard, which is not installed\n"
-                "  fix:   %pip install tensorboard, then run this cell again; or CsvWriter, which needs nothing"
+            raise NotInstalled(
+                "TensorBoardWriter needs the package tensorboard, which is not installed",
+                fix="%pip install tensorboard, then run this cell again; or CsvWriter, which needs nothing",
             )
         from torch.utils.tensorboard import SummaryWriter
 

@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, replace
 
 from tpukit.essentials.data import only_iterates
-from tpukit.essentials.show import first_few
+from tpukit.essentials.show import Explained, first_few
 
 
-class NotFinite(ArithmeticError):
+class NotFinite(Explained, ArithmeticError):
     """The loss became NaN or infinite; the message names the step, the core, the samples and the last checkpoint."""
 
 
@@ -108,10 +108,9 @@ def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: 
     else:
         found = f"none of its samples, {first_few(samples, 8)}, holds nan or infinity itself"
     return NotFinite(
-        f"the loss is {step.local:g} at step {step.number} on core {rank}\n"
-        f"  found: {found}\n"
-        f"         learning rate {lr:g}; last checkpoint: {checkpoint or 'none'}\n"
-        "  fix:   leave out the samples with nan or infinity; otherwise a lower learning rate, a warmup, or clip=1.0"
+        f"the loss is {step.local:g} at step {step.number} on core {rank}",
+        found=(f"{found}\nlearning rate {lr:g}; last checkpoint: {checkpoint or 'none'}"),
+        fix="leave out the samples with nan or infinity; otherwise a lower learning rate, a warmup, or clip=1.0",
     )
 
 

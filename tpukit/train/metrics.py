@@ -4,6 +4,8 @@ import copy
 import pickle
 from collections.abc import Mapping
 
+from tpukit.essentials.show import WrongType
+
 
 class StreamedMetrics:
     """Copies of metrics that each core updates with its own samples; no core needs to see all outputs.
@@ -64,18 +66,18 @@ def _check(name: str, metric: object) -> None:
     from torchmetrics import Metric
 
     if not isinstance(metric, Metric):
-        raise TypeError(
-            f"with keep_outputs=False a metric is updated step by step, as torchmetrics' are\n"
-            f"  found: {name} is a {type(metric).__name__}\n"
-            "  fix:   a torchmetrics.Metric, or keep_outputs=True"
+        raise WrongType(
+            "with keep_outputs=False a metric is updated step by step, as torchmetrics' are",
+            found=f"{name} is a {type(metric).__name__}",
+            fix="a torchmetrics.Metric, or keep_outputs=True",
         )
     for part in _parts(metric):
         for state, reduce in part._reductions.items():
             if getattr(reduce, "__name__", None) == "dim_zero_mean":  # cores may have different numbers of samples
-                raise TypeError(
-                    f"{name} cannot be combined exactly over the cores\n"
-                    f"  found: {type(part).__name__} takes the mean of the cores' {state!r}, whatever their samples\n"
-                    "  fix:   keep_outputs=True"
+                raise WrongType(
+                    f"{name} cannot be combined exactly over the cores",
+                    found=f"{type(part).__name__} takes the mean of the cores' {state!r}, whatever their samples",
+                    fix="keep_outputs=True",
                 )
 
 

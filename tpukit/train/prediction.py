@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.essentials.data import Batches, ShardedSampler, StreamSampler
 from tpukit.essentials.run import Core
+from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.train.batch import inputs_only
 from tpukit.train.step import forward
 
@@ -45,14 +46,15 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
 def check_order(name: str, sampler: ShardedSampler) -> None:
     """Raise ValueError unless the batches are every sample once, in order."""
     if isinstance(sampler, StreamSampler):
-        raise ValueError(
-            f"{name} needs every sample once, and batches of a stream, with steps=, have no last one\n"
-            "  fix:   a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)"
+        raise WrongValue(
+            f"{name} needs every sample once, and batches of a stream, with steps=, have no last one",
+            fix="a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)",
         )
     if sampler.shuffle or sampler.drop_last:
-        raise ValueError(
+        raise WrongValue(
             f"{name} needs every sample once, in order; got batches with shuffle={sampler.shuffle}, "
-            f"drop_last={sampler.drop_last}\n  fix:   core.batches(dataset, batch_size=...) without them"
+            f"drop_last={sampler.drop_last}",
+            fix="core.batches(dataset, batch_size=...) without them",
         )
 
 
@@ -118,15 +120,17 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
     if leaf is None:
         return True
     if not isinstance(leaf, torch.Tensor):
-        raise TypeError(
-            f"outputs are tensors, nested in tuples and dicts; got a {type(leaf).__name__} among them\n"
-            "  fix:   leave it out of what the model returns; Hugging Face's: model.config.use_cache = False. A "
-            f"dataclass: torch.export.register_dataclass({type(leaf).__name__})"
+        raise WrongType(
+            f"outputs are tensors, nested in tuples and dicts; got a {type(leaf).__name__} among them",
+            fix=(
+                "leave it out of what the model returns; Hugging Face's: model.config.use_cache = False. A "
+                f"dataclass: torch.export.register_dataclass({type(leaf).__name__})"
+            ),
         )
     if leaf.ndim and len(leaf) != batch_size:
-        raise ValueError(
-            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for {batch_size} samples\n"
-            "  fix:   leave it out of what the model returns in evaluation: if self.training: ..."
+        raise WrongValue(
+            f"every output has the samples on its first axis, got {tuple(leaf.shape)} for {batch_size} samples",
+            fix="leave it out of what the model returns in evaluation: if self.training: ...",
         )
     return leaf.ndim == 0
 
@@ -153,12 +157,14 @@ def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
 def _check_width(whole, leaf) -> None:
     """Raise for outputs or targets that differ in more than their number from step to step: they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
-        raise ValueError(
+        raise WrongValue(
             f"outputs and targets of all steps are joined, and these have the shapes (B, {_rest(whole)}) and "
-            f"(B, {_rest(leaf)})\n"
-            "  found: batches by length, of which the model returns, or the dataset has, something of every position\n"
-            "  fix:   evaluate with one length, the largest: buckets=(256,), say; or keep_outputs=False; or return one "
-            "row per sample"
+            f"(B, {_rest(leaf)})",
+            found="batches by length, of which the model returns, or the dataset has, something of every position",
+            fix=(
+                "evaluate with one length, the largest: buckets=(256,), say; or keep_outputs=False; or return one "
+                "row per sample"
+            ),
         )
 
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tpukit.essentials.run import STEP_SECONDS, Core
+from tpukit.essentials.show import WrongValue, explain
 from tpukit.train.checkpoints import Checkpoint, Checkpoints
 from tpukit.train.folder_lock import one_run
 
@@ -129,9 +130,9 @@ class RunState:
         if checkpoint is None:
             return None
         if not resume:
-            raise ValueError(
-                f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}\n"
-                "  fix:   another folder, or remove that one; resume=True continues from there"
+            raise WrongValue(
+                f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}",
+                fix="another folder, or remove that one; resume=True continues from there",
             )
         before = _settings(self._parts["optimizer"])
         for name, part in self._parts.items():
@@ -153,10 +154,10 @@ class RunState:
         """Raise where the state is of another optimiser or schedule: it would fail in the next step, or mix."""
         saved, here = checkpoint.state["kinds"].get(name), self._kinds.get(name)
         if saved != here:
-            raise ValueError(
-                f"{checkpoint.path} is of another {name}\n"
-                f"  found: {saved}; this run has {here}\n"
-                f"  fix:   make the {name} as it was when that was saved, or give this run a folder of its own"
+            raise WrongValue(
+                f"{checkpoint.path} is of another {name}",
+                found=f"{saved}; this run has {here}",
+                fix=f"make the {name} as it was when that was saved, or give this run a folder of its own",
             )
 
     @contextlib.contextmanager
@@ -233,10 +234,10 @@ def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
     lines = [textwrap.shorten(line, 200, placeholder=" ...") for line in lines or [str(error)]]
     more = [f"and {len(lines) - 3} more lines, in the error above"] if len(lines) > 3 else []
     found = "\n         ".join([*lines[:3], *more])
-    return (
-        f"{path} is of another architecture than the {name}\n"
-        f"  found: {found}\n"
-        f"  fix:   make the {name} as it was when that was saved, or give this run a folder of its own"
+    return explain(
+        f"{path} is of another architecture than the {name}",
+        found=found,
+        fix=f"make the {name} as it was when that was saved, or give this run a folder of its own",
     )
 
 
@@ -284,8 +285,8 @@ def parse_duration(text: str | float, argument: str = "budget") -> float:
         return float(text)
     parts = re.fullmatch(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?", str(text).strip())
     if not parts or not any(parts.groups()):
-        raise ValueError(
-            f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}\n  fix:   {argument}="8h30m"'
+        raise WrongValue(
+            f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}', fix=f'{argument}="8h30m"'
         )
     days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
     return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

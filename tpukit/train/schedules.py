@@ -21,6 +21,8 @@ falls below 2 ** -25 = 3e-8 (a `floor` above that prevents it), and at step 16,6
 import math
 from collections.abc import Callable
 
+from tpukit.essentials.show import WrongValue
+
 
 def constant(optimizer, *, warmup: int = 0):
     """Rise to the optimiser's learning rate in `warmup` steps, then keep it.
@@ -67,9 +69,9 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
     if not 0 <= floor < 1:
         raise ValueError(f"floor is a fraction of the full rate, 0 to 1, got {floor}")
     if not steps > warmup:
-        raise ValueError(
-            f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}\n"
-            "  fix:   both count optimiser steps: steps=epochs * len(batches)"
+        raise WrongValue(
+            f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}",
+            fix="both count optimiser steps: steps=epochs * len(batches)",
         )
 
     def fall(step: int) -> float:
@@ -99,10 +101,10 @@ def check_schedule(schedule, every: str, *, column: str, lower: bool) -> str:
         return every
     mode = "min" if lower else "max"
     if schedule.mode != mode:
-        raise ValueError(
-            f"ReduceLROnPlateau would lower the learning rate while {column} gets better\n"
-            f'  found: mode="{schedule.mode}", its default is "min"\n'
-            f'  fix:   ReduceLROnPlateau(optimizer, mode="{mode}")'
+        raise WrongValue(
+            f"ReduceLROnPlateau would lower the learning rate while {column} gets better",
+            found=f'mode="{schedule.mode}", its default is "min"',
+            fix=f'ReduceLROnPlateau(optimizer, mode="{mode}")',
         )
     return "epoch"
 
@@ -113,10 +115,10 @@ def _schedule(optimizer, warmup: int, factor: Callable[[int], float]):
     if warmup < 0:
         raise ValueError(f"warmup is a number of steps, 0 for none, got {warmup}")
     if any(torch.is_tensor(group["lr"]) and group["lr"].device.type == "xla" for group in optimizer.param_groups):
-        raise ValueError(
-            "the learning rate is a tensor on the XLA device\n"
-            "  found: every step would copy it to the host (aten::_local_scalar_dense), which a float does not\n"
-            "  fix:   lr=0.1; a float that changes compiles nothing new"
+        raise WrongValue(
+            "the learning rate is a tensor on the XLA device",
+            found="every step would copy it to the host (aten::_local_scalar_dense), which a float does not",
+            fix="lr=0.1; a float that changes compiles nothing new",
         )
     # (step + 1), so that step 0 of a warmup has a rate above 0, the value that would be a graph of its own.
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)) * factor(step))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.run import Core
+from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.measure import RecompileMonitor
 from tpukit.train.batch import call, inputs_and_targets
 
@@ -24,10 +25,10 @@ def forward(core: Core, model, inputs, *, bf16: bool):
     leaves, structure = tree.tree_flatten(outputs)
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         kind = type(outputs).__name__
-        raise TypeError(
-            "the model's outputs are no tensor, and of no type that torch's pytree can look into\n"
-            f"  found: {type(model).__name__} returns a {kind}\n"
-            f"  fix:   return a tuple or a dict; for a dataclass, torch.export.register_dataclass({kind}) once"
+        raise WrongType(
+            "the model's outputs are no tensor, and of no type that torch's pytree can look into",
+            found=f"{type(model).__name__} returns a {kind}",
+            fix=f"return a tuple or a dict; for a dataclass, torch.export.register_dataclass({kind}) once",
         )
     halves = (torch.bfloat16, torch.float16)
     leaves = [leaf.float() if getattr(leaf, "dtype", None) in halves else leaf for leaf in leaves]
@@ -101,9 +102,9 @@ class TrainStep:
             inputs = self.prepare(inputs) if self.prepare else inputs
             loss = self.loss(forward(self.core, self.model, inputs, bf16=self.bf16), targets)
             if getattr(loss, "numel", lambda: 0)() != 1:
-                raise ValueError(
-                    f"the loss is one number, got {type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}\n"
-                    '  fix:   take its mean, loss.mean(), or reduction="mean"'
+                raise WrongValue(
+                    f"the loss is one number, got {type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}",
+                    fix='take its mean, loss.mean(), or reduction="mean"',
                 )
             # Only where it changes something: each of these is one more operation in the graph of every step.
             loss = loss.reshape(()) if loss.ndim else loss
@@ -118,8 +119,8 @@ def _check_optimizer(optimizer) -> None:
     closure = inspect.signature(optimizer.step).parameters.get("closure")
     if closure is not None and closure.default is closure.empty:
         name = type(optimizer).__name__
-        raise TypeError(
-            f"fit computes the gradients once per step, and {name} evaluates the loss several times in each\n"
-            f"  found: {name}.step needs a closure\n"
-            "  fix:   Adam or SGD; on few data, a loop of your own on one core: launch(fn, cores=1)"
+        raise WrongType(
+            f"fit computes the gradients once per step, and {name} evaluates the loss several times in each",
+            found=f"{name}.step needs a closure",
+            fix="Adam or SGD; on few data, a loop of your own on one core: launch(fn, cores=1)",
         )

@@ -11,6 +11,7 @@ from pathlib import Path
 from tpukit.essentials.data import Batches
 from tpukit.essentials.machine import peak_memory
 from tpukit.essentials.run import Core, Terminated
+from tpukit.essentials.show import WrongValue
 from tpukit.train.batch import kind_of_samples
 from tpukit.train.checks import Best, best_of, check_batches, check_numbers, check_parameters, check_same_weights
 from tpukit.train.evaluation import Evaluation, evaluate_synced
@@ -131,21 +132,22 @@ def fit(
         clip=clip, steps_per_epoch=steps_per_epoch, epochs=epochs, accumulate=accumulate, log_every=log_every, keep=keep
     )
     if accumulate > 1 and train.shapes > 1:
-        raise ValueError(
-            f"accumulate={accumulate} puts batches of several lengths into one step, a graph for each combination\n"
-            f"  found: {train.shapes} lengths of batches\n  fix:   accumulate=1, or a single bucket"
+        raise WrongValue(
+            f"accumulate={accumulate} puts batches of several lengths into one step, a graph for each combination",
+            found=f"{train.shapes} lengths of batches",
+            fix="accumulate=1, or a single bucket",
         )
     check_parameters(core, model, loss, optimizer)
     if patience is not None and patience < 1:
-        raise ValueError(f"patience is epochs, at least 1, got {patience}\n  fix:   patience=None for no limit")
+        raise WrongValue(f"patience is epochs, at least 1, got {patience}", fix="patience=None for no limit")
     by = best_of(core, best, mode, metrics=metrics or {}, valid=valid is not None)
     every = check_schedule(schedule, schedule_every, column=by.column, lower=by.lower)
     by_step, by_epoch = (schedule, None) if every == "step" else (None, schedule)
     steps = len(train) // accumulate
     if steps < 1:
-        raise ValueError(
-            f"an epoch has {len(train)} batches, which is less than accumulate={accumulate}\n"
-            f"  fix:   accumulate={len(train)}, or a smaller batch_size"
+        raise WrongValue(
+            f"an epoch has {len(train)} batches, which is less than accumulate={accumulate}",
+            fix=f"accumulate={len(train)}, or a smaller batch_size",
         )
     if steps_per_epoch and steps_per_epoch > steps:
         core.print(f"steps_per_epoch={steps_per_epoch} is more than the data has: an epoch is {steps} steps")

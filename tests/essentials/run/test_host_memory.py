@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tpukit.essentials.backends.protocol import Topology
-from tpukit.essentials.machine.host import host
+from tpukit.essentials.machine.host_facts import host
 from tpukit.essentials.run.host_memory import memory_warning
 from tpukit.essentials.run.launcher import launch
 from tpukit.essentials.run.topology import choose_topology

@@ -22,8 +22,9 @@ from IPython.core.formatters import DisplayFormatter
 from nbclient import NotebookClient
 
 from tpukit.essentials.show.figure_inputs import _IMAGENET_MEAN, _IMAGENET_STD
-from tpukit.essentials.show.figures import show_batch, show_history, show_predictions
+from tpukit.essentials.show.figures import show_batch, show_history
 from tpukit.essentials.show.house_style import COLORS, show_figure
+from tpukit.scores.predictions_figure import show_predictions
 
 ROOT = Path(__file__).parents[3]
 NAMES = ["pe_present_on_image", "rv_lv_ratio_gte_1", "leftsided_pe"]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.backends.protocol import Backend, Runtime, Topology
+from tpukit.essentials.show import Failed, WrongValue
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -99,10 +100,10 @@ class Cpu(Backend):
         dist.all_gather_object(shapes, f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
         if len(set(shapes)) > 1:
             found = ", ".join(f"core {rank} {shape}" for rank, shape in enumerate(shapes))
-            raise ValueError(
-                "gather needs the same shape and dtype on every core\n"
-                f"  found: {found}\n"
-                "  fix:   pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts"
+            raise WrongValue(
+                "gather needs the same shape and dtype on every core",
+                found=found,
+                fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
             )
         parts = [torch.empty_like(host) for _ in range(self.world_size)]
         dist.all_gather(parts, host.contiguous())
@@ -191,9 +192,9 @@ class CpuRuntime(Runtime):
         if hasattr(os, "fork"):
             return Topology(self.name, "CPU", cores, processes=cores, rehearsal=True)
         if cores > 1:
-            raise ValueError(
-                f"cores={cores} CPU processes cannot be had: {machine.platform} on {sys.platform} has no fork\n"
-                "  fix:   leave cores out to rehearse with one core in this process, or use Linux (WSL on Windows)"
+            raise WrongValue(
+                f"cores={cores} CPU processes cannot be had: {machine.platform} on {sys.platform} has no fork",
+                fix="leave cores out to rehearse with one core in this process, or use Linux (WSL on Windows)",
             )
         return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
 
@@ -228,10 +229,10 @@ def _interface_towards(address: str) -> str:
             with contextlib.suppress(OSError):  # one without an IPv4 address
                 if _address_of(name, probe) == ours:
                     return name
-    raise RuntimeError(
-        f"no network interface of this host leads to host 0\n"
-        f"  found: {address} is reached from {ours}, an address that none has\n"
-        "  fix:   GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there"
+    raise Failed(
+        "no network interface of this host leads to host 0",
+        found=f"{address} is reached from {ours}, an address that none has",
+        fix="GLOO_SOCKET_IFNAME=eth0 in the environment of every host, or what `ip address` shows there",
     )
 
 

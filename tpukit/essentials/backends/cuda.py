@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
 from tpukit.essentials.backends.protocol import Backend, Topology
+from tpukit.essentials.show import WrongValue
 
 _PROC = Path("/proc/driver/nvidia/gpus")
 
@@ -83,10 +84,10 @@ class CudaRuntime(CpuRuntime):
         gpus = count()
         if not gpus or (cores or 1) > gpus:
             wanted = "a GPU" if cores is None else f"cores={cores} GPUs"
-            raise ValueError(
-                f"{wanted} cannot be had: this machine shows {gpus}\n"
-                "  found: NVIDIA's driver and CUDA_VISIBLE_DEVICES\n"
-                "  fix:   leave cores out for all there are, or backend='cpu' to rehearse"
+            raise WrongValue(
+                f"{wanted} cannot be had: this machine shows {gpus}",
+                found="NVIDIA's driver and CUDA_VISIBLE_DEVICES",
+                fix="leave cores out for all there are, or backend='cpu' to rehearse",
             )
         return Topology(self.name, "CUDA GPU", cores or gpus, processes=cores or gpus)
 

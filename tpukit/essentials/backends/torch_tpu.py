@@ -13,6 +13,7 @@ from importlib import metadata
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
 from tpukit.essentials.backends.protocol import Topology
 from tpukit.essentials.backends.xla import variable_set
+from tpukit.essentials.show import Failed, WrongValue
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
 _ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
@@ -39,10 +40,10 @@ class TorchTpuProcess(Cpu):
         shared = json.loads(self.store.get("launch environment"))
         addresses = shared.get(_ADDRESSES)
         if addresses is not None and len(addresses.split(",")) != self.world_size:
-            raise ValueError(
-                f"{_ADDRESSES} names {len(addresses.split(','))} processes, and this run has {self.world_size}\n"
-                f"  found: {addresses}; TorchTPU keeps what an earlier cell or the shell has set\n"
-                f'  fix:   for name in ("{_ADDRESSES}", "{_SHAPE}"): os.environ.pop(name, None)'
+            raise WrongValue(
+                f"{_ADDRESSES} names {len(addresses.split(','))} processes, and this run has {self.world_size}",
+                found=f"{addresses}; TorchTPU keeps what an earlier cell or the shell has set",
+                fix=f'for name in ("{_ADDRESSES}", "{_SHAPE}"): os.environ.pop(name, None)',
             )
         # What torchrun sets; TorchTPU takes its chip from LOCAL_RANK and refuses a process group without the address.
         ranks = {"RANK": self.rank, "LOCAL_RANK": self.rank}
@@ -134,15 +135,16 @@ class TorchTpuRuntime(CpuRuntime):
 
     def topology(self, machine, cores: int | None) -> Topology:
         if machine.generation in ("v2", "v3", "v2/v3"):
-            raise ValueError(
-                f"TorchTPU does not run on {machine.generation}\n  found: {machine.summary}\n"
-                "  fix:   backend='xla', in an environment with torch_xla; or a TPU from v4 on"
+            raise WrongValue(
+                f"TorchTPU does not run on {machine.generation}",
+                found=machine.summary,
+                fix="backend='xla', in an environment with torch_xla; or a TPU from v4 on",
             )
         if cores not in (None, 1, machine.cores):
-            raise ValueError(
-                f"cores={cores} cannot be had: TorchTPU is launched here on one core or on all {machine.cores}\n"
-                f"  found: {machine.chips} {machine.generation} chips; it has no layout for 2 of 8\n"
-                f"  fix:   cores=1, or leave cores out for all {machine.cores}"
+            raise WrongValue(
+                f"cores={cores} cannot be had: TorchTPU is launched here on one core or on all {machine.cores}",
+                found=f"{machine.chips} {machine.generation} chips; it has no layout for 2 of 8",
+                fix=f"cores=1, or leave cores out for all {machine.cores}",
             )
         cores = cores or machine.cores
         return Topology(self.name, f"TPU {machine.generation} core by TorchTPU", cores, processes=cores)
@@ -156,10 +158,10 @@ class TorchTpuRuntime(CpuRuntime):
 
     def load(self, topology: Topology) -> None:
         if topology.device_number:
-            raise ValueError(
-                f"device={topology.device_number} cannot be had: TorchTPU gives a run of one process the first chip\n"
-                "  found: no documented way to choose another\n"
-                "  fix:   device=0; or cores=None for all chips"
+            raise WrongValue(
+                f"device={topology.device_number} cannot be had: TorchTPU gives a run of one process the first chip",
+                found="no documented way to choose another",
+                fix="device=0; or cores=None for all chips",
             )
         # torch_tpu is left to the workers: it reads some variables once and keeps them, and after its first tensor, or
         # the first backward() of any tensors, no fork of this process could use a chip. `prepare` keeps it out, too.
@@ -191,9 +193,11 @@ def load_torch_tpu() -> None:
     entry.load()()
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "tpu":
-        raise RuntimeError(
-            "TorchTPU finds no chip that it can open\n"
-            f"  found: torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks for chips "
-            "from v4 on, and their nodes in /dev/vfio\n"
-            "  fix:   tpukit.check() names chips without a node; in a container, start it with --privileged"
+        raise Failed(
+            "TorchTPU finds no chip that it can open",
+            found=(
+                f"torch_tpu {metadata.version('torch_tpu')}, torch {torch.__version__}; it looks for chips "
+                "from v4 on, and their nodes in /dev/vfio"
+            ),
+            fix="tpukit.check() names chips without a node; in a container, start it with --privileged",
         )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
+from tpukit.essentials.show import Failed, WrongValue
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
@@ -213,10 +214,10 @@ class XlaRuntime(Runtime):
 
     def topology(self, machine, cores: int | None) -> Topology:
         if cores not in (None, 1, machine.cores):
-            raise ValueError(
-                f"cores={cores} cannot be had: torch_xla runs on one core or on all {machine.cores}\n"
-                f"  found: {machine.chips} {machine.generation} chips\n"
-                f"  fix:   cores=1, or leave cores out for all {machine.cores}"
+            raise WrongValue(
+                f"cores={cores} cannot be had: torch_xla runs on one core or on all {machine.cores}",
+                found=f"{machine.chips} {machine.generation} chips",
+                fix=f"cores=1, or leave cores out for all {machine.cores}",
             )
         processes = 1 if cores == 1 else machine.chips
         return Topology(
@@ -237,14 +238,16 @@ class XlaRuntime(Runtime):
         except OSError as error:
             if not type(error).__module__.startswith("requests"):
                 raise
-            raise RuntimeError(
+            raise Failed(
                 "torch_xla does not import: it asks Google Cloud's metadata server which TPU this is, and gets no "
-                "answer\n"
-                f"  found: {type(error).__name__}: {str(error)[:200]}\n"
-                "  fix:   outside of Google Cloud say it yourself, for eight v5e chips: TPU_SKIP_MDS_QUERY=1, "
-                "TPU_ACCELERATOR_TYPE=v5litepod-8,\n"
-                "         TPU_HOST_BOUNDS=1,1,1, TPU_CHIPS_PER_HOST_BOUNDS=2,4,1, TPU_WORKER_ID=0; then restart the "
-                "kernel"
+                "answer",
+                found=f"{type(error).__name__}: {str(error)[:200]}",
+                fix=(
+                    "outside of Google Cloud say it yourself, for eight v5e chips: TPU_SKIP_MDS_QUERY=1, "
+                    "TPU_ACCELERATOR_TYPE=v5litepod-8,"
+                    "\nTPU_HOST_BOUNDS=1,1,1, TPU_CHIPS_PER_HOST_BOUNDS=2,4,1, TPU_WORKER_ID=0; then restart the "
+                    "kernel"
+                ),
             ) from error
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:

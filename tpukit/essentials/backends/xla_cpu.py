@@ -5,6 +5,7 @@ from collections.abc import Callable
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, rehearsal_cores
 from tpukit.essentials.backends.protocol import Backend, Topology
 from tpukit.essentials.backends.xla import TorchXla, import_torch_xla, start_pjrt
+from tpukit.essentials.show import Failed
 
 # Of torch_xla.core.xla_model. In this start-up each would reduce, gather or wait over one process, without a word.
 _COLLECTIVES = (
@@ -63,11 +64,13 @@ def correct_torch_xla(rank: int, world_size: int) -> None:
 
     def refused(call: str) -> Callable:
         def refuse(*_: object, **__: object) -> None:
-            raise RuntimeError(
-                f"{call} joins nothing in this rehearsal\n"
-                f"  found: {world_size} XLA:CPU processes joined by gloo, of which torch_xla sees one\n"
-                "  fix:   core.all_reduce, core.gather, core.optimizer_step; or pip install 'tpukit[standin]', a "
-                "rehearsal in which torch_xla's own collectives run"
+            raise Failed(
+                f"{call} joins nothing in this rehearsal",
+                found=f"{world_size} XLA:CPU processes joined by gloo, of which torch_xla sees one",
+                fix=(
+                    "core.all_reduce, core.gather, core.optimizer_step; or pip install 'tpukit[standin]', a "
+                    "rehearsal in which torch_xla's own collectives run"
+                ),
             )
 
         return refuse

@@ -16,6 +16,7 @@ from tpukit.essentials.data.sources import (
     split_masks,
 )
 from tpukit.essentials.machine import cpus
+from tpukit.essentials.show import WrongType, WrongValue
 
 
 class Batches:
@@ -52,22 +53,22 @@ class Batches:
         shares_process: bool = False,
     ):
         if only_iterates(dataset):
-            raise TypeError(
-                f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number\n"
-                f"  fix:   core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch"
+            raise WrongType(
+                f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",
+                fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch",
             )
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
             raise ValueError(f"batch_size is the number of samples per core and step, at least 1, got {batch_size}")
         if count == 0:
-            raise ValueError(
-                "the dataset is empty: its length is 0\n  fix:   check the path and the fold that it was made from"
+            raise WrongValue(
+                "the dataset is empty: its length is 0", fix="check the path and the fold that it was made from"
             )
         if not self.sampler.steps():
-            raise ValueError(
-                f"{count} samples do not fill one batch of {batch_size} on each of {world_size} cores\n"
-                f"  fix:   batch_size={max(1, count // world_size)}, or drop_last=False"
+            raise WrongValue(
+                f"{count} samples do not fill one batch of {batch_size} on each of {world_size} cores",
+                fix=f"batch_size={max(1, count // world_size)}, or drop_last=False",
             )
         if threads < 1 or (workers or 0) < 0:
             raise ValueError(f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}")
@@ -75,7 +76,7 @@ class Batches:
         self.buckets = buckets
         if buckets is not None:
             if self._source is not None:
-                raise ValueError("the images of records and caches have one size\n  fix:   leave out buckets=")
+                raise WrongValue("the images of records and caches have one size", fix="leave out buckets=")
             options = {"bucket_of": buckets.measure(dataset), "lengths": buckets.lengths}
             self.sampler = BucketSampler(**vars(self.sampler), **options)
         if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
@@ -158,21 +159,23 @@ class Batches:
                 the number of cores, the batch size or the order has changed.
         """
         if "steps" in state:
-            raise ValueError("the state is of a stream, this dataset has a length\n  fix:   the same dataset")
+            raise WrongValue("the state is of a stream, this dataset has a length", fix="the same dataset")
         if state["count"] != self.sampler.count:
-            raise ValueError(
-                f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}\n"
-                "  fix:   pass the dataset that the state was saved with, or start without the state"
+            raise WrongValue(
+                f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}",
+                fix="pass the dataset that the state was saved with, or start without the state",
             )
         saved, here = state["layout"], self.state_dict()["layout"]
         if 0 < state["samples"] < state["count"] and saved != here:
             was = f"{_order(saved)}, on {_in_words(*saved)}" if saved else "that was shuffled"
             now = f"on {_in_words(*here)}" if saved and here else _order(here) if here else "shuffled"
             same = "cores, batch size, drop_last and order" if len(here or saved) == 3 else "all of these, and lengths,"
-            raise ValueError(
-                f"the state is {state['samples']} samples into an epoch {was}; here it is {now}\n"
-                f"  fix:   use the same {same} as when it was saved; with shuffle=True from the start, and no buckets, "
-                "cores and batch size may change"
+            raise WrongValue(
+                f"the state is {state['samples']} samples into an epoch {was}; here it is {now}",
+                fix=(
+                    f"use the same {same} as when it was saved; with shuffle=True from the start, and no buckets, "
+                    "cores and batch size may change"
+                ),
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
         if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch

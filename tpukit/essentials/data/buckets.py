@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import seeded_in_turn
 from tpukit.essentials.data.sources import MapDataset
+from tpukit.essentials.show import WrongValue, explain
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ class Buckets:
     def __post_init__(self):
         lengths = tuple(self.lengths) if isinstance(self.lengths, Sequence) else (self.lengths,)
         if not lengths or list(lengths) != sorted(set(lengths)) or not all(_is_length(length) for length in lengths):
-            raise ValueError(
-                f"buckets are lengths in ascending order, at least 1, got {self.lengths!r}\n"
-                "  fix:   buckets=(64, 128, 256)"
+            raise WrongValue(
+                f"buckets are lengths in ascending order, at least 1, got {self.lengths!r}",
+                fix="buckets=(64, 128, 256)",
             )
         object.__setattr__(self, "lengths", lengths)
 
@@ -59,9 +60,9 @@ class Buckets:
                 sizes = [max(self._sizes(dataset[sample], sample)) for sample in range(len(dataset))]
         sizes = numpy.asarray(sizes)
         if sizes.shape != (len(dataset),):
-            raise ValueError(
-                f"sizes has the length of every sample: {len(dataset)} numbers, got {tuple(sizes.shape)}\n"
-                "  fix:   sizes=[len(text) for text in dataset]"
+            raise WrongValue(
+                f"sizes has the length of every sample: {len(dataset)} numbers, got {tuple(sizes.shape)}",
+                fix="sizes=[len(text) for text in dataset]",
             )
         if not self.truncate and sizes.max() > self.lengths[-1]:
             raise ValueError(self._too_long(int(sizes.argmax()), int(sizes.max()), (sizes > self.lengths[-1]).sum()))
@@ -97,10 +98,10 @@ class Buckets:
             if limit is not None and size > limit:
                 part, size = part.narrow(axis, 0, limit), limit
             if size > length:
-                raise ValueError(
-                    f"sample {sample} does not fit into a batch of length {length}: it has length {size}\n"
-                    "  found: another length than it had, or than sizes says\n"
-                    "  fix:   lengths of the samples as they are read; a dataset that cuts at random has to cut to one"
+                raise WrongValue(
+                    f"sample {sample} does not fit into a batch of length {length}: it has length {size}",
+                    found="another length than it had, or than sizes says",
+                    fix="lengths of the samples as they are read; a dataset that cuts at random has to cut to one",
                 )
             shape = list(part.shape)
             shape[axis] = length - size
@@ -133,26 +134,29 @@ class Buckets:
         if not named or not set(named) <= found.keys():
             missing = f"sample {sample} has no {sorted(set(named) - found.keys(), key=str)[0]!r}" if named else "no pad"
             what = ", ".join(f"{key!r}: 0" for key, part in found.items() if _has_length(part))
-            raise ValueError(
-                "which parts of a sample vary in length has to be said, and what fills them up\n"
-                f"  found: {missing}; its parts are {', '.join(map(repr, found))}\n"
-                f"  fix:   tpukit.Buckets({self.lengths}, pad={{{what}}}), without those of one length"
+            raise WrongValue(
+                "which parts of a sample vary in length has to be said, and what fills them up",
+                found=f"{missing}; its parts are {', '.join(map(repr, found))}",
+                fix=f"tpukit.Buckets({self.lengths}, pad={{{what}}}), without those of one length",
             )
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
         for key, (part, _) in parts.items():
             if not -part.ndim <= self.axis < part.ndim:
-                raise ValueError(
+                raise WrongValue(
                     f"sample {sample}, {key!r}, has no axis {self.axis} to be padded along: its shape is "
-                    f"{tuple(part.shape)}\n  fix:   leave {key!r} out of pad=, or another axis="
+                    f"{tuple(part.shape)}",
+                    fix=f"leave {key!r} out of pad=, or another axis=",
                 )
         return parts
 
     def _too_long(self, sample: int, size: int, count: int) -> str:
         others = f" ({count} samples are longer)" if count > 1 else ""
-        return (
-            f"sample {sample} has length {size}, and the largest bucket is {self.lengths[-1]}{others}\n"
-            f"  fix:   buckets=({', '.join(map(str, (*self.lengths, size)))}), or cut them: "
-            f"tpukit.Buckets({self.lengths}, truncate=True)"
+        return explain(
+            f"sample {sample} has length {size}, and the largest bucket is {self.lengths[-1]}{others}",
+            fix=(
+                f"buckets=({', '.join(map(str, (*self.lengths, size)))}), or cut them: "
+                f"tpukit.Buckets({self.lengths}, truncate=True)"
+            ),
         )
 
 

@@ -8,6 +8,7 @@ from tpukit.essentials.data.prefetch import iterate_loader
 from tpukit.essentials.data.sampler import StreamSampler
 from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import only_iterates
+from tpukit.essentials.show import WrongType, WrongValue
 
 
 class StreamBatches(Batches):
@@ -61,7 +62,7 @@ class StreamBatches(Batches):
             ValueError: the state is not of a stream.
         """
         if "steps" not in state:
-            raise ValueError("the state is of a dataset with a length, this one is a stream\n  fix:   the same dataset")
+            raise WrongValue("the state is of a dataset with a length, this one is a stream", fix="the same dataset")
         self.epoch, self._done, self._seed = state["epoch"], state["steps"] * self.samples_per_step, state["seed"]
         if not self.sampler.steps(self._done):
             self.epoch, self._done = self.epoch + 1, 0
@@ -98,10 +99,10 @@ class _Shares:
                 is_empty = False
                 yield sample
             if is_empty:
-                raise ValueError(
-                    f"share {share} of {shares} of the stream holds no sample, so a core would have nothing to do\n"
-                    f"  found: {self.sampler.world_size} cores with {each} processes each that read\n"
-                    "  fix:   fewer workers=, or more shards: at least one for each share"
+                raise WrongValue(
+                    f"share {share} of {shares} of the stream holds no sample, so a core would have nothing to do",
+                    found=f"{self.sampler.world_size} cores with {each} processes each that read",
+                    fix="fewer workers=, or more shards: at least one for each share",
                 )
 
     def _open(self, share: int, shares: int) -> Iterable:
@@ -125,21 +126,23 @@ def _leave_loader() -> int | None:
 
 def _check(dataset: object, steps: int) -> None:
     if not only_iterates(dataset):
-        raise TypeError(
-            f"steps= is for a dataset that can only be read in order, and a {type(dataset).__name__} has numbers\n"
-            "  fix:   leave out steps=; for shorter epochs fit(steps_per_epoch=...)"
+        raise WrongType(
+            f"steps= is for a dataset that can only be read in order, and a {type(dataset).__name__} has numbers",
+            fix="leave out steps=; for shorter epochs fit(steps_per_epoch=...)",
         )
     if type(dataset).__module__.split(".")[0] == "webdataset":
-        raise TypeError(
-            "a webdataset pipeline divides its shards among processes by itself, but knows nothing of these cores\n"
-            "  found: one pipeline for all of them\n"
-            "  fix:   a function that opens a share of the shards: core.batches(lambda share, shares: wds.WebDataset("
-            "urls[share::shares], nodesplitter=None, workersplitter=None)..., steps=..., batch_size=...)"
+        raise WrongType(
+            "a webdataset pipeline divides its shards among processes by itself, but knows nothing of these cores",
+            found="one pipeline for all of them",
+            fix=(
+                "a function that opens a share of the shards: core.batches(lambda share, shares: wds.WebDataset("
+                "urls[share::shares], nodesplitter=None, workersplitter=None)..., steps=..., batch_size=...)"
+            ),
         )
     if hasattr(dataset, "__next__"):
-        raise TypeError(
-            f"a {type(dataset).__name__} can be read only once, and a stream starts over where it ends\n"
-            "  fix:   a function that makes it: core.batches(lambda share, shares: ..., steps=..., batch_size=...)"
+        raise WrongType(
+            f"a {type(dataset).__name__} can be read only once, and a stream starts over where it ends",
+            fix="a function that makes it: core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
         )
     if steps < 1:
-        raise ValueError(f"steps is the number of batches in an epoch, at least 1, got {steps}\n  fix:   steps=1000")
+        raise WrongValue(f"steps is the number of batches in an epoch, at least 1, got {steps}", fix="steps=1000")

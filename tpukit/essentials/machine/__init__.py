@@ -3,16 +3,15 @@
 from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
 from tpukit.essentials.machine.chip_holders import ChipsBusy, chip_nodes, wait_for_chips
-from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Tpu, find_tpu
+from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Generation, Tpu, find_tpu
 from tpukit.essentials.machine.environment import IMAGES, RELEASES, Changes, install_line, prepare
 from tpukit.essentials.machine.files import part_of, write_whole
-from tpukit.essentials.machine.host import Host, find_chips, host
+from tpukit.essentials.machine.host_facts import Host, find_chips, host
 from tpukit.essentials.machine.instructions import how_to_restart, how_to_start_afresh
 from tpukit.essentials.machine.orphans import Released, release
 from tpukit.essentials.machine.resources import available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
 from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
-from tpukit.essentials.machine.tpu_picture import show_tpu
 
 __all__ = [
     "BusyTime",
@@ -20,6 +19,7 @@ __all__ = [
     "Check",
     "ChipsBusy",
     "GENERATIONS",
+    "Generation",
     "Host",
     "IMAGES",
     "Machine",
@@ -46,7 +46,6 @@ __all__ = [
     "peak_memory",
     "prepare",
     "release",
-    "show_tpu",
     "wait_for_chips",
     "write_whole",
 ]

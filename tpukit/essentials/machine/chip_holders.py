@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
+from tpukit.essentials.show import Explained
 
 
 def is_chip(node: str) -> bool:
@@ -67,7 +68,7 @@ def command(proc: Path, pid: int) -> str:
     return line if len(line) <= 90 else line[:89] + "…"
 
 
-class ChipsBusy(RuntimeError):
+class ChipsBusy(Explained, RuntimeError):
     """The chips that a run needs are in use."""
 
 
@@ -101,10 +102,12 @@ def wait_for_chips(
             if chip is not None:
                 return
             raise ChipsBusy(
-                f"{len(busy)} of {len(nodes)} chips are still busy after {seconds:.0f} s\n"
-                f"  found: {facts}\n"
-                "  fix:   shut down the notebook or program that holds them; tpukit.release() ends workers of a killed "
-                "kernel;\n         a restart of the session frees them in any case"
+                f"{len(busy)} of {len(nodes)} chips are still busy after {seconds:.0f} s",
+                found=facts,
+                fix=(
+                    "shut down the notebook or program that holds them; tpukit.release() ends workers of a killed "
+                    "kernel;\na restart of the session frees them in any case"
+                ),
             )
         if not said:
             say(f"waiting for {len(busy)} of {len(nodes)} chips to become free, {seconds:.0f} s at most: {facts}")

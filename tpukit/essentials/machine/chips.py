@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from tpukit.essentials.show import WrongValue
+
 # Compute Engine's list price of a chip for an hour on demand in the US, as SkyPilot's catalogue v8 had it in November
 # 2026. Other regions cost up to a fifth more, spot less; Vertex AI bills by its own list.
 PRICES_OF = "Compute Engine's list prices in the US, November 2026"
@@ -100,4 +102,4 @@ def find_tpu(name: str | Tpu, *, among: Collection[str] = tuple(TPUS), without: 
     if size.isdigit() and int(size) > 8 and generation in GENERATIONS:
         why = f"{name} is no TPU of one host, and this kit works with those"
     near = difflib.get_close_matches(known, among, 1) or ["v5e-8"]
-    raise ValueError(f'{why}\n  found: there are {", ".join(among)}\n  fix:   pass "{near[0]}", for example')
+    raise WrongValue(f"{why}", found=f"there are {', '.join(among)}", fix=f'pass "{near[0]}", for example')

@@ -1,6 +1,6 @@
 """What to click or type on each platform: the fixes of errors and findings."""
 
-from tpukit.essentials.machine.host import Host
+from tpukit.essentials.machine.host_facts import Host
 
 
 def how_to_get_a_tpu(host: Host) -> str:

@@ -15,6 +15,7 @@ from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
 from tpukit.essentials.run.notebook_output import NotebookOutput
 from tpukit.essentials.run.tensors import save_tensors
+from tpukit.essentials.show import WrongValue
 
 
 class Core(NotebookOutput):
@@ -139,10 +140,10 @@ class Core(NotebookOutput):
         }
         if steps is not None:
             if shuffle or mask or buckets is not None:
-                raise ValueError(
-                    "a stream comes in its own order, in full batches of one shape\n"
-                    f"  found: shuffle={shuffle}, mask={mask}, buckets={buckets}\n"
-                    "  fix:   leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example"
+                raise WrongValue(
+                    "a stream comes in its own order, in full batches of one shape",
+                    found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
+                    fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
                 )
             return StreamBatches(dataset, steps=steps, **options)
         if buckets is not None and not isinstance(buckets, Buckets):

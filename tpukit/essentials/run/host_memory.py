@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.machine import available_memory
-from tpukit.essentials.show import human_size
+from tpukit.essentials.show import explain, human_size
 
 
 def memory_warning(fn: Callable, args: tuple, topology: Topology, available: int | None = None) -> str | None:
@@ -24,11 +24,11 @@ def memory_warning(fn: Callable, args: tuple, topology: Topology, available: int
         return None
     names = ", ".join(dict.fromkeys(type(model).__name__ for model in models))
     gradients = " and as much for its gradients; Adam would take both again" if topology.rehearsal else ""
-    return (
+    return explain(
         f"{topology.cores} cores will need {human_size(each * topology.cores)} of host memory at least, and "
-        f"{human_size(available)} are available\n"
-        f"  found: a copy of {names} on each core, {human_size(weights)}{gradients}\n"
-        f"  fix:   cores={max(1, available // each)}, a smaller model, or a machine with more memory"
+        f"{human_size(available)} are available",
+        found=f"a copy of {names} on each core, {human_size(weights)}{gradients}",
+        fix=f"cores={max(1, available // each)}, a smaller model, or a machine with more memory",
     )
 
 

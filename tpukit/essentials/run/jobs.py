@@ -16,7 +16,7 @@ from tpukit.essentials.run.topology import choose_topology, refuse_if_in_use
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
-from tpukit.essentials.show import Screen, Table, screen
+from tpukit.essentials.show import Screen, Table, WrongValue, screen
 
 _LOOK_SECONDS = 0.1  # in which every job is looked at
 # A chip may be busy for 10 to 30 s after the process that held it has ended: that of the job before, here.
@@ -110,7 +110,7 @@ def launch_each(
     host = host or Host.read()
     configs = list(configs)
     if not configs:
-        raise ValueError("launch_each needs at least one config, got none\n  fix:   pass a list, such as range(5)")
+        raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
     limits, tasks = Limits(timeout, stall, heartbeat), [Task(fn, (config,), seed, precision) for config in configs]
     topology = choose_topology(host, 1, backend)
     places = min(_places(host, cores, backend), len(configs))
@@ -137,10 +137,10 @@ def _places(host: Host, cores: int | None, backend: str | None) -> int:
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise ValueError(f"cores is how many jobs run at a time, at least 1, got {cores!r}")
     if cores > there and not (whole.rehearsal and whole.processes):
-        raise ValueError(
-            f"cores={cores} jobs at a time cannot be had, at most {there}\n"
-            f"  found: {host.summary}\n"
-            "  fix:   leave cores out; configs that have to wait are run as soon as a core is free"
+        raise WrongValue(
+            f"cores={cores} jobs at a time cannot be had, at most {there}",
+            found=host.summary,
+            fix="leave cores out; configs that have to wait are run as soon as a core is free",
         )
     return cores
 

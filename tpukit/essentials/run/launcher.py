@@ -16,7 +16,7 @@ from tpukit.essentials.run.topology import choose_device, choose_topology, refus
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
-from tpukit.essentials.show import as_html, counted, screen
+from tpukit.essentials.show import Failed, as_html, counted, explain, screen
 
 
 class WorkerFailed(RuntimeError):
@@ -229,12 +229,14 @@ def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> 
         RuntimeError: the devices of the hosts have not become one run; each would train a model of its own.
     """
     if core.world_size != topology.world_size:
-        raise RuntimeError(
-            f"the hosts' devices did not become one run: {core.world_size} cores of {topology.world_size} are joined\n"
-            f"  found: {topology.hosts.count} hosts with {topology.cores} x {topology.device} each\n"
-            "  fix:   hosts of one slice, all its chips, and what a TPU VM's environment says of it: "
-            "TPU_WORKER_HOSTNAMES,\n"
-            "         TPU_WORKER_ID, TPU_HOST_BOUNDS; CPU processes need one process a core, which Windows lacks"
+        raise Failed(
+            f"the hosts' devices did not become one run: {core.world_size} cores of {topology.world_size} are joined",
+            found=f"{topology.hosts.count} hosts with {topology.cores} x {topology.device} each",
+            fix=(
+                "hosts of one slice, all its chips, and what a TPU VM's environment says of it: "
+                "TPU_WORKER_HOSTNAMES,"
+                "\nTPU_WORKER_ID, TPU_HOST_BOUNDS; CPU processes need one process a core, which Windows lacks"
+            ),
         )
     core.hosts = topology.hosts.count
     result = fn(core, *args)
@@ -246,10 +248,10 @@ def _not_an_option(fn: Callable, unknown: dict) -> str:
     name = getattr(fn, "__name__", "fn")
     options = [one.name for one in inspect.signature(launch).parameters.values() if one.kind is one.KEYWORD_ONLY]
     given = ", ".join(f"{key}=..." for key in unknown)
-    return (
-        f"launch has no option {', '.join(map(repr, unknown))}\n"
-        f"  found: its options are {', '.join(options)}; nothing by keyword is passed on to {name}\n"
-        f"  fix:   launch(functools.partial({name}, {given}), ...), if it is meant for {name}"
+    return explain(
+        f"launch has no option {', '.join(map(repr, unknown))}",
+        found=f"its options are {', '.join(options)}; nothing by keyword is passed on to {name}",
+        fix=f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}",
     )
 
 

@@ -3,6 +3,8 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from tpukit.essentials.show import explain
+
 Row = dict[str, int | float]
 Writer = Callable[[Row], object]
 
@@ -51,8 +53,8 @@ def _failed(writer: Writer, row: Row, error: Exception) -> str:
     name = getattr(writer, "__name__", type(writer).__name__)
     if isinstance(error, KeyboardInterrupt):
         return f"to={name} was interrupted and gets no more rows; it was given {row}, and `run.log` has all of them"
-    return (
-        f"to={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows\n"
-        f"  found: it was given {row}\n"
-        f"  fix:   correct it, and call it on the rows of `run.log`, which has all of them"
+    return explain(
+        f"to={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows",
+        found=f"it was given {row}",
+        fix="correct it, and call it on the rows of `run.log`, which has all of them",
     )

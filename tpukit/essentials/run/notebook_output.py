@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from tpukit.essentials.show import running_shell
+from tpukit.essentials.show import WrongType, running_shell
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
 _DISPLAYS_PER_SECOND = 10  # of one process; what is above either limit is said not to be shown, once
@@ -200,7 +200,7 @@ def _as_float(name: str, value: object) -> float:
         return float(value.item() if hasattr(value, "item") else value if hasattr(value, "__float__") else None)
     except (TypeError, ValueError, RuntimeError) as error:
         shape = tuple(getattr(value, "shape", ()))
-        raise TypeError(
-            f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}{shape or ''}\n"
-            f"  fix:   {name}.mean(), or return it from the worker"
+        raise WrongType(
+            f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}{shape or ''}",
+            fix=f"{name}.mean(), or return it from the worker",
         ) from error

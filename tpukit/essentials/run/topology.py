@@ -5,12 +5,13 @@ from dataclasses import replace
 
 from tpukit.essentials.backends import PLACES, Runtime, Topology, runtimes
 from tpukit.essentials.machine import Host, how_to_restart, install_line
+from tpukit.essentials.show import Explained, WrongValue
 
 _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels"
 WORKER = "tpukit core"  # how the name of a worker process begins
 
 
-class RuntimeInUse(RuntimeError):
+class RuntimeInUse(Explained, RuntimeError):
     """This process is a worker, or has started the device's runtime, so a fork of it could not start its own."""
 
 
@@ -30,11 +31,10 @@ def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topol
         raise ValueError(f"cores is a whole number, at least 1, or None for all there are, got {cores!r}")
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
-        raise ValueError(
-            f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed\n"
-            f"  found: {host.summary}\n"
-            f"  fix:   {runtime.how_to_install or install_line(host, rehearse_graphs=True) or _WHEELS}; "
-            "or backend='cpu'"
+        raise WrongValue(
+            f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed",
+            found=host.summary,
+            fix=(f"{runtime.how_to_install or install_line(host, rehearse_graphs=True) or _WHEELS}; or backend='cpu'"),
         )
     return runtime.topology(host, cores)
 
@@ -47,10 +47,10 @@ def choose_device(host: Host, device: int, cores: int | None, backend: str | Non
     """
     there = choose_topology(host, None, backend).processes or 1  # 0 where nothing can be forked
     if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < there or cores not in (None, 1):
-        raise ValueError(
-            f"device is the number of one chip, 0 to {there - 1} here, and runs one core\n"
-            f"  found: device={device!r}, cores={cores!r}\n"
-            f"  fix:   launch(..., device={there - 1}), or leave device out for all"
+        raise WrongValue(
+            f"device is the number of one chip, 0 to {there - 1} here, and runs one core",
+            found=f"device={device!r}, cores={cores!r}",
+            fix=f"launch(..., device={there - 1}), or leave device out for all",
         )
     return replace(choose_topology(host, 1, backend), device_number=device)
 
@@ -71,16 +71,18 @@ def refuse_if_in_use(host: Host) -> None:
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         if process and process.name.startswith(WORKER):
             raise RuntimeInUse(
-                "launch was called inside a worker, whose run has the cores already\n"
-                f"  found: this is {process.name}, or a process of its own\n"
-                "  fix:   call launch in the notebook, one after the other; in here call the function itself: fn(core)"
+                "launch was called inside a worker, whose run has the cores already",
+                found=f"this is {process.name}, or a process of its own",
+                fix="call launch in the notebook, one after the other; in here call the function itself: fn(core)",
             )
     started = [name.upper() for name, runtime in runtimes().items() if runtime.is_started()]
     if started:
         raise RuntimeInUse(
-            f"this kernel has started the {' and the '.join(started)} runtime, and a fork of it cannot start its own\n"
-            "  found: an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print()\n"
-            "         met.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() and .cuda() do, imports do not;\n"
-            "         where torch_tpu is loaded, .backward() does, unless prepare() came before `import torch`\n"
-            f"  fix:   {how_to_restart(host)}, and keep such calls inside the worker function"
+            f"this kernel has started the {' and the '.join(started)} runtime, and a fork of it cannot start its own",
+            found=(
+                "an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print()"
+                "\nmet.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() and .cuda() do, imports do not;"
+                "\nwhere torch_tpu is loaded, .backward() does, unless prepare() came before `import torch`"
+            ),
+            fix=f"{how_to_restart(host)}, and keep such calls inside the worker function",
         )

@@ -19,6 +19,7 @@ from tpukit.essentials.run.channel import Sender, Unsendable, serialize
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import device_not_started, exception_raised, sigterm_received, stack_text
 from tpukit.essentials.run.notebook_output import forward_displays
+from tpukit.essentials.show import WrongValue
 
 SEND_STACKS, GO = b"s", b"g"  # on the control pipe
 
@@ -38,9 +39,9 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.precision not in (None, "high", "highest"):
-            raise ValueError(
-                f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}\n"
-                "  fix:   for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast"
+            raise WrongValue(
+                f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}",
+                fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
 
 

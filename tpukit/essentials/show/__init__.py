@@ -2,7 +2,17 @@
 
 from tpukit.essentials.show import figure_inputs, house_style
 from tpukit.essentials.show.bars import duration
-from tpukit.essentials.show.figures import show_batch, show_history, show_predictions
+from tpukit.essentials.show.errors import (
+    Explained,
+    Failed,
+    NoSuchFile,
+    NotInstalled,
+    SystemFailed,
+    WrongType,
+    WrongValue,
+    explain,
+)
+from tpukit.essentials.show.figures import show_batch, show_history
 from tpukit.essentials.show.findings import Finding, Findings
 from tpukit.essentials.show.house_style import show_figure
 from tpukit.essentials.show.measures import better
@@ -19,6 +29,14 @@ from tpukit.essentials.show.tables import (
 )
 
 __all__ = [
+    "Explained",
+    "Failed",
+    "NoSuchFile",
+    "NotInstalled",
+    "SystemFailed",
+    "WrongType",
+    "WrongValue",
+    "explain",
     "Finding",
     "Findings",
     "Screen",
@@ -39,5 +57,4 @@ __all__ = [
     "show_batch",
     "show_figure",
     "show_history",
-    "show_predictions",
 ]

@@ -37,7 +37,11 @@ class NoSuchFile(Explained, FileNotFoundError):
 
 
 class SystemFailed(Explained, OSError):
-    """A file, a disk or another part of the system failed, or holds something damaged."""
+    """A file, a disk or another part of the system failed, or holds something damaged; `errno` as OSError has it."""
+
+    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", errno: int | None = None):
+        super().__init__(fact, found=found, fix=fix)
+        self.errno = errno
 
 
 class NotInstalled(Explained, ModuleNotFoundError):

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tpukit.essentials.show.errors import WrongType, WrongValue
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -21,7 +23,7 @@ def at_least_one(**counts: int) -> None:
     """Raise ValueError for a count below 1, with which nothing would be drawn."""
     for name, count in counts.items():
         if count < 1:
-            raise _error(ValueError, f"{name} must be 1 or more, got {count}", f"leave {name} out for its default")
+            raise WrongValue(f"{name} must be 1 or more, got {count}", fix=f"leave {name} out for its default")
 
 
 def columns(asked: int | None, images: int) -> int:
@@ -29,7 +31,7 @@ def columns(asked: int | None, images: int) -> int:
     at_least_one(columns=4 if asked is None else asked)
     count = min(asked or 4, images)
     if count > _COLUMNS:
-        raise _error(ValueError, f"columns is {_COLUMNS} at most, got {asked}", f"columns={_COLUMNS}, and further rows")
+        raise WrongValue(f"columns is {_COLUMNS} at most, got {asked}", fix=f"columns={_COLUMNS}, and further rows")
     return count
 
 
@@ -45,7 +47,7 @@ def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tup
     count = 3 if array.ndim == 4 else 1
     if channel not in range(count):
         fact = f"channel is one of 0 to {count - 1} for images of {count} channels, got {channel!r}"
-        raise _error(ValueError, fact, "count from 0, or leave channel out for all of them")
+        raise WrongValue(fact, fix="count from 0, or leave channel out for all of them")
     return (array[..., channel] if count == 3 else array), f"{caption}, channel {channel} alone, in grey"
 
 
@@ -56,30 +58,30 @@ def _scaled(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
         fix = "pass one tensor or array; torch.stack(images) makes one of a list"
         if isinstance(images, (list, tuple)) and len(images) == 2:
             fix = f"if it is a batch of a loader: images, labels = batch, then {who}(images, labels)"
-        raise _error(TypeError, f"{who} draws a tensor or an array (N, C, H, W), got {type(images).__name__}", fix)
+        raise WrongType(f"{who} draws a tensor or an array (N, C, H, W), got {type(images).__name__}", fix=fix)
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[1] not in (1, 3) or 0 in shape:
         fact = f"{who} draws (N, C, H, W) with 1 or 3 channels, got {shape}"
-        raise _error(ValueError, fact, _shape_fix(shape, "permute" if hasattr(images, "permute") else "transpose"))
+        raise WrongValue(fact, fix=_shape_fix(shape, "permute" if hasattr(images, "permute") else "transpose"))
 
-    array = _array(images[:limit])
+    array = as_array(images[:limit])
     kind = str(images.dtype).removeprefix("torch.")
     caption = f"{len(array)} of {shape[0]} images, {shape[1]} × {shape[2]} × {shape[3]} {kind}"
     array = np.moveaxis(array, 1, -1) if shape[1] == 3 else array[:, 0]
     if array.dtype.kind not in "biuf":
         fix = "pass a tensor of numbers; of complex ones, images.abs()"
-        raise _error(TypeError, f"{who} draws integers and floats, got {kind}", fix)
+        raise WrongType(f"{who} draws integers and floats, got {kind}", fix=fix)
     low, high = float(array.min()), float(array.max())
     if not np.isfinite([low, high]).all():
         bad = ~np.isfinite(array).reshape(len(array), -1)
         fix = "look at the code that computed them: often it divides by a deviation of zero or takes the log of zero"
         found = f"{bad.sum()} of {bad.size} values, the first in image {bad.any(axis=1).argmax()}"
-        raise _error(ValueError, f"{who} draws finite values, got nan or infinity", fix, found)
+        raise WrongValue(f"{who} draws finite values, got nan or infinity", found=found, fix=fix)
 
     if array.dtype.kind in "iu":
         if low < 0 or high > 255:
             fact = f"{who} draws integers in [0, 255], got {kind} in [{low:.0f}, {high:.0f}]"
-            raise _error(ValueError, fact, "pass images / 1.0, and the range is stretched from black to white")
+            raise WrongValue(fact, fix="pass images / 1.0, and the range is stretched from black to white")
         return array.astype(np.uint8, copy=False), caption
     array = array.astype(np.float32, copy=False)
     if low >= 0 and high <= 1:
@@ -105,10 +107,10 @@ def under_masks(images: np.ndarray, masks: Any, count: int, colors: Sequence[str
     from matplotlib.colors import to_rgb
 
     shape = tuple(masks.shape)
-    array = _array(masks[: len(images)])
+    array = as_array(masks[: len(images)])
     if shape != (count, *images.shape[1:3]) or array.dtype.kind not in "biu":
         fact = f"masks are (N, H, W) class numbers, here {(count, *images.shape[1:3])}, got {shape} {array.dtype}"
-        raise _error(ValueError, fact, "pass the masks of these images, of their height and width; .long() of floats")
+        raise WrongValue(fact, fix="pass the masks of these images, of their height and width; .long() of floats")
     below = images / np.float32(255 if images.dtype == "uint8" else 1)
     below = below if below.ndim == 4 else np.repeat(below[..., None], 3, axis=3)
     tints = np.float32([to_rgb(color) for color in colors])[(array.astype(int) - 1) % len(colors)]
@@ -118,10 +120,10 @@ def under_masks(images: np.ndarray, masks: Any, count: int, colors: Sequence[str
 
 def points(places: Any, images: int) -> np.ndarray:
     """Return a place on each image, `(N, 2)` of x and y as shares of width and height; nan for none."""
-    array = _array(places)
+    array = as_array(places)
     if array.shape != (images, 2) or array.dtype.kind != "f" or (array < 0).any() or (array > 1).any():
         fact = f"points are (N, 2), x and y in [0, 1] for each of {images} images, got {array.shape} {array.dtype}"
-        raise _error(ValueError, fact, "divide columns by the width and rows by the height; nan for no point")
+        raise WrongValue(fact, fix="divide columns by the width and rows by the height; nan for no point")
     return array
 
 
@@ -136,30 +138,9 @@ def titles(labels: Any, names: Sequence[str] | Mapping[str, str] | None, images:
     last = int(array.max())
     if last >= len(names):
         fix = f"pass {last + 1} names or more; for one yes-or-no label per image, labels[:, None]"
-        raise _error(ValueError, f"class {last} has no name: there are {len(names)}", fix)
+        raise WrongValue(f"class {last} has no name: there are {len(names)}", fix=fix)
     words = label_names(names, len(names))
     return [[words[label]] for label in array]
-
-
-def predictions(labels: Any, probabilities: Any, images: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which labels are true as `(N, L)` bool, and the probabilities as `(N, L)` in [0, 1]."""
-    import numpy as np
-
-    chances = _array(probabilities)
-    if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
-        fact = f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}"
-        raise _error(ValueError, fact, "pass them for the same images; for one label, probabilities[:, None]")
-    if not ((chances >= 0) & (chances <= 1)).all():
-        fact = f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]"
-        raise _error(ValueError, fact, "if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first")
-    truth, count = label_array(labels, images), chances.shape[1]
-    if truth.ndim == 1 and truth.max() < count:
-        truth = np.eye(count)[truth]
-    if truth.shape != chances.shape:
-        found = f"{truth.shape[1]} columns" if truth.ndim == 2 else f"class {truth.max()}"
-        fact = f"probabilities are of {count} labels, labels have {found}"
-        raise _error(ValueError, fact, "pass the same labels to both, in the same order")
-    return truth.astype(bool), chances
 
 
 def label_names(names: Sequence[str] | Mapping[str, str] | None, count: int) -> list[str]:
@@ -168,7 +149,7 @@ def label_names(names: Sequence[str] | Mapping[str, str] | None, count: int) -> 
     words = [str(name).replace("_", " ") for name in (range(count) if names is None else names)]
     if len(words) != count:
         fact = f"there are {count} labels and {len(words)} names"
-        raise _error(ValueError, fact, f"pass {count} names, in the order of the labels' columns")
+        raise WrongValue(fact, fix=f"pass {count} names, in the order of the labels' columns")
     return words
 
 
@@ -189,7 +170,7 @@ def series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]],
         inside = next((name for name, value in columns.items() if _is_history(value)), None)
         fix = f"pass history[{inside!r}]" if inside else 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
         found = "; ".join(notes + [f"{name} is one number" for name in levels]) or "nothing in it"
-        raise _error(ValueError, "the history holds no series of numbers to draw", fix, found)
+        raise WrongValue("the history holds no series of numbers to draw", found=found, fix=fix)
     if places is None:
         places = np.arange(1.0, 1 + max(map(len, curves.values())))
 
@@ -219,10 +200,10 @@ def _columns(history: Any) -> Mapping[str, Any]:
         if hasattr(history, "results"):
             fix = "pass what rank 0 returned: run.results[0]"
         fact = f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
-        raise _error(TypeError, fact, fix)
+        raise WrongType(fact, fix=fix)
     if any(_numbers(value) is not None for row in history for value in row.values()):
         fact = f"show_history draws one history, got a list of {len(history)}"
-        raise _error(TypeError, fact, "if they are the results of the ranks, pass run.results[0]")
+        raise WrongType(fact, fix="if they are the results of the ranks, pass run.results[0]")
     keys = dict.fromkeys(key for row in history for key in row)
     return {str(key): _Column(row.get(key) for row in history) for key in keys}
 
@@ -238,7 +219,7 @@ def _numbers(values: Any) -> np.ndarray | None:
     import numpy as np
 
     if hasattr(values, "dtype"):
-        array = _array(values)
+        array = as_array(values)
         return array.astype(float) if array.ndim == 1 and len(array) and array.dtype.kind in "biuf" else None
     if not isinstance(values, (list, tuple)) or not values:
         return None
@@ -260,11 +241,11 @@ def label_array(labels: Any, images: int) -> np.ndarray:
     """Return labels as `(N, L)` zeros and ones or `(N,)` class numbers, integers; refuse what is neither."""
     import numpy as np
 
-    array = _array(labels)
+    array = as_array(labels)
     if array.ndim not in (1, 2) or len(array) != images or array.dtype.kind not in "biuf":
         fact = f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; got {array.shape}"
         found = "" if array.dtype.kind in "biuf" else f"dtype {array.dtype}"
-        raise _error(ValueError, fact, "pass the labels of these images, one row per image", found)
+        raise WrongValue(fact, found=found, fix="pass the labels of these images, one row per image")
     if array.ndim == 2:
         wrong = ~np.isin(array, (0, 1))
     else:  # nan is not at least 0, and infinity no int64
@@ -279,11 +260,11 @@ def label_array(labels: Any, images: int) -> np.ndarray:
         elif array.shape[1:] == (1,) and (values == np.trunc(values)).all() and (values >= 0).all():
             fix = "if they are class numbers, as a folder's, pass labels[:, 0]"
         found = f"row {np.argwhere(wrong)[0][0]}"
-        raise _error(ValueError, f"labels must be {what}, got {array[wrong][0]:.4g}", fix, found)
+        raise WrongValue(f"labels must be {what}, got {array[wrong][0]:.4g}", found=found, fix=fix)
     return array.astype(int)
 
 
-def _array(values: Any) -> np.ndarray:
+def as_array(values: Any) -> np.ndarray:
     """Return `values` as an array on the host, in a dtype that numpy can compute with."""
     import numpy as np
 
@@ -308,7 +289,3 @@ def _shape_fix(shape: tuple[int, ...], permute: str) -> str:
     if len(shape) == 3:
         return "if it is one image (C, H, W), pass images[None]; if grey images (N, H, W), images[:, None]"
     return "pass images.reshape(N, C, H, W)" if len(shape) != 2 else "if it is one grey image, pass images[None, None]"
-
-
-def _error(kind: type[Exception], fact: str, fix: str, found: str = "") -> Exception:
-    return kind("\n".join([fact, *([f"  found: {found}"] if found else []), f"  fix:   {fix}"]))

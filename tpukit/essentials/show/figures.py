@@ -7,7 +7,7 @@ gives all figures the same look and ends with the call: the reader's own matplot
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import figure_inputs
@@ -79,14 +79,14 @@ def show_batch(
     columns = figure_inputs.columns(columns, len(pixels))
     rows = -(-len(pixels) // columns)
     cell = min(3.2, (look.WIDTH - look.MARGIN) / columns - look.MARGIN)
-    height = cell * _aspect(pixels)
+    height = cell * look.aspect(pixels)
     titles = [] if labels is None else figure_inputs.titles(labels, names, len(images))[: len(pixels)]
     said = [f"{number}: {', '.join(words) or 'none'}" for number, words in enumerate(titles, 1)]
     titles = [_wrap(words, cell) if words else "none" for words in titles]
-    below = [_lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
+    below = [look.lines(titles[row * columns : (row + 1) * columns]) for row in range(rows)]
 
     with look.style():
-        up = look.MARGIN + rows * (height + look.MARGIN) + sum(below) + _lines([caption])
+        up = look.MARGIN + rows * (height + look.MARGIN) + sum(below) + look.lines([caption])
         figure = look.new_figure(columns * (cell + look.MARGIN) + look.MARGIN, up)
         for index, image in enumerate(pixels):
             row, column = divmod(index, columns)
@@ -159,61 +159,6 @@ def show_history(history: Any) -> Figure:
     return figure
 
 
-def show_predictions(
-    images: Any,
-    labels: Any,
-    probabilities: Any,
-    *,
-    names: Sequence[str] | Mapping[str, str] | None = None,
-    limit: int = 8,
-    top: int = 10,
-    channel: int | None = None,
-) -> Figure:
-    """Draw images, and beside each its predicted probabilities as bars, filled where the label is true.
-
-    `images`, `names` and `channel` as for `show_batch`; `labels` `(N, L)` of zeros and ones, or `(N,)` class numbers;
-    `probabilities` `(N, L)` in [0, 1], not logits. Where there are more than `top` labels, each image shows `top` of
-    them: its true labels first, then the most probable.
-
-    Raises:
-        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
-        ValueError: the shapes do not match one another, or a probability is outside [0, 1].
-    """
-    import numpy as np
-
-    figure_inputs.at_least_one(limit=limit, top=top)
-    pixels, caption = figure_inputs.pixels(images, limit, "show_predictions", channel)
-    truth, chances = figure_inputs.predictions(labels, probabilities, len(images))
-    words = figure_inputs.label_names(names, chances.shape[1])
-
-    shown, columns = min(top, len(words)), min(2, len(pixels))
-    rows = -(-len(pixels) // columns)
-    block = (look.WIDTH - look.MARGIN) / 2 - look.MARGIN  # an image, the names beside it and their bars
-    side = 1.8
-    longest = min(max(map(len, words)), look.letters(block - side - 1.4))
-    words = [textwrap.shorten(name, longest, placeholder="…") for name in words]
-    text = longest * look.SMALL * 0.59 / 72 + 0.35
-    height = max(side * _aspect(pixels), 0.19 * shown)
-
-    with look.style():
-        up = 2 * look.MARGIN + rows * (height + 1.6 * look.MARGIN) + _lines([caption])
-        figure = look.new_figure(columns * (block + look.MARGIN) + look.MARGIN, up)
-        for index, image in enumerate(pixels):
-            row, column = divmod(index, columns)
-            left = look.MARGIN + column * (block + look.MARGIN)
-            bottom = up - look.MARGIN - (row + 1) * height - row * 1.6 * look.MARGIN
-            look.image_at(figure, image, left, bottom, side, height)
-            chosen = np.lexsort((-chances[index], ~truth[index]))[:shown]  # the true ones, then the most probable
-            chosen.sort()  # in the order of the labels, so that images can be compared
-            high = min(height, 0.21 * shown)
-            axes = look.axes_at(figure, left + side + text, bottom + height - high, block - side - text - 0.3, high)
-            _bars(axes, [words[label] for label in chosen], chances[index, chosen], truth[index, chosen])
-        look.note(figure, f"● filled: the label is true    ○ hollow: it is not    dotted: 0.5    {caption}")
-        said = _in_words(words, truth, chances, len(pixels))
-        look.describe(figure, f"{caption}, with their predicted probabilities. {said}")
-    return figure
-
-
 def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tuple], list[str]]:
     """Return the series that are worth a curve, in the units of the figure, and in words those that stay the same."""
     import numpy as np
@@ -230,41 +175,11 @@ def _what_varies(series: dict[str, tuple], measures: dict) -> tuple[dict[str, tu
     return (moving, constant) if moving else (series, [])
 
 
-def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, count: int) -> str:
-    """Say which labels are true and which are predicted, for the first `count` images."""
-
-    def some(labels: Iterable[int], index: int) -> str:
-        return ", ".join(f"{words[label]} {chances[index, label]:.2f}" for label in labels) or "none"
-
-    parts = []
-    for index in range(count):
-        wrong = [label for label in (chances[index] > 0.5).nonzero()[0] if not truth[index, label]]
-        false = f"; above 0.5 and not true: {some(wrong, index)}" if wrong else ""
-        parts.append(f"{index + 1}: true are {some(truth[index].nonzero()[0], index)}{false}")
-    return ". ".join(parts)
-
-
 def _arrow(axes: Axes, x: float, y: float) -> None:
     """Point at a place of an image, from the side and from above: on a CT from the dark of the lung."""
     away = (30 if x > 0.5 else -30, 20)
     pointer = {"arrowstyle": "-|>", "color": look.COLORS[1], "linewidth": 1.8, "shrinkA": 0, "shrinkB": 5}
     axes.annotate("", (x, 1 - y), away, "axes fraction", "offset points", arrowprops=pointer, annotation_clip=False)
-
-
-def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:
-    places = range(len(names))
-    axes.barh(places, 1, height=0.62, color=look.GRID, linewidth=0)
-    fill = [look.COLORS[0] if true else look.PAPER for true in truth]
-    axes.barh(places, chances, height=0.62, color=fill, edgecolor=look.COLORS[0], linewidth=1)
-    axes.axvline(0.5, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
-    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
-    axes.set_yticks(places, [f"{name} {'●' if true else '○'}" for name, true in zip(names, truth, strict=True)])
-    axes.tick_params(length=0, pad=3)
-    axes.grid(visible=False)
-    axes.spines[:].set_visible(False)
-    for label, place, chance, true in zip(axes.get_yticklabels(), places, chances, truth, strict=True):
-        label.set_color(look.INK if true else look.MUTED)
-        axes.text(1.03, place, f"{chance:.2f}", va="center", fontsize=look.SMALL - 0.5, color=label.get_color())
 
 
 def _curves(axes: Axes, kind: str, series: dict[str, tuple], levels: dict[str, float], axis: str, measures: dict):
@@ -324,14 +239,3 @@ def _wrap(words: list[str], inches: float) -> str:
     width = look.letters(inches)
     whole = [word.replace(" ", "\N{NO-BREAK SPACE}") if len(word) <= width else word for word in words]
     return textwrap.fill("\N{NO-BREAK SPACE}· ".join(whole), width, break_on_hyphens=False)
-
-
-def _lines(texts: Sequence[str]) -> float:
-    """Return the height in inches that the longest of these texts needs below an image."""
-    count = max((text.count("\n") + 1 for text in texts), default=0)
-    return count * look.SMALL * 1.25 / 72 + 0.08 if count else 0.0
-
-
-def _aspect(pixels: np.ndarray) -> float:
-    """Return height divided by width, limited so that an image and its neighbours stay legible."""
-    return min(max(pixels.shape[1] / pixels.shape[2], 0.2), 2.0)

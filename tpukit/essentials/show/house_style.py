@@ -18,9 +18,11 @@ import base64
 import functools
 import html
 import io
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from tpukit.essentials.show.errors import WrongValue
 
 if TYPE_CHECKING:
     import numpy as np
@@ -109,7 +111,7 @@ def show_figure(figure: Figure, alt: str) -> Figure:
     import sys
 
     if not alt.strip():
-        raise ValueError('a figure says in words what it shows, got ""\n  fix:   show_figure(figure, "Bars of ...")')
+        raise WrongValue('a figure says in words what it shows, got ""', fix='show_figure(figure, "Bars of ...")')
     figure.set_facecolor(PAPER)
     for axes in figure.axes:
         axes.set_facecolor(PAPER)
@@ -177,3 +179,14 @@ def _beside_the_png(figure: Figure, include=None, exclude=None) -> tuple[dict, d
     source = f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"
     image = f'<img src="{source}" alt="{html.escape(alt)}" width="{width}" style="max-width:100%;height:auto">'
     return {"text/html": image, "text/plain": alt}, {"image/png": {"width": width, "alt": alt}}
+
+
+def lines(texts: Iterable[str]) -> float:
+    """Return the height in inches that the longest of these texts needs below an image."""
+    count = max((text.count("\n") + 1 for text in texts), default=0)
+    return count * SMALL * 1.25 / 72 + 0.08 if count else 0.0
+
+
+def aspect(pixels: np.ndarray) -> float:
+    """Return height divided by width, limited so that an image and its neighbours stay legible."""
+    return min(max(pixels.shape[1] / pixels.shape[2], 0.2), 2.0)

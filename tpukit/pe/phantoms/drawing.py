@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from tpukit.essentials.machine import cpus
+from tpukit.essentials.show import WrongValue
 from tpukit.packs import ResumableFolder, run_in_processes
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom
@@ -71,10 +72,10 @@ def phantom(
         raise ValueError(f'form is "jpeg" or "dicom", got {form!r}')
     recipe = {"recipe": RECIPE, "studies": studies, "slices": slices, "seed": seed, "size": size, "positive": positive}
     if studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
-        raise ValueError(
-            f"phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
-            f"got studies={studies}, slices={slices}, size={size}, positive={positive}\n"
-            "  fix: phantom(folder, studies=300, slices=12) is enough to train on"
+        raise WrongValue(
+            "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
+            f"got studies={studies}, slices={slices}, size={size}, positive={positive}",
+            fix="phantom(folder, studies=300, slices=12) is enough to train on",
         )
     if form == "dicom":
         recipe["form"] = form
@@ -259,11 +260,11 @@ def _check_numbers(workers: int, seed: int, **numbers) -> None:
         try:
             operator.index(number)
         except TypeError:
-            raise ValueError(f"{name} is a whole number, got {name}={number!r}\n  fix: {name}=int(...)") from None
+            raise WrongValue(f"{name} is a whole number, got {name}={number!r}", fix=f"{name}=int(...)") from None
     if workers < 1 or seed < 0:
-        raise ValueError(
-            f"phantom needs 1 or more workers and a seed of 0 or more, got workers={workers}, seed={seed}\n"
-            "  fix: leave workers out for one per CPU"
+        raise WrongValue(
+            f"phantom needs 1 or more workers and a seed of 0 or more, got workers={workers}, seed={seed}",
+            fix="leave workers out for one per CPU",
         )
 
 

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from tpukit.essentials.show import NoSuchFile
+
 
 def embolus_places(folder, table):
     """Return where the largest embolus is on each slice, found from how the phantom was drawn.
@@ -51,9 +53,9 @@ def embolus_masks(folder, table, size: int | None = None):
 
     folder = Path(folder)
     if not (folder / "masks").is_dir():
-        raise FileNotFoundError(
-            f"{folder} holds no masks of emboli\n"
-            "  fix: draw phantoms with pe.phantom(another folder, ..., masks=True); data of patients have none"
+        raise NoSuchFile(
+            f"{folder} holds no masks of emboli",
+            fix="draw phantoms with pe.phantom(another folder, ..., masks=True); data of patients have none",
         )
     size = size or PhantomFolder(folder).read_manifest()["plan"]["size"]
     masks = np.zeros((len(table), size, size), bool)

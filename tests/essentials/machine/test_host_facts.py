@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.machine.host import Host
+from tpukit.essentials.machine.host_facts import Host
 from tpukit.essentials.machine.sources import Machine
 
 V2, V3 = {"device": "0x0027", "subsystem_device": "0x004e"}, {"device": "0x0027", "subsystem_device": "0x004f"}
@@ -141,7 +141,7 @@ def test_looking_imports_no_torch_and_works_where_linux_is_not():
         "    if hasattr(os, name): delattr(os, name)\n"  # as on Windows
         "from pathlib import Path\n"
         "nowhere = Path('nowhere')\n"
-        "from tpukit.essentials.machine.host import Host\n"
+        "from tpukit.essentials.machine.host_facts import Host\n"
         "from tpukit.essentials.machine.runtime_check import check\n"
         "from tpukit.essentials.machine.sources import Machine\n"
         "places = dict.fromkeys(('pci', 'proc', 'cgroup', 'shm', 'dev'), nowhere)\n"

@@ -7,8 +7,8 @@ import matplotlib
 import pytest
 
 from tpukit.essentials.machine.chips import TPUS
-from tpukit.essentials.machine.host import Host
-from tpukit.essentials.machine.tpu_picture import show_tpu
+from tpukit.essentials.machine.host_facts import Host
+from tpukit.preflight.tpu_picture import show_tpu
 from tpukit.standin.shapes import SHAPES
 
 # Google's pages of v3, v4, v5e, v5p and v6e; two ranks share a process where PyTorch sees both cores of a chip.

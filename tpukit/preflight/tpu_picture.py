@@ -6,7 +6,7 @@ import functools
 import io
 from typing import TYPE_CHECKING
 
-from tpukit.essentials.machine.chips import GENERATIONS, Generation, find_tpu
+from tpukit.essentials.machine import GENERATIONS, Generation, find_tpu
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
