@@ -3,7 +3,7 @@
 TESTED_THROUGH = {
     "cloud/test_bundle.py": ["cloud/folders.py", "cloud/notebook_source.py", "cloud/run_trainer.py"],
     "cloud/test_handover.py": ["__main__.py", "cloud/job_command.py"],
-    "cloud/test_tpu_health.py": ["cloud/health_command.py", "cloud/tpu_vm.py", "cloud/device_files.py"],
+    "cloud/test_tpu_health.py": ["cloud/device_files.py", "cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py", "cloud/vertex_api.py"],
     "essentials/backends/test_xla.py": ["essentials/backends/xla_cpu.py"],
     "essentials/machine/test_host_facts.py": ["essentials/machine/sources.py"],
@@ -30,11 +30,11 @@ TESTED_THROUGH = {
         "essentials/show/panel.py",
     ],
     "packs/test_pack_sources.py": [
-        "packs/label_arrays.py",
         "packs/image_folders.py",
         "packs/packing.py",
         "packs/source_files.py",
     ],
+    "packs/test_pack_tables.py": ["packs/label_arrays.py"],
     "packs/test_pixel_cache.py": ["packs/build_pixel_cache.py", "packs/stored_images.py"],
     "packs/test_records.py": [
         "packs/array_records.py",
@@ -46,6 +46,7 @@ TESTED_THROUGH = {
     "pe/test_activation.py": ["pe/activation_figure.py", "pe/layer_cam.py"],
     "pe/test_calibration.py": ["pe/calibration_figure.py", "pe/ladder.py"],
     "pe/test_challenge.py": ["pe/consistency.py", "pe/rules.py"],
+    "pe/test_dicom_index.py": ["pe/missing_images.py"],
     "pe/test_dicom_packing.py": ["pe/dicom_slices.py", "pe/phantoms/dicom_files.py"],
     "pe/test_exam_sequences.py": ["pe/baselines.py", "pe/exam_network.py"],
     "pe/test_reader.py": ["pe/notices.py"],

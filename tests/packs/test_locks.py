@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpukit.packs.locks import lock_folder
 
-KIT = Path(__file__).parents[3]
+KIT = Path(__file__).parents[2]
 
 
 def test_one_process_at_a_time_is_alone_in_a_folder(tmp_path):

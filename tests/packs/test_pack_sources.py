@@ -526,7 +526,7 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
 
 def test_who_waits_for_another_process_says_so(tmp_path, capfd):
     code = (
-        "import sys, time; from pathlib import Path; from tpukit.essentials.machine.locks import lock_folder\n"
+        "import sys, time; from pathlib import Path; from tpukit.packs.locks import lock_folder\n"
         "with lock_folder(Path(sys.argv[1])): print('in', flush=True); time.sleep(1.5)"
     )
     (tmp_path / "out").mkdir()

@@ -1,4 +1,4 @@
-"""Tables: from a CSV file to a trained model, with words for labels."""
+"""Tables: from a CSV file to a trained model, with words for labels, numbered by label_arrays."""
 
 import io
 import os

@@ -109,7 +109,7 @@ def _defined(file: Path, function: str) -> str:
     if function not in names:
         raise WrongValue(
             f"{file} defines no function {function}",
-            found=f"{', '.join(names) or 'no function at its top level'}",
+            found=", ".join(names) or "no function at its top level",
             fix=f"{file}:{(names or ['train'])[0]}",
         )
     return function

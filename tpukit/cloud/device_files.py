@@ -3,15 +3,7 @@
 import os
 from pathlib import Path
 
-<<<<<<<< HEAD:tpukit/essentials/machine/device_files.py
-from tpukit.essentials.machine.chip_holders import chip_nodes
-from tpukit.essentials.machine.environment import IMAGES
-from tpukit.essentials.machine.host_facts import Host, find_chips
-from tpukit.essentials.machine.instructions import how_to_start_afresh
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
-========
 from tpukit.essentials.machine import IMAGES, THIS_MACHINE, Host, Machine, chip_nodes, find_chips, how_to_start_afresh
->>>>>>>> machine:tpukit/cloud/device_nodes.py
 from tpukit.essentials.show import Finding
 
 

@@ -143,7 +143,7 @@ def _connect(ray) -> None:
     except ConnectionError as error:
         raise Failed(
             "there is no Ray cluster on this machine",
-            found=f"{' '.join(str(error).split())[:200]}",
+            found=" ".join(str(error).split())[:200],
             fix=(
                 "`ray start --head` on the first host, `ray start --address=FIRST:6379` on others; to rehearse"
                 "\nwith hosts that this machine plays: notebook 11, `with hosts_here(2): ...`"

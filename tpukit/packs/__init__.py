@@ -26,6 +26,7 @@ __all__ = [
     "cache_or_decode",
     "check_arguments",
     "fact",
+    "locks",
     "look_at",
     "npy",
     "pack",

@@ -45,7 +45,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
     if others := [name for name in found if name not in order]:
         raise WrongValue(
             f"{folder} holds {len(others)} folders that are not in classes=",
-            found=f"{', '.join(others[:4])}",
+            found=", ".join(others[:4]),
             fix="name all classes, also those that only training has; or move these folders away",
         )
     if len(set(order)) < len(order):
@@ -58,7 +58,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
     if not names:
         raise WrongValue(
             f"{folder} holds no image in a sub-folder",
-            found=f"{sorted(os.listdir(folder))[:4] or 'an empty folder'}",
+            found=sorted(os.listdir(folder))[:4] or "an empty folder",
             fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
         )
     return ImageFolder(names, numbers, order)

@@ -110,7 +110,7 @@ def _paths(column, name: Hashable) -> list[str]:
         if "\0" in path:
             raise WrongValue(
                 f"the path of row {row} holds a zero character, which no path can",
-                found=f"{path!r}",
+                found=repr(path),
                 fix="check how the paths were made; a fixed-width field is cut with path.rstrip('\\0')",
             )
     return names

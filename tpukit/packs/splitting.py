@@ -109,7 +109,7 @@ def _kinds(stratify, count: int) -> list:
     if len(classes) > max(2, count // 2):
         raise WrongValue(
             f"stratify= has {len(classes):,} classes for {count:,} images",
-            found=f"{classes[:4].tolist()}",
+            found=classes[:4].tolist(),
             fix="of a quantity, classes of it: numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))",
         )
     return [(numbers == number).astype(float) for number in range(len(classes))]

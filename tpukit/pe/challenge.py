@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.show import WrongValue
-from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.labels import EXAM_LABELS, LABELS, check_columns
 
 STUDY, IMAGE = "StudyInstanceUID", "SOPInstanceUID"
 EXAM_WEIGHTS = {
@@ -69,13 +69,8 @@ def exams_of(table, name: str = "table") -> Exams:
     import numpy as np
     import pandas as pd
 
-    missing = [column for column in (STUDY, IMAGE, *LABELS) if column not in table.columns]
-    if missing:
-        raise WrongValue(
-            f"the {name} has no column {', '.join(missing)}",
-            found=f"{', '.join(map(str, table.columns))}",
-            fix="a row for each image, with its StudyInstanceUID, SOPInstanceUID and the ten labels of pe.LABELS",
-        )
+    fix = "a row for each image, with its StudyInstanceUID, SOPInstanceUID and the ten labels of pe.LABELS"
+    check_columns(table, (STUDY, IMAGE, *LABELS), f"the {name} has", fix=fix)
     twice = table[IMAGE].duplicated()
     if twice.any():
         raise WrongValue(

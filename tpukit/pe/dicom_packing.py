@@ -20,7 +20,7 @@ from tpukit.packs import (
 )
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
-from tpukit.pe.labels import LABELS
+from tpukit.pe.labels import LABELS, check_columns
 from tpukit.pe.missing_images import match_headers
 from tpukit.pe.series import arrange, find_files, read_headers
 
@@ -96,11 +96,9 @@ def pack_dicom(
         raise ValueError(f'crop is None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:
         raise WrongValue('form="int16" stores Hounsfield units, which need no window', fix="leave window out")
-    if labels is not None and (lacking := {"SOPInstanceUID", *LABELS} - set(labels.columns)):
-        raise WrongValue(
-            f"the labels have no column {', '.join(sorted(lacking))}",
-            fix="labels=tpukit.pe.read_labels(path), or some of its rows",
-        )
+    if labels is not None:
+        fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
+        check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
     names = find_files(folder)
     inside = os.path.relpath(to, folder)
     names = [name for name in names if not name.startswith(inside + os.sep)]

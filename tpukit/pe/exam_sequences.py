@@ -2,7 +2,7 @@
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
-from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.labels import EXAM_LABELS, LABELS, check_columns
 
 _SERIES = "SeriesInstanceUID"
 _WIDE = 1.5  # times the usual step from slice to slice: there a slice is missing
@@ -112,12 +112,8 @@ def _check_table(table, features) -> bool:
 
     given = [name for name in LABELS if name in table.columns]
     needed = [STUDY, _SERIES, IMAGE, "position", *(LABELS if given else ())]
-    if missing := [name for name in needed if name not in table.columns]:
-        raise WrongValue(
-            f"the table has no column {', '.join(missing)}",
-            found=f"{', '.join(map(str, table.columns))}",
-            fix="the table of pe.index_dicom or pe.index_images, with all ten of pe.LABELS or none of them",
-        )
+    fix = "the table of pe.index_dicom or pe.index_images, with all ten of pe.LABELS or none of them"
+    check_columns(table, needed, "the table has", fix=fix)
     for name in needed:
         empty = table[name].isna().to_numpy()
         if empty.any():

@@ -1,6 +1,7 @@
 """The labels of the RSNA STR 2020 pulmonary-embolism set: read, check, and split into folds by study."""
 
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, WrongValue, first_few
@@ -129,7 +130,7 @@ def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
     if stratify is not None and stratify not in labels.columns:
         raise WrongValue(
             f"the table has no column {stratify!r} to stratify by",
-            found=f"{', '.join(map(str, labels.columns))}",
+            found=", ".join(map(str, labels.columns)),
             fix='stratify="pe_present_on_image"',
         )
 
@@ -159,13 +160,8 @@ def _check_values(table, file) -> None:
     """Raise ValueError unless all columns are present and every value is valid."""
     import pandas as pd
 
-    missing = [name for name in COLUMNS if name not in table.columns]
-    if missing:
-        raise WrongValue(
-            f"{file} has no column {', '.join(missing)}",
-            found=f"{', '.join(table.columns)}",
-            fix="this needs the competition's train.csv with its 17 columns; test.csv and submissions have fewer",
-        )
+    fix = "this needs the competition's train.csv with its 17 columns; test.csv and submissions have fewer"
+    check_columns(table, COLUMNS, f"{file} has", fix=fix)
     if table.empty:
         raise WrongValue(f"{file} has a header but no rows", fix="copy it again from the competition's data")
     for name in COLUMNS:
@@ -194,6 +190,12 @@ def _check_values(table, file) -> None:
             found=f"{found} (counted from 0, header left out)",
             fix='table.drop_duplicates("SOPInstanceUID").to_csv(file, index=False), if the rows agree',
         )
+
+
+def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> None:
+    """Raise WrongValue unless a table has all these columns; `what` begins the message: "the labels have"."""
+    if missing := [name for name in wanted if name not in table.columns]:
+        raise WrongValue(f"{what} no column {', '.join(missing)}", found=", ".join(map(str, table.columns)), fix=fix)
 
 
 def _contradictions(table) -> dict[str, list[str]]:

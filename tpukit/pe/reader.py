@@ -10,7 +10,7 @@ from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS
+from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS, check_columns
 from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slices import Curve, Study, as_jpeg
 
@@ -107,12 +107,8 @@ def show_study(
 
 def slices_of(labels: Any, study: str, series: str | None = None):
     """Return the rows of a study's series in the order of the body; raises as `show_study`."""
-    missing = [name for name in (STUDY, IMAGE, "position") if name not in labels.columns]
-    if missing:
-        raise WrongValue(
-            f"the labels have no column {', '.join(missing)}",
-            fix="pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)",
-        )
+    fix = "pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)"
+    check_columns(labels, (STUDY, IMAGE, "position"), "the labels have", fix=fix)
     rows = labels.assign(_row=range(len(labels)))
     rows = rows[rows[STUDY] == study]
     if rows.empty:
@@ -124,7 +120,7 @@ def slices_of(labels: Any, study: str, series: str | None = None):
     if series is None and len(there) > 1:
         raise WrongValue(
             f"study {study} has {len(there)} series, and their slices would be mixed",
-            found=f"{', '.join(there)}",
+            found=", ".join(there),
             fix=f"show_study(..., series={there[0]!r})",
         )
     if series is not None:
@@ -210,8 +206,7 @@ def _join(rows: Any, predictions: Any):
 
     if predictions is None:
         return pd.DataFrame(rows)
-    if missing := [name for name in (IMAGE, LABELS[0]) if name not in predictions]:
-        raise WrongValue(f"the predictions have no column {', '.join(missing)}", found=f"{', '.join(predictions)}")
+    check_columns(predictions, (IMAGE, LABELS[0]), "the predictions have")
     named = {LABELS[0]: "chance"} | {name: f"said {name}" for name in EXAM_LABELS if name in predictions}
     columns = [*named.values(), *(["attention"] if "attention" in predictions else [])]
     by_image = predictions.rename(columns=named).drop_duplicates(IMAGE).set_index(IMAGE)[columns]

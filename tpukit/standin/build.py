@@ -167,7 +167,7 @@ def cache_folder(environ: Mapping[str, str]) -> Path:
         return folder
     raise NoStandIn(
         "what the stand-in is compiled to can be kept nowhere.",
-        found=f"{'; '.join(tried)}",
+        found="; ".join(tried),
         fix="set XDG_CACHE_HOME to a folder of your own",
     )
 

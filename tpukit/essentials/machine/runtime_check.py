@@ -55,11 +55,6 @@ class Check(Findings):
     host: Host
 
     @property
-    def ok(self) -> bool:
-        """True if there is no failure; there may be warnings."""
-        return not self.failures
-
-    @property
     def subject(self) -> str:
         """The machine in a few words: the beginning of the title."""
         return f"{self.host.platform}, {self.host.hardware}"

@@ -4,7 +4,7 @@ from tpukit.essentials.backends import Hosts
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.jobs import Jobs, launch_each
 from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, launch, worker_failed
-from tpukit.essentials.run.log_writers import LogWriters, Row, Writer
+from tpukit.essentials.run.log_writers import Row
 from tpukit.essentials.run.signals import STEP_SECONDS, Terminated, die_with_parent, sigterm_ends_the_run
 from tpukit.essentials.run.tensors import save_tensors
 from tpukit.essentials.run.topology import RuntimeInUse, choose_topology, refuse_if_in_use
@@ -18,7 +18,6 @@ __all__ = [
     "Interrupted",
     "Jobs",
     "Limits",
-    "LogWriters",
     "Row",
     "Run",
     "RuntimeInUse",
@@ -27,7 +26,6 @@ __all__ = [
     "Terminated",
     "WorkerFailed",
     "WorkerGroup",
-    "Writer",
     "choose_topology",
     "collect",
     "die_with_parent",
