@@ -64,10 +64,32 @@ def test_every_public_name_is_there_and_says_what_it_does():
         assert len(first) < 120, f"the first line about {name} is {len(first)} characters"
 
 
-def test_the_table_of_contents_is_in_order():
+def test_the_face_is_one_screen_and_editors_see_what_python_sees():
     import tpukit
 
     assert tpukit.__all__ == sorted(tpukit.__all__)
+    assert len(tpukit.__all__) <= 36  # what Tab shows: names, and the rooms of the others
+    typed = {}
+    for node in ast.walk(ast.parse((ROOT / "tpukit/__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            typed |= {alias.name: node.module for alias in node.names}
+    rooms = {name for name, module in typed.items() if module == "tpukit"}
+    assert typed.keys() == set(tpukit.__all__)
+    assert rooms == {path.name for path in entries(ROOT / "tpukit") if path.is_dir()}
+    for name in typed.keys() - rooms:
+        assert getattr(importlib.import_module(typed[name]), name) is getattr(tpukit, name)
+
+
+def test_importing_the_kit_loads_few_modules_of_ours():
+    program = "import sys, tpukit; print(len([name for name in sys.modules if name.split('.')[0] == 'tpukit']))"
+    assert int(subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True)) <= 15
+
+
+def test_a_name_that_a_room_has_is_told_with_its_room():
+    import tpukit
+
+    with pytest.raises(AttributeError, match="it is tpukit.preflight.largest_batch$"):
+        tpukit.largest_batch  # noqa: B018
 
 
 def test_every_package_on_disk_is_installed():
@@ -189,9 +211,11 @@ def test_a_module_has_a_test_of_its_name_or_says_through_which_it_is_tested():
 
 
 def test_a_row_of_tested_through_names_what_its_test_names():
+    found = imports()
+    home = {(module.removesuffix(".__init__"), name): source for module, source, name in found if "__init__" in module}
     users = {}
-    for module, source, _ in imports():
-        users.setdefault(source, set()).add(module)
+    for module, source, name in found:
+        users.setdefault(home.get((source, name), source), set()).add(module)
     for test, modules in TESTED_THROUGH.items():
         words = set(re.findall(r"[\w:]+", (ROOT / "tests" / test).read_text()))
         for path in modules:

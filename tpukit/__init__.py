@@ -5,11 +5,11 @@ Importing it loads nothing else of the kit, and no torch: a name is loaded when 
 
 import importlib
 import importlib.util
-from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
 
-if TYPE_CHECKING:  # for editors; `_NAMES` says the same to Python, and a test compares them
+TYPE_CHECKING = False  # editors take it for true; the module typing would be most of the time of this import
+if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
     from tpukit import cloud, essentials, measure, packs, pe, preflight, scores, standin, train
     from tpukit.essentials.data import Augment, Buckets
     from tpukit.essentials.machine import check, host, prepare, release
