@@ -16,9 +16,11 @@ APART = {"test_faults.py": r"\[(\S+): ", "test_notebooks.py": r"\[([^\]]+)\]"}
 
 
 def pytest_configure(config):
-    """Let tests that interrupt themselves do so: a shell's `&` leaves SIGINT ignored for all that it starts."""
+    """Let tests interrupt themselves (a shell's `&` leaves SIGINT ignored), and let graphs compile quickly."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    # XLA:CPU compiles in a third of the time then, also in kernels and programs; these graphs run a few times only.
+    os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 
 @pytest.fixture(autouse=True, scope="session")

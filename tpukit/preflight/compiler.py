@@ -199,7 +199,11 @@ def _run(
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "LIBTPU_INIT_ARGS": flags,
     }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("TPU_", "LIBTPU_", "PJRT_"))}
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("TPU_", "LIBTPU_", "PJRT_", "XLA_FLAGS"))
+    }
     said = folder / "said"
     with said.open("wb") as output, screen(progress) as display:
         process = subprocess.Popen(

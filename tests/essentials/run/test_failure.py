@@ -18,6 +18,7 @@ import pytest
 from waiting import HANGS, interrupt_when, wait_until
 
 from tpukit import Interrupted, RuntimeInUse, WorkerFailed, launch
+from tpukit.essentials.machine import OwnMemory
 from tpukit.essentials.run import worker
 from tpukit.essentials.run.channel import Receiver
 from tpukit.essentials.run.core import Core
@@ -40,7 +41,8 @@ def process_of_two_threads():
     thread.join()
     backend = SimpleNamespace(world_size=2, device=None)
     for rank, ident in ((0, thread.ident), (1, threading.get_ident())):
-        process.cores.append((Core(SimpleNamespace(rank=rank, **vars(backend)), process.sender.send), ident))
+        core = Core(SimpleNamespace(rank=rank, **vars(backend)), process.sender.send)
+        process.cores.append((core, ident, OwnMemory()))
     return process, Receiver(reading)
 
 
@@ -151,7 +153,7 @@ def interrupted(work, seconds, **options):
         begun[core.rank] = 1
         return work(core)
 
-    interrupt_when(lambda: all(begun), later=seconds)
+    interrupt_when(lambda: all(begun[:]), later=seconds)
     with pytest.raises(Interrupted) as caught:
         quietly(noting, heartbeat=0.2, **options)
     return caught.value

@@ -52,7 +52,7 @@ def test_an_interrupt_ends_the_workers_keeps_the_log_and_the_next_launch_works(k
         "begun = mmap.mmap(-1, 2)\n"
         "def wait(core):\n    core.log(loss=0.5); core.flush()\n    core.barrier()\n    begun[core.rank] = 1\n"
         "    time.sleep(900)\n"
-        "def interrupt():\n    while not all(begun): time.sleep(0.02)\n    os.kill(os.getpid(), signal.SIGINT)\n"
+        "def interrupt():\n    while not all(begun[:]): time.sleep(0.02)\n    os.kill(os.getpid(), signal.SIGINT)\n"
         "threading.Thread(target=interrupt).start()\n"
         "try:\n    tpukit.launch(wait, cores=2)\n"
         "except KeyboardInterrupt as error:\n    kept = error.run.log\n"
