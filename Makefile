@@ -8,7 +8,7 @@ PYTHON ?= python3
 python := .venv/bin/python
 installed := .venv/installed
 # The tests that need no torch, so that `make check` takes seconds.
-machine := $(addsuffix .py,chip_holders environment host instructions resources runtime_check)
+machine := $(addsuffix .py,chip_holders environment host_facts instructions resources runtime_check)
 quick := tests/test_repository.py $(addprefix tests/essentials/machine/test_,$(machine)) \
     $(addprefix tests/essentials/show/test_,findings.py tables.py)
 notebook := 04_pulmonary_embolism
