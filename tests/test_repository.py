@@ -143,6 +143,11 @@ def test_the_folder_list_is_the_architecture():
     }
 
 
+def test_no_file_name_stands_in_two_rooms():
+    names = [path.name for path in files(ROOT / "tpukit") if path.name != "__init__.py"]
+    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
+
+
 def test_arrows_between_rooms_point_down_and_are_few():
     arrows = set()
     for module, source, name in imports():

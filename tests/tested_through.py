@@ -6,7 +6,7 @@ TESTED_THROUGH = {
     "cloud/test_tpu_health.py": ["cloud/device_files.py", "cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py", "cloud/vertex_api.py"],
     "essentials/backends/test_xla.py": ["essentials/backends/xla_cpu.py"],
-    "essentials/machine/test_host_facts.py": ["essentials/machine/sources.py"],
+    "essentials/machine/test_host_facts.py": ["essentials/machine/places.py"],
     "essentials/run/test_core.py": ["essentials/run/gradients.py", "essentials/run/tensors.py"],
     "essentials/run/test_hosts.py": ["essentials/backends/protocol.py"],
     "essentials/run/test_in_graph.py": ["essentials/backends/cpu.py"],

@@ -19,7 +19,7 @@ from tpukit.cloud.device_files import device_nodes
 from tpukit.cloud.tpu_health import health, local_health
 from tpukit.essentials.machine.chip_holders import ChipsBusy
 from tpukit.essentials.machine.host_facts import Host
-from tpukit.essentials.machine.sources import Machine
+from tpukit.essentials.machine.places import Machine
 from tpukit.essentials.run.launcher import WorkerFailed, launch
 
 pytest.importorskip("cloud_tpu_client", reason="health(name) asks through cloud-tpu-client, which is not installed")

@@ -23,7 +23,7 @@ from tpukit.pe.notices import notice
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
 from tpukit.pe.reader import show_study
-from tpukit.pe.slices import Study, show_slices
+from tpukit.pe.slice_viewer import Study, show_slices
 from tpukit.pe.submission import read_submission, write_submission
 
 

@@ -12,7 +12,7 @@ from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS, check_columns
 from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
-from tpukit.pe.slices import Curve, Study, as_jpeg
+from tpukit.pe.slice_viewer import Curve, Study, as_jpeg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

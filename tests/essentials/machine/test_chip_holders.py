@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.essentials.machine.chip_holders import ChipsBusy, ancestors, chip_holders, command, is_chip, wait_for_chips
-from tpukit.essentials.machine.sources import Machine
+from tpukit.essentials.machine.places import Machine
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 

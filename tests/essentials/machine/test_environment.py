@@ -10,7 +10,7 @@ from machines import COLAB
 from machines import KAGGLE as EIGHT
 
 from tpukit.essentials.machine.environment import Changes, install_line, needed_changes, prepare
-from tpukit.essentials.machine.sources import Machine
+from tpukit.essentials.machine.places import Machine
 
 ROOT = Path(__file__).parents[3]
 LAPTOP = replace(EIGHT, platform="laptop", chips=0, generation=None, versions={"python": "3.11.7"})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.essentials.machine.host_facts import Host
-from tpukit.essentials.machine.sources import Machine
+from tpukit.essentials.machine.places import Machine
 
 V2, V3 = {"device": "0x0027", "subsystem_device": "0x004e"}, {"device": "0x0027", "subsystem_device": "0x004f"}
 V4, V5P, V5E, V6E, V7X = ({"device": f"0x00{name}"} for name in ("5e", "62", "63", "6f", "76"))
@@ -143,7 +143,7 @@ def test_looking_imports_no_torch_and_works_where_linux_is_not():
         "nowhere = Path('nowhere')\n"
         "from tpukit.essentials.machine.host_facts import Host\n"
         "from tpukit.essentials.machine.runtime_check import check\n"
-        "from tpukit.essentials.machine.sources import Machine\n"
+        "from tpukit.essentials.machine.places import Machine\n"
         "places = dict.fromkeys(('pci', 'proc', 'cgroup', 'shm', 'dev'), nowhere)\n"
         "there = Machine(**places, system='Windows AMD64')\n"
         "machine = Host.read(there)\n"

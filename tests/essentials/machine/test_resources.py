@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
+from tpukit.essentials.machine.places import Machine
 from tpukit.essentials.machine.resources import OwnMemory, available_memory, cpus, find_cpus, find_memory, peak_memory
-from tpukit.essentials.machine.sources import Machine
 
 GIB = 2**30
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")

@@ -11,8 +11,8 @@ import pytest
 from machines import COLAB, KAGGLE
 
 from tpukit.essentials.machine.environment import prepare
+from tpukit.essentials.machine.places import Machine
 from tpukit.essentials.machine.runtime_check import RuntimeCheckFailed, check
-from tpukit.essentials.machine.sources import Machine
 
 ROOT = Path(__file__).parents[3]
 TPU_VM = replace(COLAB, platform="TPU VM", chips=4, generation="v4")

@@ -9,9 +9,9 @@ from tpukit.essentials.machine.files import part_of, write_whole
 from tpukit.essentials.machine.host_facts import Host, find_chips, host
 from tpukit.essentials.machine.instructions import how_to_restart, how_to_start_afresh
 from tpukit.essentials.machine.orphans import Released, release
+from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.machine.resources import OwnMemory, available_memory, cpus, own_memory, peak_memory
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 
 __all__ = [
     "BusyTime",

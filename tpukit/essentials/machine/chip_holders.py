@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.machine.resources import read_text
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Explained
 
 

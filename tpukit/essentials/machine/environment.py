@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.machine.host_facts import Host
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
+from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, as_html, current_cell
 
 

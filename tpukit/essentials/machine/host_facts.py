@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.essentials.machine.chips import GENERATIONS
+from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.machine.resources import find_cpus, find_memory, read_text
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, human_size
 
 _GOOGLE = "0x1ae0"

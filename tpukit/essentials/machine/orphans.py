@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.essentials.machine.chip_holders import chip_holders, command, entries, open_files
+from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.machine.resources import read_text
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, counted
 
 _MARK = re.compile(r"/memfd:tpukit-(\d+)-(\d+)")

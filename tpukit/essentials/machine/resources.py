@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
+from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 
 
 def cpus(machine: Machine = THIS_MACHINE) -> int:

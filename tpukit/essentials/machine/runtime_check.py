@@ -8,7 +8,7 @@ from tpukit.essentials.machine.chip_holders import ancestors, chip_holders, chip
 from tpukit.essentials.machine.environment import IMAGES, RELEASES, base, install_line, needed_changes
 from tpukit.essentials.machine.host_facts import Host
 from tpukit.essentials.machine.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
-from tpukit.essentials.machine.sources import THIS_MACHINE, Machine
+from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.show import Finding, Findings, human_size
 
 _GIB = 2**30
