@@ -13,8 +13,8 @@ quick := tests/test_repository.py $(addprefix tests/essentials/machine/test_,$(m
     $(addprefix tests/essentials/show/test_,findings.py tables.py)
 notebook := 04_pulmonary_embolism
 spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
-# Three at a time, a file each, the longest first: most of a test is waiting. Some run alone: see tests/conftest.py.
-streams := -n 3 --dist loadfile --no-loadscope-reorder
+# Four at a time on two processors, the longest first: much of a test is waiting. See tests/conftest.py.
+streams := -n 4 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 18

@@ -65,7 +65,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 class Streams:
-    """What keeps the streams of `pytest -n 3` apart where a test needs the machine to itself.
+    """What keeps the streams of `pytest -n 4` apart where a test needs the machine to itself.
 
     Every test holds `room`, one that is marked `alone` as its only holder. It waits with `gate` in its hand, through
     which every test has to go, so that none begins meanwhile. Tests marked `alone` one after the other go in together.
