@@ -338,13 +338,10 @@ class _Reports:
         from ray.train.collective import broadcast_from_rank_zero
 
         try:
-            while broadcast_from_rank_zero(self._another_turn() if self._is_first else None):
+            while broadcast_from_rank_zero(not self._done.wait(_SECONDS_BETWEEN_REPORTS) if self._is_first else None):
                 self.report()
         except BaseException as error:  # raised where the launch has ended
             self._error = error
-
-    def _another_turn(self) -> bool:
-        return not self._done.wait(_SECONDS_BETWEEN_REPORTS)
 
     def _steps(self) -> set[Path]:
         return {*self._folder.rglob("step-*.pt")}  # complete: they get this name when they are

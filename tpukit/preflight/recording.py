@@ -88,11 +88,8 @@ def record(
     to files in its first dozen steps is written; those after the third are for `host_seconds`.
 
     Args:
-        fn: the worker function.
-        *args: passed on as they are.
+        fn: the worker function; `*args`, `timeout` and `progress` as in `preflight`.
         chip: the TPU to play.
-        timeout: seconds after which to give up.
-        progress: as in `launch`.
         host: the `Host` to ask, if not this one.
 
     Raises:

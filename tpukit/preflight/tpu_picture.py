@@ -7,6 +7,7 @@ import io
 from typing import TYPE_CHECKING
 
 from tpukit.essentials.machine import GENERATIONS, Generation, find_tpu
+from tpukit.essentials.show import counted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -30,14 +31,8 @@ def show_tpu(name: str = "v5e-8") -> Figure:
     tpu = find_tpu(name)
     kind, chips = GENERATIONS[tpu.generation], tpu.chips
     figure, axes = _canvas()
-    _text(
-        axes,
-        0.25,
-        7.38,
-        f"A TPU {tpu.name}: {_count(chips, 'chip')}, {_count(tpu.cores, 'core')}",
-        _TITLE,
-        weight="bold",
-    )
+    title = f"A TPU {tpu.name}: {counted(chips, 'chip')}, {counted(tpu.cores, 'core')}"
+    _text(axes, 0.25, 7.38, title, _TITLE, weight="bold")
     _text(axes, 9.75, 7.38, "who runs where: one process a chip", _BODY, color=_MUTED, ha="right")
     places = [3.05 + 6.55 * (index + 0.5) / chips for index in range(chips)]
     room = 6.55 / max(chips, 4)
@@ -185,7 +180,3 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], col
 def _text(axes: Axes, x: float, y: float, words: str, size: float, **options: object) -> None:
     look = {"va": "center", "color": _INK, "zorder": 3, "linespacing": 1.3, "family": "DejaVu Sans", **options}
     axes.text(x, y, words, fontsize=size, **look)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)

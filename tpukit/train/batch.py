@@ -66,7 +66,7 @@ def call(model, inputs: object) -> object:
         raise WrongType(
             f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name",
             found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
-            fix="leave it out of the dataset, or prepare=lambda inputs: {{_first(inputs, parameters)}}",
+            fix=f"leave it out of the dataset, or prepare=lambda inputs: {{{_first(inputs, parameters)}}}",
         )
     return model(**{name: value for name, value in inputs.items() if name in parameters})
 

@@ -70,8 +70,7 @@ def evaluate(
         loss: from (outputs, targets) to one number. A module is copied to the CPU first.
         batches: `core.batches(dataset, batch_size=...)` in order, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name.
-        prepare: changes the inputs on the device; for example, it normalises.
-        bf16: compute in bfloat16 where autocast does.
+        prepare, bf16: as in `fit`.
         keep_outputs: whether to gather and return all outputs and targets; False where they do not fit into memory.
 
     Raises:

@@ -119,9 +119,8 @@ def as_classes(metric, targets):
     import torch
 
     is_float = isinstance(targets, torch.Tensor) and targets.is_floating_point()
-    return (
-        targets.int() if is_float and _takes_classes(metric) and bool((targets == targets.round()).all()) else targets
-    )
+    is_whole = is_float and _takes_classes(metric) and bool((targets == targets.round()).all())
+    return targets.int() if is_whole else targets
 
 
 def _takes_classes(metric) -> bool:
