@@ -39,14 +39,7 @@ def gcloud(
 
 
 def skypilot(
-    bundle: Bundle,
-    place: Tpu,
-    arguments: list[str],
-    *,
-    name: str,
-    zone: str | None,
-    bucket: str | None,
-    **_: object,
+    bundle: Bundle, place: Tpu, arguments: list[str], *, name: str, zone: str | None, bucket: str | None, **_: object
 ) -> str:
     """Return a task for `sky launch`; its TPU VM is deleted ten minutes after the end, with all but the bucket."""
     bucket, _, inside = (bucket or "").removeprefix("gs://").strip("/").partition("/")

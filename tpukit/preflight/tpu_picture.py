@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import io
 from typing import TYPE_CHECKING
 
 from tpukit.essentials.machine import GENERATIONS, Generation, find_tpu
-from tpukit.essentials.show import counted
+from tpukit.essentials.show import counted, house_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -15,7 +13,7 @@ if TYPE_CHECKING:
 
 _BLUE, _PALE, _ORANGE, _GREEN = "#3b78c2", "#7aa6d6", "#d1782b", "#4b9b62"
 _INK, _MUTED, _RULE, _FILL, _PAPER = "#2b2b2b", "#66645f", "#bdbab4", "#f4f3f0", "#ffffff"
-_WIDTH, _HEIGHT, _DPI = 10.0, 7.7, 150  # inches, inches, dots an inch
+_WIDTH, _HEIGHT = 10.0, 7.7  # inches
 _SMALL, _BODY, _TITLE = 8.5, 9.5, 14.0  # points
 
 
@@ -45,20 +43,11 @@ def show_tpu(name: str = "v5e-8") -> Figure:
 
 def _canvas() -> tuple[Figure, Axes]:
     """Return a figure that pyplot does not know, and axes over all of it whose unit is an inch."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((_WIDTH, _HEIGHT), dpi=_DPI, facecolor=_PAPER)
-    figure._repr_png_ = functools.partial(_png, figure)  # IPython asks for it where pyplot's backend is not loaded
+    figure = house_style.new_figure(_WIDTH, _HEIGHT)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, _WIDTH), ylim=(0, _HEIGHT), facecolor=_PAPER, xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return figure, axes
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
 
 
 def _draw_host(axes: Axes, kind: Generation, places: list[float], room: float) -> None:

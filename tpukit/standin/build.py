@@ -86,10 +86,7 @@ def _obstacle(path: Iterable[str] | None, environ: Mapping[str, str], system: st
 
 
 def library(
-    *,
-    path: Iterable[str] | None = None,
-    environ: Mapping[str, str] = os.environ,
-    sources: Path = _SOURCES,
+    *, path: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ, sources: Path = _SOURCES
 ) -> Path:
     """Return the compiled library's file, which is compiled on the first call: about three seconds.
 
@@ -108,11 +105,7 @@ def library(
 
 
 def program(
-    name: str,
-    sources: Path,
-    *,
-    path: Iterable[str] | None = None,
-    environ: Mapping[str, str] = os.environ,
+    name: str, sources: Path, *, path: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path:
     """Return a program compiled from the C sources of a folder, which may use the plugin's header, as `library` does.
 
