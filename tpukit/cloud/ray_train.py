@@ -181,11 +181,7 @@ def _scaling(
 
 
 def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[str, float]]:
-    """Return how many hosts a TPU slice has, and what Ray counts of each of them.
-
-    Raises:
-        ValueError: Ray does not know such a slice.
-    """
+    """Return how many hosts a TPU slice has, and what Ray counts of each; ValueError where Ray knows no such slice."""
     from ray.util.tpu import get_tpu_worker_resources
 
     try:

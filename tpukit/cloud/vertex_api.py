@@ -58,11 +58,7 @@ class VertexApi:
             self._client = aiplatform_v1.JobServiceClient(transport=transport, client_options=options, **given)
 
     def upload(self, data: bytes, bucket: str, path: str) -> None:
-        """Write a file into a bucket; the same bytes again change nothing.
-
-        Raises:
-            CloudFailed: it was not written.
-        """
+        """Write a file into a bucket; the same bytes again change nothing."""
         from google.cloud import storage
 
         cloud = Service("Cloud Storage", "storage.googleapis.com", "roles/storage.objectAdmin", self._project)
@@ -135,11 +131,7 @@ class VertexApi:
                 time.sleep(pause)
 
     def _look_for(self, label: str, name: str, error: CloudFailed):
-        """Return the job that may have been created all the same; None where Vertex AI says that it was not.
-
-        Raises:
-            CloudFailed: that is not known.
-        """
+        """Return the job that was created all the same, None where Vertex AI says it was not; raise if unknown."""
         seen = f"no job is labelled {LABEL}={label} by now"
         try:
             there = self.find(label)

@@ -210,8 +210,7 @@ def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
         Graph((folder / f"{number}.hlo").read_bytes(), (folder / f"{number}.options").read_bytes()) for number in step
     )
     flags = (folder / "flags").read_text()
-    said = {name: facts[name] for name in ("places", "counters", "batches", "host_seconds")}
-    return Recording(chip, graphs, steady, flags=flags, **said)
+    return Recording(chip, graphs, steady, flags=flags, **facts)
 
 
 def _last_cycle(runs: list[int]) -> list[int]:

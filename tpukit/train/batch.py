@@ -38,11 +38,7 @@ def inputs_and_targets(batch: object) -> tuple:
 
 
 def inputs_only(batch: object) -> tuple:
-    """Return (inputs, None) of a batch, whether or not it has targets.
-
-    Raises:
-        TypeError: the inputs hold something that is not a tensor.
-    """
+    """Return (inputs, None) of a batch, whether or not it has targets; refuse inputs as `inputs_and_targets` does."""
     inputs = batch[0] if isinstance(batch, list | tuple) else batch
     _check_tensors(inputs)
     return inputs, None

@@ -65,7 +65,6 @@ def evaluate(
     it cannot be joined exactly, so compute it from the other outputs.
 
     Args:
-        core: this core.
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
         loss: from (outputs, targets) to one number. A module is copied to the CPU first.
         batches: `core.batches(dataset, batch_size=...)` in order, nothing dropped.

@@ -11,7 +11,6 @@ class StreamedMetrics:
     """Copies of metrics that each core updates with its own samples; no core needs to see all outputs.
 
     Args:
-        core: this core.
         metrics: torchmetrics' metrics by name; they are copied, and the copies begin anew.
 
     Raises:

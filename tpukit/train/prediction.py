@@ -22,7 +22,7 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
     is passed by name.
 
     Args:
-        core, model, batches, prepare, bf16: as in `evaluate`.
+        model, batches, prepare, bf16: as in `evaluate`.
 
     Returns:
         (N, ...) float32 on the CPU, nested as the model's outputs.
