@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from tpukit.essentials.show import Explained
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-_NO_ANSWER = "no answer"
 _LOGIN = (
     "`gcloud auth application-default login`; on a machine without a browser, GOOGLE_APPLICATION_CREDENTIALS=key.json"
 )
@@ -55,9 +54,7 @@ class Service:
         """Turn what the libraries below raise while asking into `CloudFailed`."""
         try:
             yield
-        except (
-            Exception
-        ) as error:  # of googleapiclient, google.api_core, google.auth, requests, sockets: no common base
+        except Exception as error:  # of googleapiclient, google's own, requests, sockets: no common base
             failed = self.explain(what, error)
             if failed is None:
                 raise
@@ -70,7 +67,7 @@ class Service:
             return None
         if status is None and _is_a_credential(error):
             return CloudFailed(f"{what}: the credential was not accepted", found=said, fix=_LOGIN, status=401)
-        answered = f"{self.name} answered {status}" if status else _NO_ANSWER
+        answered = f"{self.name} answered {status}" if status else "no answer"
         text = f"{what}: {_MEANINGS.get(status, _MEANINGS[None] if status is None else 'the request failed')}"
         return CloudFailed(
             text,

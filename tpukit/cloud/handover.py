@@ -39,14 +39,7 @@ def gcloud(
 
 
 def skypilot(
-    bundle: Bundle,
-    place: Tpu,
-    arguments: list[str],
-    *,
-    name: str,
-    zone: str | None,
-    bucket: str | None,
-    **_: object,
+    bundle: Bundle, place: Tpu, arguments: list[str], *, name: str, zone: str | None, bucket: str | None, **_: object
 ) -> str:
     """Return a task for `sky launch`; its TPU VM is deleted ten minutes after the end, with all but the bucket."""
     bucket, _, inside = (bucket or "").removeprefix("gs://").strip("/").partition("/")
@@ -102,11 +95,7 @@ _NAME = "[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what all of them take
 
 
 def check_name(name: str) -> str:
-    """Return a name that a TPU VM, SkyPilot and dstack take.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a name that a TPU VM, SkyPilot and dstack take; ValueError for any other."""
     if not re.fullmatch(_NAME, name):
         raise WrongValue(
             f"{name!r} is no name of a job",

@@ -181,11 +181,7 @@ def _scaling(
 
 
 def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[str, float]]:
-    """Return how many hosts a TPU slice has, and what Ray counts of each of them.
-
-    Raises:
-        ValueError: Ray does not know such a slice.
-    """
+    """Return how many hosts a TPU slice has, and what Ray counts of each; ValueError where Ray knows no such slice."""
     from ray.util.tpu import get_tpu_worker_resources
 
     try:
@@ -338,13 +334,10 @@ class _Reports:
         from ray.train.collective import broadcast_from_rank_zero
 
         try:
-            while broadcast_from_rank_zero(self._another_turn() if self._is_first else None):
+            while broadcast_from_rank_zero(not self._done.wait(_SECONDS_BETWEEN_REPORTS) if self._is_first else None):
                 self.report()
         except BaseException as error:  # raised where the launch has ended
             self._error = error
-
-    def _another_turn(self) -> bool:
-        return not self._done.wait(_SECONDS_BETWEEN_REPORTS)
 
     def _steps(self) -> set[Path]:
         return {*self._folder.rglob("step-*.pt")}  # complete: they get this name when they are

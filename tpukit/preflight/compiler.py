@@ -115,8 +115,7 @@ def compile_graph(
         libtpu: the compiler's version; None for that of this machine's torch.
         flags: what libtpu gets as LIBTPU_INIT_ARGS.
         label: what is compiled, in words.
-        progress: as in `launch`.
-        timeout: seconds after which to give up; None for no limit.
+        progress, timeout: as in `preflight`.
         environ: for the cache folder.
 
     Raises:
@@ -199,11 +198,8 @@ def _run(
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "LIBTPU_INIT_ARGS": flags,
     }
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TPU_", "LIBTPU_", "PJRT_", "XLA_FLAGS"))
-    }
+    own = ("TPU_", "LIBTPU_", "PJRT_", "XLA_FLAGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     said = folder / "said"
     with said.open("wb") as output, screen(progress) as display:
         process = subprocess.Popen(

@@ -38,14 +38,11 @@ class LargestBatch(Table):
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (state, batch, memory) of every size that was compiled."""
-        return [
-            (
-                "ok" if found.fits else "failure",
-                f"{size} a core",
-                f"{human_size(found.hbm_bytes)} of {human_size(found.chip.hbm)}",
-            )
-            for size, found in sorted(self.tried.items())
-        ]
+        rows = []
+        for size, found in sorted(self.tried.items()):
+            memory = f"{human_size(found.hbm_bytes)} of {human_size(found.chip.hbm)}"
+            rows.append(("ok" if found.fits else "failure", f"{size} a core", memory))
+        return rows
 
 
 def largest_batch(
@@ -65,12 +62,10 @@ def largest_batch(
     Args:
         train: `train(core, batch_size, *args)`: the worker function, which gets the batch size first.
         *args: passed on after the batch size.
-        chip: as in `preflight`.
+        chip, libtpu, progress: as in `preflight`.
         start: the batch to begin with.
         multiple: batches are multiples of this; a TPU computes 8 rows at a time.
         compiles: at most so many sizes are compiled.
-        libtpu: as in `preflight`.
-        progress: as in `launch`.
 
     Raises:
         ValueError: a number is not above 0, or there is no such chip.

@@ -140,11 +140,7 @@ class Checkpoints:
             raise error
 
     def close(self) -> None:
-        """Wait until the last save is complete; saving again afterwards is allowed.
-
-        Raises:
-            CannotSave: as `check`.
-        """
+        """Wait until the last save is complete, and `check` it; saving again afterwards is allowed."""
         if self._thread:
             self._thread.join()
         self.check()

@@ -50,15 +50,10 @@ class RunState:
     Every core loads, and core 0 saves: all hold the same state after every step.
 
     Args:
-        core: this core.
         parts: by name, whatever has `state_dict` and `load_state_dict`; None for a part that this run does not have.
             "optimizer" and "schedule" are among them.
-        folder: of the checkpoints; None to keep nothing.
-        keep: how many of the newest checkpoints to keep, in addition to the best.
+        folder, keep: of `Checkpoints`; without a folder nothing is kept.
         save_every: seconds between two saves.
-
-    Raises:
-        CannotSave: the folder cannot be made or written to.
     """
 
     def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float):
@@ -85,11 +80,7 @@ class RunState:
         return self.is_kept and time.monotonic() - self._saved >= self._save_every
 
     def save(self, step: int, *, best: bool = False) -> None:
-        """Save a copy of every part, from core 0; the file is written while training continues.
-
-        Raises:
-            CannotSave: the save before this one failed.
-        """
+        """Save a copy of every part, from core 0, as `Checkpoints.save` does: written while training continues."""
         if not self.is_kept:
             return
         if self._core.is_main:
@@ -248,7 +239,6 @@ class TimeBudget:
     only raises its `flag`; the flags are averaged with the loss, and all cores read that mean at the same log point.
 
     Args:
-        core: this core.
         seconds: counted from here; `math.inf` for no limit.
     """
 

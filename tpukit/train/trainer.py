@@ -394,11 +394,7 @@ class Trainer:
             # The loss of another core is not finite. That core raises, since it knows the samples; this one waits.
             self.core.barrier()
         raise not_finite(
-            step,
-            rank=self.core.rank,
-            dataset=self.train.dataset,
-            lr=self.losses.lr,
-            checkpoint=self.state.newest_name,
+            step, rank=self.core.rank, dataset=self.train.dataset, lr=self.losses.lr, checkpoint=self.state.newest_name
         )
 
     # ---- stopping ----------------------------------------------------------------------------------------------

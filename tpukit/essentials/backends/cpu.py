@@ -30,12 +30,7 @@ class Cpu(Backend):
 
     transport = "gloo"  # of torch.distributed
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        meeting_point: tuple[tuple[str, int], socket.socket | None] | None,
-    ):
+    def __init__(self, rank: int, world_size: int, meeting_point: tuple[tuple[str, int], socket.socket | None] | None):
         import torch
         import torch.distributed as dist
 

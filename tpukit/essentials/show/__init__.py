@@ -18,15 +18,7 @@ from tpukit.essentials.show.house_style import show_figure
 from tpukit.essentials.show.measures import better
 from tpukit.essentials.show.notebook import current_cell, running_shell
 from tpukit.essentials.show.progress import Screen, screen
-from tpukit.essentials.show.tables import (
-    Table,
-    as_html,
-    as_text,
-    counted,
-    first_few,
-    human_size,
-    plural,
-)
+from tpukit.essentials.show.tables import Table, as_html, as_text, counted, first_few, human_size, plural
 
 __all__ = [
     "Explained",
