@@ -99,10 +99,7 @@ def cache_or_decode(
     Args:
         records: what `pack` returned.
         size: height and width in pixels.
-        folder: as for `build_cache`; None looks beside the records, then in the system's temporary folder.
-        workers: as for `build_cache`.
-        progress: as for `build_cache`.
-        exact: as for `build_cache`.
+        folder, workers, progress, exact: as for `build_cache`; without a folder both default ones are looked at.
         free: bytes of disk that are free, of which 4 GiB stay so; None asks the disk.
         available: bytes of memory that files may fill, of which a quarter stays free; None for `available_memory()`.
 
@@ -149,11 +146,7 @@ def cache_or_decode(
 
 
 def _plan(records: Records, size: int, exact: bool) -> dict:
-    """Return all that decides the bytes of a cache.
-
-    Raises:
-        ValueError: no cache can be made so.
-    """
+    """Return all that decides the bytes of a cache; ValueError where none can be made so."""
     if not isinstance(records, Records):
         fix = "Records(folder)" if isinstance(records, str | os.PathLike) else "the Records that pack returned"
         if isinstance(inner := getattr(records, "dataset", None), Records):

@@ -71,11 +71,7 @@ def jpeg_decoder():
 
 
 def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
-    """Return the pixels of a JPEG, or of one that is shrunk to no less than `size`; None where Pillow has to decode.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """Return the pixels of a JPEG, or of one that is shrunk to no less than `size`; None where Pillow has to decode."""
     decoder = jpeg_decoder()
     if decoder is None or bytes(data[:2]) != b"\xff\xd8":  # is_jpeg looks for an end as well
         return None
