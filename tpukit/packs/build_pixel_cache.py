@@ -107,8 +107,7 @@ def cache_or_decode(
         A `Cache`; or `Records(folder, size)`, where the JPEG decoder scales: pixels near those of an exact cache.
 
     Raises:
-        ValueError: a number is out of range, or the folder holds a cache of other records or of another size.
-        OSError: a record, or the cache that is there, is damaged; the message names it.
+        ValueError, OSError: as `build_cache`, but for `NoRoom`.
     """
     plan = _plan(records, size, exact)
     size, needed = plan["size"], layout_of(plan).bytes

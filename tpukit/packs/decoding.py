@@ -181,6 +181,5 @@ def _not_whole(why: str, data: bytes) -> ValueError:
 
 def _check_pixels(width: int, height: int, data: bytes) -> None:
     if width * height > PIXEL_LIMIT:
-        raise _not_whole(
-            f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded", data
-        )
+        claim = f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded"
+        raise _not_whole(claim, data)

@@ -12,9 +12,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
 
     Args:
         values: (N, L) of numbers; or L columns as a table has them.
-        names: of the L labels, for messages.
-        first_row: the number of the first row, for messages.
-        what: what a row is, for messages.
+        names, first_row, what: for messages: of the labels, the number of the first row, and what a row is.
 
     Raises:
         ValueError: a value is missing, infinite, no number, or one that float32 would change into another.

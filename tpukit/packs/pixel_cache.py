@@ -95,7 +95,7 @@ class Cache(StoredImages):
         return f"{human_size(self.images.nbytes)} of decoded pixels in 1 file"
 
     def take(self, indices, out=None):
-        """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for, into `out` if given; see `Records.take`."""
+        """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for; takes and raises as `Records.take`."""
         import numpy
 
         indices = self._indices(indices)

@@ -97,9 +97,8 @@ def auroc_table(
             row |= {with_label: found.positive_groups, "AUROC": found.auroc, "from": low, "to": high}
             row["note"] = few and f"{few}: too few to tell"
         else:
-            none = {"AUROC": np.nan, "from": np.nan, "to": np.nan}
-            held = set() if groups is None else set(np.asarray(groups)[truth == 1].tolist())
-            row |= {with_label: len(held) if groups is not None else row["positives"], **none}
+            row[with_label] = 0 if groups is None else len(set(np.asarray(groups)[truth == 1].tolist()))
+            row |= {"AUROC": np.nan, "from": np.nan, "to": np.nan}
             row["note"] = "in every sample" if truth.sum() else "in no sample"
         rows.append(row)
     table = pandas.DataFrame(rows).set_index("label")
