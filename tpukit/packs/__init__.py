@@ -15,7 +15,6 @@ from tpukit.packs.source_files import Names, look_at
 from tpukit.packs.tfrecords import read_tfrecords
 
 __all__ = [
-    "locks",
     "Cache",
     "NOT_DAMAGE",
     "Names",

@@ -30,9 +30,9 @@ from tpukit.pe.submission import read_submission, write_submission
 def __getattr__(name: str):
     """Return a network, whose class is made with torch, imported when it is asked for."""
     if name in ("ExamNetwork", "SliceFeatures"):
-        from tpukit.pe.exam_network import ExamNetwork, SliceFeatures
+        from tpukit.pe import exam_network
 
-        return ExamNetwork if name == "ExamNetwork" else SliceFeatures
+        return getattr(exam_network, name)
     raise AttributeError(f"module 'tpukit.pe' has no attribute {name!r}")
 
 

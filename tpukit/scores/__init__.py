@@ -1,6 +1,6 @@
 """Measures of predictions, and the figures of them."""
 
-from tpukit.scores.areas import FEW, as_array, auroc_table
+from tpukit.scores.areas import FEW, as_array, auroc_table, count_groups
 from tpukit.scores.operating_point import OperatingPoint, sensitivity_at
 from tpukit.scores.outcomes import choose_predictions, hardest_mistakes, show_outcomes
 from tpukit.scores.predictions_figure import show_predictions
@@ -12,6 +12,7 @@ __all__ = [
     "as_array",
     "auroc_table",
     "choose_predictions",
+    "count_groups",
     "hardest_mistakes",
     "sensitivity_at",
     "show_outcomes",
