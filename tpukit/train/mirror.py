@@ -6,7 +6,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from pathlib import Path
 
 from tpukit.essentials.machine import part_of, write_whole
@@ -265,35 +264,35 @@ class _Url:
             fsspec.get_filesystem_class(address.partition("://")[0])
         except ImportError as error:
             raise NotInstalled(
-                f"mirror={address!r} needs a package that is not installed", found=error, fix="%pip install fsspec gcsfs"
+                f"mirror={address!r} needs a package that is not installed",
+                found=error,
+                fix="%pip install fsspec gcsfs",
             ) from error
         except ValueError as error:
             raise WrongValue(
                 f"no mirror can be at {address}", found=error, fix='a folder, or a URL such as "gs://bucket/run"'
             ) from error
 
-    @cached_property
-    def _found(self) -> tuple:
-        from fsspec.core import url_to_fs
-
-        return url_to_fs(self.address)  # signs in, so it may wait
+        self._files, self._folder = None, ""
 
     def _path(self, name: str) -> str:
-        return f"{self._found[1].rstrip('/')}/{name}"
+        return f"{self._folder.rstrip('/')}/{name}"
 
     def connect(self) -> None:
-        self._found  # noqa: B018
+        from fsspec.core import url_to_fs
+
+        if self._files is None:
+            self._files, self._folder = url_to_fs(self.address)  # signs in, so it may wait
 
     def names(self) -> list[str]:
-        files, folder = self._found
-        files.invalidate_cache()
+        self._files.invalidate_cache()
         try:
-            return [path.rpartition("/")[2] for path in files.ls(folder, detail=False)]
+            return [path.rpartition("/")[2] for path in self._files.ls(self._folder, detail=False)]
         except FileNotFoundError:  # a bucket has no empty folders
             return []
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        with self._found[0].open(self._path(name), "rb") as file:
+        with self._files.open(self._path(name), "rb") as file:
             while piece := file.read(_PIECE):
                 yield piece
 
@@ -304,10 +303,10 @@ class _Url:
             def call(self, *_: object, **__: object) -> None:
                 moved()
 
-        self._found[0].put_file(str(file), self._path(file.name), callback=Moves())
+        self._files.put_file(str(file), self._path(file.name), callback=Moves())
 
     def remove(self, name: str) -> None:
-        self._found[0].rm_file(self._path(name))
+        self._files.rm_file(self._path(name))
 
 
 def _reason(error: BaseException) -> str:

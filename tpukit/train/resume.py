@@ -69,7 +69,7 @@ class RunState:
     def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float, mirror=None):
         self._core, self._parts, self._save_every = core, parts, save_every
         self.has_mirror, self._mirror = mirror is not None, None
-        if self.has_mirror and (folder is None or Path(folder).absolute() == Path(mirror).absolute()):
+        if self.has_mirror and (folder is None or _absolute(folder) == _absolute(mirror)):
             raise WrongValue(
                 "a mirror is a second folder", found=f"folder={folder}, mirror={mirror}", fix="folder='run', mirror=..."
             )
@@ -225,6 +225,10 @@ class RunState:
             return True
         self._sigterm_seen = self._sigterm_seen or time.monotonic()
         return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
+
+
+def _absolute(folder) -> Path:
+    return Path(folder).expanduser().absolute()
 
 
 def _kind(part: object) -> str | None:
