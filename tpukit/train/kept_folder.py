@@ -60,18 +60,19 @@ def keep_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> Kep
 
 _COLAB = """\
 checkpoints go to {kept.folder}, and a copy of each to Google Drive, {kept.mirror}
-an interrupted cell and a restarted session lose neither; when Colab takes the machine, Drive has what was copied: all but
-the last minutes, since Drive sends files on when it likes"""
+an interrupted cell and a restarted session lose neither
+when Colab takes the machine, Drive has all but the last minutes, since it sends files on when it likes"""
 _KAGGLE = """\
 checkpoints go to {kept.folder}, which is there as long as this session
 to keep them beyond it, before it ends: Session options > Persistence > Files only (best effort, says Kaggle)
-or Save Version > Save & Run All, which trains on a machine of its own; to go on from there, Add Input > this notebook"""
+or Save Version > Save & Run All, which trains on a machine of its own
+to go on from such a version in another session: Add Input > this notebook"""
 _KAGGLE_BATCH = """\
 checkpoints go to {kept.folder}: this is a saved version, and what lies there when it ends is its output
 to go on from it in another session: Add Input > this notebook; end in time, with fit(..., budget="8h30m")"""
 _ELSEWHERE = """\
 checkpoints go to {kept.folder}, and stay as long as this disk does
-a machine that may be taken away needs a second place: fit(..., mirror="gs://bucket/run"), or a folder of another disk"""
+a machine that may be taken away needs a second place: fit(..., mirror="gs://bucket/run"), or another disk's folder"""
 
 
 def _drive(drive: Path, name: str | os.PathLike) -> Path | None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import re
 import threading
 import time
 import zipfile
@@ -263,10 +264,11 @@ class _Url:
 
             fsspec.get_filesystem_class(address.partition("://")[0])
         except ImportError as error:
+            package = re.search(r"nstall ([\w-]+)|$", str(error))[1] or "fsspec"  # "Please install gcsfs to access ..."
             raise NotInstalled(
-                f"mirror={address!r} needs a package that is not installed",
+                f"mirror={address!r} needs {package}, which is not installed",
                 found=error,
-                fix="%pip install fsspec gcsfs",
+                fix=f"%pip install {package}",
             ) from error
         except ValueError as error:
             raise WrongValue(
