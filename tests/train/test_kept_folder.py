@@ -3,11 +3,11 @@ import types
 from pathlib import Path
 
 import pytest
-from train.test_checkpoints import steps
-from train.test_mirror import mirrored
+import torch
 
 from tpukit.essentials.machine import Machine
 from tpukit.train import KeptFolder, keep_folder
+from tpukit.train.checkpoints import Checkpoints
 
 
 def machine(tmp_path, **environ):
@@ -53,9 +53,7 @@ def test_a_refusal_is_said_and_asked_again_next_time(error, tmp_path, colab, cap
     kept = keep_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
     assert kept == KeptFolder(tmp_path / "content/run", None)
     text = capsys.readouterr().out
-    assert text.startswith(
-        "Google Drive is not mounted: what is trained is lost when Colab takes this machine\n  found:"
-    )
+    assert text.startswith("Google Drive is not mounted: what is trained is lost when Colab takes this machine\n")
     assert "fix:   run this cell again and allow it" in text
     colab.clear()
     assert keep_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).mirror  # the fix
@@ -82,12 +80,16 @@ def test_on_kaggle_it_says_what_keeps_it_in_kaggles_words(tmp_path, capsys):
 def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, tmp_path, capsys):
     attached = tmp_path / "kaggle/input" / where / "run"
     attached.parent.mkdir(parents=True)
-    mirrored(tmp_path / "old", attached, 1, 2, best=[1])
+    checkpoints = Checkpoints(attached)
+    for step in (1, 2):
+        checkpoints.save({"step": step}, step=step)
+    checkpoints.close()
+    torch.save({}, attached / "best.pt")
     (tmp_path / "kaggle/input/flowers/run").mkdir(parents=True)  # of the same name, and no checkpoints
     before = sorted(attached.iterdir())
     for _ in range(2):
         kept = keep_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
-    assert steps(kept.folder) == ["2"]
+    assert [path.name[:13] for path in sorted(kept.folder.glob("step-*"))] == ["step-00000002"]
     assert (kept.folder / "best.pt").exists()
     assert sorted(attached.iterdir()) == before
     assert capsys.readouterr().out.count("is taken from the mirror") == 1

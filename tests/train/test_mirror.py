@@ -317,14 +317,13 @@ def test_addresses_that_nobody_knows_and_packages_that_are_missing_say_so(monkey
         Mirror("nosuch://x")
     for missing, package in (("gcsfs", "gcsfs"), ("fsspec", "fsspec")):
         monkeypatch.setitem(sys.modules, missing, None)
-        with pytest.raises(
-            NotInstalled, match=rf"needs {package}, which is not installed(.|\n)*%pip install {package}"
-        ):
+        with pytest.raises(NotInstalled, match=rf"needs {package}, which is missing(.|\n)*%pip install {package}"):
             Mirror("gs://bucket/run")
 
 
 def test_a_folder_needs_no_fsspec(tmp_path):
-    code = f"import sys; from tpukit.train.mirror import Mirror; Mirror({str(tmp_path)!r}); assert 'fsspec' not in sys.modules"
+    code = f"import sys; from tpukit.train.mirror import Mirror; Mirror({str(tmp_path)!r})"
+    code += "; assert 'fsspec' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=600)
 
 

@@ -266,7 +266,7 @@ class _Url:
         except ImportError as error:
             package = re.search(r"nstall ([\w-]+)|$", str(error))[1] or "fsspec"  # "Please install gcsfs to access ..."
             raise NotInstalled(
-                f"mirror={address!r} needs {package}, which is not installed",
+                f"the mirror {address} needs {package}, which is missing",
                 found=error,
                 fix=f"%pip install {package}",
             ) from error
