@@ -77,7 +77,7 @@ def mirrored(folder, mirror, *saved, best=(), keep=3):
     checkpoints = Checkpoints(folder, keep, on_saved=there.offer)
     for step in saved:
         if step in best:
-            torch.save({"weight": torch.full((9,), float(step))}, checkpoints.folder / "best.pt")
+            torch.save({"weight": torch.full((999,), float(step))}, checkpoints.folder / "best.pt")
         checkpoints.save(a_state(step), step=step, best=step in best)
         checkpoints.close()
         there._wait(60)
@@ -116,14 +116,14 @@ def test_the_newest_two_and_the_best_weights_are_there_and_come_back(kind, tmp_p
     assert taken(tmp_path / "run", address) == (4, [])  # what is there already is not copied again
 
 
-def test_a_step_saved_twice_is_there_once(tmp_path):
+def test_a_step_saved_twice_is_there_once_beside_the_one_before(tmp_path):
     there = Mirror(tmp_path / "drive")
     checkpoints = Checkpoints(tmp_path / "run", on_saved=there.offer)
-    for history in range(3):
-        checkpoints.save({**a_state(7), "history": history}, step=7)
+    for step, history in [(3, 0), (7, 0), (7, 1), (7, 2)]:
+        checkpoints.save({**a_state(step), "history": history}, step=step)
         checkpoints.close()
         there._wait(60)
-    assert steps(tmp_path / "drive") == ["7"]
+    assert steps(tmp_path / "drive") == ["3", "7"]
     assert taken(tmp_path / "other", tmp_path / "drive")[0] == 7
 
 
@@ -167,9 +167,10 @@ def test_a_torn_file_in_the_mirror_is_not_taken(damage, tmp_path):
     assert damaged.exists()
 
 
-def test_best_weights_that_are_torn_are_not_taken(tmp_path):
+@pytest.mark.parametrize("kind", [kind for kind in DAMAGE if "name" not in kind and "appended" not in kind])
+def test_best_weights_that_are_torn_are_not_taken(kind, tmp_path):
     mirrored(tmp_path / "run", tmp_path / "drive", 1, best=[1])
-    DAMAGE["one bit flipped"](tmp_path / "drive" / "best.pt")
+    DAMAGE[kind](tmp_path / "drive" / "best.pt")
     step, said = taken(tmp_path / "new", tmp_path / "drive")
     assert step == 1
     assert "best.pt in the mirror is skipped: damaged" in said[0]
@@ -353,19 +354,18 @@ def script(folder, mirror):
     """)
 
 
-@pytest.mark.parametrize("cores", [2])
-def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happened(cores, tmp_path):
+def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happened(tmp_path):
     options = {"epochs": 3, "valid": Dots(10), "decay": 0.9, "restore_best": True, "save_every": 0}
 
     def work(core, folder, mirror=None):
         return train(core, folder=folder, mirror=mirror, **options)
 
-    undisturbed = quietly(work, tmp_path / "once", cores=cores).results
+    undisturbed = quietly(work, tmp_path / "once").results
     code, environ = script(tmp_path / "run", tmp_path / "drive"), {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
     assert ran.returncode == -9, ran.stderr
     shutil.rmtree(tmp_path / "run")
-    run = quietly(work, tmp_path / "new machine", tmp_path / "drive", cores=cores)
+    run = quietly(work, tmp_path / "new machine", tmp_path / "drive")
     for before, after in zip(undisturbed, run.results, strict=True):
         assert after["history"].resumed
         assert 12 <= path_step(Path(after["history"].resumed)) < 36
@@ -374,7 +374,8 @@ def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happ
     for name, tensor in best[0].items():
         assert torch.equal(tensor, best[1][name])
         assert torch.equal(tensor, best[2][name])
-    assert steps(tmp_path / "drive") == steps(tmp_path / "new machine")[-2:]
+    assert len(steps(tmp_path / "drive")) == 2
+    assert steps(tmp_path / "drive")[-1] == steps(tmp_path / "new machine")[-1]
     assert not list((tmp_path / "drive").glob(".*"))
 
 
@@ -396,13 +397,11 @@ def test_a_mirror_that_hangs_ends_no_training_and_slows_no_step(tmp_path, bucket
         if core.is_main and mirror:
             Stuck.gate = threading.Event()
             Stuck.gate.set()
-            closes = threading.Timer(0, lambda: None)
 
             def close(inputs, labels):
                 Stuck.gate.clear()  # after the start, which asks what is there
                 return inputs, labels
 
-            closes.start()
         else:
             close = None
         began = time.monotonic()

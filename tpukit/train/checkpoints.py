@@ -185,8 +185,8 @@ class Checkpoints:
                 for piece in pieces:
                     file.write(piece)
                 if file.crc32 != wanted:
-                    raise _Damaged
-        except _Damaged:
+                    raise Damaged
+        except Damaged:
             return False
         except OSError as error:
             raise self._explained(error, step, file.bytes if file else 0) from error
@@ -288,7 +288,7 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-class _Damaged(Exception):
+class Damaged(Exception):
     """What was read is not what was written."""
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tpukit.essentials.machine import part_of, write_whole
 from tpukit.essentials.show import Explained, Failed, NoSuchFile, NotInstalled, SystemFailed, WrongValue
-from tpukit.train.checkpoints import CannotSave, Checkpoints, step_of
+from tpukit.train.checkpoints import CannotSave, Checkpoints, Damaged, step_of
 
 _BEST = "best.pt"
 _PIECE = 2**20  # bytes
@@ -124,11 +124,11 @@ class Mirror:
     def _remove_older(self, newest: str) -> None:
         # Those of later steps are left alone: they are damaged, or another run's.
         steps = {name: step_of(name) for name in self._there.names() if name != newest}
-        older = sorted((step, name) for name, step in steps.items() if step is not None and step <= step_of(newest))
-        if older and older[-1][0] < step_of(newest):
-            older.pop()  # the second of two
-        for _, name in older:
-            self._there.remove(name)
+        older = {name: step for name, step in steps.items() if step is not None and step <= step_of(newest)}
+        second = max((step for step in older.values() if step < step_of(newest)), default=None)
+        for name in older:
+            if older[name] != second:
+                self._there.remove(name)
 
     def _complain(self, text: str) -> None:
         if not self._trouble and not self._ended:
@@ -197,10 +197,9 @@ class Mirror:
             with write_whole(path, part=part) as file:
                 file.writelines(self._pieces(_BEST))
                 file.flush()
-                # torch.load does not look at the checksums that torch.save puts into a file.
-                if zipfile.ZipFile(part).testzip():
-                    raise zipfile.BadZipFile
-        except zipfile.BadZipFile:
+                if not _is_whole_zip(part):
+                    raise Damaged
+        except Damaged:
             self._say(f"{_BEST} in the mirror is skipped: damaged; the next better epoch writes it again")
 
     def _pieces(self, name: str) -> Iterator[bytes]:
@@ -309,6 +308,14 @@ class _Url:
 
     def remove(self, name: str) -> None:
         self._files.rm_file(self._path(name))
+
+
+def _is_whole_zip(path: Path) -> bool:
+    """Return whether what `torch.save` wrote is whole; `torch.load` does not look at the checksums in it."""
+    try:
+        return zipfile.ZipFile(path).testzip() is None
+    except Exception:  # zipfile raises what its damage leads it to: BadZipFile, EOFError, NotImplementedError, ...
+        return False
 
 
 def _reason(error: BaseException) -> str:
