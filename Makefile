@@ -72,7 +72,7 @@ kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams`
 gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
 	$(python) docs/gallery.py
 
-headers:  ## write badges, bootstrap cells and links from the address in pyproject.toml
+headers:  ## write badges, bootstrap cells and links from the address of git's origin, or REPOSITORY=owner/name
 	$(PYTHON) notebooks/headers.py
 
 platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
