@@ -163,7 +163,7 @@ def test_googles_sdk_reads_the_custom_job(folder, capsys):
     [
         ("https://example.com/a/tpukit-1.0-py3-none-any.whl", "", "https://example.com/a/tpukit-1.0-py3-none-any.whl"),
         ("git+https://example.com/a/kit@v1", "", "git+https://example.com/a/kit@v1"),
-        ("/home/wheels", "https://name:secret@example.com/a/kit.git", "git+https://example.com/a/kit.git"),
+        ("wheels/here", "https://name:secret@example.com/a/kit.git", "git+https://example.com/a/kit.git"),
         ("", "https://example.com/a/kit", "git+https://example.com/a/kit"),
         ("", "git@example.com:a/kit", None),
         ("", "", None),
