@@ -20,7 +20,7 @@ from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.vertex import job
 
 sdk = pytest.importorskip(
-    "google.cloud.aiplatform_v1", reason='a Vertex AI job needs Google\'s SDK: pip install "tpukit[vertex]"'
+    "google.cloud.aiplatform_v1", reason="a Vertex AI job needs Google's SDK: pip install google-cloud-aiplatform"
 )
 import grpc  # noqa: E402
 from google.auth.credentials import AnonymousCredentials  # noqa: E402
@@ -548,7 +548,7 @@ def test_without_the_extra_the_error_names_it(trainer, monkeypatch):
 
     monkeypatch.setitem(sys.modules, "google.cloud.aiplatform_v1", None)
     monkeypatch.delattr("google.cloud.aiplatform_v1")
-    with pytest.raises(ImportError, match=r'pip install "tpukit\[vertex\]"'):
+    with pytest.raises(ImportError, match="pip install 'google-cloud-aiplatform>=1.165,<3'"):
         make(trainer, credentials=AnonymousCredentials()).submit()
 
 

@@ -112,7 +112,7 @@ print(json.dumps({
 def twice(request, tmp_path_factory):
     """Run a notebook twice in one kernel; return its folder, the notebook, and what was found after each time."""
     if needed := NEEDS.get(request.param.stem):
-        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install 'tpukit[test]'")
+        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install {needed}")
     folder = tmp_path_factory.mktemp(request.param.stem)
     notebook = nbformat.read(request.param, as_version=4)
     small(notebook, SMALL.get(request.param.stem, {}))

@@ -117,7 +117,7 @@ def import_ray():
         raise NotInstalled(
             "a run over several hosts needs Ray Train, which is not installed",
             found=error,
-            fix="pip install 'tpukit[ray]', here and on every host",
+            fix="pip install 'ray[train]>=2.54,<3', here and on every host",
         ) from error
     return ray
 

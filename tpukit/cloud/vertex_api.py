@@ -45,8 +45,8 @@ class VertexApi:
         except ImportError as error:
             raise NotInstalled(
                 f"a Vertex AI job needs Google's SDK, which cannot be imported: {error}",
-                found="google-cloud-aiplatform comes with the extra [vertex]",
-                fix='`pip install "tpukit[vertex]"`',
+                found="no google-cloud-aiplatform, or one too old",
+                fix="`pip install 'google-cloud-aiplatform>=1.165,<3'`",
             ) from error
         self._sdk, self._credentials = aiplatform_v1, credentials
         self._project, self._pauses, self._timeout = project, pauses, request_timeout

@@ -21,7 +21,7 @@ BUILT_FOR = ((0, 81),)
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 _SHARED = ("-fPIC", "-shared")
-_INSTALL = "pip install 'tpukit[standin]'"
+_INSTALL = "pip install xla_cpu_pjrt==0.0.1"
 
 
 class NoStandIn(Explained, RuntimeError):
