@@ -401,10 +401,9 @@ def test_a_notebook_explains_at_least_six_words_for_each_line_of_code(path):
 
 
 def blocks(text):
-    """Return the text blocks of a cell: what stands between pictures, tables and code; what a notebook needs and a
-    folded answer are their own."""
+    """Return the blocks of a text: what stands between pictures, tables, code and headings; and each folded answer."""
     text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^```.*?^```", "|", text, flags=re.MULTILINE | re.DOTALL))
-    return re.split(r"^(?:\||\[?!\[).*$|^</?details>|^- \*\*You need", text, flags=re.MULTILINE)
+    return re.split(r"^(?:\||\[?!\[|#).*$|^</?details>|^- \*\*You need", text, flags=re.MULTILINE)
 
 
 @EACH_NOTEBOOK
