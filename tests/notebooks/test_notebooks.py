@@ -93,7 +93,7 @@ SMALL = {
         "batch_size": 8,
         "compiles": 2,
     },
-    "11_beyond_the_notebook": {"epochs": 8, "pause": 1.5},
+    "11_beyond_the_notebook": {"epochs": 8, "pause": 1.5, "install": False},
     "12_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
 }
 
