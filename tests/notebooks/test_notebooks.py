@@ -183,8 +183,8 @@ def test_it_runs_from_top_to_bottom_twice_in_one_kernel(twice):
 def test_the_check_of_an_exercise_says_not_yet_before_the_folded_answer_and_right_after_it(twice):
     *_, (before, after) = twice
     assert before
-    assert [text for text in before if not text.startswith("not yet")] == []
-    assert [text for text in after if not text.startswith("right")] == []
+    assert [text for text in before if not text.splitlines()[-1].startswith("not yet")] == []
+    assert [text for text in after if not text.splitlines()[-1].startswith("right")] == []
 
 
 def test_the_messages_that_the_notebook_on_your_own_data_explains_are_those_of_the_kit():
