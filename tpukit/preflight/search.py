@@ -135,7 +135,7 @@ class Variants(Table):
             "samples/s",
             "of peak",
             "$ a million",
-            "this host records it in",
+            "this host",
         )
         return [heading, *(_row(name, found) for name, found in self.preflights.items())]
 
