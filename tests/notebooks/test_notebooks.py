@@ -187,6 +187,23 @@ def test_the_check_of_an_exercise_says_not_yet_before_the_folded_answer_and_righ
     assert [text for text in after if not text.splitlines()[-1].startswith("right")] == []
 
 
+@pytest.mark.parametrize("name", ["04_pulmonary_embolism", "04b_exams_and_submission"])
+def test_a_preset_for_a_tpu_replaces_parameters_that_there_are_by_values_of_their_kind(name):
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    (presets,) = [cell.source for cell in cells if cell.source.startswith("shared = ")]
+    values = {}
+    exec(parameters, values)
+    known = {key: value for key, value in values.items() if not key.startswith("__")}
+    values["preset"] = "v5e-8"
+    exec(presets, values)
+    for machine in values["PRESETS"].values():
+        assert machine.keys() <= known.keys()
+        for key, value in machine.items():
+            assert known[key] is None or type(value) is type(known[key]), key
+    assert (values["image_size"], values["batch_size"]) == (256, 128)
+
+
 def test_the_messages_that_the_notebook_on_your_own_data_explains_are_those_of_the_kit():
     notebook = nbformat.read(ROOT / "notebooks" / "06_your_own_data.ipynb", as_version=4)
     (table,) = [cell.source for cell in notebook.cells if "| if it says |" in cell.source]
