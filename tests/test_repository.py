@@ -411,7 +411,7 @@ def test_a_notebook_carries_no_trace_of_a_run(path):
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
     for cell in notebook["cells"]:
         assert cell["metadata"].keys() <= {"tags", "cellView", "jupyter", "_kg_hide-input"}
-        assert set(tags(cell)) <= {"parameters"}
+        assert set(tags(cell)) <= {"parameters", "exercise", "check"}
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
 
@@ -458,13 +458,41 @@ def test_a_notebook_ends_with_an_exercise_three_links_and_the_next_notebook(path
 
 
 @EACH_NOTEBOOK
-def test_a_notebook_explains_at_least_eight_words_for_each_line_of_code(path):
+def test_a_notebook_explains_at_least_six_words_for_each_line_of_code(path):
     cells = load(path)["cells"]
     prose = " ".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
     prose = re.sub(r"\]\([^)]*\)", "]", prose)  # an address is no word
     code = [line for cell in code_cells(load(path))[1:] for line in source(cell).splitlines() if line.strip()]
     words = re.findall(r"[A-Za-z][\w'.-]*", prose)
-    assert len(words) >= 8 * len(code), f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
+    assert len(words) >= 6 * len(code), f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
+
+
+def blocks(text):
+    """Return the blocks of a text: what stands between pictures, tables, code and headings; and each folded answer."""
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^```.*?^```", "|", text, flags=re.MULTILINE | re.DOTALL))
+    return re.split(r"^(?:\||\[?!\[|#).*$|^</?details>|^- \*\*You need", text, flags=re.MULTILINE)
+
+
+@EACH_NOTEBOOK
+def test_no_text_of_a_notebook_is_longer_than_ninety_words_without_a_picture_a_table_or_code(path):
+    cells = load(path)["cells"]
+    text = "\n".join(source(cell) if cell["cell_type"] == "markdown" else "| code" for cell in cells)
+    for block in blocks(text):
+        words = re.findall(r"[A-Za-z][\w'.-]*", block)
+        assert len(words) <= 90, f"{len(words)} words: {block.strip()[:80]}"
+
+
+@EACH_NOTEBOOK
+def test_a_notebook_has_an_exercise_to_write_its_check_and_a_folded_answer(path):
+    cells = load(path)["cells"]
+    exercises = [place for place, cell in enumerate(cells) if "exercise" in tags(cell)]
+    assert exercises
+    for place in exercises:
+        task, exercise, check, answer = cells[place - 1 : place + 3]
+        assert re.search(r"^### Your turn", source(task), re.MULTILINE)
+        assert "check" in tags(check)
+        assert re.match(r"<details>.*^```python$.*^```$.*</details>", source(answer), re.MULTILINE | re.DOTALL)
+        assert source(exercise) not in source(answer)
 
 
 @EACH_NOTEBOOK

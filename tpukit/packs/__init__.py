@@ -4,6 +4,7 @@ from tpukit.packs import locks
 from tpukit.packs.array_records import row_type
 from tpukit.packs.build_pixel_cache import build_cache, cache_or_decode
 from tpukit.packs.checked_files import npy, whole_number, write_file
+from tpukit.packs.decoding import decode
 from tpukit.packs.pack_shards import NOT_DAMAGE
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.packing import check_arguments, pack, pack_described, share_of
@@ -24,6 +25,7 @@ __all__ = [
     "build_cache",
     "cache_or_decode",
     "check_arguments",
+    "decode",
     "fact",
     "locks",
     "look_at",

@@ -139,8 +139,8 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """What a million samples cost, if the cores wait for nothing but the host."""
-        return 1e6 / self.rate / 3600 * self.dollars
+        """What a million samples cost by the chip's own estimate, if the cores wait for nothing."""
+        return 1e6 / self.samples_per_second / 3600 * self.dollars
 
     @cached_property
     def operations(self) -> tuple[Cost, ...]:
