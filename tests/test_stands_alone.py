@@ -48,6 +48,12 @@ for name in ("fit", "pe"):
         print(error)
 print(sorted(name for name in sys.modules if name.startswith("tpukit.") and not name.startswith("tpukit.essentials")))
 """
+# An editable install finds the parts that a copy lacks in the repository.
+WITHOUT_THE_INSTALLED_KIT = """
+import sys
+
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in getattr(one, "__module__", "")]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +62,7 @@ def alone(tmp_path_factory):
     shutil.copytree(ROOT / "tpukit/essentials", folder / "tpukit/essentials", ignore=lambda *_: ["__pycache__"])
     for name in ("__init__.py", "__main__.py"):
         shutil.copy(ROOT / "tpukit" / name, folder / "tpukit")
+    (folder / "sitecustomize.py").write_text(WITHOUT_THE_INSTALLED_KIT)
     return folder
 
 

@@ -101,7 +101,8 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         options += ["shuffle=True"] * (type(getattr(dataset, "sampler", None)).__name__ == "RandomSampler")
         options += ["drop_last=True"] * bool(getattr(dataset, "drop_last", False))
     collate = getattr(getattr(dataset, "collate_fn", None), "__name__", "default_collate")
-    padded = f"; its {collate} stays behind: buckets= pads, the dataset does the rest" * (collate != "default_collate")
+    is_torchs = collate in ("default_collate", "default_convert")
+    padded = "" if is_torchs else f"; its {collate} stays behind: buckets= pads, the dataset does the rest"
     raise WrongType(
         f"a {type(dataset).__name__} holds batches already, and core.batches makes each core's own of samples",
         fix=f"core.batches({', '.join(options)}), samples a core and step{padded}",
