@@ -1,7 +1,7 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams kaggle-bundle gallery platforms standin
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams kaggle-bundle gallery docs platforms standin
 .PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-exams bench-preflight
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -71,6 +71,9 @@ kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams`
 
 gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
 	$(python) docs/gallery.py
+
+docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings are errors, every link is followed
+	$(python) docs/build.py
 
 headers:  ## write badges, bootstrap cells and links from the address in pyproject.toml
 	$(PYTHON) notebooks/headers.py
@@ -145,6 +148,10 @@ $(installed): requirements.txt pyproject.toml
 	$(python) -m pip install --quiet --disable-pip-version-check uv
 	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser]"
 	@touch $(installed)
+
+.venv/documented: $(installed)
+	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,docs]"
+	@touch .venv/documented
 
 .venv/benched: $(installed)
 	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,bench]"

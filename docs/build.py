@@ -28,7 +28,10 @@ def main() -> int:
     sphinx = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-b", "html", SOURCE, PAGES]
     status = subprocess.run(sphinx, check=False).returncode
     broken = broken_links(PAGES)
-    print("\n".join(broken) or f"{len(list(PAGES.rglob('*.html')))} pages in {PAGES.relative_to(ROOT)}, every link leads somewhere")
+    print(
+        "\n".join(broken)
+        or f"{len(list(PAGES.rglob('*.html')))} pages in {PAGES.relative_to(ROOT)}, every link leads somewhere"
+    )
     return status or bool(broken)
 
 
@@ -89,7 +92,9 @@ def _without_dead_links(text: str, file: Path, there: set[Path]) -> str:
 
 def rooms() -> list[str]:
     """Return the rooms that people import from, the essentials first."""
-    others = [one.parent.name for one in sorted((ROOT / "tpukit").glob("*/__init__.py")) if one.parent.name != "essentials"]
+    others = [
+        one.parent.name for one in sorted((ROOT / "tpukit").glob("*/__init__.py")) if one.parent.name != "essentials"
+    ]
     return [*(f"essentials.{room}" for room in ROOMS), *others]
 
 
@@ -121,8 +126,16 @@ def page_of_room(room: str) -> str:
             value = getattr(module, name)
             place = f"tpukit.{room}.{name}"
             kind = next((k for k in KINDS if getattr(inspect, f"is{k}")(value)), None)
-            if kind is None or value.__doc__ is None or value in (list, dict, str) or value is dict:
-                lines += ["```{eval-rst}", f".. py:data:: {place}", "   :no-typesetting:", "```", "", f"`{name}` is a value.", ""]
+            if kind is None or value.__doc__ is None or value is dict:
+                lines += [
+                    "```{eval-rst}",
+                    f".. py:data:: {place}",
+                    "   :no-typesetting:",
+                    "```",
+                    "",
+                    f"`{name}` is a value.",
+                    "",
+                ]
                 continue
             if kind == "module":
                 lines += [f"`{value.__name__}`: {(inspect.getdoc(value) or '').splitlines()[0]}", ""]
@@ -142,7 +155,11 @@ def home(name: str) -> str:
 
 def page_of_messages() -> str:
     """Write an entry for every message that the kit can raise, by room."""
-    lines = ["# Troubleshooting by message", "", "Paste a message, or the line that begins with `found:`; the nearest entries come first."]
+    lines = [
+        "# Troubleshooting by message",
+        "",
+        "Paste a message, or the line that begins with `found:`; the nearest entries come first.",
+    ]
     lines += ["What a run fills in stands in braces.", "", "```{raw} html"]
     lines += ['<textarea id="message" aria-label="the message"></textarea><div id="message-answers"></div>', "```", ""]
     by_room = {}
@@ -183,7 +200,11 @@ def front_page(pages: list[Path], notebooks: list[Path]) -> str:
     }
     readme = (ROOT / "README.md").read_text()
     lines = ["# tpukit", "", readme.split("\n\n")[1], ""]
-    lines += ["- Something failed: [paste the message](messages.md).", "- New here: [from PyTorch to tpukit](docs/from_pytorch.md), or notebook [01](notebooks/01_setup.ipynb).", ""]
+    lines += [
+        "- Something failed: [paste the message](messages.md).",
+        "- New here: [from PyTorch to tpukit](docs/from_pytorch.md), or notebook [01](notebooks/01_setup.ipynb).",
+        "",
+    ]
     for caption, entries in parts.items():
         lines += ["```{toctree}", f":caption: {caption}", ":maxdepth: 1", "", *entries, "```", ""]
     return "\n".join(lines)

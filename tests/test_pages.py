@@ -10,14 +10,13 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import links
 import pytest
+from messages import explained, messages
+
+import build
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "docs"))
-
-import build  # noqa: E402
-import links  # noqa: E402
-from messages import explained, messages  # noqa: E402
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Names that their example does not write out, and what in it makes one, or hands it on.
@@ -138,7 +137,9 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
     ]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("myst_nb") is None, reason="needs Sphinx and myst-nb: pip install '.[docs]'")
+@pytest.mark.skipif(
+    importlib.util.find_spec("myst_nb") is None, reason="needs Sphinx and myst-nb: pip install '.[docs]'"
+)
 def test_the_pages_are_built_without_a_warning():
     done = subprocess.run([sys.executable, ROOT / "docs/build.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
