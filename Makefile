@@ -2,7 +2,7 @@
 # takes torch's build for the CPU, without the 4 GB of CUDA libraries; UV_INDEX in the environment names a mirror.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams wheel kaggle-bundle gallery platforms standin
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams wheel kaggle-bundle gallery docs platforms standin
 .PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-exams bench-preflight
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -78,6 +78,9 @@ kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams`
 
 gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
 	$(python) docs/gallery.py
+
+docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings are errors, every link is followed
+	$(python) docs/build.py
 
 headers:  ## write badges, bootstrap cells and links from the address of git's origin, or REPOSITORY=owner/name
 	$(PYTHON) notebooks/headers.py
@@ -157,6 +160,10 @@ $(walks): requirements.txt pyproject.toml
 $(installed): $(walks)
 	$(uv_install) --compile-bytecode --editable ".[test,browser]"
 	@touch $(installed)
+
+.venv/documented: $(installed)
+	$(uv_install) --compile-bytecode --editable ".[test,browser,docs]"
+	@touch .venv/documented
 
 .venv/benched: $(installed)
 	$(uv_install) --compile-bytecode --editable ".[test,browser,bench]"

@@ -13,6 +13,7 @@ from tpukit.essentials.data.sources import (
     as_batch_source,
     only_iterates,
     reader_ahead,
+    refuse_loader,
     split_masks,
 )
 from tpukit.essentials.machine import cpus
@@ -52,6 +53,7 @@ class Batches:
         send: Callable[[list], list] | None = None,
         shares_process: bool = False,
     ):
+        refuse_loader(dataset, batch_size)
         if only_iterates(dataset):
             raise WrongType(
                 f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tpukit.essentials.backends import Topology, runtimes
 from tpukit.essentials.machine import Host, wait_for_chips
+from tpukit.essentials.run.calls import refuse_call
 from tpukit.essentials.run.failure import Failure
 from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, worker_failed
 from tpukit.essentials.run.signals import sigterm_ends_the_run
@@ -101,6 +102,7 @@ def launch_each(
 
     Raises:
         ValueError: there is no config, more `cores` are asked for than there are, or as in `launch`.
+        TypeError: `fn` is no function that takes a core and a config.
         RuntimeInUse: this process has started the XLA or CUDA runtime.
         Interrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
     """
@@ -108,6 +110,7 @@ def launch_each(
     configs = list(configs)
     if not configs:
         raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
+    refuse_call(fn, (configs[0],))
     limits, tasks = Limits(timeout, stall, heartbeat), [Task(fn, (config,), seed, precision) for config in configs]
     topology = choose_topology(host, 1, backend)
     places = min(_places(host, cores, backend), len(configs))
