@@ -10,11 +10,10 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
+import build
 import links
 import pytest
 from messages import explained, messages
-
-import build
 
 ROOT = Path(__file__).parents[1]
 
