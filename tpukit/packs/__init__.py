@@ -16,26 +16,7 @@ from tpukit.packs.source_files import Names, look_at
 from tpukit.packs.tfrecords import read_tfrecords
 
 __all__ = [
-    "Cache",
-    "NOT_DAMAGE",
-    "Names",
-    "PackSource",
-    "Records",
-    "ResumableFolder",
-    "build_cache",
-    "cache_or_decode",
-    "check_arguments",
-    "decode",
-    "fact",
-    "locks",
-    "look_at",
-    "npy",
-    "pack",
-    "pack_described",
-    "read_tfrecords",
-    "row_type",
-    "run_in_processes",
-    "share_of",
-    "whole_number",
-    "write_file",
-]
+    "Cache", "NOT_DAMAGE", "Names", "PackSource", "Records", "ResumableFolder", "build_cache", "cache_or_decode",
+    "check_arguments", "decode", "fact", "locks", "look_at", "npy", "pack", "pack_described", "read_tfrecords",
+    "row_type", "run_in_processes", "share_of", "whole_number", "write_file",
+]  # fmt: skip

@@ -22,18 +22,6 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "CsvWriter",
-    "Evaluation",
-    "History",
-    "KeptFolder",
-    "LARS",
-    "NotFinite",
-    "TensorBoardWriter",
-    "evaluate",
-    "fit",
-    "keep_folder",
-    "parse_duration",
-    "predict",
-    "schedules",
-    "sync_batchnorm",
-]
+    "CsvWriter", "Evaluation", "History", "KeptFolder", "LARS", "NotFinite", "TensorBoardWriter", "evaluate", "fit",
+    "keep_folder", "parse_duration", "predict", "schedules", "sync_batchnorm",
+]  # fmt: skip

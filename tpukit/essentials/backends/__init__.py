@@ -40,19 +40,6 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "PLACES",
-    "Backend",
-    "Compiling",
-    "Cpu",
-    "Hosts",
-    "Runtime",
-    "Topology",
-    "Tpu",
-    "import_torch_xla",
-    "libtpu_flags",
-    "rehearsal_cores",
-    "runtime_started",
-    "runtimes",
-    "start_pjrt",
-    "why_no_stand_in",
-]
+    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "Topology", "Tpu", "import_torch_xla", "libtpu_flags",
+    "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt", "why_no_stand_in",
+]  # fmt: skip

@@ -10,16 +10,6 @@ from tpukit.essentials.data.sources import BatchSource, MapDataset, only_iterate
 from tpukit.essentials.data.streams import StreamBatches
 
 __all__ = [
-    "Augment",
-    "BatchSource",
-    "Batches",
-    "Buckets",
-    "MapDataset",
-    "ShardedSampler",
-    "StreamBatches",
-    "StreamSampler",
-    "only_iterates",
-    "run_ahead",
-    "seed_in_turn",
-    "split_masks",
-]
+    "Augment", "BatchSource", "Batches", "Buckets", "MapDataset", "ShardedSampler", "StreamBatches", "StreamSampler",
+    "only_iterates", "run_ahead", "seed_in_turn", "split_masks",
+]  # fmt: skip

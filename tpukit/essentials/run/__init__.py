@@ -13,26 +13,7 @@ from tpukit.essentials.run.worker import Task
 from tpukit.essentials.run.worker_group import WorkerGroup
 
 __all__ = [
-    "Core",
-    "Hosts",
-    "Interrupted",
-    "Jobs",
-    "Limits",
-    "Row",
-    "Run",
-    "RuntimeInUse",
-    "STEP_SECONDS",
-    "Task",
-    "Terminated",
-    "WorkerFailed",
-    "WorkerGroup",
-    "choose_topology",
-    "collect",
-    "die_with_parent",
-    "launch",
-    "launch_each",
-    "refuse_if_in_use",
-    "save_tensors",
-    "sigterm_ends_the_run",
-    "worker_failed",
-]
+    "Core", "Hosts", "Interrupted", "Jobs", "Limits", "Row", "Run", "RuntimeInUse", "STEP_SECONDS", "Task",
+    "Terminated", "WorkerFailed", "WorkerGroup", "choose_topology", "collect", "die_with_parent", "launch",
+    "launch_each", "refuse_if_in_use", "save_tensors", "sigterm_ends_the_run", "worker_failed",
+]  # fmt: skip
