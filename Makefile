@@ -80,7 +80,7 @@ gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from 
 	$(python) docs/gallery.py
 
 docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings are errors, every link is followed
-	$(python) docs/build.py
+	$(python) docs/pages.py
 
 headers:  ## write badges, bootstrap cells and links from the address of git's origin, or REPOSITORY=owner/name
 	$(PYTHON) notebooks/headers.py

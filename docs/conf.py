@@ -1,4 +1,4 @@
-"""What Sphinx needs to know; `docs/build.py` lays out the pages and calls it."""
+"""What Sphinx needs to know; `docs/pages.py` lays out the pages and calls it."""
 
 import re
 

@@ -10,8 +10,8 @@ import sys
 from contextlib import redirect_stdout
 from pathlib import Path
 
-import build
 import links
+import pages
 import pytest
 from messages import explained, messages
 
@@ -36,25 +36,25 @@ def words(text):
     return re.findall(r"[A-Za-z]{2,}", re.sub(r"{[^{}]*}", " ", text))
 
 
-@pytest.mark.parametrize("room", build.rooms())
+@pytest.mark.parametrize("room", pages.rooms())
 def test_every_public_name_has_an_example(room):
     shown = {}
-    for names, code in build.examples(room):
+    for names, code in pages.examples(room):
         assert not shown.keys() & set(names)
         shown |= dict.fromkeys(names, code)
-    assert sorted(shown, key=str.lower) == build.public_names(room)
+    assert sorted(shown, key=str.lower) == pages.public_names(room)
     assert not [name for name, code in shown.items() if not re.search(rf"\b{SHOWN_BY.get(name, name)}\b", code)]
 
 
 def test_the_names_of_the_face_are_those_of_rooms():
     import tpukit
 
-    there = {name for room in build.rooms() for name in build.public_names(room)}
-    rooms = {room.partition(".")[0] for room in build.rooms()}
+    there = {name for room in pages.rooms() for name in pages.public_names(room)}
+    rooms = {room.partition(".")[0] for room in pages.rooms()}
     assert set(tpukit.__all__) <= there | rooms
 
 
-@pytest.mark.parametrize("room", build.rooms())
+@pytest.mark.parametrize("room", pages.rooms())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
 def test_the_examples_of_a_room_run(room, tmp_path):
     program = (
@@ -62,7 +62,7 @@ def test_the_examples_of_a_room_run(room, tmp_path):
         "flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE\n"
         "sys.exit(doctest.testfile(sys.argv[1], module_relative=False, optionflags=flags, encoding='utf-8').failed > 0)"
     )
-    code = "\n".join(code for _, code in build.examples(room))
+    code = "\n".join(code for _, code in pages.examples(room))
     (tmp_path / "examples.txt").write_text(code)
     environ = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
     command = [sys.executable, "-W", "ignore", "-c", program, "examples.txt"]
@@ -140,5 +140,5 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
     importlib.util.find_spec("myst_nb") is None, reason="needs Sphinx and myst-nb: pip install '.[docs]'"
 )
 def test_the_pages_are_built_without_a_warning():
-    done = subprocess.run([sys.executable, ROOT / "docs/build.py"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, ROOT / "docs/pages.py"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
