@@ -11,10 +11,9 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 import links
+import pages
 import pytest
 from messages import explained, messages
-
-import pages
 
 ROOT = Path(__file__).parents[1]
 
