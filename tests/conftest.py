@@ -16,9 +16,11 @@ APART = {"test_faults.py": r"\[(\S+): ", "test_notebooks.py": r"\[([^\]]+)\]"}
 
 
 def pytest_configure(config):
-    """Let tests interrupt themselves (a shell's `&` leaves SIGINT ignored), and let graphs compile quickly."""
+    """Let tests interrupt and hang up: a shell's `&` leaves SIGINT ignored for all that it starts, nohup SIGHUP."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # XLA:CPU compiles in a third of the time then, also in kernels and programs; these graphs run a few times only.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
