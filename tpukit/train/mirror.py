@@ -263,7 +263,7 @@ class _Url:
 
             fsspec.get_filesystem_class(address.partition("://")[0])
         except ImportError as error:
-            package = re.search(r"(?i)install ([\w-]+)|$", str(error))[1] or "fsspec"  # "Please install gcsfs to access ..."
+            package = re.search(r"(?i)install ([\w-]+)|$", str(error))[1] or "fsspec"  # "Please install gcsfs"
             raise NotInstalled(
                 f"the mirror {address} needs {package}, which is missing",
                 found=error,
