@@ -42,7 +42,7 @@ def test_every_public_name_has_an_example(room):
     for names, code in pages.examples(room):
         assert not shown.keys() & set(names)
         shown |= dict.fromkeys(names, code)
-    assert sorted(shown, key=str.lower) == pages.public_names(room)
+    assert shown.keys() == set(pages.public_names(room))
     assert not [name for name, code in shown.items() if not re.search(rf"\b{SHOWN_BY.get(name, name)}\b", code)]
 
 

@@ -316,6 +316,7 @@ LINKED = {  # projects of others, linked on purpose
     "Lightning-AI/pytorch-lightning",
     "RSNA/AI-Challenge-Data",
     "google/array_record",
+    "karpathy/nanoGPT",
     "satyajitghana/ProjektDepth",
 }
 
