@@ -379,7 +379,6 @@ def test_a_report_holds_what_it_promises(real_libtpu):
     assert "as fast as the host" in " ".join(str(slow).split())
     quick = replace(found.recording, host_seconds=found.seconds / 2)
     beside = str(tpukit.preflight.compare_preflights([slow]))
-    assert f"{found.samples_per_second:,.0f}" in beside, "chips are compared by their own estimate"
     assert "longer" in beside
     assert "longer" not in str(tpukit.preflight.compare_preflights([replace(found, recording=quick)]))
     unknown = replace(found, recording=replace(found.recording, host_seconds=None))
