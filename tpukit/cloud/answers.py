@@ -22,13 +22,18 @@ class CloudFailed(Explained, RuntimeError):
         answered: whether the service itself has answered; if not, it may have done what was asked.
     """
 
-    status: int | None = None
-    may_pass: bool = False
-    answered: bool = True
-
-    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", **others: object):
+    def __init__(
+        self,
+        fact: str = "",
+        *,
+        found: object = "",
+        fix: object = "",
+        status: int | None = None,
+        may_pass: bool = False,
+        answered: bool = True,
+    ):
         super().__init__(fact, found=found, fix=fix)
-        vars(self).update(others)
+        self.status, self.may_pass, self.answered = status, may_pass, answered
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,9 @@ class HostsFailed(Explained, RuntimeError):
         failures: by host, what it said.
     """
 
-    failures: dict[int, str] = {}
+    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", failures: dict[int, str] | None = None):
+        super().__init__(fact, found=found, fix=fix)
+        self.failures = failures or {}
 
 
 def import_ray():
@@ -220,11 +222,10 @@ def _explained(error: Exception, failures: int) -> HostsFailed:
         )
     # The first host to fail leaves the others in a collective, which then fails, too.
     number = min(said, key=lambda one: ("waiting for the other cores" in said[one], one))
-    failed = HostsFailed(
-        f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}"
+    return HostsFailed(
+        f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}",
+        failures=said,
     )
-    failed.failures = said
-    return failed
 
 
 def _pickled(task: "_Task") -> bytes:

@@ -46,8 +46,18 @@ class DoesNotFit(CompileFailed):
         limit: bytes that it may use; None if it did not say.
     """
 
-    needed: int | None = None
-    limit: int | None = None
+    def __init__(
+        self,
+        fact: str = "",
+        *,
+        found: object = "",
+        fix: object = "",
+        words: str = "",
+        needed: int | None = None,
+        limit: int | None = None,
+    ):
+        super().__init__(fact, found=found, fix=fix, words=words)
+        self.needed, self.limit = needed, limit
 
 
 @dataclass(frozen=True)
@@ -269,16 +279,16 @@ def _refused(step: str, words: str, what: str, chip: Tpu) -> CompileFailed:
         if too_large:
             needed, limit = int(too_large[1]), int(too_large[2])
         over = f", {human_size(needed - limit)} too much" if needed else ""
-        error = DoesNotFit(
+        return DoesNotFit(
             f"it does not fit into the memory of a {chip.generation} core{over}",
             found=first,
             fix=(
                 "a smaller batch, bfloat16, or a chip with more memory; tpukit.preflight.largest_batch finds the batch"
             ),
             words=words,
+            needed=needed,
+            limit=limit,
         )
-        error.needed, error.limit = needed, limit
-        return error
     fixes = {
         "load": "fetch it again: remove its folder, then tpukit.preflight.fetch_libtpu()",
         "topology": f"this version of libtpu does not know {chip.topology}: another version, or another chip",
