@@ -1,8 +1,10 @@
 """Train a model over a Core: no wait for the host in a step, exact evaluation, a run that survives a kill."""
 
+import contextlib
 import copy
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -62,6 +64,9 @@ def fit(
     averaged over the cores in one message, so all cores hold the same model after every step. Random numbers of a step
     depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit;
     for v2 and v3, `Core.seed` says which.
+
+    On a TPU the stem of torchvision's ResNets pools before it normalises, until the training is over: the same function
+    for less, see `tpukit.train.stem`.
 
     What a batch is, and how the model is called:
 
@@ -226,7 +231,7 @@ class Trainer:
 
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
-        with self.state.held():
+        with self.state.held(), self._faster_layers():
             self._resume(resume)
             check_same_weights(self.core, self.step.model, self.step.loss)
             if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
@@ -246,6 +251,14 @@ class Trainer:
             if self.restore_best and self.history.best:
                 self._restore_best()
         return self.history
+
+    def _faster_layers(self) -> contextlib.AbstractContextManager:
+        """On a TPU, have layers of the model compute the same at less cost, until the training is over."""
+        if not self.core.backend.in_graph or "torchvision.models.resnet" not in sys.modules:
+            return contextlib.nullcontext()
+        from tpukit.train.stem import pooling_first
+
+        return pooling_first(self.step.model)
 
     def _restore_best(self) -> None:
         model = self.step.evaluated_model
