@@ -55,6 +55,7 @@ SMALL = {
         "exam_slices": 8,
         "exam_batch_size": 2,
         "exam_epochs": 2,
+        "keep": "kept/exams",
     },
     "05_feed_the_chip": {
         "studies": 8,
@@ -64,7 +65,7 @@ SMALL = {
         "rounds": 2,
         "seconds": 0.05,
     },
-    "06_your_own_data": {"flowers": 16, "epochs": 1, "batch_size": 8},
+    "06_your_own_data": {"flowers": 16, "epochs": 1, "batch_size": 8, "keep": "kept"},
     "07_how_much_faster": {
         "image_size": 32,
         "train_images": 16,
