@@ -57,7 +57,8 @@ def lay_out() -> None:
         }  # ! and % are no errors
         cells = [{"cell_type": "markdown", "id": "outputs", "metadata": {}, "source": note}]
         for cell in notebook["cells"]:
-            cell["metadata"] = {}
+            is_set_up = "".join(cell["source"]).startswith("# @title")
+            cell["metadata"] = {"tags": ["hide-input"]} if is_set_up else {}
             if cell["cell_type"] == "markdown":
                 cell["source"] = _without_dead_links("".join(cell["source"]), file, there)
         notebook["cells"][1:1] = cells
