@@ -77,8 +77,9 @@ def build_cache(
                     if error.errno in (errno.ENOSPC, errno.EDQUOT):
                         raise _full(target) from error
                     raise
-                return Cache(folder, verify=False)  # the checksums are of what was written just now
-    return _open(target)
+                # The checksums are of what was written just now.
+                return Cache(folder, verify=False).labelled_as(records)
+    return _open(target).labelled_as(records)
 
 
 def cache_or_decode(
@@ -122,7 +123,7 @@ def cache_or_decode(
     else:
         for target in (CacheFolder(place, plan) for place in places):
             if target.is_finished:
-                cache = _open(target)
+                cache = _open(target).labelled_as(records)
                 print(f"cache: {what}, found in {target.folder}")
                 return cache
         for place in places:
@@ -138,7 +139,7 @@ def cache_or_decode(
                 except NoRoom as error:  # a quota, of which the disk's free space says nothing
                     reasons.append(str(error).partition("\n")[0])
     print(f"no cache: {what}, but {'; '.join(reasons)}. Every epoch reads and decodes the records")
-    return Records(records.folder, size)
+    return Records(records.folder, size).labelled_as(records)
 
 
 # ---- which and where -----------------------------------------------------------------------------------------------
@@ -278,8 +279,11 @@ def _noted(work: Path) -> dict[int, int]:
 
 def _publish(target: CacheFolder, records: Records) -> None:
     """Bring all of the cache to the disk, the manifest last."""
-    index = npy(records.index)
-    write_file(target.folder / "index.npy", index)
+    written = {"index.npy": npy(records.index)}
+    if "groups.npy" in records.files:
+        written["groups.npy"] = npy(records.groups)
+    for name, data in written.items():
+        write_file(target.folder / name, data)
     with open(target.work / "images.npy", "r+b") as images:
         os.fsync(images.fileno())
     (target.work / "images.npy").replace(target.folder / "images.npy")
@@ -288,6 +292,9 @@ def _publish(target: CacheFolder, records: Records) -> None:
         classes=records.classes,
         group_names=records.group_names,
         masks=records.has_masks,
-        files={"images.npy": {"bytes": layout_of(target.plan).bytes}, "index.npy": size_and_checksum(index)},
+        files={
+            "images.npy": {"bytes": layout_of(target.plan).bytes},
+            **{name: size_and_checksum(data) for name, data in written.items()},
+        },
         blocks=[checksum for _, checksum in sorted(_noted(target.work).items())],
     )

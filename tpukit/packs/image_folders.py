@@ -1,19 +1,27 @@
 """A folder of images with one sub-folder per class, as torchvision's ImageFolder reads it, without what is no image."""
 
+import functools
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, WrongValue, explain
+from tpukit.packs.label_arrays import check_classes, in_order
 from tpukit.packs.resumable import UNFINISHED
 
-_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")  # torchvision's ImageFolder
+# Pillow opens these as drawings, as tables of numbers, or with programs of others.
+_PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # which a class may be divided into
+_NO_PICTURES = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """Files of images, and what is known of each: labels, (N, L) or (N,) numbers; files of masks; numbers of groups."""
+    """Files of images, and what is known of each: labels, (N, L) or (N,) numbers; files of masks; numbers of groups.
+
+    `left_out` counts the other files that lie there, by their ending.
+    """
 
     names: list[str]
     labels: object
@@ -22,6 +30,17 @@ class FoundFiles:
     groups: object = None
     group_names: list[str] = field(default_factory=list)
     mask_names: list[str] = field(default_factory=list)
+    left_out: Counter = field(default_factory=Counter)
+
+
+@functools.cache
+def endings() -> tuple[str, ...]:
+    """Return how the names of images end that Pillow opens here."""
+    from PIL import Image
+
+    Image.init()
+    known = {end: kind for end, kind in Image.EXTENSION.items() if kind in Image.OPEN and kind not in _NO_PICTURES}
+    return tuple(known)
 
 
 def find_images(folder, classes: Sequence[str] | None = None, *, without: Path | None = None) -> FoundFiles:
@@ -32,54 +51,93 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
 
     Args:
         folder: the folder with one folder per class.
-        classes: the classes in the order of their numbers; None for the sub-folders, sorted. A class without a folder
-            keeps its number: so the numbers of validation images are those of training.
+        classes: the classes in the order of their numbers; None for the sub-folders, sorted, 2 before 10. A class
+            without a folder keeps its number: so the numbers of validation images are those of training.
         without: a folder to leave out, whatever is in it.
 
     Raises:
         FileNotFoundError: there is no such folder.
         PermissionError: a folder cannot be read.
-        ValueError: there is no image, or a sub-folder that is none of the classes.
+        ValueError: there is no image, or none in a class that has files, or a sub-folder that is none of the classes;
+            or the classes lie one folder deeper.
     """
     if not os.path.isdir(folder):
         raise NoSuchFile(f"there is no folder {folder}", fix="pass the folder that holds one folder per class")
     above = (_identity(folder),)
-    found = [entry.name for entry in _entries(folder) if _is_part(entry, above, without) and entry.is_dir()]
-    order = found if classes is None else [str(name) for name in classes]
+    parts = [entry for entry in _entries(folder) if _is_part(entry, above, without)]
+    found = [entry.name for entry in parts if entry.is_dir()]
+    order = in_order(found) if classes is None else [str(name) for name in classes]
     if others := [name for name in found if name not in order]:
         raise WrongValue(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
             fix="name all classes, also those that only training has; or move these folders away",
         )
-    if len(set(order)) < len(order):
-        raise WrongValue("classes= names a class twice", found=order, fix="each class once")
+    check_classes(order)
     names, numbers = [], []
+    left_out = Counter(_ending(entry.name) for entry in parts if not entry.is_dir())
     for number, name in enumerate(order):
-        inside = list(_images(folder, name, above, without)) if name in found else []
+        others = Counter()
+        inside = list(_images(folder, name, above, without, others)) if name in found else []
+        if others and not inside:
+            raise WrongValue(
+                f"the folder {name!r} holds no image that is read here, and would be a class without one",
+                found=_counted(others),
+                fix="save them as PNG or JPEG; or move the folder away",
+            )
         names += inside
         numbers += [number] * len(inside)
+        left_out += others
     if not names:
         raise WrongValue(
             f"{folder} holds no image in a sub-folder",
             found=sorted(os.listdir(folder))[:4] or "an empty folder",
             fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
         )
-    return FoundFiles(names, numbers, ["class"], order)
+    _refuse_deeper_classes(folder, names)
+    return FoundFiles(names, numbers, ["class"], order, left_out=left_out)
 
 
-def _images(folder, inside: str, above: tuple, without: Path | None) -> Iterator[str]:
-    """Yield the images of a folder, then those of the folders in it, as paths below the first."""
+def _refuse_deeper_classes(folder, names: list[str]) -> None:
+    """Raise where all images lie in the same sub-folders of each class, or one class is all: then those are classes."""
+    inside = {}
+    for name in names:
+        first, *others = Path(name).parts
+        inside.setdefault(first, set()).add(others[0] if len(others) > 1 else "")
+    below = set.intersection(*inside.values())
+    if "" not in below and len(below) > 1 and not below <= _PARTS and all(mine == below for mine in inside.values()):
+        first = next(iter(inside))
+        raise WrongValue(
+            f"{folder} would give the classes {', '.join(list(inside)[:4])}, and in each lie the same folders",
+            found=", ".join(sorted(below)[:4]),
+            fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or a table with a column of paths",
+        )
+
+
+def _ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower() or "no ending"
+
+
+def _counted(others: Counter) -> str:
+    return ", ".join(f"{ending} {count:,}" for ending, count in others.most_common(4))
+
+
+def _images(folder, inside: str, above: tuple, without: Path | None, others: Counter) -> Iterator[str]:
+    """Yield the images of a folder, then those of the folders in it, as paths below the first; count other files."""
     path = os.path.join(folder, inside)
     above = (*above, _identity(path))
     entries = [entry for entry in _entries(path) if _is_part(entry, above, without)]
     for entry in entries:
         # A link to nothing is an image that is missing, which packing says.
-        if entry.name.lower().endswith(_EXTENSIONS) and (entry.is_file() or not os.path.exists(entry.path)):
+        if entry.is_dir():
+            continue
+        if entry.name.lower().endswith(endings()) and (entry.is_file() or not os.path.exists(entry.path)):
             yield os.path.join(inside, entry.name)
+        else:
+            others[_ending(entry.name)] += 1
     for entry in entries:
         if entry.is_dir():
-            yield from _images(folder, os.path.join(inside, entry.name), above, without)
+            yield from _images(folder, os.path.join(inside, entry.name), above, without, others)
 
 
 def _entries(folder) -> list[os.DirEntry]:

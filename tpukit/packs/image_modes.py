@@ -1,5 +1,8 @@
 """Any image that Pillow opens as three channels of 8 bits: turned upright, on white, in a window of its values."""
 
+import contextlib
+import io
+import re
 import struct
 
 from tpukit.essentials.show import WrongValue
@@ -8,12 +11,14 @@ from tpukit.essentials.show import WrongValue
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
 _ORIENTATION = 0x0112  # the tag of EXIF
 _EXIF = b"Exif\0\0"  # what its segment of a JPEG begins with
+_XMP = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')  # where EXIF says nothing, as Pillow reads it
 
 
 def to_rgb(image, window: tuple[float, float] | None = None):
     """Return a Pillow image as RGB; of several pages or frames, the first.
 
-    It is turned as its EXIF says; what is transparent shows white; more than 8 bits become 8 by a window.
+    Of a file it is turned as its EXIF says, and what a note beside the pixels calls transparent shows white. An image
+    that is no file's any more, as after `convert`, is its pixels. More than 8 bits become 8 by a window.
 
     Args:
         image: of any mode; not modified.
@@ -21,11 +26,18 @@ def to_rgb(image, window: tuple[float, float] | None = None):
             that none is clipped.
 
     Raises:
-        ValueError: the image has more than 16 bits, or is of floats, and there is no window; or Pillow cannot
-            convert it.
+        ValueError: the image has more than 16 bits, or is of floats, and there is no window; it has 16 bits in several
+            channels, and there is one; or Pillow cannot convert it.
     """
     from PIL import Image
 
+    if window is not None and image.mode[0] not in "IF" and any("16" in str(part[-1]) for part in _coded(image)):
+        raise WrongValue(
+            f"window= is for one channel of 16 bits, and this {image.format} has {len(image.getbands())}",
+            found="Pillow opens those with 8 bits",
+            fix="pack uint16 arrays, (image, label) of tifffile.imread(file); or leave window= out",
+        )
+    has_note = image.format is not None and "transparency" in image.info
     image = upright(image)
     if image.mode[0] in "IF":
         import numpy
@@ -39,23 +51,38 @@ def to_rgb(image, window: tuple[float, float] | None = None):
                 fix="pack(..., window=(low, high))",
             )
         return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in image.info:
+    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or has_note:
         image = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     return image.convert("RGB")
 
 
+def _coded(image) -> list:
+    """Return how the parts of a file that was opened, and not read yet, are stored."""
+    return getattr(image, "tile", None) or []
+
+
 def upright(image):
-    """Return a Pillow image turned as its EXIF says."""
-    # Not ImageOps.exif_transpose: it reads and writes all other tags, too, and raises where one of them is damaged.
-    exif = image.info.get("exif", b"").removeprefix(_EXIF)
-    how = _of_tags(exif) if exif else 1  # a TIFF has none: Pillow turns it as it loads
+    """Return a Pillow image turned as its file says: by EXIF wherever it stands, or XMP; one in memory as it is."""
+    how = turn_of(image)
     if how == 1:
         return image
     names = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
     from PIL import Image
 
     return image.transpose(Image.Transpose[names[how - 2]])
+
+
+def turn_of(image) -> int:
+    """Return how the file of a Pillow image says to turn it, 1 (not) to 8."""
+    if image.format is None:  # whoever changed it has turned it, or has drawn a mask over it as it is
+        return 1
+    image.load()  # a PNG may have its EXIF behind the pixels; a TIFF is turned by that
+    # Not ImageOps.exif_transpose: it writes all other tags, too, and raises where one of them is damaged.
+    with contextlib.suppress(Exception):
+        how = image.getexif().get(_ORIENTATION, 1)
+        return how if how in range(1, 9) else 1
+    return _of_tags(image.info.get("exif", b"").removeprefix(_EXIF)) or 1
 
 
 def apply_window(values, window: tuple[float, float]):
@@ -67,6 +94,15 @@ def apply_window(values, window: tuple[float, float]):
         raise WrongValue("it holds nan or infinity", fix="give such pixels a number: numpy.nan_to_num(image)")
     scaled = (values.astype(numpy.float64) - low) * (255 / (high - low))
     return scaled.clip(0, 255).round().astype(numpy.uint8)
+
+
+def brightest(data) -> int:
+    """Return the largest value in the bytes of an image of more than 8 bits; 0 of any other."""
+    import numpy
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        return int(numpy.asarray(image).max()) if image.mode in (*_SIXTEEN, "I") else 0
 
 
 def check_window(window) -> tuple[float, float] | None:
@@ -87,10 +123,17 @@ def check_window(window) -> tuple[float, float] | None:
 
 
 def orientation(data) -> int:
-    """Return how the EXIF of a JPEG says to turn it, 1 (not) to 8, without opening it with Pillow."""
+    """Return how a JPEG says to turn it, 1 (not) to 8, by EXIF or else XMP, without opening it with Pillow."""
     # A search of what a header may fill takes 0.3 us of a small file, a walk through its segments 5 of the 20 in all.
-    if _EXIF not in bytes(data[:65536]):
-        return 1
+    head = bytes(data[:65536])
+    how = _of_segments(data) if _EXIF in head else None
+    if how is None and b"tiff:Orientation" in head and (found := _XMP.search(head)):
+        how = int(found[1])
+    return how or 1
+
+
+def _of_segments(data) -> int | None:
+    """Return the orientation in the EXIF segment of a JPEG; None where it says nothing."""
     at = 2
     # Up to the scan, segment by segment; what is cut off here is no whole image, as its decoder says.
     while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
@@ -98,11 +141,11 @@ def orientation(data) -> int:
         if data[at + 1 : at + 2] == b"\xe1" and data[at + 4 : at + 10] == _EXIF:
             return _of_tags(bytes(data[at + 10 : at + 2 + length]))
         at += 2 + length
-    return 1
+    return None
 
 
-def _of_tags(exif: bytes) -> int:
-    """Return the orientation that EXIF's tags hold, 1 where they hold none or are damaged."""
+def _of_tags(exif: bytes) -> int | None:
+    """Return the orientation that EXIF's tags hold, None where they hold none or are damaged."""
     order = "<" if exif[:2] == b"II" else ">"
     try:
         (at,) = struct.unpack_from(order + "I", exif, 4)
@@ -113,7 +156,7 @@ def _of_tags(exif: bytes) -> int:
                 return value if kind == 3 and 1 <= value <= 8 else 1
     except struct.error:
         pass
-    return 1
+    return None
 
 
 def turn(pixels, how: int):

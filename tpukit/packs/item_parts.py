@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpukit.essentials.show import Explained, WrongType, WrongValue
-from tpukit.packs.image_modes import apply_window, to_rgb
+from tpukit.packs.image_modes import apply_window, to_rgb, turn_of
 from tpukit.packs.label_arrays import as_labels
 from tpukit.packs.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
 
@@ -40,6 +40,8 @@ def check_item(item, number: int, columns: Columns) -> tuple:
     """Return the image of one item, bytes or (H, W, 3) uint8, (H, W, 4) with a mask; and its labels, (L,) float32."""
     try:
         image, mask, labels = _of_dict(item, columns) if isinstance(item, Mapping) else _of_tuple(item)
+        if mask is not None and hasattr(image, "getbands") and not (hasattr(mask, "getbands") and turn_of(mask) != 1):
+            image = image.copy()  # its pixels, without the notes of its file: so the mask was drawn over it
         data = read_image(image, columns.window)
         if mask is not None:
             data = _with_mask(data, mask)
@@ -93,6 +95,12 @@ def _of_tuple(item) -> tuple:
     if len(targets) == 1 and isinstance(targets[0], tuple | list) and any(map(_is_mask, targets[0])):
         targets = targets[0]
     masks = [target for target in targets if _is_mask(target)]
+    for mask in masks:
+        if getattr(mask, "ndim", 0) == 2 and (1 in mask.shape or _are_rows(mask, image)):
+            raise WrongValue(
+                f"an array of shape {tuple(mask.shape)} beside the image is no mask of it: boxes, points, one-hot?",
+                fix="labels of an image are one row, of one length for all: boxes.reshape(-1), one_hot.argmax()",
+            )
     labels = [target for target in targets if not _is_mask(target)]
     if len(masks) > 1 or len(labels) > 1:
         raise TypeError(f"{len(masks)} masks and {len(labels)} parts with labels, where one of each is read")
@@ -102,6 +110,12 @@ def _of_tuple(item) -> tuple:
 def _is_mask(target) -> bool:
     """Tell whether a target is an image of class numbers: labels are numbers, or one row of them."""
     return hasattr(target, "getbands") or getattr(target, "ndim", 0) >= 2
+
+
+def _are_rows(mask, image) -> bool:
+    """Tell whether an array beside an image is rows of boxes (n, 4 or 5) or points (n, 2), by the image's sides."""
+    sides = getattr(image, "size", None) if hasattr(image, "getbands") else getattr(image, "shape", None)
+    return sides is not None and mask.shape[1] in (2, 4, 5) and mask.shape[1] not in sides
 
 
 def _labels(labels: list, number: int, classes: Sequence[str]):
@@ -151,8 +165,8 @@ def read_image(image, window: tuple[float, float] | None):
     """Return an image as the bytes of its file, or (H, W, 3) uint8.
 
     Args:
-        image: bytes; a Pillow image of any mode; a tensor (C, H, W) or array (H, W, C) of 1, 3 or 4 channels, or
-            (H, W): uint8, bool, uint16, or floats in [0, 1]; other dtypes with a window.
+        image: bytes; a Pillow image of any mode; a tensor (C, H, W) or array (H, W, C) of 1 or 3 channels, or (H, W):
+            uint8, bool, uint16, or floats in [0, 1]; other dtypes with a window.
         window: the values that become black and white.
     """
     import numpy
@@ -211,7 +225,8 @@ def _three_channels(array):
     import numpy
 
     if array.shape[2] == 4:
-        from PIL import Image
-
-        array = numpy.asarray(to_rgb(Image.fromarray(numpy.ascontiguousarray(array))))
+        raise WrongValue(
+            f"an array of four channels, {array.shape}, and nothing says what the fourth is",
+            fix='image[..., :3] leaves it out; PIL.Image.fromarray(image, "RGBA") where it is how opaque a pixel is',
+        )
     return numpy.ascontiguousarray(array if array.shape[2] == 3 else array.repeat(3, axis=2))

@@ -54,12 +54,27 @@ class Items:
             self._columns = replace(self._columns, classes=self.classes)
             self.first = self.check(item, number)
             kind = _kind(self.first[0])
+            self._refuse_another_image(number)
             self.has_masks = kind == "bytes and masks" if isinstance(kind, str) else kind[2] == 4
             self._ahead = [] if self.by_number else [(number, item)]
             return
         if failed:
             failed[1].stop(failed[0])
         raise WrongValue("the source yields nothing", fix="check its path; a generator can be used only once")
+
+    def _refuse_another_image(self, number: int) -> None:
+        """Raise where an item is another one when it is read again: its one draw would be packed for good."""
+        import numpy
+
+        if not self.by_number or type(self.source) in (list, tuple):
+            return
+        data, values = self._one(number)
+        if not (numpy.array_equal(data, self.first[0]) and numpy.array_equal(values, self.first[1])):
+            raise WrongValue(
+                f"item {number} is another one each time it is read: a random transform?",
+                found="packed, every epoch would see the one draw of now",
+                fix="pack the dataset without it; fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
+            )
 
     def check(self, item, number: int) -> tuple:
         """Return the image and the labels of one item, see `check_item`."""
@@ -104,7 +119,7 @@ class Items:
         else:
             step = 1 if type(self.source) in (list, tuple) else -(-self.length // _SAMPLED)
             chosen = (self._one(number) for number in range(0, self.length, step))
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(_all_labels(self.source))
         for data, values in chosen:
             digest.update(zlib.crc32(data).to_bytes(4) + len(data).to_bytes(8) + values.tobytes())
         return digest.digest()
@@ -117,6 +132,22 @@ class Items:
         except Exception as error:
             return repr(error).encode(), numpy.empty(0)
         return self.check(item, number)
+
+
+def _all_labels(source) -> bytes:
+    """Return what a dataset says of all its labels, without reading an image; nothing where it says nothing."""
+    import numpy
+
+    if hasattr(source, "dataset") and hasattr(source, "indices"):  # torch's Subset
+        return _all_labels(source.dataset) + numpy.asarray(source.indices).tobytes()
+    if isinstance(getattr(source, "datasets", None), list | tuple):  # torch's ConcatDataset
+        return b"".join(map(_all_labels, source.datasets))
+    labels = getattr(source, "targets", None)
+    labels = getattr(source, "labels", ()) if labels is None else labels
+    try:
+        return numpy.asarray(labels).tobytes() if hasattr(labels, "__len__") else b""
+    except ValueError:  # rows of different lengths
+        return repr(labels).encode()
 
 
 class Failed:
@@ -144,8 +175,19 @@ class Failed:
 
 def class_names(source, label: str | None) -> list[str]:
     """Return what the numbers of a label stand for, where the dataset says so: torchvision's, Hugging Face's."""
-    while hasattr(source, "dataset") and hasattr(source, "indices"):  # torch's Subset
-        source = source.dataset
+    if isinstance(datasets := getattr(source, "datasets", None), list | tuple) and datasets:  # torch's ConcatDataset
+        names, *others = (class_names(one, label) for one in datasets)
+        if other := next((one for one in others if one != names), None):
+            raise WrongValue(
+                "the datasets that are joined number their classes differently",
+                found=f"{', '.join(names[:4]) or 'no names'}; and {', '.join(other[:4]) or 'no names'}",
+                fix="give them the same classes, in the same order; or pack each for itself",
+            )
+        return names
+    if hasattr(source, "dataset") and hasattr(source, "indices"):  # torch's Subset
+        return class_names(source.dataset, label)
+    if getattr(source, "target_transform", None) is not None:  # what it gives are no longer numbers of its names
+        return []
     features = getattr(source, "features", None)
     names = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     names = names or (getattr(source, "classes", None) if label is None else None)

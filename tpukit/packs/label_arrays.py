@@ -1,5 +1,7 @@
 """Labels as the float32 they are stored as, where that changes none of them; words and groups as numbers."""
 
+import re
+import unicodedata
 from collections.abc import Sequence
 
 from tpukit.essentials.show import WrongValue
@@ -77,13 +79,43 @@ def _is_nullable(column) -> bool:
     return getattr(column.dtype, "na_value", None) is not None and column.dtype.kind in "biuf" and column.isna().any()
 
 
+def in_order(names) -> list[str]:
+    """Return names as people number them: 2 before 10."""
+    return sorted(
+        names, key=lambda name: [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+    )
+
+
+def check_classes(classes: Sequence[str]) -> None:
+    """Raise ValueError where two classes are one, or look like one."""
+    seen, are_numbers = {}, all(map(_reads_as_number, classes))
+    for name in classes:
+        plain = float(name) if are_numbers else unicodedata.normalize("NFC", name).strip().casefold()
+        if plain in seen:
+            one = "classes= names a class twice" if seen[plain] == name else "two classes look like one"
+            raise WrongValue(
+                one,
+                found=f"{seen[plain]!r} and {name!r}",
+                fix="write them in one way: table.species.str.strip().str.lower(), or rename the folder",
+            )
+        seen[plain] = name
+
+
+def class_numbers(classes: Sequence[str]) -> dict:
+    """Return what a value of a table stands for, by class: its word, or, where all classes are numbers, its number."""
+    if all(map(_reads_as_number, classes)):
+        return {float(word): number for number, word in enumerate(classes)}
+    return {word: number for number, word in enumerate(classes)}
+
+
 def encode_words(column, name: str, classes: Sequence[str] | None):
     """Return a column of words as class numbers, (N,) float32, and the classes; None where it holds numbers.
 
     Args:
         column: of a table; a categorical one has its classes, and their order, itself.
         name: of the column, for messages.
-        classes: in the order of their numbers; with them, a column of whole numbers is one of class numbers.
+        classes: in the order of their numbers. With them, numbers in a column are names where all classes are numbers;
+            else, if the column has no word, places, from 0.
 
     Raises:
         ValueError: a value is missing, is none of the classes, or only some are words.
@@ -93,32 +125,38 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     values = column.tolist()
     words = {value for value in values if isinstance(value, str)}
     # Words that all read as numbers are rather a column that was read as text: that is for `as_labels` to refuse.
-    if classes is None and (not words or all(map(_reads_as_number, words))):
+    own = getattr(getattr(column, "cat", None), "categories", None)
+    if classes is None and own is None and (not words or all(map(_reads_as_number, words))):
         return None
     if classes is None:
-        own = getattr(getattr(column, "cat", None), "categories", None)
-        classes = sorted(words) if own is None else own.tolist()
+        classes = in_order(words) if own is None else own.tolist()
     classes = [str(one) for one in classes]
-    if len(set(classes)) < len(classes):
-        raise WrongValue("classes= names a class twice", found=classes, fix="each class once")
-    numbers = {word: number for number, word in enumerate(classes)}
-    if not words:
+    check_classes(classes)
+    numbers = class_numbers(classes)
+    if not words and numbers.keys() <= set(classes):
         numbers = {number: number for number in range(len(classes))}
+    values = [_as_written(value, numbers) for value in values]
     for row, value in enumerate(values):
         if _is_missing(value):
             raise WrongValue(
                 f"label {name!r} of row {row} is missing",
                 found=f"{value!r} among {', '.join(classes[:4])}",
-                fix='leave such rows out: table.dropna(subset=...); a class "None" of a CSV file is read so, too: '
-                "pandas.read_csv(file, keep_default_na=False)",
+                fix=f'leave such rows out: table.dropna(subset=[{name!r}]); a class "None" of a CSV file is read so, '
+                "too: pack(pandas.read_csv(file, keep_default_na=False), ..., root=folder of the file)",
             )
         if value not in numbers:
             raise WrongValue(
                 f"label {name!r} of row {row} is none of the classes",
                 found=f"{value!r}; classes {', '.join(classes[:8])}{', ...' * (len(classes) > 8)}",
-                fix="all of them words of classes=; or all whole numbers, from 0",
+                fix="all of them names in classes=; or, where these are words, all whole numbers, from 0",
             )
     return numpy.array([numbers[value] for value in values], numpy.float32), classes
+
+
+def _as_written(value, numbers: dict):
+    """Return a text that reads as a number as that number, where classes are numbers: "007" is 7."""
+    is_text = isinstance(value, str) and value not in numbers
+    return float(value) if is_text and _reads_as_number(value) else value
 
 
 def _reads_as_number(word: str) -> bool:

@@ -6,7 +6,8 @@ So a batch is still one array of bytes, taken, cached, shared between processes 
 
 import io
 
-from tpukit.packs.image_modes import upright
+from tpukit.essentials.show import WrongValue
+from tpukit.packs.image_modes import orientation, turn, turn_of, upright
 
 _MASKED = b"tpukit image + mask\0"  # no image format begins so; then the length of the image's file, 8 bytes
 
@@ -17,8 +18,35 @@ def is_masked(data) -> bool:
 
 
 def join(image: bytes, mask: bytes) -> bytes:
-    """Return an image and its mask, both the bytes of files, as one."""
+    """Return an image and its mask, both the bytes of files, as one; the mask turned with an image that will be."""
+    how = orientation(image) if image[:2] == b"\xff\xd8" else _opened(image, turn_of)
+    if how != 1 and _opened(mask, turn_of) == 1:
+        mask = encode_mask(_turned_with(open_mask(mask), _opened(image, lambda file: file.size), how))
     return b"".join([_MASKED, len(image).to_bytes(8, "little"), image, mask])
+
+
+def _opened(data: bytes, ask):
+    """Return what a question to the image in the bytes of a file gives; 1, "not turned", where it is none."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as file:
+            return ask(file)
+    except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError):
+        return 1  # its decoder says what is wrong
+
+
+def _turned_with(mask, size: tuple[int, int], how: int):
+    """Return a mask as it lies on its image once that is turned: where the image is not square its shape tells."""
+    width, height = size  # as the image is stored
+    as_stored, as_turned = (height, width), (width, height) if how >= 5 else (height, width)
+    if as_stored == as_turned:
+        raise WrongValue(
+            "the EXIF of the image says to turn it, and nothing says whether its mask is turned already",
+            found=f"orientation {how}, {width} x {height} pixels",
+            fix="save the image as it is to be seen: ImageOps.exif_transpose(image).save(file)",
+        )
+    return turn(mask[:, :, None], how)[:, :, 0] if mask.shape == as_stored else mask
 
 
 def decode_masked(data, size: int | None, decode, *, check: bool):
@@ -75,8 +103,6 @@ def open_mask(data):
 
     try:
         with Image.open(io.BytesIO(data)) as file:
-            if file.format == "JPEG":
-                raise ValueError("the mask is a JPEG, which blurs class numbers: save masks as PNG")
             return read_mask(file)
     except (OSError, SyntaxError, MemoryError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"its mask is not a whole image: {str(error).partition(' file <')[0]}") from error
@@ -91,6 +117,8 @@ def read_mask(mask):
     import numpy
 
     if hasattr(mask, "getbands"):
+        if mask.format in ("JPEG", "MPO"):
+            raise ValueError("the mask is a JPEG, which blurs class numbers: save masks as PNG")
         if len(mask.getbands()) > 1:
             raise ValueError(
                 f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}: "

@@ -2,6 +2,8 @@
 
 import errno
 import functools
+import glob
+import hashlib
 import importlib
 import json
 import os
@@ -14,12 +16,15 @@ from tpukit.essentials.show import SystemFailed
 from tpukit.packs.array_records import Shards, write_shard
 from tpukit.packs.checked_files import write_file
 from tpukit.packs.decoding import decode
+from tpukit.packs.image_modes import brightest
 from tpukit.packs.items import StoredItems
+from tpukit.packs.masks import is_masked
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.processes import run_in_processes
 from tpukit.packs.records import PackFolder
 from tpukit.packs.source_files import Files, Names
 
+_NEARLY_BLACK = 64  # of 255: a file of 16 bits that uses 14 of them is
 _READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than decoding it
 # The machine's fault, not the image's: too many open files, a network drive that is gone.
 NOT_DAMAGE = (errno.EMFILE, errno.ENFILE, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT)
@@ -68,8 +73,15 @@ def shard_files(target: PackFolder, count: int) -> list[Path]:
 
 
 def note_of(target: PackFolder, shard: Path) -> Path:
-    """Name the file that lists the images left out of a shard, and the shapes of the others."""
+    """Name the file that lists the images left out of a shard, and what was seen of the others."""
     return target.work / f"{shard.stem}.json"
+
+
+def contents_of(target: PackFolder, shard: Path):
+    """Return eight bytes for each image of a shard, (n,) uint64: the same where what is stored is the same."""
+    import numpy
+
+    return numpy.fromfile(note_of(target, shard).with_suffix(".contents"), "<u8")
 
 
 # ---- in the processes ----------------------------------------------------------------------------------------------
@@ -113,13 +125,17 @@ def _open_source(target: PackFolder, job: dict) -> Files | StoredItems:
 def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, skip: bool, count) -> None:
     """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
     size, window, skipped, shapes = target.plan["size"], target.plan.get("window"), [], set()
+    contents, dark, classes = [], [], set()
 
     def records() -> Iterator[bytes]:
         reads = (functools.partial(prepare, source, int(row["row"]), size, window) for row in rows)
-        for row, (payload, shape) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
+        for row, (payload, shape, seen) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
             number = int(row["row"])
             if shape is not None:
                 shapes.add(shape)
+                contents.append(hashlib.sha1(payload, usedforsecurity=False).digest()[:8])
+                dark.extend(seen["dark"])
+                classes.update(seen["masks"])
                 yield row.tobytes() + payload
             elif skip:
                 skipped.append({"row": number, "name": source.name(number), "why": payload})
@@ -127,6 +143,8 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
                 mend = "copy it again"
                 if payload == os.strerror(errno.ENOENT):
                     mend = f"check the path{'' if os.path.isabs(source.name(number)) else f', from {os.getcwd()}'}"
+                    if there := glob.glob(glob.escape(source.name(number)) + ".*"):
+                        mend = f'add the ending: table["path"] + "{os.path.splitext(there[0])[1]}"'
                 raise SystemFailed(
                     f"image {number} cannot be packed: {source.name(number)}",
                     found=payload,
@@ -138,19 +156,34 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
     write_shard(part, records())
     pixels = size is not None or source.encoding == "uint8"
     note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
+    note |= {"dark": len(dark), "brightest": max(dark, default=0), "masks": sorted(classes)}
+    write_file(note_of(target, file).with_suffix(".contents"), b"".join(contents))
     write_file(note_of(target, file), json.dumps(note).encode())
     os.replace(part, file)
 
 
 def prepare(source: Files | StoredItems, number: int, size: int | None, window=None) -> tuple:
-    """Return what is to be stored and the shape of its image; of a damaged one, why and None."""
+    """Return what is to be stored, the shape of its image, what `_look` saw; of a damaged one why, None and None."""
     try:
         data = source[number]
         if source.shape is not None:  # pixels, resized when they were stored, or images that were just encoded
-            return data, source.shape
+            return data, source.shape, _look(data, source.shape)
         image = decode(data, size, window=window)
+        seen = _look(image, image.shape, None if window else data)
     except (OSError, ValueError, MemoryError) as error:
         if getattr(error, "errno", None) in NOT_DAMAGE:
             raise
-        return getattr(error, "strerror", None) or str(error), None
-    return (data if size is None else image.tobytes()), image.shape
+        return getattr(error, "strerror", None) or str(error), None, None
+    return (data if size is None else image.tobytes()), image.shape, seen
+
+
+def _look(pixels, shape: tuple, file: bytes | None = None) -> dict:
+    """Return the values of a mask, and the brightest one of a file of more than 8 bits that came out nearly black."""
+    import numpy
+
+    masks, dark = [], []
+    if shape[-1] == 4:
+        masks = numpy.unique(numpy.frombuffer(pixels, numpy.uint8).reshape(shape)[..., 3]).tolist()
+    if file is not None and file[:2] != b"\xff\xd8" and not is_masked(file) and pixels.max() < _NEARLY_BLACK:
+        dark = [value for value in [brightest(file)] if value]
+    return {"masks": masks, "dark": dark}

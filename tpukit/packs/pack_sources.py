@@ -12,7 +12,7 @@ from tpukit.packs.image_modes import check_window
 from tpukit.packs.item_parts import Columns
 from tpukit.packs.items import Items
 from tpukit.packs.label_arrays import number_groups
-from tpukit.packs.pack_tables import is_table_file, load_table, read_columns
+from tpukit.packs.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.packs.resumable import fact
 
 
@@ -36,6 +36,7 @@ class PackSource:
         reader: "package.module:class" of what reads the images in the processes, made of `work`, root and plan, to be
             used as `Files` is; "" for `Files`. Whether its files are those that were packed, only names and sizes tell.
         settings: what else decides what is written; becomes part of the plan.
+        left_out: how many files of a folder are no images that are read here, by their ending.
     """
 
     facts: dict
@@ -52,6 +53,7 @@ class PackSource:
     shuffled: bool = True
     reader: str = ""
     settings: dict = field(default_factory=dict)
+    left_out: dict = field(default_factory=dict)
 
     @property
     def has_masks(self) -> bool:
@@ -67,12 +69,16 @@ def describe_source(
     Raises as `pack`, and PermissionError where a folder cannot be read.
     """
     columns = columns or Columns()
+    if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
+        fix = f"classes=range({classes})" if isinstance(classes, int) else f"classes=[{classes!r}, ...]"
+        raise WrongValue(f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix)
     window = check_window(columns.window)
     columns = replace(columns, window=window)
     if is_table_file(source) or (hasattr(source, "columns") and hasattr(source, "iloc")):
         _refuse(columns, "a table", "image")
         described = _describe_table(source, _names(labels), groups, classes, columns)
     elif isinstance(source, str | os.PathLike):
+        refuse_other_file(os.fspath(source))
         if labels is not None or groups is not None:
             raise WrongValue(
                 "the labels of a folder are its sub-folders, and it has no groups",
@@ -116,7 +122,8 @@ def _of_files(root: str, found: FoundFiles) -> PackSource:
     }
     if masks:
         facts["masks"] = fact("masks", _joined(masks))
-    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names), masks)
+    left_out = dict(found.left_out)
+    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names), masks, left_out=left_out)
 
 
 def _joined(names: Iterable[str]) -> bytes:

@@ -8,12 +8,34 @@ from tpukit.essentials.show import NoSuchFile, WrongValue
 from tpukit.packs.image_folders import FoundFiles
 from tpukit.packs.label_arrays import as_labels, encode_words, number_groups
 
-_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
+_SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
+_READERS = {  # of pandas, for tables in other files
+    ".parquet": "read_parquet({file!r})",
+    ".feather": "read_feather({file!r})",
+    ".json": "read_json({file!r})",
+    ".jsonl": "read_json({file!r}, lines=True)",
+    ".ndjson": "read_json({file!r}, lines=True)",
+    ".xlsx": "read_excel({file!r})",
+    ".xls": "read_excel({file!r})",
+    ".txt": "read_csv({file!r}, sep=None, engine='python')",
+}
 
 
 def is_table_file(source) -> bool:
     """Tell whether this is the path of a CSV file."""
     return isinstance(source, str | os.PathLike) and os.fspath(source).lower().endswith(_SUFFIXES)
+
+
+def refuse_other_file(source: str) -> None:
+    """Raise for a file that is no folder and no table that is read here; the fix names what reads it."""
+    if not os.path.isfile(source):
+        return
+    reader = next((call for ending, call in _READERS.items() if source.lower().endswith(ending)), None)
+    folder = os.path.dirname(source) or "."
+    fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
+    if reader:
+        fix = f"pack(pandas.{reader.format(file=source)}, ..., path=, labels=, root={folder!r})"
+    raise WrongValue(f"{source} is a file, and pack reads folders, CSV files and tables in memory", fix=fix)
 
 
 def load_table(source, *, words: Sequence):
@@ -25,7 +47,19 @@ def load_table(source, *, words: Sequence):
     import pandas
 
     separator = "\t" if ".tsv" in Path(source).suffixes else ","
-    return pandas.read_csv(source, sep=separator, dtype=dict.fromkeys(words, str), low_memory=False)
+    try:
+        table = pandas.read_csv(source, sep=separator, dtype=dict.fromkeys(words, str), low_memory=False)
+    except UnicodeDecodeError as error:
+        raise _to_be_read_by(source, "is not in UTF-8", error, "encoding='latin-1'") from error
+    if len(table.columns) == 1 and len(str(table.columns[0]).split(";")) > 1:
+        raise _to_be_read_by(source, f"has one column in all, {table.columns[0]!r}", "semicolons", "sep=';'")
+    return table
+
+
+def _to_be_read_by(source, why: str, found, option: str) -> WrongValue:
+    folder = os.path.dirname(source) or "."
+    call = f"pandas.read_csv({os.fspath(source)!r}, {option})"
+    return WrongValue(f"{source} {why}", found=found, fix=f"pack({call}, ..., root={folder!r})")
 
 
 def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> FoundFiles:
@@ -85,7 +119,11 @@ def _paths(column, name: Hashable) -> list[str]:
     try:
         names = [path if type(path) is str else os.fsdecode(path) for path in column]
     except TypeError as error:
-        raise WrongValue(f"the column {name} holds something else: {error}", fix="drop the rows without one") from error
+        other = next(path for path in column if not isinstance(path, str | bytes | os.PathLike))
+        fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
+        if other == other and other is not None:
+            fix = f'table[{name!r}].astype(str) + ".png", where the files are called so'
+        raise WrongValue(f"the column {name} holds something else than paths", found=repr(other), fix=fix) from error
     for row, path in enumerate(names):
         if "\0" in path:
             raise WrongValue(

@@ -1,6 +1,7 @@
 """Pack images into a few large files: in one random order, once; an interrupted call continues where it stopped."""
 
 import errno
+import hashlib
 import json
 import math
 import re
@@ -15,7 +16,7 @@ from tpukit.packs.checked_files import find_fault, npy, size_and_checksum, whole
 from tpukit.packs.decoding import jpeg_decoder
 from tpukit.packs.item_parts import Columns
 from tpukit.packs.items import store_items
-from tpukit.packs.pack_shards import note_of, prepare, read_shards_so_far, shard_files, write_shards
+from tpukit.packs.pack_shards import contents_of, note_of, prepare, read_shards_so_far, shard_files, write_shards
 from tpukit.packs.pack_sources import PackSource, describe_source, make_rows
 from tpukit.packs.records import PackFolder, Records
 from tpukit.packs.source_files import Files, Names, find_changed, look_at
@@ -46,22 +47,23 @@ def pack(
 
     The order is a random one, fixed by the seed: neighbours in a file are no neighbours in the source. Every image is
     decoded once, so that a damaged one is found now: one that its decoder remarks on, or of more than 89,478,485
-    pixels. Images are turned as their EXIF says, what is transparent shows white, grey ones have three equal
-    channels, and of several pages or frames the first is taken. Interrupted at any moment, even by the machine, the
-    same call goes on where it stopped; when all is packed it returns at once. One pack is enough for all folds:
-    `Records.rows` says which row of the table each image was.
+    pixels. Images are turned as their EXIF says, what is transparent shows white, grey ones have three equal channels,
+    and of several pages or frames the first is taken. An image in memory is its pixels. Interrupted at any moment, even
+    by the machine, the same call goes on where it stopped; when all is packed it returns at once. One pack is enough
+    for all folds: `Records.rows` says which row of the table each image was.
 
     A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
     the files, 20,000 of them where there are more; where times or places differ, up to a hundred files with what was
-    packed. Of a list all items are compared, of a dataset a hundred, of what can only be iterated the first.
+    packed. Of a list all items are compared, of a dataset a hundred and all of its `targets` or `labels`, of what can
+    only be iterated the first.
 
     Args:
-        source: a folder of images, one sub-folder per class as for torchvision's ImageFolder (hidden files and folders,
-            `__MACOSX`, packs and caches are left out); a DataFrame, or the path of a CSV or TSV file, with a column of
-            paths; or a map-style dataset, such as torchvision's and Hugging Face's, or other iterable of
-            `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
+        source: a folder of images that Pillow opens, one sub-folder per class as for torchvision's ImageFolder (hidden
+            files and folders, `__MACOSX`, packs and caches are left out); a DataFrame, or the path of a CSV or TSV
+            file, with a column of paths; or a map-style dataset, such as torchvision's and Hugging Face's, or other
+            iterable of `(image, labels)`, `(image, mask)`, `(image, labels, mask)` or dicts.
             The image is the bytes of its file, which are stored as they are; a Pillow image of any mode, or an array
-            (H, W, C) or tensor (C, H, W) of 1, 3 or 4 channels, uint8, bool, uint16 or floats in [0, 1], stored as
+            (H, W, C) or tensor (C, H, W) of 1 or 3 channels, uint8, bool, uint16 or floats in [0, 1], stored as
             pixels. Labels are one number or several.
             Items are written twice, in their order and then in the random one, so until the end they take twice the
             disk. Interrupted, a source with numbers is read on from where it stopped, any other from its start.
@@ -92,7 +94,9 @@ def pack(
         progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
-        The finished `Records`.
+        The finished `Records`. What they hold is printed: how many images each class has, which files of a folder were
+        left out, how many images are there more than once, and what rarely is meant: 16 bits that are nearly black,
+        masks of nothing but 0 and 255.
 
     Raises:
         ValueError: an argument or the source is not as above, images have no labels of one length, a label would not
@@ -154,6 +158,7 @@ def pack_described(described: PackSource, folder, *, size, seed, shard, damaged,
         else:
             _fill(target, described, share, workers, progress)
             records = Records(target.folder)
+    print(f"pack: {records.report}")
     if records.skipped:
         left_out = f"{len(records.skipped):,} of {len(records.skipped) + len(records):,} images were left out"
         if share == 0:
@@ -256,6 +261,11 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         )
     packed = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     index = {"index.npy": npy(planned[packed])}
+    contents = numpy.concatenate([contents_of(target, file) for file in files])
+    _, first, same = numpy.unique(contents, return_index=True, return_inverse=True)
+    repeated = len(contents) - len(first)
+    if repeated and not described.group_names:  # one picture on both sides of a split is one that was learned
+        index["groups.npy"] = npy(planned["group"][packed][first[same]])
     for name in ("names", "looks.npy"):
         if (target.work / name).exists():
             index[name] = (target.work / name).read_bytes()
@@ -270,6 +280,13 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         group_names=described.group_names,
         masks=described.has_masks,
         skipped=skipped,
+        contents=hashlib.sha256(contents.tobytes()).hexdigest(),
+        repeated=repeated,
+        dark=sum(note["dark"] for note in notes),
+        brightest=max(note["brightest"] for note in notes),
+        mask_values=sorted({value for note in notes for value in note["masks"]}),
+        left_out=described.left_out,
+        gifs=sum(name.lower().endswith(".gif") for name in described.names),
         shards=[
             {"file": file.name, "bytes": file.stat().st_size, "records": note["records"]}
             for file, note in zip(files, notes, strict=True)
@@ -285,6 +302,7 @@ def _reasons(skipped: list[dict]) -> str:
     examples = dict(zip(reversed(kinds), reversed(skipped), strict=True))
     counts = Counter(kinds).most_common()
     few = "; ".join(f"{n:,} x {examples[kind]['why']}, as {examples[kind]['name']}" for kind, n in counts[:3])
+    few = few.encode(errors="backslashreplace").decode()  # a name that is no UTF-8 can be a file's, and not be printed
     return few + ("; and others" if len(counts) > 3 else "")
 
 

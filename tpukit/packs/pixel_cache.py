@@ -21,8 +21,8 @@ BLOCK = 1024  # images that share a checksum, and are decoded again together aft
 class CacheFolder(ResumableFolder):
     """A folder that `build_cache` writes: all pixels in one file, and the index of the records."""
 
-    kind, version = "cache", 3
-    outputs = ("images.npy", "index.npy")
+    kind, version = "cache", 4
+    outputs = ("images.npy", "index.npy", "groups.npy")
     make = "build_cache(records, folder, size=...)"
     repair = "delete it, shutil.rmtree('{folder}'), and build it again"
 

@@ -4,7 +4,7 @@ import hashlib
 from functools import partial
 from pathlib import Path
 
-from tpukit.essentials.show import SystemFailed, WrongValue, counted, human_size
+from tpukit.essentials.show import SystemFailed, WrongValue, counted, first_few, human_size
 from tpukit.packs.array_records import Shards
 from tpukit.packs.checked_files import find_fault, seal, whole_number
 from tpukit.packs.decoding import decode, jpeg_decoder
@@ -16,8 +16,8 @@ from tpukit.packs.stored_images import StoredImages
 class PackFolder(ResumableFolder):
     """A folder that `pack` writes: shards, their index, and the names of the files that were packed."""
 
-    kind, version = "pack", 3
-    outputs = ("*.array_record", "index.npy", "names", "looks.npy")
+    kind, version = "pack", 4
+    outputs = ("*.array_record", "index.npy", "groups.npy", "names", "looks.npy")
     make = "pack(source, folder)"
     repair = "copy it again from where it is whole, or pack the images again into a new folder"
 
@@ -56,11 +56,13 @@ class Records(StoredImages):
         self._pack = PackFolder(Path(folder).absolute())
         folder, manifest = self._pack.folder, self._pack.read_manifest()
         self.files, shards = manifest["files"], manifest["shards"]
-        for name, expected in [("index.npy", self.files["index.npy"]), *((shard["file"], shard) for shard in shards)]:
+        small = [(name, self.files[name]) for name in ("index.npy", "groups.npy") if name in self.files]
+        for name, expected in [*small, *((shard["file"], shard) for shard in shards)]:
             if fault := find_fault(folder / name, expected):
                 raise self._pack.damaged(fault)
         self.index = numpy.load(folder / "index.npy")
         super().__init__(folder, self.index, manifest)
+        self._manifest = manifest
         self.size, self.exact, self._window = size, exact, manifest["plan"].get("window")
         self.encoding, self.skipped = manifest["encoding"], manifest["skipped"]
         self.digest = hashlib.sha256(seal(manifest)).hexdigest()
@@ -82,6 +84,37 @@ class Records(StoredImages):
                 f"{folder} holds pixels of {self._shape[0]} x {self._shape[1]}, not of {size} x {size}",
                 fix=f"Records(folder), or pack(..., size={size}) into another folder",
             )
+
+    @property
+    def report(self) -> str:
+        """What is in the pack, in a line, and in further lines what rarely is meant so."""
+        import numpy
+
+        found, lines = self._manifest, [counted(len(self), "image")]
+        if self.classes:
+            counts = numpy.bincount(self._stored_labels, minlength=len(self.classes)).tolist()
+            few = first_few([f"{name} {count:,}" for name, count in zip(self.classes, counts, strict=True)], 12)
+            lines[0] += f" of {counted(len(self.classes), 'class')}: {few}"
+        elif self.names:
+            lines[0] += f", {counted(len(self.names), 'label')}: {first_few(self.names, 12)}"
+        if others := found["left_out"]:
+            few = ", ".join(f"{ending} {count:,}" for ending, count in list(others.items())[:4])
+            lines.append(f"left out: {sum(others.values()):,} files that are no images which are read here ({few})")
+        if repeated := found["repeated"]:
+            sides = (
+                "groups= decides on which side of a split each is" if self.group_names else "split keeps them together"
+            )
+            lines.append(f"{repeated:,} images are there more than once; {sides}")
+        if found["dark"] and found["brightest"] < 2**14:
+            lines.append(
+                f"{found['dark']:,} files of 16 bits are nearly black, {found['brightest']:,} is their brightest value: "
+                f"window=(0, {2 ** found['brightest'].bit_length() - 1}) makes that white"
+            )
+        if 255 in found["mask_values"] and set(found["mask_values"]) <= {0, 255}:
+            lines.append("masks hold 0 and 255 alone: is 255 a class, divide by 255; or pixels that do not count?")
+        if found["gifs"]:
+            lines.append(f"of {counted(found['gifs'], 'GIF')} the first frame is taken")
+        return "\n      ".join(lines)
 
     def __reduce__(self):
         return partial(Records, exact=self.exact), (self.folder, self.size), self._relabelled()

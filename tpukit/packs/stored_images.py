@@ -17,10 +17,12 @@ class StoredImages:
     Attributes:
         folder: where they are.
         names: of the L labels, or of the classes: what `show_batch(names=...)` takes.
-        labels: (N, L) float32; with classes (N,) int64, the number of each image's class. Read-only: other labels are a
-            new array, `images.labels = ...`.
+        labels: (N, L) float32; with classes (N,) int64, the number of each image's class. Read-only: other labels are
+            put in place, `images.labels = ...`, one or one row for each image; of a pandas Series or DataFrame those
+            of `rows`. A cache that is made afterwards has them, too.
         has_masks: True where each image has a mask; what is taken is then (H, W, 4), the fourth channel the mask.
-        groups: (N,) int32, the number of each image's group; without groups each image is its own.
+        groups: (N,) int32, the number of each image's group; without groups each image is its own, with those of
+            equal contents.
         group_names: what those numbers stand for; empty without groups.
         classes: what the class numbers stand for: sub-folders, words, a dataset's classes; empty without classes.
         rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
@@ -34,16 +36,55 @@ class StoredImages:
         self.names, self.classes, self.group_names = (manifest[key] for key in ("names", "classes", "group_names"))
         self.has_masks = manifest.get("masks", False)
         labels, self.groups, self.rows = (numpy.ascontiguousarray(index[name]) for name in ("labels", "group", "row"))
+        if "groups.npy" in manifest["files"]:
+            self.groups = numpy.load(folder / "groups.npy")
         if self.classes:
             self.names, labels = self.classes, labels[:, 0].astype(numpy.int64)
-        self.labels = self._stored_labels = labels
+        self._labels = self._stored_labels = labels
         # What was changed in place would be lost where this is pickled, as for the processes of a DataLoader.
-        for array in (self.labels, self.groups, self.rows):
+        for array in (labels, self.groups, self.rows):
             array.setflags(write=False)
+
+    @property
+    def labels(self):
+        """The labels of all images."""
+        return self._labels
+
+    @labels.setter
+    def labels(self, labels) -> None:
+        import numpy
+
+        if hasattr(labels, "iloc") and len(labels) > self.rows.max(initial=-1):  # in the order of the table
+            labels = labels.iloc[self.rows]
+        labels = numpy.array(labels)
+        if labels.shape[:1] != (len(self),):
+            raise WrongValue(
+                f"there are {len(self):,} images, and labels of shape {labels.shape}",
+                fix="one label, or one row of them, for each: table.labels.to_numpy()[images.rows]",
+            )
+        if labels.dtype.kind not in "biuf" or (labels.dtype.kind == "f" and not numpy.isfinite(labels).all()):
+            wrong = labels[~numpy.isfinite(labels)][0] if labels.dtype.kind == "f" else labels.reshape(-1)[0]
+            raise WrongValue(
+                "labels are finite numbers", found=repr(wrong), fix="leave such images out, or number them"
+            )
+        wrong = (labels < 0) | (labels >= len(self.classes)) if self.classes and labels.ndim == 1 else labels[:0]
+        if wrong.any():
+            raise WrongValue(
+                f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
+                found=first_few(self.classes, 8),
+                fix="numbers from 0, in the order of .classes; for other classes pack again",
+            )
+        labels.setflags(write=False)
+        self._labels = labels
 
     def _relabelled(self) -> dict | None:
         """Return what a pickle has to hold beside the path: labels that were put in place of the stored ones."""
-        return None if self.labels is self._stored_labels else {"labels": self.labels}
+        return None if self._labels is self._stored_labels else {"_labels": self._labels}
+
+    def labelled_as(self, other: "StoredImages") -> "StoredImages":
+        """Return these images with the labels that were put in place in others, of which they are another form."""
+        self.__dict__.update(other._relabelled() or {})
+        return self
 
     def __len__(self) -> int:
         return len(self.labels)
