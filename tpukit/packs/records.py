@@ -97,6 +97,13 @@ class Records(StoredImages):
             lines[0] += f" of {counted(len(self.classes), 'class')}: {few}"
         elif self.names:
             lines[0] += f", {counted(len(self.names), 'label')}: {first_few(self.names, 12)}"
+            values = numpy.unique(self._stored_labels[:, 0])
+            few = len(values) <= min(100, len(self) / 2) and values[0] >= 0 and not (values % 1).any()
+            if len(self.names) == 1 and few and values[-1] < 1000:
+                lines.append(
+                    f"{self.names[0]} is a quantity here, (N, 1) float32, with {len(values)} whole values; as classes: "
+                    f"pack(..., classes=range({values[-1] + 1:.0f}))"
+                )
         if others := found["left_out"]:
             few = ", ".join(f"{ending} {count:,}" for ending, count in list(others.items())[:4])
             lines.append(f"left out: {sum(others.values()):,} files that are no images which are read here ({few})")
@@ -107,7 +114,7 @@ class Records(StoredImages):
             lines.append(f"{repeated:,} images are there more than once; {sides}")
         if found["dark"] and found["brightest"] < 2**14:
             lines.append(
-                f"{found['dark']:,} files of 16 bits are nearly black, {found['brightest']:,} is their brightest value: "
+                f"{found['dark']:,} files of 16 bits are nearly black, none above {found['brightest']:,}: "
                 f"window=(0, {2 ** found['brightest'].bit_length() - 1}) makes that white"
             )
         if 255 in found["mask_values"] and set(found["mask_values"]) <= {0, 255}:

@@ -24,6 +24,29 @@ def check_batches(name: str, batches: object) -> None:
     )
 
 
+def check_classes(train: Batches, valid: Batches | None) -> None:
+    """Raise where two datasets that name their classes number them differently: right answers would count as wrong."""
+    if valid is None:
+        return
+    ours, theirs = (_classes(batches.dataset) for batches in (train, valid))
+    if ours and theirs and ours != theirs:
+        number = next((k for k, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
+        other = f"{len(ours)} and {len(theirs)} classes" if number is None else f"{ours[number]!r}, {theirs[number]!r}"
+        raise WrongValue(
+            "the classes of the training and of the validation have other numbers",
+            found=other if number is None else f"class {number} is {other}",
+            fix="pack(..., classes=train.classes) for the validation's images, too",
+        )
+
+
+def _classes(dataset) -> list:
+    """Return what a dataset calls its classes, looking through Subset; empty where it does not say."""
+    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        dataset = dataset.dataset
+    names = getattr(dataset, "classes", None)
+    return [str(name) for name in names] if isinstance(names, list | tuple) else []
+
+
 def check_numbers(*, clip: float | None, steps_per_epoch: int | None, **at_least_1: int) -> None:
     """Raise for numbers with which nothing would be trained, or uphill."""
     if steps_per_epoch is not None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from tpukit.essentials.data.buckets import Buckets, BucketSampler, checksum
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
+from tpukit.essentials.data.shared_state import refuse_shared
 from tpukit.essentials.data.sources import (
     BatchSource,
     MapDataset,
@@ -72,6 +73,7 @@ class Batches:
                 f"{count} samples do not fill one batch of {batch_size} on each of {world_size} cores",
                 fix=f"batch_size={max(1, count // world_size)}, or drop_last=False",
             )
+        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
         if threads < 1 or (workers or 0) < 0:
             raise ValueError(f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}")
         self.dataset, self._source = dataset, as_batch_source(dataset)

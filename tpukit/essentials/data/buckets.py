@@ -146,7 +146,13 @@ class Buckets:
                 fix=f"tpukit.Buckets({self.lengths}, pad={{{what}}}), without those of one length",
             )
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
-        for key, (part, _) in parts.items():
+        for key, (part, value) in parts.items():
+            kept = torch.tensor(value).to(part.dtype).item()
+            if kept != value:
+                raise WrongValue(
+                    f"pad fills {key!r} up with {value}, which {part.dtype} does not hold: it would be {kept}",
+                    fix=f"another number; or the dataset gives {key!r} as a type that has it, such as torch.int64",
+                )
             if not -part.ndim <= self.axis < part.ndim:
                 raise WrongValue(
                     f"sample {sample}, {key!r}, has no axis {self.axis} to be padded along: its shape is "

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable
 
+from tpukit.essentials.data import remember
 from tpukit.essentials.show import WrongType
 
 # What others call it, and what it is here.
@@ -16,6 +17,8 @@ _ELSEWHERE = {
 def refuse_call(fn: Callable, args: tuple) -> None:
     """Raise where `fn(core, *args)` cannot be called, in the kernel and before a device has started.
 
+    What it gets that a fork shares is noted, for `core.batches` to look for in its dataset.
+
     Raises:
         TypeError: `fn` is no function, or takes something else.
     """
@@ -24,6 +27,7 @@ def refuse_call(fn: Callable, args: tuple) -> None:
             f"launch runs a function, got {'None' if fn is None else 'a ' + type(fn).__name__}",
             fix="launch(train), the function itself: launch(train()) calls it here, and passes on what it returned",
         )
+    remember(fn, args)
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # some that are written in C do not tell theirs
