@@ -1,6 +1,8 @@
 """Damaged, odd and lying files through decode, pack and cache: none may give wrong pixels or labels without an error.
 
-    python tests/fuzz/fuzz.py [--files 2000] [--seed 0] [--only png]
+    python tests/fuzz/fuzz.py [--files 2000] [--meanings 300] [--seed 0] [--only png]
+
+And ordinary collections whose truth is known, see `meaning.py`: none may come out with another class, side or mask.
 
 Every file is read in a process of its own, with a limit of memory and of time. What comes of it:
 
@@ -43,6 +45,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import meaning
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -488,6 +491,7 @@ def main() -> int:
     """Read all files, print the table and the line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--files", type=int, default=2000)
+    parser.add_argument("--meanings", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="one kind")
     parser.add_argument("--keep", type=Path, default=Path("runs/fuzz"), help="where files that are wrong are kept")
@@ -515,9 +519,16 @@ def main() -> int:
         print(f"{kind:16}" + "".join(f"{counts[verdict]:>8,}" for verdict in VERDICTS))
     totals = sum(table.values(), collections.Counter())
     print(f"{'all':16}" + "".join(f"{totals[verdict]:>8,}" for verdict in VERDICTS))
+    with tempfile.TemporaryDirectory() as folder:
+        meanings = meaning.judge_many(options.meanings, options.seed, Path(folder), options.keep)
+    print(f"\n{'collections':16}" + "".join(f"{verdict:>8}" for verdict in meaning.VERDICTS))
+    for way, counts in sorted(meanings.items()):
+        print(f"{way:16}" + "".join(f"{counts[verdict]:>8,}" for verdict in meaning.VERDICTS))
+    wrong = totals["wrong"] + sum(counts["wrong"] for counts in meanings.values())
     print(f"\n{time.perf_counter() - began:.0f} s")
-    print(json.dumps({"files": totals.total(), "wrong": totals["wrong"], "hung": totals["hung"]}))
-    return int(totals["wrong"] + totals["hung"] > 0)
+    last = {"files": totals.total(), "meanings": options.meanings, "wrong": wrong, "hung": totals["hung"]}
+    print(json.dumps(last))
+    return int(wrong + totals["hung"] > 0)
 
 
 def prepare(made: Path) -> None:

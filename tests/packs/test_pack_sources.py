@@ -146,7 +146,7 @@ def test_items_of_the_same_first_one_and_length_are_told_apart(tmp_path, kind, w
 
 def test_what_can_only_be_iterated_is_not_taken_for_compared(tmp_path, capsys):
     pack(iter(items()), tmp_path, **QUIET)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "pack: 6 images, 1 label: label\n"
     pack(iter(items(shift=1)), tmp_path, **QUIET)
     assert "only the first item was compared" in capsys.readouterr().out
 
@@ -175,7 +175,7 @@ def test_a_pack_of_an_earlier_format_says_what_to_do(tmp_path):
     manifest = unseal((tmp_path / "manifest.json").read_bytes())
     (tmp_path / "manifest.json").write_bytes(seal({**manifest, "format": "tpukit pack 2"}))
     for call in (Records, lambda folder: pack(items(), folder, **QUIET)):
-        with pytest.raises(ValueError, match=r"tpukit pack 2, not of tpukit pack 3\n  fix:   call pack.* new folder"):
+        with pytest.raises(ValueError, match=r"tpukit pack 2, not of tpukit pack 4\n  fix:   call pack.* new folder"):
             call(made.folder)
 
 
@@ -312,7 +312,6 @@ FITTING = {
     "pandas' booleans": pd.array([True, False], dtype="boolean"),
     "large floats that float32 holds": [2.0**40, 1e30],
     "numbers in a column of objects": np.array([1, 2.5], object),
-    "categories that are numbers": pd.Categorical([3, 7]),
 }
 
 
@@ -334,7 +333,7 @@ def test_labels_are_not_changed_in_place_and_other_ones_reach_every_process(tmp_
     for images in (records, cache):
         assert np.array_equal(pickle.loads(pickle.dumps(images)).labels, images.labels)
     loader = torch.utils.data.DataLoader(records, batch_size=6, num_workers=1, multiprocessing_context="spawn")
-    assert torch.equal(next(iter(loader))[1], torch.from_numpy(records.labels))
+    assert torch.equal(next(iter(loader))[1], torch.tensor(records.labels))
     assert pickle.loads(pickle.dumps(Records(tmp_path / "out"))).labels.tolist() != records.labels.tolist()
 
 
@@ -507,7 +506,7 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
     calls = {
         "got Subset\n.*take the Subset of the cache": lambda: build_cache(subset, tmp_path / "new", size=8),
         r"got str\n  fix:   Records\(folder\)": lambda: cache_or_decode(str(tmp_path / "out"), size=8),
-        r"of tpukit cache 3, not of tpukit pack 3\n.*Cache\(folder\)": lambda: Records(
+        r"of tpukit cache 4, not of tpukit pack 4\n.*Cache\(folder\)": lambda: Records(
             build_cache(records, tmp_path / "cache", size=8, **QUIET).folder
         ),
         "size is a whole number, 1 or more, got 0": lambda: Records(tmp_path / "out", size=0),

@@ -392,3 +392,26 @@ def test_a_learning_rate_that_resuming_overrides_is_said(schedule, tmp_path, cap
     history = quietly(work, 0.5, 3).results[0]
     assert capsys.readouterr().out.count("lr 0.01 is used, not 0.5") == 1
     assert history.epochs[-1]["lr"] <= 0.01
+
+
+class Named(Pairs):
+    classes = ("cat", "dog")
+
+
+class Otherwise(Pairs):
+    classes = ("dog", "cat")
+
+
+@pytest.mark.parametrize("valid", [Named, Otherwise])
+def test_classes_of_the_validation_have_the_numbers_of_the_training(valid):
+    def train(core):
+        model = core.model(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        parts = [core.batches(torch.utils.data.Subset(kind(16), range(16)), batch_size=4) for kind in (Named, valid)]
+        return fit(core, model, optimizer, nn.MSELoss(), *parts)
+
+    if valid is Named:
+        assert launch(train, cores=1, backend="cpu", progress="off").results[0].epochs
+    else:
+        with pytest.raises(WorkerFailed, match=r"class 0 is 'cat', 'dog'(.|\n)*classes=train.classes"):
+            launch(train, cores=1, backend="cpu", progress="off")

@@ -94,7 +94,8 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
             found=sorted(os.listdir(folder))[:4] or "an empty folder",
             fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
         )
-    _refuse_deeper_classes(folder, names)
+    if classes is None:
+        _refuse_deeper_classes(folder, names)
     return FoundFiles(names, numbers, ["class"], order, left_out=left_out)
 
 
@@ -110,7 +111,7 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
         raise WrongValue(
             f"{folder} would give the classes {', '.join(list(inside)[:4])}, and in each lie the same folders",
             found=", ".join(sorted(below)[:4]),
-            fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or a table with a column of paths",
+            fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or classes={list(inside)}, if they are",
         )
 
 

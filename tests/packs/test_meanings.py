@@ -1,0 +1,343 @@
+"""What people bring is what a pack holds: images, classes and labels, or a refusal whose fix works when it is done."""
+
+import io
+import re
+import zipfile
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from PIL import Image
+from torch.utils.data import ConcatDataset, Subset
+
+import tpukit
+from tpukit.packs import build_cache, cache_or_decode, pack
+from tpukit.packs.image_modes import orientation, to_rgb
+
+
+def picture(*seed, side=16):
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8))
+
+
+def folder_of(path, *files):
+    for number, file in enumerate(files):
+        (path / file).parent.mkdir(parents=True, exist_ok=True)
+        picture(number).save(path / file, {"jfif": "JPEG"}.get(file.rpartition(".")[2]))
+    return path
+
+
+def quietly(source, folder, **options):
+    return pack(source, folder, progress="off", workers=1, **options)
+
+
+def note(orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return exif
+
+
+# ---- classes -------------------------------------------------------------------------------------------------------
+
+
+def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_before_10(tmp_path):
+    train = quietly(folder_of(tmp_path / "train", "0/a.png", "2/a.png", "10/a.png"), tmp_path / "a")
+    assert train.classes == ["0", "2", "10"]
+    folder_of(tmp_path, "x.png", "y.png")
+    table = pandas.DataFrame({"path": ["x.png", "y.png"], "kind": [10, 2]})
+    valid = quietly(table, tmp_path / "b", root=tmp_path, labels="kind", classes=train.classes)
+    assert dict(zip(valid.rows.tolist(), valid.labels.tolist(), strict=True)) == {0: 2, 1: 1}
+    grades = quietly(table, tmp_path / "c", root=tmp_path, labels="kind", classes=range(1, 11))
+    assert [grades.classes[label] for label in grades.labels[np.argsort(grades.rows)]] == ["10", "2"]
+    as_text = quietly(table.assign(kind=["010", "2"]), tmp_path / "d", root=tmp_path, labels="kind", classes=range(11))
+    assert [as_text.classes[label] for label in as_text.labels[np.argsort(as_text.rows)]] == ["10", "2"]
+    with pytest.raises(ValueError, match="'kind' of row 0 is none of the classes\n  found: 10"):
+        quietly(table, tmp_path / "e", root=tmp_path, labels="kind", classes=range(10))
+
+
+@pytest.mark.parametrize("classes", [["dog", "Dog "], ["é", "é"], ["1", "01"], ["cat", "cat"]])
+def test_classes_that_look_alike_are_refused(tmp_path, classes):
+    folder_of(tmp_path, "x.png", "y.png")
+    table = pandas.DataFrame({"path": ["x.png", "y.png"], "kind": classes})
+    with pytest.raises(ValueError, match="look like one|names a class twice"):
+        quietly(table, tmp_path / "pack", root=tmp_path, labels="kind", classes=classes)
+
+
+def test_a_categorical_column_has_classes_and_whole_numbers_are_asked_about(tmp_path, capsys):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(6)))
+    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(6)], "grade": [0, 1, 2] * 2})
+    categorical = table.assign(grade=table.grade.astype("category"))
+    assert quietly(categorical, tmp_path / "a", root=tmp_path, labels="grade").classes == ["0", "1", "2"]
+    assert not quietly(table, tmp_path / "b", root=tmp_path, labels="grade").classes
+    call = re.search(r"classes=range\(\d\)", capsys.readouterr().out)[0]
+    assert eval(f"quietly(table, tmp_path / 'c', root=tmp_path, labels='grade', {call})").classes == ["0", "1", "2"]
+
+
+class Pictures(torch.utils.data.Dataset):
+    def __init__(self, classes=("cat", "dog"), targets=(0, 1, 0, 1), seed=0):
+        self.classes, self.targets, self.seed = list(classes), list(targets), seed
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return picture(self.seed, index), self.targets[index]
+
+
+def test_joined_datasets_keep_their_classes_and_are_refused_where_those_differ(tmp_path):
+    joined = quietly(ConcatDataset([Pictures(seed=1), Subset(Pictures(seed=2), [0, 1])]), tmp_path / "a")
+    assert joined.classes == ["cat", "dog"]
+    with pytest.raises(ValueError, match="number their classes differently\n  found: cat, dog; and dog, cat"):
+        quietly(ConcatDataset([Pictures(), Pictures(["dog", "cat"])]), tmp_path / "b")
+
+
+def test_a_target_transform_takes_the_names_with_it(tmp_path):
+    dataset = Pictures()
+    dataset.target_transform = lambda label: 1 - label
+    assert quietly(dataset, tmp_path / "a").classes == []
+
+
+# ---- the same data? ------------------------------------------------------------------------------------------------
+
+
+def test_a_pack_made_again_of_mended_images_finds_no_old_cache(tmp_path):
+    import shutil
+
+    images = np.zeros((2, 16, 16, 3), np.uint8)
+    build_cache(quietly([(images[0], 0), (images[1], 1)], tmp_path / "a"), tmp_path / "cache", size=16)
+    shutil.rmtree(tmp_path / "a")
+    again = quietly([(images[0] + 255, 0), (images[1], 1)], tmp_path / "a")
+    with pytest.raises(ValueError, match="holds another cache"):
+        build_cache(again, tmp_path / "cache", size=16)
+
+
+def test_labels_that_were_mended_in_a_dataset_make_it_another(tmp_path):
+    dataset = Pictures(targets=[0, 1] * 500)
+    quietly(dataset, tmp_path / "a")
+    dataset.targets[3] = 0  # none of the hundred items that are read
+    with pytest.raises(FileExistsError, match="another pack"):
+        quietly(dataset, tmp_path / "a")
+
+
+def test_labels_that_were_put_in_place_go_into_a_cache_and_through_a_pickle(tmp_path):
+    import pickle
+
+    records = quietly(Pictures(), tmp_path / "a")
+    records.labels = np.ones(4, np.int64)
+    cached = build_cache(records, tmp_path / "cache", size=16)
+    decoded = cache_or_decode(records, size=16, folder=tmp_path / "none", available=0)
+    for images in (records, cached, decoded, pickle.loads(pickle.dumps(cached))):
+        assert images.labels.tolist() == [1] * 4
+    table = pandas.Series([0, 1, 0, 1])
+    records.labels = table
+    assert records.labels.tolist() == table[records.rows].tolist()
+
+
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [([1, 0], "there are 4 images"), ([0, 1, 0, np.nan], "finite numbers"), ([0, 1, 2, 0], "none of the 2 classes")],
+)
+def test_labels_that_do_not_fit_are_not_put_in_place(tmp_path, labels, words):
+    records = quietly(Pictures(), tmp_path / "a")
+    before = records.labels.tolist()
+    with pytest.raises(ValueError, match=words):
+        records.labels = labels
+    assert records.labels.tolist() == before
+
+
+def test_a_dataset_that_gives_another_image_each_time_is_refused(tmp_path):
+    class Random(Pictures):
+        def __getitem__(self, index):
+            return picture(*np.random.default_rng().integers(0, 2**30, 2)), 0
+
+    with pytest.raises(ValueError, match=r"another one each time it is read(.|\n)*fit\(..., augment="):
+        quietly(Random(), tmp_path / "a")
+
+
+def test_equal_images_are_on_one_side_of_a_split(tmp_path, capsys):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(10)))
+    (tmp_path / "copy.png").write_bytes((tmp_path / "3.png").read_bytes())
+    paths = [*(f"{number}.png" for number in range(10)), "copy.png", *["5.png"] * 4]
+    table = pandas.DataFrame({"path": paths, "kind": ["a", "b", "a"] * 5})
+    records = quietly(table, tmp_path / "pack", root=tmp_path, labels="kind")
+    assert "5 images are there more than once; split keeps them together" in capsys.readouterr().out
+    cached = build_cache(records, tmp_path / "cache", size=16)
+    for images in (records, cached):
+        for seed in range(5):
+            sides = [{paths[row] for row in images.rows[part]} for part in images.split(0.4, seed)]
+            assert not sides[0] & sides[1]
+            assert not any({"3.png", "copy.png"} <= sides[0] | {"x"} and "copy.png" in sides[1] for _ in [0])
+
+
+# ---- an image in memory is its pixels ------------------------------------------------------------------------------
+
+
+def test_notes_of_a_file_count_for_the_file_alone():
+    stored = io.BytesIO()
+    half = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
+    half.save(stored, "PNG", exif=note(6))
+    opened = Image.open(stored)
+    assert np.array_equal(np.asarray(to_rgb(opened)), np.rot90(np.asarray(half), -1))
+    for changed in (opened.convert("RGB"), opened.copy()):
+        assert "exif" in changed.info
+        assert np.array_equal(np.asarray(to_rgb(changed)), np.asarray(half))
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 9, 9, 9])
+    stored = io.BytesIO()
+    palette.save(stored, "PNG", transparency=1)
+    opened = Image.open(stored)
+    assert np.asarray(to_rgb(opened)).min() == 255  # transparent, on white
+    assert np.asarray(to_rgb(opened.convert("RGB"))).max() == 9
+
+
+def test_a_note_is_found_wherever_pillow_finds_it():
+    stored = io.BytesIO()
+    xmp = b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta tiff:Orientation="8"/>'
+    picture(1).save(stored, "JPEG")
+    data = stored.getvalue()
+    data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
+    opened = Image.open(io.BytesIO(data))
+    assert orientation(data) == opened.getexif().get(0x0112, 8) == 8
+
+
+def test_a_mask_lies_where_its_image_does(tmp_path):
+    wide = np.zeros((8, 12, 3), np.uint8)
+    wide[:3, :4] = 255
+    mask = Image.fromarray((wide[..., 0] > 0).astype(np.uint8))
+    Image.fromarray(wide).save(tmp_path / "wide.png", exif=note(6))
+    mask.save(tmp_path / "stored.png")
+    mask.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "turned.png")
+    table = pandas.DataFrame({"path": ["wide.png"] * 2, "mask": ["stored.png", "turned.png"]})
+    for image, marks in quietly(table, tmp_path / "a", root=tmp_path, masks="mask"):
+        assert torch.equal(image[0] > 0, marks.bool())
+    opened = Image.open(tmp_path / "wide.png")
+    image, marks = quietly([(opened, np.asarray(mask))], tmp_path / "b")[0]
+    assert torch.equal(image[0] > 0, marks.bool())
+    Image.fromarray(wide[:8, :8]).save(tmp_path / "square.png", exif=note(6))
+    mask.crop((0, 0, 8, 8)).save(tmp_path / "square-mask.png")
+    table = pandas.DataFrame({"path": ["square.png"], "mask": ["square-mask.png"]})
+    with pytest.raises(OSError, match=r"EXIF of the image says to turn it(.|\n)*"):
+        quietly(table, tmp_path / "c", root=tmp_path, masks="mask")
+
+
+def test_what_a_file_or_an_array_cannot_give_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"four channels(.|\n)*image\[..., :3\]"):
+        quietly([(np.zeros((8, 8, 4), np.uint8), 0)], tmp_path / "a")
+    jpeg = io.BytesIO()
+    Image.new("L", (8, 8)).save(jpeg, "JPEG")
+    with pytest.raises(ValueError, match="the mask is a JPEG"):
+        quietly([(Image.new("RGB", (8, 8)), Image.open(jpeg))], tmp_path / "b")
+
+
+# ---- nothing is left out in silence --------------------------------------------------------------------------------
+
+
+def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
+    source = folder_of(tmp_path / "in", "cat/a.jpg", "cat/b.gif", "dog/a.jfif", "dog/b.webp")
+    for other in ("cat/notes.txt", "labels.csv", "dog/c.txt"):
+        (source / other).write_text("no image")
+    records = quietly(source, tmp_path / "pack")
+    assert len(records) == 4
+    said = capsys.readouterr().out
+    assert "4 images of 2 classes: cat 2, dog 2" in said
+    assert "left out: 3 files that are no images which are read here (.csv 1, .txt 2)" in said
+    assert "of 1 GIF the first frame is taken" in said
+    (source / "emu").mkdir()
+    (source / "emu" / "a.heic").write_text("no image")
+    with pytest.raises(ValueError, match=r"'emu' holds no image that is read here(.|\n)*\.heic 1"):
+        quietly(source, tmp_path / "other")
+
+
+def test_classes_one_folder_deeper_are_named(tmp_path):
+    source = folder_of(tmp_path / "in", "train/cat/a.png", "train/dog/a.png", "valid/cat/a.png", "valid/dog/a.png")
+    with pytest.raises(ValueError, match="classes train, valid, and in each lie the same folders\n  found: cat, dog"):
+        quietly(source, tmp_path / "a")
+    assert quietly(source / "train", tmp_path / "b").classes == ["cat", "dog"]  # as the fix says
+    divided = folder_of(
+        tmp_path / "divided", "cat/train/a.png", "cat/valid/a.png", "dog/train/a.png", "dog/valid/a.png"
+    )
+    assert quietly(divided, tmp_path / "c").classes == ["cat", "dog"]
+
+
+def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys):
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    values = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(values).save(tmp_path / "in" / "a" / "x.png")
+    quietly(tmp_path / "in", tmp_path / "a")
+    assert "1 files of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
+    assert quietly(tmp_path / "in", tmp_path / "b", window=(0, 4095)).take([0]).max() == 255
+    capsys.readouterr()
+    quietly([(picture(1), Image.fromarray(np.eye(16, dtype=np.uint8) * 255))], tmp_path / "c")
+    assert "masks hold 0 and 255 alone" in capsys.readouterr().out
+
+
+# ---- fixes work ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def table(tmp_path):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(4)))
+    return pandas.DataFrame({"path": [f"{number}.png" for number in range(4)], "kind": ["cat", "dog"] * 2})
+
+
+def fix_of(source, folder, **options):
+    with pytest.raises((ValueError, OSError)) as caught:
+        quietly(source, folder, **options)
+    return str(caught.value).partition("fix:")[2]
+
+
+def done(fix, folder, **options):
+    """Do what a fix says: its call of pack, with the folder in the dots' place."""
+    call = re.search(r"pack\(.*\)", fix)[0].replace("...", "folder, progress='off', **options", 1)
+    call = call.replace("path=, labels=, ", "")
+    return eval(call, {"pack": pack, "pandas": pandas, "folder": folder, "options": options})
+
+
+@pytest.mark.parametrize("ending", ["parquet", "jsonl", "txt"])
+def test_a_table_in_another_file_is_read_as_the_fix_says(tmp_path, table, ending):
+    file = tmp_path / f"table.{ending}"
+    write = {"parquet": table.to_parquet, "txt": lambda path: table.to_csv(path, sep="\t", index=False)}
+    write.get(ending, lambda path: table.to_json(path, orient="records", lines=True))(file)
+    fix = fix_of(file, tmp_path / "a", labels="kind")
+    assert len(done(fix, tmp_path / "a", labels="kind")) == 4
+
+
+def test_a_zipped_table_is_read(tmp_path, table):
+    with zipfile.ZipFile(tmp_path / "table.csv.zip", "w") as file:
+        file.writestr("table.csv", table.to_csv(index=False))
+    assert quietly(tmp_path / "table.csv.zip", tmp_path / "a", labels="kind").classes == ["cat", "dog"]
+
+
+@pytest.mark.parametrize(("options", "kinds"), [({"sep": ";"}, "cat"), ({"encoding": "latin-1"}, "Bär")])
+def test_a_table_of_another_dialect_is_read_as_the_fix_says(tmp_path, table, options, kinds):
+    table.assign(kind=[kinds, "dog"] * 2).to_csv(tmp_path / "table.csv", index=False, **options)
+    fix = fix_of(tmp_path / "table.csv", tmp_path / "a", labels="kind")
+    assert done(fix, tmp_path / "a", labels="kind").classes == [kinds, "dog"]
+
+
+def test_a_class_none_and_names_without_endings_are_mended_as_the_fixes_say(tmp_path, table):
+    table.assign(kind=["None", "a", "a", "None"]).to_csv(tmp_path / "none.csv", index=False)
+    fix = fix_of(tmp_path / "none.csv", tmp_path / "a", labels="kind")
+    assert 'table.dropna(subset=["kind"])'.replace('"', "'") in fix
+    again = pandas.read_csv(tmp_path / "none.csv", keep_default_na=False)
+    assert quietly(again, tmp_path / "a", labels="kind", root=tmp_path).classes == ["None", "a"]
+    bare = table.assign(path=["0", "1", "2", "3"])
+    fix = fix_of(bare, tmp_path / "b", labels="kind", root=tmp_path)
+    assert 'table["path"] + ".png"' in fix
+    assert len(quietly(bare.assign(path=bare.path + ".png"), tmp_path / "b", labels="kind", root=tmp_path)) == 4
+    numbers = table.assign(path=[0, 1, 2, 3])
+    assert '.astype(str) + ".png"' in fix_of(numbers, tmp_path / "c", labels="kind", root=tmp_path)
+    assert "classes=range(5)" in fix_of(table, tmp_path / "d", labels="kind", root=tmp_path, classes=5)
+
+
+@pytest.mark.parametrize("rows", [np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), np.array([[0, 1, 0]])])
+def test_boxes_and_one_hot_rows_are_no_masks(tmp_path, rows):
+    with pytest.raises(ValueError, match=r"is no mask of it: boxes, points, one-hot"):
+        quietly([(picture(1), rows)], tmp_path / "a")
+
+
+def test_a_pad_that_its_part_cannot_hold_is_refused():
+    for dtype, pad in ((torch.uint8, -100), (torch.int64, 0.5), (torch.bool, -1)):
+        buckets = tpukit.Buckets((8,), pad={0: pad})
+        with pytest.raises(ValueError, match="does not hold"):
+            buckets.collate([(torch.ones(5, dtype=dtype), 1)], [0], 8)
