@@ -111,7 +111,7 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
         raise WrongValue(
             f"{folder} would give the classes {', '.join(list(inside)[:4])}, and in each lie the same folders",
             found=", ".join(sorted(below)[:4]),
-            fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or classes={list(inside)}, if they are",
+            fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or classes={list(inside)}",
         )
 
 
