@@ -3,10 +3,11 @@
 import errno
 import functools
 import glob
-import hashlib
 import importlib
 import json
 import os
+import struct
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -133,7 +134,7 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
             number = int(row["row"])
             if shape is not None:
                 shapes.add(shape)
-                contents.append(hashlib.sha1(payload, usedforsecurity=False).digest()[:8])
+                contents.append(struct.pack("<II", zlib.crc32(payload), len(payload)))
                 dark.extend(seen["dark"])
                 classes.update(seen["masks"])
                 yield row.tobytes() + payload
