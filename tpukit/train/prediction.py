@@ -37,6 +37,7 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
     """
     check_order("predict", batches.sampler)
     core.average_buffers(model)
+    core.same.compare("in predict", model=model, data=batches.facts())
     steps = host_steps(core, model, batches, inputs_only, prepare=prepare, bf16=bf16, gather=core.gather)
     with evaluating(model):
         outputs, _ = in_dataset_order(steps, batches.sampler)

@@ -6,7 +6,7 @@ import importlib.util
 
 from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
-from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
+from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, refuse_spmd, runtime_started, start_pjrt
 
 # By name, the best first: a launch takes the first that the machine has devices for. A part of the kit that is not here
 # takes its backends along.
@@ -50,6 +50,7 @@ __all__ = [
     "Tpu",
     "import_torch_xla",
     "libtpu_flags",
+    "refuse_spmd",
     "rehearsal_cores",
     "runtime_started",
     "runtimes",

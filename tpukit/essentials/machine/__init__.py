@@ -4,7 +4,16 @@ from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
 from tpukit.essentials.machine.chip_holders import ChipsBusy, chip_nodes, wait_for_chips
 from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Generation, Tpu, find_tpu
-from tpukit.essentials.machine.environment import IMAGES, RELEASES, Changes, install_line, prepare
+from tpukit.essentials.machine.environment import (
+    IMAGES,
+    OLDEST_TORCH,
+    ONE_PROCESS_VARIABLES,
+    RELEASES,
+    Changes,
+    install_line,
+    is_too_old,
+    prepare,
+)
 from tpukit.essentials.machine.files import part_of, write_whole
 from tpukit.essentials.machine.host_facts import Host, find_chips, host
 from tpukit.essentials.machine.instructions import how_to_restart, how_to_start_afresh
@@ -23,6 +32,8 @@ __all__ = [
     "Host",
     "IMAGES",
     "Machine",
+    "ONE_PROCESS_VARIABLES",
+    "OLDEST_TORCH",
     "OwnMemory",
     "PRICES_OF",
     "RELEASES",
@@ -41,6 +52,7 @@ __all__ = [
     "how_to_restart",
     "how_to_start_afresh",
     "install_line",
+    "is_too_old",
     "orphans",
     "own_memory",
     "part_of",

@@ -10,10 +10,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.essentials.backends import Backend
-from tpukit.essentials.data import Batches, BatchSource, Buckets, MapDataset, StreamBatches, seed_in_turn
+from tpukit.essentials.data import (
+    Batches,
+    BatchSource,
+    Buckets,
+    MapDataset,
+    StreamBatches,
+    host_numbers,
+    numbers_kept,
+    put_back,
+    seed_in_turn,
+)
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
 from tpukit.essentials.run.notebook_output import NotebookOutput
+from tpukit.essentials.run.same import Same
 from tpukit.essentials.run.tensors import save_tensors
 from tpukit.essentials.show import WrongValue
 
@@ -33,6 +44,9 @@ class Core(NotebookOutput):
         activity: progress counter; unchanged means stalled.
         ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        seed_of_launch: what all random numbers of the run come from.
+        same: what is compared between the cores; see `tpukit.essentials.run.same`.
+        in_fit: True while `fit` trains, which compares at moments of its own.
     """
 
     hosts = 1
@@ -44,8 +58,13 @@ class Core(NotebookOutput):
         self.backend = backend
         self.waiting: str | None = None
         self.ends_between_steps = self.end_requested = False
-        self._average_gradients = GradientAverage(backend)
-        self._seed, self._began = seed, time.monotonic()
+        self.seed_of_launch, self._began = seed, time.monotonic()
+        self.same, self.in_fit = Same(self), False
+        self._average_gradients = GradientAverage(backend, self.same.names_of)
+        self._in_step = self._seeded = 0
+        # Whose the host's random numbers are outside of steps: all cores', or, once `seed` was called, as that says.
+        self._shares_numbers = self.world_size > 1 and not backend.shares_process
+        self._own_numbers: tuple | None = None  # where this core's own stand, between two steps
         self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
 
     def __repr__(self) -> str:
@@ -53,7 +72,7 @@ class Core(NotebookOutput):
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def model(self, module, *, in_place: bool = False):
+    def model(self, module, *, in_place: bool = False, differs: Iterable[str] = ()):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
         A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
@@ -61,8 +80,16 @@ class Core(NotebookOutput):
         buffers that have several names, such as an embedding that is also the output layer, stay one. A loss that has
         parameters, or weights of classes, goes through here as well. With `in_place` the module itself is moved: for a
         framework that holds on to it.
+
+        Its weights and buffers stay the same on every core, which is compared after the first step, after each epoch,
+        before a save and at the end. `differs=["*.counts"]` names those that may differ, as `fnmatch` has it.
+
+        Raises:
+            Differs: the cores call it with different models.
         """
+        self.same.compare_models(module)
         module = _move(module if in_place else copy.deepcopy(module), self.device)
+        self.same.add_model(module, differs)
         with self._together("model"):
             self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
@@ -137,6 +164,7 @@ class Core(NotebookOutput):
             "workers": workers,
             "send": self.backend.to_device,
             "shares_process": self.backend.shares_process,
+            "numbers": self.own_numbers,
         }
         if steps is not None:
             if shuffle or mask or buckets is not None:
@@ -145,11 +173,14 @@ class Core(NotebookOutput):
                     found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
                     fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
                 )
-            return StreamBatches(dataset, steps=steps, **options)
+            batches = StreamBatches(dataset, steps=steps, **options)
+            self.same.add_batches(batches)
+            return batches
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(buckets)
         options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
         batches = Batches(dataset, **options)
+        self.same.add_batches(batches)
         if buckets is not None:
             lengths, count = ", ".join(map(str, batches.sampler.shapes())), batches.shapes
             shapes = f"{count} shapes, so {count} graphs" if count > 1 else "one shape, so one graph"
@@ -158,19 +189,28 @@ class Core(NotebookOutput):
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
+        """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch.
+
+        Random numbers in it are this core's own: dropout, noise, augmentation. Outside of steps all cores draw the same
+        on the host, as for a split of the data, unless `seed` was called.
+        """
         began = time.monotonic()
         traced = self.backend.traced
         self.doing = "tracing" if traced else None
+        self._in_step += 1
         try:
-            yield
+            with self.own_numbers():
+                yield
             self.doing = "running" if traced else None
             with self._in_graph("step"):
                 self.backend.sync()
         finally:
             self.doing = None
+            self._in_step -= 1
         self.activity += 1
         self._steps.append(time.monotonic() - began)
+        if self.same.due and not self._in_step:
+            self.same.compare_if_due()
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
@@ -192,11 +232,15 @@ class Core(NotebookOutput):
             torch.nn.utils.clip_grad_norm_(parameters, clip)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        if self.same.due and not self._in_step and not self.backend.traced:
+            self.same.compare_if_due()
 
     def average_gradients(self, optimizer, *, also: Iterable = ()) -> None:
         """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
+        self.same.before_step(optimizer)
         with self._together("optimizer_step"):
             self._average_gradients(optimizer, also)
+        self.same.after_step(optimizer)
 
     def average_buffers(self, module) -> None:
         """Give every core the mean of the cores' float buffers, together.
@@ -218,7 +262,57 @@ class Core(NotebookOutput):
         generators that the two share, and differs from run to run: make the model in the notebook, and draw from
         generators of your own.
         """
-        self.backend.seed(seed_in_turn((self._seed, *words, self.rank)))
+        self._shares_numbers = False
+        self._seeded += 1
+        self.backend.seed(seed_in_turn((self.seed_of_launch, *words, self.rank)))
+
+    def same_seed(self, *words: int) -> None:
+        """Make the host's random numbers from here on the same on every core, in steps as well.
+
+        For what the host decides by chance and all cores have to do alike: layers that are dropped, a number of
+        repetitions, a size. What is drawn on the device, as dropout on a TPU, stays each core's own; on CPU processes
+        the host is the device, so there dropout is the same on every core, too.
+        """
+        self._shares_numbers = False
+        self._seeded += 1
+        seed_in_turn((self.seed_of_launch, *words))
+
+    def start_numbers(self) -> None:
+        """Begin as every core of the run does, with the same random numbers on the host and on the device."""
+        self.backend.seed(seed_in_turn((self.seed_of_launch,)))
+
+    @contextlib.contextmanager
+    def own_numbers(self) -> Iterator[None]:
+        """Within, draw random numbers of this core's own; afterwards the host's are again what all cores share.
+
+        The device's own generator stays this core's from the first time on: on a TPU to read it would cut a graph.
+        """
+        if not self._shares_numbers:
+            yield
+            return
+        shared, self._shares_numbers = host_numbers(), False
+        if self._own_numbers is None:
+            self.backend.seed(seed_in_turn((self.seed_of_launch, self.rank)))
+        else:
+            put_back(self._own_numbers)
+        was = self._seeded
+        try:
+            yield
+        finally:
+            if self._seeded == was:  # else `seed` was called within, and says what is drawn from there on
+                self._own_numbers, self._shares_numbers = host_numbers(), True
+                put_back(shared)
+
+    @contextlib.contextmanager
+    def numbers_put_back(self) -> Iterator[None]:
+        """Have the host's random numbers afterwards as they were before, whatever is drawn or seeded within."""
+        if self.backend.shares_process:  # they are another core's as well
+            yield
+            return
+        shares = self._shares_numbers
+        with numbers_kept():
+            yield
+        self._shares_numbers = shares
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
@@ -263,10 +357,25 @@ class Core(NotebookOutput):
     def gather(self, tensor):
         """Return the `(N, ...)` tensors of all cores as one `(world_size * N, ...)`, in order of rank, together.
 
-        A scalar counts as `(1,)`. The shape must be the same on every core.
+        A scalar counts as `(1,)`. The shape must be the same on every core. The gradient flows through it, to the core
+        that each row came from, as a contrastive loss over all cores needs: then backward is "together", too.
         """
+        import torch
+
+        tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return _with_gradient(self, tensor)
         with self._together("gather"):
-            return self.backend.gather(tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach())
+            return self.backend.gather(tensor.detach())
+
+    def init_process_group(self) -> None:
+        """Join the cores in torch.distributed's default group as well, together, for code that averages by itself.
+
+        Without it `torch.distributed.is_initialized()` is False, on chips and in the rehearsal for them: layers and
+        metrics that ask for it keep each core's own. On CUDA and TorchTPU the cores are joined there anyway.
+        """
+        with self._together("init_process_group"):
+            self.backend.init_process_group()
 
     def barrier(self) -> None:
         """Wait until every core is here, together."""
@@ -280,6 +389,8 @@ class Core(NotebookOutput):
         """
         with self._in_graph("save"):
             self.backend.sync()
+        if not self.in_fit:
+            self.same.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -343,6 +454,24 @@ class Core(NotebookOutput):
     def _in_graph(self, name: str) -> contextlib.AbstractContextManager:
         """Mark the same where collectives are part of the graph, and this is where the graph is waited for."""
         return self._together(name) if self.backend.in_graph and self.waiting is None else contextlib.nullcontext()
+
+
+def _with_gradient(core: Core, tensor):
+    """Gather a tensor so that backward brings each core the sum of all cores' gradients for its own rows."""
+    import torch
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(context, mine):
+            with core._together("gather"):
+                return core.backend.gather(mine.detach())
+
+        @staticmethod
+        def backward(context, gradient):
+            with core._together("gather's backward"):
+                return core.backend.reduce_scatter(gradient.contiguous())
+
+    return Gather.apply(tensor)
 
 
 def _move(module, device):

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.essentials.backends import Cpu, Topology, runtimes
+from tpukit.essentials.data import numbers_kept
 from tpukit.essentials.machine import orphans
 from tpukit.essentials.run import signals, worker
 from tpukit.essentials.run.core_states import CoreStates
@@ -310,16 +311,15 @@ class InProcessGroup(WorkerGroup):
 
     def looks(self, seconds: float) -> Iterator[None]:
         """Run the worker function here and take in what it sends as it sends it."""
-        import torch.distributed as dist
 
         def send(message: object) -> None:
             self._take(message, 0)
             self.display.draw()
 
         try:
-            worker.run_core(self.task, Cpu(0, 1, None), send, cores=[])
+            with numbers_kept():  # the notebook's own, of which the next launch takes its seed
+                worker.run_core(self.task, Cpu(0, 1, None), send, cores=[])
         finally:
-            dist.destroy_process_group()
             self.ended = time.monotonic()
         failure = self.failures.first()
         if failure and isinstance(failure.error, KeyboardInterrupt):
