@@ -65,7 +65,7 @@ class Changes(Table):
         """What was done, in one line."""
         if self.left:
             names = ", ".join(self.left)
-            return f"not ready to launch on all chips: {names}, meant for one process, would go to all; see check()"
+            return f"not ready to launch on all chips: {names} may be set on purpose, and stays; see tpukit.check()"
         return "made this session ready" if self.changes else "this session is ready: nothing had to be changed"
 
     def __repr__(self) -> str:
@@ -111,8 +111,9 @@ def prepare(machine: Machine = THIS_MACHINE, *, host: Host | None = None) -> Cha
             del environ[change.variable]
         else:
             environ[change.variable] = change.after
-    left = tuple(f"{name}={environ[name]}" for name in ONE_PROCESS_VARIABLES if host.chips > 1 and name in environ)
-    shown = Changes(changes, left, cell=current_cell())
+    left = [name for name in ONE_PROCESS_VARIABLES if host.chips > 1 and name in environ]
+    left += ["PJRT_DEVICE"] if host.chips and not environ["PJRT_DEVICE"].startswith("TPU") else []
+    shown = Changes(changes, tuple(f"{name}={environ[name]}" for name in left), cell=current_cell())
     shown._show()
     return shown
 
@@ -136,11 +137,8 @@ def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]
             change("TPU_WORKER_ID", number, "this host's number, which CLOUD_TPU_TASK_ID has given so far")
     for variable in sorted(name for name in environ if name.startswith("XRT_")):
         change(variable, None, "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it")
-    device = environ.get("PJRT_DEVICE", "")
-    if host.chips and not device:
+    if host.chips and not environ.get("PJRT_DEVICE"):
         change("PJRT_DEVICE", "TPU", "if it is unset, torch_xla uses the CPU where it finds no libtpu")
-    elif host.chips and not device.startswith("TPU"):
-        change("PJRT_DEVICE", "TPU", f"{host.hardware} are here, which torch_xla would not use, without a message")
     if host.versions.get("torch_tpu") and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and so starts libtpu.
         why = "`import torch` would load torch_tpu, whose first backward() takes the chips; workers load it themselves"

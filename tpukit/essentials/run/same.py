@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 
 from tpukit.essentials.run.objects import gather_objects
-from tpukit.essentials.show import Explained, Failed, first_few
+from tpukit.essentials.show import Explained, Failed, WrongValue, first_few
 
 # In the order in which one explains the other: of different data come different weights.
 GROUPS = ("run", "data", "model", "settings", "weights", "buffers")
@@ -72,7 +72,7 @@ class Same:
         self._batches: list[weakref.ref] = []
         self._steps = weakref.WeakKeyDictionary()  # by optimizer: its steps in a loop of the user's own
         self._gradients: int | None = None
-        self._passed: dict[str, str] = {}  # by group: the last check that it passed
+        self._passed: dict[tuple, str] = {}  # by group and optimizer: the last check that it passed
         self._may_differ: list[str] = []
         self.due: str | None = None
         self.optimizer = None
@@ -238,6 +238,7 @@ class Same:
 
         Raises:
             Differs: it is not.
+            WrongValue: a layer would not be joined, see `_refuse_local_layers`.
         """
         if not self.is_on:
             return
@@ -249,13 +250,14 @@ class Same:
             found["model"] = {name: value for key, one in modules.items() for name, value in structure(one, key)}
         found["settings"] = dict(_settings(optimizer, schedule))
         if "weights" in only:
+            _refuse_local_layers(modules)
             self._add_tensors(found, modules, optimizer, averaged=averaged)
         groups = self._different([_digest(found[group]) if group in only else 0 for group in GROUPS])
         if not groups:
-            self._passed |= dict.fromkeys(only, when)
+            self._passed |= {(group, id(optimizer)): when for group in only if optimizer is not None}
             return
         everyone = gather_objects(self._core, {group: found[group] for group in groups})
-        raise self._error(when, groups, everyone, modules)
+        raise self._error(when, groups, everyone, modules, optimizer)
 
     def _add_tensors(self, found: dict, modules: Mapping, optimizer, *, averaged: bool) -> None:
         tensors, seen = {}, set()
@@ -289,7 +291,7 @@ class Same:
         differ = (largest[0] != -largest[1]).any(dim=1).tolist()
         return [group for group, differs in zip(GROUPS, differ, strict=True) if differs]
 
-    def _error(self, when: str, groups: list[str], everyone: list[dict], modules: Mapping) -> Differs:
+    def _error(self, when: str, groups: list[str], everyone: list[dict], modules: Mapping, optimizer) -> Differs:
         found = []
         for group in groups:
             names = list(dict.fromkeys(name for one in everyone for name in one[group]))
@@ -300,7 +302,7 @@ class Same:
             more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
             unlike = "" if showing else _by_core(rows[0][1], shown=False)
             found.append(f"{group}: " + (", " if not showing else "\n").join(shown or ["their order"]) + more + unlike)
-        first, before = groups[0], self._passed.get(groups[0])
+        first, before = groups[0], self._passed.get((groups[0], id(optimizer)))
         found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
         if first == "weights":
             fix = _CHANGED if before else _UNLIKE
@@ -394,11 +396,26 @@ def _by_core(values: list, *, shown: bool = True) -> str:
         ranks.setdefault(str(value), []).append(rank)
     if not shown:
         return "; " + " unlike ".join(_cores(of) for of in ranks.values())
-    return ", ".join(f"{value[:80]} on {_cores(of)}" for value, of in ranks.items())
+    return ", ".join(f"{value[:200]} on {_cores(of)}" for value, of in ranks.items())
 
 
 def _cores(ranks: list[int]) -> str:
     return f"core {ranks[0]}" if len(ranks) == 1 else "cores " + first_few(ranks, 8)
+
+
+def _refuse_local_layers(modules: Mapping) -> None:
+    """Raise for layers that average by torch.distributed, where that does not join the cores."""
+    import torch
+
+    of = torch.nn.SyncBatchNorm
+    parts = [part for one in modules.values() if hasattr(one, "named_modules") for part in one.named_modules()]
+    layers = [name for name, part in parts if isinstance(part, of) and type(part).forward is of.forward]
+    if layers and not torch.distributed.is_initialized():
+        raise WrongValue(
+            "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these cores",
+            found=f"{first_few(layers, 3)} takes the statistics of this core's share alone",
+            fix="tpukit.train.sync_batchnorm(core, model), which changes it as well",
+        )
 
 
 def _with_max_norm(module: object) -> list[str]:
