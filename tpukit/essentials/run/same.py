@@ -71,6 +71,7 @@ class Same:
         self._models: list[weakref.ref] = []
         self._batches: list[weakref.ref] = []
         self._steps = weakref.WeakKeyDictionary()  # by optimizer: its steps in a loop of the user's own
+        self._seen = weakref.WeakSet()  # optimizers that stepped otherwise, and were looked at
         self._gradients: int | None = None
         self._passed: dict[tuple, str] = {}  # by group and optimizer: the last check that it passed
         self._may_differ: list[str] = []
@@ -175,7 +176,14 @@ class Same:
         self.due = None
         self.compare_loop("when the worker function returned")
 
-    def refuse_alone(self, optimizer) -> None:
+    def look_at_step(self, optimizer) -> None:
+        """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made."""
+        if self.is_on and optimizer not in self._seen and optimizer not in self._steps:
+            self._seen.add(optimizer)
+            self._refuse_alone(optimizer)
+            self._refuse_plain_step(optimizer)
+
+    def _refuse_alone(self, optimizer) -> None:
         """Raise where torch_xla trains on a device of its own, in a rehearsal on plain CPU processes."""
         devices = {one.device.type for group in optimizer.param_groups for one in group["params"]}
         if "xla" in devices and self._core.device.type != "xla":
@@ -185,14 +193,13 @@ class Same:
                 fix='launch(..., backend="xla"), where they are joined as on chips; or core.model and core.batches',
             )
 
-    def refuse_plain_step(self, optimizer) -> None:
+    def _refuse_plain_step(self, optimizer) -> None:
         """Raise where an optimizer steps with gradients that nobody averaged, together; one step of each is looked at.
 
         A stranger's code may average by itself, as `xm.optimizer_step` does: then all cores have the same gradients.
         """
-        if not self.is_on or optimizer in self._steps or not self._modules_of(optimizer):
+        if not self._modules_of(optimizer):
             return
-        self._steps[optimizer] = 0
         held = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
         sums = zlib.crc32(repr([checksum(one) for one in self._core.to_host(held)]).encode())
         if len(set(gather_objects(self._core, sums))) > 1:
