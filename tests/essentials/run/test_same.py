@@ -53,7 +53,7 @@ def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, differs=(),
         if scheduled:
             plateau.step(1.0)
             plateau.step(2.0 * core.rank)  # better on core 0, worse on core 1
-    core.same.compare_at_end()
+    core.same.compare_loop("at the end of the test")
     return model
 
 
@@ -146,6 +146,17 @@ def test_what_differs_between_the_cores_is_an_error_that_names_it(said, name):
     assert said[0].get(name) == said[1].get(name)
     missing = [part for part in REFUSED[name][1] if part not in said[0].get(name, "nothing was said")]
     assert not missing, said[0].get(name)
+
+
+def test_what_differs_when_the_worker_functions_return_is_an_error_that_keeps_their_results():
+    def work(core):
+        model = loop(core)
+        model.weight.data += core.rank
+        return core.rank
+
+    with pytest.raises(WorkerFailed, match=r"different weights \(when the worker function returned\)") as failure:
+        launch(work, cores=2, backend="cpu", progress="off")
+    assert failure.value.run.results == [0, 1]
 
 
 def test_what_is_the_same_or_may_differ_is_no_error():

@@ -198,6 +198,8 @@ class Core(NotebookOutput):
         traced = self.backend.traced
         self.doing = "tracing" if traced else None
         self._in_step += 1
+        if self.backend.shares_process and not self._seeded:
+            self.seed()  # the host's are another core's as well, and cannot be put back
         try:
             with self.own_numbers():
                 yield

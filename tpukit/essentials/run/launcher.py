@@ -11,6 +11,7 @@ from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import Failure, message
 from tpukit.essentials.run.host_memory import memory_warning
 from tpukit.essentials.run.log_writers import LogWriters, Writer
+from tpukit.essentials.run.same import apart
 from tpukit.essentials.run.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.run.topology import (
     choose_device,
@@ -192,7 +193,7 @@ def launch(
     if unknown:
         raise TypeError(_not_an_option(fn, unknown))
     host = host or Host.read()
-    limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed), precision)
+    limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     topology = choose_topology(host, cores, backend) if device is None else choose_device(host, device, cores, backend)
     refuse_one_process_variables(topology)
     if hosts is not None:
@@ -225,6 +226,8 @@ def launch(
                 hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
                 group.end()
                 raise Interrupted(collect(group), stacks, hung=hung) from None
+    if failure is None and (error := apart([group.same[rank] for rank in sorted(group.same)])):
+        raise WorkerFailed(str(error), rank=0, traceback="", run=collect(group)) from error
     if failure is None:
         return collect(group)
     raise worker_failed(failure, group)

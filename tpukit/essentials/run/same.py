@@ -162,8 +162,7 @@ class Same:
         """Compare what a loop of the user's own trains, together: float buffers are each core's until averaged."""
         if not self.is_on or self.optimizer is None:
             return
-        models = {f"{number}." if number else "": model for number, model in enumerate(self._trained)}
-        self.compare(when, modules=models, optimizer=self.optimizer, data=self._data, averaged=False)
+        self.compare(when, modules=self._loop_modules(), optimizer=self.optimizer, data=self._data, averaged=False)
 
     def release(self) -> None:
         """Compare what the last optimizer holds, together, and let go of it: another model is about to come."""
@@ -171,10 +170,18 @@ class Same:
             self.compare_loop("after its last step")
             self.optimizer, self._trained, self.due = None, [], None
 
-    def compare_at_end(self) -> None:
-        """Compare once more when the worker function has returned, together."""
+    def at_end(self) -> dict[str, dict] | None:
+        """Return what the last optimizer of a loop of the user's own holds, for `apart`; None without one.
+
+        The kernel compares it, when all results are there: a core that leaves before the others must not wait for them.
+        """
         self.due = None
-        self.compare_loop("when the worker function returned")
+        if not self.is_on or self.optimizer is None:
+            return None
+        return self._describe(GROUPS, self._loop_modules(), self.optimizer, data=self._data, averaged=False)
+
+    def _loop_modules(self) -> dict[str, object]:
+        return {f"{number}." if number else "": model for number, model in enumerate(self._trained)}
 
     def look_at_step(self, optimizer) -> None:
         """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made."""
@@ -250,6 +257,18 @@ class Same:
         if not self.is_on:
             return
         modules = modules if modules is not None else {"": model}
+        options = {"schedule": schedule, "data": data, "averaged": averaged, **run}
+        found = self._describe(only, modules, optimizer, **options)
+        groups = self._different([_digest(found[group]) if group in only else 0 for group in GROUPS])
+        if not groups:
+            self._passed |= {(group, id(optimizer)): when for group in only if optimizer is not None}
+            return
+        everyone = gather_objects(self._core, {group: found[group] for group in groups})
+        raise _error(when, everyone, before=self._passed.get((groups[0], id(optimizer))), modules=modules)
+
+    def _describe(
+        self, only: tuple, modules: Mapping, optimizer, *, schedule=None, data: Mapping, averaged: bool, **run: object
+    ) -> dict[str, dict]:
         found: dict[str, dict] = {group: {} for group in GROUPS}
         found["run"] = {"seed of launch": self._core.seed_of_launch, "cores": self._core.world_size, **run}
         found["data"] = dict(data)
@@ -259,12 +278,7 @@ class Same:
         if "weights" in only:
             _refuse_local_layers(modules)
             self._add_tensors(found, modules, optimizer, averaged=averaged)
-        groups = self._different([_digest(found[group]) if group in only else 0 for group in GROUPS])
-        if not groups:
-            self._passed |= {(group, id(optimizer)): when for group in only if optimizer is not None}
-            return
-        everyone = gather_objects(self._core, {group: found[group] for group in groups})
-        raise self._error(when, groups, everyone, modules, optimizer)
+        return found
 
     def _add_tensors(self, found: dict, modules: Mapping, optimizer, *, averaged: bool) -> None:
         tensors, seen = {}, set()
@@ -298,27 +312,34 @@ class Same:
         differ = (largest[0] != -largest[1]).any(dim=1).tolist()
         return [group for group, differs in zip(GROUPS, differ, strict=True) if differs]
 
-    def _error(self, when: str, groups: list[str], everyone: list[dict], modules: Mapping, optimizer) -> Differs:
-        found = []
-        for group in groups:
-            names = list(dict.fromkeys(name for one in everyone for name in one[group]))
-            rows = [(name, [one[group].get(name, "none") for one in everyone]) for name in names]
-            rows = [(name, values) for name, values in rows if len(set(map(str, values))) > 1]
-            showing = group in ("run", "data", "settings", "model")
-            shown = [name + (f": {_by_core(values)}" if showing else "") for name, values in rows[:_MOST_SHOWN]]
-            more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
-            unlike = "" if showing else _by_core(rows[0][1], shown=False)
-            found.append(f"{group}: " + (", " if not showing else "\n").join(shown or ["their order"]) + more + unlike)
-        first, before = groups[0], self._passed.get((groups[0], id(optimizer)))
-        found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
-        if first == "weights":
-            fix = _CHANGED if before else _UNLIKE
-            if names := [name for one in modules.values() for name in _with_max_norm(one)]:
-                fix = f"{first_few(names, 3)} is an Embedding(max_norm=...), which changes weights in forward, by this "
-                fix += "core's samples alone: leave max_norm out"
-        else:
-            fix = _CAUSES[first]
-        return Differs(f"{_FACTS[first]} ({when})", found="\n".join(found), fix=fix)
+
+def apart(everyone: list[dict | None]) -> Differs | None:
+    """Return the error for what cores held when they returned, by rank; None where it is the same."""
+    if None in everyone or len(everyone) < 2 or all(one == everyone[0] for one in everyone):
+        return None
+    return _error("when the worker function returned", everyone, before="before", modules={})
+
+
+def _error(when: str, everyone: list[dict], *, before: str | None, modules: Mapping) -> Differs:
+    found, groups = [], [group for group in GROUPS if any(one.get(group) != everyone[0].get(group) for one in everyone)]
+    for group in groups or ["model"]:
+        names = list(dict.fromkeys(name for one in everyone for name in one[group]))
+        rows = [(name, [one[group].get(name, "none") for one in everyone]) for name in names]
+        rows = [(name, values) for name, values in rows if len(set(map(str, values))) > 1]
+        showing = group in ("run", "data", "settings", "model")
+        shown = [name + (f": {_by_core(values)}" if showing else "") for name, values in rows[:_MOST_SHOWN]]
+        more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
+        unlike = _by_core(rows[0][1], shown=False) if rows and not showing else ""
+        found.append(f"{group}: " + (", " if not showing else "\n").join(shown or ["their order"]) + more + unlike)
+    first = (groups or ["model"])[0]
+    found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
+    fix = _CAUSES.get(first) or (_CHANGED if before else _UNLIKE)
+    if first == "weights" and (names := [name for one in modules.values() for name in _with_max_norm(one)]):
+        fix = (
+            f"{first_few(names, 3)} is an Embedding(max_norm=...), which changes weights in forward, by this core's "
+            "samples alone: leave max_norm out"
+        )
+    return Differs(f"{_FACTS[first]} ({when})", found="\n".join(found), fix=fix)
 
 
 def averaged_places(*modules: object) -> Callable[[], list]:

@@ -45,10 +45,13 @@ class Task:
             )
 
 
-def seed_of(seed: int | None) -> int:
-    """Return the seed of a run: that which was given, or the notebook's own, which launches do not use up."""
-    if seed is not None:
-        return seed
+def seed_of(seed: int | None, hosts: object = None) -> int:
+    """Return the seed of a run: that which was given, or the notebook's own, which launches do not use up.
+
+    Of several hosts each has a generator of its own: without a seed it is 0.
+    """
+    if seed is not None or hosts is not None:
+        return seed or 0
     import torch
 
     return torch.initial_seed()
@@ -128,7 +131,7 @@ def run_core(
             raise _not_one_run(core, world_size)
         core.start_numbers()
         result = task.fn(core, *task.args)
-        core.same.compare_at_end()
+        send(("same", core.rank, core.same.at_end()))
         core.flush()
         _flush_streams()  # what was printed without an end of line is on its way before the result is
         try:

@@ -37,6 +37,7 @@ class WorkerGroup:
     Attributes:
         ranks: of its cores; each is what it will probably be until the core has said what it is.
         results: what has come back so far, by rank.
+        same: what a core held at its end that has to be the same on all, by rank.
         memory: peak host memory in bytes, by rank.
         grown: by how many bytes a process has grown since its start, at most, by rank.
         log: the rows of `core.log` so far.
@@ -56,6 +57,7 @@ class WorkerGroup:
         self._runtime = runtimes()[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
+        self.same: dict[int, dict | None] = {}
         self.memory: dict[int, int] = {}
         self.grown: dict[int, int] = {}
         self._first_memory: dict[int, int] = {}
@@ -169,6 +171,8 @@ class WorkerGroup:
         match message:
             case ("result", rank, value):
                 self.results[rank] = value
+            case ("same", rank, found):
+                self.same[rank] = found
             case ("memory", rank, peak, own, most):
                 self.memory[rank] = max(peak, self.memory.get(rank, 0))
                 first = self._first_memory.setdefault(rank, own)
