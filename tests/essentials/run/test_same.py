@@ -154,7 +154,9 @@ def test_what_differs_when_the_worker_functions_return_is_an_error_that_keeps_th
         model.weight.data += core.rank
         return core.rank
 
-    with pytest.raises(WorkerFailed, match=r"different weights \(when the worker function returned\)") as failure:
+    with pytest.raises(
+        WorkerFailed, match=r"different weights, and(.|\n)*when the worker function returned"
+    ) as failure:
         launch(work, cores=2, backend="cpu", progress="off")
     assert failure.value.run.results == [0, 1]
 

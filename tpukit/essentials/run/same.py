@@ -73,7 +73,7 @@ class Same:
         self._steps = weakref.WeakKeyDictionary()  # by optimizer: its steps in a loop of the user's own
         self._seen = weakref.WeakSet()  # optimizers that stepped otherwise, and were looked at
         self._gradients: int | None = None
-        self._passed: dict[tuple, str] = {}  # by group and optimizer: the last check that it passed
+        self._passed = weakref.WeakKeyDictionary()  # by optimizer: by group the last check that it passed
         self._may_differ: list[str] = []
         self.due: str | None = None
         self.optimizer = None
@@ -261,10 +261,16 @@ class Same:
         found = self._describe(only, modules, optimizer, **options)
         groups = self._different([_digest(found[group]) if group in only else 0 for group in GROUPS])
         if not groups:
-            self._passed |= {(group, id(optimizer)): when for group in only if optimizer is not None}
+            if optimizer is not None:
+                self._passed.setdefault(optimizer, {}).update(dict.fromkeys(only, when))
             return
         everyone = gather_objects(self._core, {group: found[group] for group in groups})
-        raise _error(when, everyone, before=self._passed.get((groups[0], id(optimizer))), modules=modules)
+        before = self._passed.get(optimizer, {}).get(groups[0]) if optimizer is not None else None
+        raise _error(when, everyone, before=before, modules=modules, known=self._from_core(modules))
+
+    def _from_core(self, modules: Mapping) -> bool:
+        ids = {id(reference()) for reference in self._models}
+        return any(id(one) in ids for one in modules.values())
 
     def _describe(
         self, only: tuple, modules: Mapping, optimizer, *, schedule=None, data: Mapping, averaged: bool, **run: object
@@ -317,10 +323,10 @@ def apart(everyone: list[dict | None]) -> Differs | None:
     """Return the error for what cores held when they returned, by rank; None where it is the same."""
     if None in everyone or len(everyone) < 2 or all(one == everyone[0] for one in everyone):
         return None
-    return _error("when the worker function returned", everyone, before="before", modules={})
+    return _error("when the worker function returned", everyone, before="before", modules={}, known=True)
 
 
-def _error(when: str, everyone: list[dict], *, before: str | None, modules: Mapping) -> Differs:
+def _error(when: str, everyone: list[dict], *, before: str | None, modules: Mapping, known: bool) -> Differs:
     found, groups = [], [group for group in GROUPS if any(one.get(group) != everyone[0].get(group) for one in everyone)]
     for group in groups or ["model"]:
         names = list(dict.fromkeys(name for one in everyone for name in one[group]))
@@ -333,7 +339,7 @@ def _error(when: str, everyone: list[dict], *, before: str | None, modules: Mapp
         found.append(f"{group}: " + (", " if not showing else "\n").join(shown or ["their order"]) + more + unlike)
     first = (groups or ["model"])[0]
     found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
-    fix = _CAUSES.get(first) or (_CHANGED if before else _UNLIKE)
+    fix = _CAUSES.get(first) or (_CHANGED if before or known else _UNLIKE)
     if first == "weights" and (names := [name for one in modules.values() for name in _with_max_norm(one)]):
         fix = (
             f"{first_few(names, 3)} is an Embedding(max_norm=...), which changes weights in forward, by this core's "
