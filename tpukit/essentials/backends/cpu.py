@@ -133,7 +133,8 @@ class Cpu(Backend):
         """Return the short texts of all cores."""
         import torch
 
-        mine = torch.frombuffer(bytearray(text.encode().ljust(_TEXT)[:_TEXT]), dtype=torch.uint8).to(self.device)
+        mine = torch.frombuffer(bytearray(text.encode().ljust(_TEXT)[:_TEXT]), dtype=torch.uint8)
+        (mine,) = self._for_collectives([mine])
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
         self.group.allgather([everyone], [mine]).wait()
         return [bytes(one.tolist()).decode(errors="replace").strip() for one in everyone]
