@@ -314,7 +314,9 @@ class Same:
         # Halves, because a TPU compares no 64-bit numbers between its cores, and float32 holds 16 bits exactly.
         halves = torch.tensor([(number >> 16, number & 0xFFFF) for number in digests], dtype=torch.float32)
         (halves,) = self._core.to_device([torch.stack([halves, -halves])])
-        (largest,) = self._core.to_host([self._core.all_reduce(halves, "max")])
+        with self._core.step():  # or the next step's graph would begin with this collective, and compile again
+            largest = self._core.all_reduce(halves, "max")
+        (largest,) = self._core.to_host([largest])
         differ = (largest[0] != -largest[1]).any(dim=1).tolist()
         return [group for group, differs in zip(GROUPS, differ, strict=True) if differs]
 
