@@ -1,6 +1,7 @@
 """torchmetrics' metrics updated step by step on each core, and their states combined over the cores."""
 
 import copy
+import inspect
 from collections.abc import Mapping
 
 from tpukit.essentials.run import gather_objects
@@ -13,6 +14,24 @@ def own_metrics(metrics: Mapping[str, object], *, one_core: bool) -> dict[str, o
     Only torchmetrics' are copied: they have a state. What else a metric holds, a lock or a file, may not be copied.
     """
     return {name: one if one_core or not has_state(one) else copy.deepcopy(one) for name, one in metrics.items()}
+
+
+def fresh_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
+    """Return metrics for one evaluation, which begins with nothing that another has left in them.
+
+    torchmetrics' are reset there. Functions and bound methods stay what they are, since somebody may look at what they
+    record; other objects are copied, unless they hold what cannot be, a lock or a file.
+    """
+    return {name: _fresh(metric) for name, metric in metrics.items()}
+
+
+def _fresh(metric: object) -> object:
+    if has_state(metric) or inspect.isroutine(metric):
+        return metric
+    try:
+        return copy.deepcopy(metric)
+    except Exception:  # whatever a stranger's object raises
+        return metric
 
 
 def has_state(metric: object) -> bool:

@@ -17,7 +17,7 @@ from tpukit.train.checks import Best, best_of, check_batches, check_numbers, che
 from tpukit.train.evaluation import Evaluation, evaluate_synced
 from tpukit.train.history import History, samples_per_second
 from tpukit.train.losses import PendingStep, StepLosses, not_finite
-from tpukit.train.metrics import own_metrics
+from tpukit.train.metrics import fresh_metrics, own_metrics
 from tpukit.train.resume import Progress, RunState, TimeBudget, parse_duration
 from tpukit.train.schedules import check_schedule, is_plateau
 from tpukit.train.step import TrainStep
@@ -385,7 +385,7 @@ class Trainer:
             self.step.evaluated_model,
             self.step.loss,
             batches,
-            metrics=self.metrics,
+            metrics=fresh_metrics(self.metrics),
             prepare=self.step.prepare,
             bf16=self.step.bf16,
             keep_outputs=self.keep_outputs,
