@@ -150,9 +150,11 @@ class Same:
         if when is None or self.optimizer is None:
             return
         self.compare_loop(when)
-        if self._gradients is not None:
+        # Whether to ask is the same on every core, whatever gradients it has; where reading them costs nothing.
+        if when == "after the first step" and self._core.device.type == "cpu":
             mine, self._gradients = self._gradients, None
-            if len(set(gather_objects(self._core, mine))) == 1:
+            sums = set(gather_objects(self._core, mine))
+            if len(sums) == 1 and mine is not None:
                 self._core.print(
                     "all cores have the same gradients, so the same batches: each does the work of one. "
                     "core.batches(dataset, batch_size=...) gives each core a share of its own"
