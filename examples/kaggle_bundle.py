@@ -10,7 +10,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -64,11 +63,7 @@ def main() -> int:
     shutil.copy(ROOT / "examples" / "submission.py", options.to)
     wheels = options.to / "wheels"
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    with tempfile.TemporaryDirectory() as copy:  # building leaves traces beside the source, which go into later wheels
-        for name in ("tpukit", "pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
-            source = ROOT / name
-            shutil.copytree(source, Path(copy) / name) if source.is_dir() else shutil.copy(source, copy)
-        subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, copy], check=True)
+    subprocess.run([sys.executable, ROOT / "tools" / "wheel.py", wheels], check=True)
     platforms = [word for platform in PLATFORMS for word in ("--platform", platform)]
     only = ["--only-binary=:all:", "--python-version", options.python, "--implementation", "cp", *platforms]
     subprocess.run([*pip, "download", "--quiet", "--dest", wheels, *only, *PACKAGES], check=True)

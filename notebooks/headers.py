@@ -1,82 +1,127 @@
-"""Write what all notebooks share, and every link to them, from the repository's address in pyproject.toml.
+"""Write what all notebooks share, and every link that opens one, from the repository's address on GitHub.
 
     python notebooks/headers.py [--check]
 
-In each notebook: the badges of the first cell, and the bootstrap cell after it. In README.md: the links that open a
-notebook on Colab or Kaggle. Run twice it changes nothing. With --check nothing is written; exits with 1 if it would be.
+The address is REPOSITORY=owner/name, else that of `git remote get-url origin`; without one there is no badge and no
+link. In each notebook: the badges of the first cell, and the bootstrap cell after it. In README.md: the last columns of
+the table of notebooks. Run twice it changes nothing. With --check nothing is written, and the address is the one that
+is there already: it exits with 1 where a file has another one, or another bootstrap cell.
 """
 
 import argparse
 import json
+import os
 import re
+import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ADDRESS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
+# The branch is main: neither Colab nor Kaggle says that it takes HEAD.
 COLAB = "https://colab.research.google.com/github/{repository}/blob/main/notebooks/{name}"
-KAGGLE = "https://kaggle.com/kernels/welcome?src={address}/blob/main/notebooks/{name}"
+KAGGLE = "https://kaggle.com/kernels/welcome?src=https://github.com/{repository}/blob/main/notebooks/{name}"
+BADGES = {
+    "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
+    "Kaggle": "https://kaggle.com/static/images/open-in-kaggle.svg",
+}
+NAME = r"[\w.-]+/[\w.-]+?"
+# Whatever stands before @ stays out: it may be a token.
+ORIGIN = rf"(?:https://(?:[^@/]+@)?|ssh://git@|git@)github\.com[/:]({NAME})(?:\.git)?/?"
 
 # Folded on Colab, Kaggle and in JupyterLab: nobody reads it twice.
 HIDDEN = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}}  # sorted, as ruff has it
 BOOTSTRAP = """\
-# @title The kit: from this clone, from a dataset attached on Kaggle, or installed { display-mode: "form" }
+# @title The kit: from a clone, a wheel, TPUKIT_SOURCE, or where this notebook came from { display-mode: "form" }
+import os
 import pathlib
 import sys
 from importlib.util import find_spec
 
 here, kaggle = pathlib.Path.cwd(), pathlib.Path("/kaggle/input")
-homes = [here, *here.parents, *kaggle.glob("*"), *kaggle.glob("datasets/*/*")]
-sys.path[:0] = [str(home) for home in homes if (home / "tpukit/__init__.py").is_file()][:1]
-keep = "--no-deps" if find_spec("torch") else ""  # an image's torch is never replaced
-if not find_spec("tpukit"):
-    !git clone -q --depth 1 ADDRESS kit
-    %pip install -q {keep} ./kit
-    sys.path.insert(0, "kit")
+homes = [here, *here.parents, here / "tpukit", *kaggle.glob("*"), *kaggle.glob("datasets/*/*")]
+found = [home for home in homes if (home / "tpukit/__init__.py").is_file()]  # clones; then wheels, the newest first
+wheels = [file for home in homes for at in (home, home / "wheels") for file in at.glob("tpukit-*.whl")]
+wheels.sort(key=lambda file: [int(n) if n.isdigit() else -1 for n in file.name.split("-")[1].split(".")])
+found += [*wheels[::-1], os.environ.get("TPUKIT_SOURCE"), getattr(find_spec("tpukit"), "origin", None)]
+kit = next((str(one) for one in found if one), "ADDRESS")
+if ("://" in kit or kit.startswith("git@")) and ".whl" not in kit:
+    !git -c core.askPass=true clone -q --depth 1 "{kit.removeprefix('git+')}" tpukit
+if ".whl" in kit and "tpukit" not in sys.modules:  # an image's torch is never replaced
+    %pip install -q {"--no-deps --force-reinstall" if find_spec("torch") else ""} "{kit}"
+sys.path[:0] = [path for path in (kit, str(here / "tpukit")) if os.path.isfile(f"{path}/tpukit/__init__.py")]
+if not getattr(find_spec("tpukit"), "origin", None):
+    looked = f"no clone or wheel of it in {here} or a dataset, {f'nothing at {kit}' if kit else 'no TPUKIT_SOURCE'}"
+    raise ModuleNotFoundError(f"no tpukit: {looked}. Put tpukit-*.whl into {here} and run this cell again.")
 if not find_spec("array_record") and sys.platform != "win32":  # Kaggle's image has none
-    %pip install -q array_record simplejpeg
+    %pip install -q --retries 1 -f "{[here / 'wheel', *wheels][-1].parent}" array_record simplejpeg
+print(f"tpukit: {kit}" + ("" if find_spec("array_record") else "; no array_record, which packs need: no internet?"))
 import tpukit"""
 
 
-def links(name: str) -> dict[str, str]:
+def origin() -> str:
+    """Return owner/name of the clone's origin on GitHub; "" where there is none, or only one of a folder around it."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        top = subprocess.run([*git, "rev-parse", "--show-toplevel"], capture_output=True, text=True).stdout.strip()
+        said = subprocess.run([*git, "remote", "get-url", "origin"], capture_output=True, text=True).stdout.strip()
+    except OSError:  # no git
+        return ""
+    found = re.fullmatch(ORIGIN, said)
+    return found[1] if found and Path(top).resolve() == ROOT.resolve() else ""
+
+
+def address() -> str:
+    """Return owner/name of the repository, as REPOSITORY or the clone's origin has it; "" for none."""
+    given = os.environ.get("REPOSITORY", "")
+    if given and not re.fullmatch(NAME, given):
+        sys.exit(f"REPOSITORY is the owner and the name of a repository on GitHub, got {given!r}\n  fix: owner/name")
+    return given or origin()
+
+
+def written() -> str:
+    """Return owner/name that the notebooks have already; "" for none."""
+    first = json.loads(min((ROOT / "notebooks").glob("*.ipynb")).read_text())["cells"][0]
+    found = re.search(rf"colab\.research\.google\.com/github/({NAME})/blob/", "".join(first["source"]))
+    return found[1] if found else ""
+
+
+def links(name: str, repository: str) -> dict[str, str]:
     """Return the addresses that open a notebook, by platform."""
-    repository = ADDRESS.removeprefix("https://github.com/")
     return {
         "Colab": COLAB.format(repository=repository, name=name),
-        "Kaggle": KAGGLE.format(address=ADDRESS, name=name),
+        "Kaggle": KAGGLE.format(repository=repository, name=name),
     }
 
 
-def badges(name: str) -> str:
-    """Return the line of badges of a notebook."""
-    images = {
-        "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
-        "Kaggle": "https://kaggle.com/static/images/open-in-kaggle.svg",
-    }
-    return " ".join(f"[![Open in {where}]({images[where]})]({link})" for where, link in links(name).items())
-
-
-def notebook(name: str, text: str) -> str:
+def notebook(name: str, text: str, repository: str) -> str:
     """Return a notebook's JSON with its badges and its bootstrap cell as they should be."""
     content = json.loads(text)
     header, bootstrap = content["cells"][:2]
-    lines = "".join(header["source"]).splitlines()
-    lines = [line for line in lines if "colab-badge.svg" not in line]
-    header["source"] = "\n".join([lines[0], "", badges(name), *lines[1:]]).replace("\n\n\n", "\n\n").splitlines(True)
-    bootstrap["source"] = BOOTSTRAP.replace("ADDRESS", ADDRESS).splitlines(True)
+    title, *lines = [line for line in "".join(header["source"]).splitlines() if BADGES["Colab"] not in line]
+    opens = links(name, repository).items() if repository else ()
+    badges = " ".join(f"[![Open in {where}]({BADGES[where]})]({link})" for where, link in opens)
+    body = "\n".join(lines).strip("\n")
+    header["source"] = "\n\n".join(filter(None, [title, badges, body])).splitlines(True)
+    source = BOOTSTRAP.replace("ADDRESS", f"https://github.com/{repository}" if repository else "")
+    bootstrap["source"] = source.splitlines(True)
     bootstrap["metadata"] = HIDDEN
     return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
 
-def readme(text: str) -> str:
-    """Return the README with the links of its notebooks as they should be."""
+def readme(text: str, repository: str) -> str:
+    """Return the README with the table of its notebooks as it should be: two columns, or four with links."""
 
-    def link(found: re.Match) -> str:
-        where = "Colab" if "colab" in found[0] else "Kaggle"
-        return links(found["name"])[where]
+    def row(found: re.Match) -> str:
+        name = found["name"]
+        if not repository:
+            return found["row"]
+        cells = [f"[open]({link})" for link in links(name, repository).values()] if name else None
+        cells = cells or (["---", "---"] if "---" in found["row"] else list(BADGES))
+        return f"{found['row']} {' | '.join(cells)} |".replace("| --- | --- |", "|---|---|")
 
-    return re.sub(r"https://[\w.]*(?:colab|kaggle)\.[^\s)]*/blob/main/notebooks/(?P<name>\w+\.ipynb)", link, text)
+    head = r"\| notebook \| for \||\|---\|---\|(?=(?:---\|---\|)?\n\| \[)"
+    one = r"\| \[[^\]]+\]\(notebooks/(?P<name>\w+\.ipynb)\) \| [^|\n]+ \|"
+    return re.sub(rf"^(?P<row>{head}|{one})[^\n]*$", row, text, flags=re.MULTILINE)
 
 
 def main() -> None:
@@ -84,13 +129,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file would change")
     check = parser.parse_args().check
-    wanted = {path: notebook(path.name, path.read_text()) for path in sorted((ROOT / "notebooks").glob("*.ipynb"))}
-    wanted[ROOT / "README.md"] = readme((ROOT / "README.md").read_text())
+    repository = written() if check else address()
+    paths = sorted((ROOT / "notebooks").glob("*.ipynb"))
+    wanted = {path: notebook(path.name, path.read_text(), repository) for path in paths}
+    wanted[ROOT / "README.md"] = readme((ROOT / "README.md").read_text(), repository)
     other = [path for path, text in wanted.items() if text != path.read_text()]
     for path in other:
         print(f"{'would change' if check else 'written'}: {path.relative_to(ROOT)}")
         if not check:
             path.write_text(wanted[path])
+    if not check and not repository:
+        print(
+            "no badges: they write themselves, `make headers` after you have pushed to GitHub, or REPOSITORY=owner/name"
+        )
     sys.exit(bool(other) and check)
 
 

@@ -17,9 +17,11 @@ APART = {"test_faults.py": r"\[(\S+): ", "test_notebooks.py": r"\[([^\]]+)\]"}
 
 
 def pytest_configure(config):
-    """Let tests interrupt themselves (a shell's `&` leaves SIGINT ignored), and let graphs compile quickly."""
+    """Let tests interrupt and hang up: a shell's `&` leaves SIGINT ignored for all that it starts, nohup SIGHUP."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # XLA:CPU compiles in a third of the time then, also in kernels and programs; these graphs run a few times only.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
@@ -73,7 +75,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 class Streams:
-    """What keeps the streams of `pytest -n 3` apart where a test needs the machine to itself.
+    """What keeps the streams of `pytest -n 4` apart where a test needs the machine to itself.
 
     Every test holds `room`, one that is marked `alone` as its only holder. It waits with `gate` in its hand, through
     which every test has to go, so that none begins meanwhile. Tests marked `alone` one after the other go in together.

@@ -22,7 +22,11 @@ EACH_NOTEBOOK = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path
 def entries(folder):
     """Return what git would keep of a folder, without asking git: a downloaded archive has none."""
     ignored = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text().split() if line]
-    ignored = [line.lstrip("/") for line in ignored if line[0] != "/" or folder == ROOT]  # "/data": only at the top
+    inside = (
+        "" if folder == ROOT else f"{folder.relative_to(ROOT).as_posix()}/" if folder.is_relative_to(ROOT) else "//"
+    )
+    # "/data" is one at the top, "/notebooks/data" one in notebooks/
+    ignored = [line.removeprefix(f"/{inside}") for line in ignored if line[0] != "/" or line.startswith(f"/{inside}")]
     return [
         path
         for path in sorted(folder.iterdir())
@@ -308,6 +312,64 @@ def test_no_path_of_somebodys_machine_is_in_the_repository():
         assert not found, f"{path.relative_to(ROOT)}: {found[0].decode()}"
 
 
+LINKED = {  # projects of others, linked on purpose
+    "Lightning-AI/pytorch-lightning",
+    "RSNA/AI-Challenge-Data",
+    "google/array_record",
+    "karpathy/nanoGPT",
+    "satyajitghana/ProjektDepth",
+}
+
+
+def test_no_address_on_github_was_made_up():
+    """Beside LINKED there is one at most: that of this repository, which `make headers` writes."""
+    written = re.search(r"/github/([\w.-]+/[\w.-]+)/blob/", source(load(NOTEBOOKS[0])["cells"][0]))
+    own = {"notebooks", "README.md"} if written else set()
+    for path in files():
+        text = path.read_bytes().decode(errors="ignore")
+        for found in re.findall(r"(?:\bgithub\.com[/:]|/github/)([\w-]+/[\w.-]+)", text):
+            found = found.removesuffix(".git").rstrip(".")
+            ours = written and found == written[1] and path.relative_to(ROOT).parts[0] in own
+            assert found in LINKED or ours, f"{path.relative_to(ROOT)}: {found}"
+
+
+def test_workflows_are_yaml_and_call_what_the_makefile_has():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    commands = set()
+    for path in (ROOT / ".github" / "workflows").glob("*.yml"):
+        workflow = yaml.safe_load(path.read_text())
+        assert {"name", "jobs", True} <= workflow.keys()  # "on" is YAML for true
+        for job in workflow["jobs"].values():
+            commands |= {step["run"].split("\n")[0] for step in job["steps"] if "run" in step}
+    named = {command.split()[1] for command in commands if command.startswith("make ")}
+    assert {"test", "docs", "headers"} <= named
+    assert named - {"docs"} <= targets
+
+
+def test_the_citation_names_this_version():
+    yaml = pytest.importorskip("yaml", reason="PyYAML is not installed: pip install pyyaml")
+    import tpukit
+
+    assert yaml.safe_load((ROOT / "CITATION.cff").read_text())["version"] == tpukit.__version__
+
+
+def test_what_a_run_writes_is_ignored_and_no_file_of_the_repository_is():
+    tried = [
+        "notebooks/data/04-phantoms/x.jpg",
+        "notebooks/runs/04/x.pt",
+        "runs/exams/exams.html",
+        "data/x",
+        "dist/x.whl",
+    ]
+    lines = (ROOT / ".gitignore").read_text().split()
+    for path in tried:
+        parts = path.split("/")
+        heads = {"/" + "/".join(parts[: n + 1]) + "/" for n in range(len(parts))}
+        assert any(line in heads if line[0] == "/" else line.rstrip("/") in parts for line in lines), path
+    assert (ROOT / "tpukit/essentials/data") in entries(ROOT / "tpukit/essentials")
+
+
 # Notebooks
 
 
@@ -350,7 +412,7 @@ def test_a_notebook_carries_no_trace_of_a_run(path):
     assert notebook["metadata"].get("language_info", {}).keys() <= {"name"}
     for cell in notebook["cells"]:
         assert cell["metadata"].keys() <= {"tags", "cellView", "jupyter", "_kg_hide-input"}
-        assert set(tags(cell)) <= {"parameters"}
+        assert set(tags(cell)) <= {"parameters", "exercise", "check"}
         assert cell.get("outputs", []) == []
         assert cell.get("execution_count") is None
 
@@ -361,8 +423,9 @@ def test_a_notebook_has_the_five_parts_in_order(path):
     header = source(cells[0])
     assert cells[0]["cell_type"] == "markdown"
     assert header.startswith("# ")
-    (badges,) = [line for line in header.splitlines() if "colab.research.google.com" in line]
-    assert "kaggle.com/" in badges, "both badges stand on one line"
+    badges = [line for line in header.splitlines() if "colab.research.google.com" in line]
+    assert len(badges) <= 1, "before the repository has an address there are none"
+    assert all("kaggle.com/" in line for line in badges), "both badges stand on one line"
     for word in ("You need", "You get", "Takes"):
         assert word in header
     # Bootstrap, parameters, look, run: by the place of each.
@@ -396,13 +459,41 @@ def test_a_notebook_ends_with_an_exercise_three_links_and_the_next_notebook(path
 
 
 @EACH_NOTEBOOK
-def test_a_notebook_explains_at_least_eight_words_for_each_line_of_code(path):
+def test_a_notebook_explains_at_least_six_words_for_each_line_of_code(path):
     cells = load(path)["cells"]
     prose = " ".join(source(cell) for cell in cells if cell["cell_type"] == "markdown")
     prose = re.sub(r"\]\([^)]*\)", "]", prose)  # an address is no word
     code = [line for cell in code_cells(load(path))[1:] for line in source(cell).splitlines() if line.strip()]
     words = re.findall(r"[A-Za-z][\w'.-]*", prose)
-    assert len(words) >= 8 * len(code), f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
+    assert len(words) >= 6 * len(code), f"{len(words)} words, {len(code)} lines: {len(words) / len(code):.1f} a line"
+
+
+def blocks(text):
+    """Return the blocks of a text: what stands between pictures, tables, code and headings; and each folded answer."""
+    text = re.sub(r"\]\([^)]*\)", "]", re.sub(r"^```.*?^```", "|", text, flags=re.MULTILINE | re.DOTALL))
+    return re.split(r"^(?:\||\[?!\[|#).*$|^</?details>|^- \*\*You need", text, flags=re.MULTILINE)
+
+
+@EACH_NOTEBOOK
+def test_no_text_of_a_notebook_is_longer_than_ninety_words_without_a_picture_a_table_or_code(path):
+    cells = load(path)["cells"]
+    text = "\n".join(source(cell) if cell["cell_type"] == "markdown" else "| code" for cell in cells)
+    for block in blocks(text):
+        words = re.findall(r"[A-Za-z][\w'.-]*", block)
+        assert len(words) <= 90, f"{len(words)} words: {block.strip()[:80]}"
+
+
+@EACH_NOTEBOOK
+def test_a_notebook_has_an_exercise_to_write_its_check_and_a_folded_answer(path):
+    cells = load(path)["cells"]
+    exercises = [place for place, cell in enumerate(cells) if "exercise" in tags(cell)]
+    assert exercises
+    for place in exercises:
+        task, exercise, check, answer = cells[place - 1 : place + 3]
+        assert re.search(r"^### Your turn", source(task), re.MULTILINE)
+        assert "check" in tags(check)
+        assert re.match(r"<details>.*^```python$.*^```$.*</details>", source(answer), re.MULTILINE | re.DOTALL)
+        assert source(exercise) not in source(answer)
 
 
 @EACH_NOTEBOOK

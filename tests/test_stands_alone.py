@@ -1,6 +1,7 @@
 """The essentials without the rest of the kit: the face, the command line and tpukit/essentials, in an empty folder."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,12 @@ for name in ("fit", "pe"):
         print(error)
 print(sorted(name for name in sys.modules if name.startswith("tpukit.") and not name.startswith("tpukit.essentials")))
 """
+# An editable install finds the parts that a copy lacks in the repository.
+WITHOUT_THE_INSTALLED_KIT = """
+import sys
+
+sys.meta_path[:] = [one for one in sys.meta_path if "editable" not in getattr(one, "__module__", "")]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +62,7 @@ def alone(tmp_path_factory):
     shutil.copytree(ROOT / "tpukit/essentials", folder / "tpukit/essentials", ignore=lambda *_: ["__pycache__"])
     for name in ("__init__.py", "__main__.py"):
         shutil.copy(ROOT / "tpukit" / name, folder / "tpukit")
+    (folder / "sitecustomize.py").write_text(WITHOUT_THE_INSTALLED_KIT)
     return folder
 
 
@@ -75,13 +83,24 @@ def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone, backends)
     assert others == "[]"
 
 
-def test_the_command_line_says_which_part_is_missing(alone):
-    assert "memory" in run(alone, "-m", "tpukit", "host").stdout
-    said = run(alone, "-m", "tpukit", "job")
-    assert (said.returncode, said.stderr) == (
-        1,
-        "job needs the part tpukit.cloud, which this copy of the kit does not have\n",
-    )
+def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone, tmp_path):
+    folder = shutil.copytree(alone, tmp_path / "copied")
+    assert "memory" in run(folder, "-m", "tpukit", "host").stdout
+    assert "needs the part tpukit.preflight" in run(folder, "-m", "tpukit", "--help").stdout
+    missing = []
+    while (said := run(folder, "-m", "tpukit", "preflight", "--help")).returncode:
+        fact, fix = said.stderr.splitlines()
+        part = re.fullmatch(r"preflight needs the part tpukit\.(\w+), which this copy .* does not have", fact)[1]
+        assert (
+            fix == f"  fix:   copy the folder tpukit/{part} of a whole clone or wheel to beside tpukit/essentials here"
+        )
+        assert part not in missing
+        missing.append(part)
+        shutil.copytree(ROOT / "tpukit" / part, folder / "tpukit" / part, ignore=lambda *_: ["__pycache__"])
+    assert {"preflight", "standin"} <= set(missing)
+    assert said.stdout.startswith("usage: python -m tpukit preflight")
+    for arguments in (["job", "train.py", "--on", "vertex"], ["health"]):  # whatever else is asked of it
+        assert "needs the part tpukit.cloud" in run(alone, "-m", "tpukit", *arguments).stderr
 
 
 def test_a_backend_of_a_missing_part_is_named(alone):

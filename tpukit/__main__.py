@@ -7,6 +7,7 @@ import sys
 
 from tpukit.essentials.machine import check, host
 from tpukit.essentials.run import WorkerFailed
+from tpukit.essentials.show import explain
 
 # By name: the module whose `add_arguments` and `run` make the command, what it does, and its description.
 _OF_ROOMS = {
@@ -52,11 +53,13 @@ def main(arguments: list[str] | None = None) -> int:
     for name, (place, what, description) in _OF_ROOMS.items():
         room = place.rpartition(".")[0]
         if importlib.util.find_spec(room) is None:
-            commands.add_parser(name, help=f"needs the part {room}, which this copy of the kit does not have")
-            continue
+            what = f"needs the part {room}, which this copy of the kit does not have"
         command = commands.add_parser(name, help=what, description=description)
         if name in arguments[:1]:
-            module = importlib.import_module(place)
+            try:
+                module = importlib.import_module(place)
+            except ModuleNotFoundError as error:  # before argparse finds fault with arguments that it does not know
+                return _without(name, error)
             module.add_arguments(command)
     given = parser.parse_args(arguments)
     if given.command == "host":
@@ -66,15 +69,22 @@ def main(arguments: list[str] | None = None) -> int:
         outcome = check()
         print(outcome)
         return 0 if outcome.ok else 1
-    if module is None:
-        room = _OF_ROOMS[given.command][0].rpartition(".")[0]
-        print(f"{given.command} needs the part {room}, which this copy of the kit does not have", file=sys.stderr)
-        return 1
     try:
         return module.run(given)
     except (*_TOLD, *module.TOLD) as error:
         print(error, file=sys.stderr)
         return 1
+
+
+def _without(command: str, error: ModuleNotFoundError) -> int:
+    """Say which part of the kit is not here, and what to copy."""
+    if not (error.name or "").startswith("tpukit."):
+        raise error
+    folder = error.name.replace(".", "/")
+    fact = f"{command} needs the part {error.name}, which this copy of the kit does not have"
+    fix = f"copy the folder {folder} of a whole clone or wheel to beside tpukit/essentials here"
+    print(explain(fact, fix=fix), file=sys.stderr)
+    return 1
 
 
 if __name__ == "__main__":

@@ -120,9 +120,10 @@ class Server:
     def open(self, name):
         """Open a notebook of the folder in a page of its own."""
         page = self.browser.new_page(viewport={"width": 1200, "height": 1500})
+        page.set_default_timeout(300_000)  # for hangs: a busy machine needs more than playwright's 30 seconds
         place = "lab/tree" if self.kind == "lab" else "notebooks"
         page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
-        page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for(timeout=90_000)
+        page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
         return page
 
     def in_the_dark(self):
@@ -150,7 +151,7 @@ def write(notebook, file):
 
 
 def wait_for(address):
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while True:
         try:
             return urllib.request.urlopen(address, timeout=1)
@@ -208,17 +209,17 @@ def picture(page, name):
 def test_a_bar_and_a_curve_move_while_the_cores_work_and_the_result_comes_back(server, page):
     run_cell(page, 0)
     output = run_cell(page, 1)
-    output.get_by_text("a rehearsal: 2 CPU processes stand in for TPU cores").wait_for(timeout=60_000)
+    output.get_by_text("a rehearsal: 2 CPU processes stand in for TPU cores").wait_for(timeout=300_000)
     line = output.get_by_text(re.compile(r"^\d+ / 80$"))
-    line.wait_for(timeout=30_000)
+    line.wait_for(timeout=300_000)
     seen = set()
     while (text := line.inner_text()) != "80 / 80":
         seen.add(text)
         page.wait_for_timeout(200)
     assert len(seen) >= 4, seen  # it moved
     assert output.locator(f"svg path[stroke-linejoin], {IMAGE}").count() == 1
-    output.get_by_text("returned [0, 1]").wait_for(timeout=30_000)
-    output.get_by_text("done in").wait_for(timeout=10_000)
+    output.get_by_text("returned [0, 1]").wait_for(timeout=300_000)
+    output.get_by_text("done in").wait_for(timeout=300_000)
     picture(page, f"{server.kind}-done")
 
 
@@ -236,7 +237,7 @@ def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
     run_cell(page, 0)
     output = run_cell(page, 1)
     words = output.locator('[data-part="words"]')
-    words.wait_for(timeout=30_000)
+    words.wait_for(timeout=300_000)
     assert words.inner_text() == "slice 5 of 9"
     output.locator('[data-part="slider"]').click()  # in its middle
     for key, number in (("ArrowRight", 6), ("ArrowUp", 7), ("ArrowDown", 6), ("Home", 1), ("End", 9), ("PageDown", 1)):
@@ -263,7 +264,7 @@ def test_the_curves_are_there_in_a_notebook_that_was_written_elsewhere(server):
     cells[0].outputs = [nbformat.v4.new_output("display_data", data={"text/html": shown})]
     write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "elsewhere.ipynb")
     page = server.open("elsewhere")
-    page.get_by_text("done in 9 s").wait_for(timeout=30_000)
+    page.get_by_text("done in 9 s").wait_for(timeout=300_000)
     images = page.locator(f".jp-OutputArea {IMAGE}")
     assert images.count() == 2
     assert all(width > 100 for width in images.evaluate_all("all => all.map((one) => one.naturalWidth)")), "not drawn"
@@ -281,7 +282,7 @@ def test_a_study_that_was_written_elsewhere_shows_the_middle_window_of_twelve_sl
     write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "reader.ipynb")
     page = server.open("reader")
     images = page.locator(".jp-OutputArea img[alt^='slice']:visible")
-    images.first.wait_for(timeout=30_000)
+    images.first.wait_for(timeout=300_000)
     assert images.count() == 12
     boxes = images.evaluate_all(
         """all => all.map((one) => {
@@ -296,19 +297,19 @@ def test_a_study_that_was_written_elsewhere_shows_the_middle_window_of_twelve_sl
 
 def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     output = run_cell(page, 2)
-    output.get_by_text("/ 100,000").wait_for(timeout=60_000)
+    output.get_by_text("/ 100,000").wait_for(timeout=300_000)
     choose(page, "Kernel", "Interrupt Kernel")
-    output.get_by_text("interrupted after").wait_for(timeout=15_000)
-    output.get_by_text("Interrupted:", exact=False).first.wait_for(timeout=15_000)
+    output.get_by_text("interrupted after").wait_for(timeout=300_000)
+    output.get_by_text("Interrupted:", exact=False).first.wait_for(timeout=300_000)
     picture(page, f"{server.kind}-interrupted")
-    run_cell(page, 3).get_by_text("again [0, 1]").wait_for(timeout=60_000)
+    run_cell(page, 3).get_by_text("again [0, 1]").wait_for(timeout=300_000)
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(server, name):
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     small(notebook, NOTEBOOKS[name])
-    number = next(n for n, cell in enumerate(notebook.cells) if "launch(work" in cell.source)
+    number = next(n for n, one in enumerate(notebook.cells) if one.cell_type == "code" and "launch(work" in one.source)
     file = server.folder / f"{name}.ipynb"
     write(notebook, file)
     page = server.open(name)
@@ -319,13 +320,13 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
     panel.scroll_into_view_if_needed()
     first = panel.screenshot()
     picture(page, f"{server.kind}-{name}-first")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while panel.screenshot() == first:
         assert time.monotonic() < deadline, "the panel does not move"
         page.wait_for_timeout(300)
     picture(page, f"{server.kind}-{name}-second")
     choose(page, "Kernel", "Interrupt Kernel")
-    cell.get_by_text("interrupted after").wait_for(timeout=20_000)
+    cell.get_by_text("interrupted after").wait_for(timeout=300_000)
 
     picture(page, f"{server.kind}-{name}-interrupted")
 
@@ -348,7 +349,7 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
     page = server.open(name)
     again = page.locator(".jp-Cell").nth(number)
     again.scroll_into_view_if_needed()
-    again.get_by_text("done in").wait_for(timeout=30_000)
+    again.get_by_text("done in").wait_for(timeout=300_000)
     assert again.locator(IMAGE).count() >= 1
     picture(page, f"{server.kind}-{name}-reopened")
     page.close()

@@ -26,6 +26,7 @@ def folder(tmp_path, monkeypatch):
     )
     (tmp_path / "script.py").write_text("import sys\nprint(sys.argv)\n")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TPUKIT_SOURCE", "https://git.example.com/somebody/tpukit")
     return tmp_path
 
 
@@ -59,7 +60,7 @@ def test_gcloud_gets_a_line_that_a_shell_reads_back_word_for_word(folder, capsys
         "learn-it.zip",
         json.dumps(json.loads(ARGS)),
     ]
-    assert any("'tpukit[tpu] @ git+https://" in line for line in setup)
+    assert any("'tpukit[tpu] @ git+https://git.example.com/somebody/tpukit'" in line for line in setup)
     assert shlex.split(delete) == [*tpu_vm, "delete", *where]
     assert "rehearse it here: python learn-it.zip" in told
 
@@ -149,10 +150,40 @@ def test_vertex_gets_a_custom_job_and_the_lines_that_send_it(folder, capsys):
 
 
 def test_googles_sdk_reads_the_custom_job(folder, capsys):
-    sdk = pytest.importorskip("google.cloud.aiplatform_v1", reason='needs Google\'s SDK: pip install "tpukit[vertex]"')
+    sdk = pytest.importorskip(
+        "google.cloud.aiplatform_v1", reason="needs Google's SDK: pip install google-cloud-aiplatform"
+    )
     text, _ = ask(capsys, "vertex", *VERTEX)
     made = sdk.CustomJob.from_json(text)
     assert made.job_spec.worker_pool_specs[0].machine_spec.machine_type == "ct5lp-hightpu-8t"
+
+
+@pytest.mark.parametrize(
+    ("source", "origin", "requirement"),
+    [
+        ("https://example.com/a/tpukit-1.0-py3-none-any.whl", "", "https://example.com/a/tpukit-1.0-py3-none-any.whl"),
+        ("git+https://example.com/a/kit@v1", "", "git+https://example.com/a/kit@v1"),
+        ("wheels/here", "https://name:secret@example.com/a/kit.git", "git+https://example.com/a/kit.git"),
+        ("", "https://example.com/a/kit", "git+https://example.com/a/kit"),
+        ("", "git@example.com:a/kit", None),
+        ("", "", None),
+    ],
+)
+def test_the_kit_comes_from_an_address_that_is_known_and_never_by_its_name(
+    source, origin, requirement, folder, capsys, monkeypatch
+):
+    (folder / "git").write_text(f"#!/bin/sh\necho {origin}\n")
+    (folder / "git").chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setenv("TPUKIT_SOURCE", source)
+    status = main(["job", "train.py:learn_it", "--target", "dstack"])
+    said = capsys.readouterr()
+    if requirement:
+        assert f"'tpukit[tpu] @ {requirement}'" in said.out
+    else:
+        assert status != 0
+        assert "fix:   TPUKIT_SOURCE=https://" in said.err
+        assert "tpukit[tpu]" not in said.out
 
 
 def test_a_script_needs_no_tpukit_where_it_runs(folder, capsys):

@@ -29,7 +29,7 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
         return real(name, *args, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_ray)
-    with pytest.raises(ImportError, match=r"pip install 'tpukit\[ray\]', here and on every host"):
+    with pytest.raises(ImportError, match=r"pip install 'ray\[train\]>=2.54,<3', here and on every host"):
         launch_on_hosts(print, hosts=2, storage="runs", name="a")
 
 
@@ -55,7 +55,7 @@ def test_what_is_no_slice_is_refused_before_anything_starts(arguments, said, ray
 def ray():
     """Skip what needs it where it is not installed, without importing it where it is."""
     if importlib.util.find_spec("ray") is None:
-        pytest.skip("a run over hosts needs Ray Train: pip install 'tpukit[ray]'")
+        pytest.skip("a run over hosts needs Ray Train: pip install 'ray[train]'")
 
 
 @pytest.fixture(scope="module")

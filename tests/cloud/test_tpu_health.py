@@ -367,7 +367,7 @@ def test_a_variable_that_misleads_is_a_failure(v5e, environ, name):
 @pytest.mark.parametrize(
     ("raises", "words", "fix"),
     [
-        (ChipsBusy("4 of 4 chips are still busy\n  found: x\n  fix:   shut\n         it"), "still busy", "shut it"),
+        (ChipsBusy("4 of 4 chips are still busy", found="x", fix="shut\nit"), "still busy", "shut it"),
         (
             WorkerFailed("core 2 of 4 hung\n\ntraceback", rank=2, traceback="", run=None),
             "core 2 of 4",

@@ -50,6 +50,7 @@ def test_of_a_loop_as_it_should_be_all_is_well_and_the_numbers_are_given():
         "copies to the host",
         "copies to the device",
         "fallbacks",
+        "compile time",
         "host memory",
     ]
     assert found(outcome, "copies to the host").fact.startswith("0, 0.00 per step, ")
@@ -148,7 +149,7 @@ class Device:
 
 @pytest.mark.parametrize(("peak", "state"), [(8, "ok"), (15, "warning")])
 def test_a_device_that_is_nearly_full_is_warned_of(peak, state):
-    assert found(report(Device(peak * 2**30)), "device memory").state == state
+    assert found(report(of(Device(peak * 2**30))), "device memory").state == state
 
 
 @XLA

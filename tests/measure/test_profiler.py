@@ -117,7 +117,7 @@ def test_a_second_recording_is_beside_the_first_or_in_its_place(backend, tmp_pat
 def test_one_inside_of_another_is_refused_and_the_outer_goes_on(tmp_path):
     def work(core):
         with profile(core, tmp_path) as outer:
-            with pytest.raises(RuntimeError, match=r"already being recorded.*\n  fix: "), profile(core, tmp_path):
+            with pytest.raises(RuntimeError, match=r"already being recorded.*\n  fix:   "), profile(core, tmp_path):
                 pass
             with core.step():
                 torch.ones(3).sum()

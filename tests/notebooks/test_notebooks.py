@@ -1,13 +1,16 @@
 """Every notebook, with small numbers: from top to bottom twice in one kernel, and once more after a restart.
 
+The second time in a kernel the exercises are filled in with their folded answers, and their checks have to say so.
 The second kernel finds the files of the first. Of BY_PROGRAMS papermill runs the first kernel and nbconvert the second,
 as people do; the others are run from here, where no program has to start. They run in an empty folder: the kit is found
 where it is installed, and files go where they can be thrown away.
 """
 
+import ast
 import copy
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -60,7 +63,7 @@ SMALL = {
         "rounds": 2,
         "seconds": 0.05,
     },
-    "06_your_own_data": {"flowers": 16, "epochs": 1, "batch_size": 8, "batch_sizes": [1, 4], "steps": 1},
+    "06_your_own_data": {"flowers": 16, "epochs": 1, "batch_size": 8},
     "07_how_much_faster": {
         "image_size": 32,
         "train_images": 16,
@@ -90,7 +93,8 @@ SMALL = {
         "batch_size": 8,
         "compiles": 2,
     },
-    "11_beyond_the_notebook": {"epochs": 8, "pause": 1.5},
+    "11_beyond_the_notebook": {"epochs": 8, "pause": 1.5, "install": False},
+    "12_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.
@@ -110,15 +114,19 @@ print(json.dumps({
 
 @pytest.fixture(scope="module", params=NOTEBOOKS, ids=lambda path: path.stem)
 def twice(request, tmp_path_factory):
-    """Run a notebook twice in one kernel; return its folder, the notebook, and what was found after each time."""
+    """Run a notebook twice in one kernel; return its folder, the notebook, what was found after each time, and checks.
+
+    The checks are what those of the exercises said, in two lists: before and after the answers were filled in.
+    """
     if needed := NEEDS.get(request.param.stem):
-        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install 'tpukit[test]'")
+        pytest.importorskip(needed, reason=f"the notebook needs {needed}: pip install {needed}")
     folder = tmp_path_factory.mktemp(request.param.stem)
     notebook = nbformat.read(request.param, as_version=4)
     small(notebook, SMALL.get(request.param.stem, {}))
     both = copy.deepcopy(notebook)
     once = [*both.cells, nbformat.v4.new_code_cell(PROBE)]
     again = [nbformat.from_dict({**copy.deepcopy(cell), "id": f"{cell.id}-again"}) for cell in once]
+    fill_in_the_answers(again)
     both.cells = once + again
     if request.param.stem == BY_PROGRAMS:
         nbformat.write(both, folder / "twice.ipynb")
@@ -127,7 +135,16 @@ def twice(request, tmp_path_factory):
         both = nbformat.read(folder / "ran.ipynb", as_version=4)
     else:
         execute(both, folder)
-    return folder, notebook, [json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE]
+    probes = [json.loads(said(cell).splitlines()[-1]) for cell in both.cells if cell.source == PROBE]
+    checks = [said(cell) for cell in both.cells if "check" in cell.metadata.get("tags", [])]
+    return folder, notebook, probes, [checks[: len(checks) // 2], checks[len(checks) // 2 :]]
+
+
+def fill_in_the_answers(cells):
+    """Put the folded answer, two cells on, into the cell of each exercise."""
+    for place, cell in enumerate(cells):
+        if "exercise" in cell.metadata.get("tags", []):
+            (cell.source,) = re.findall(r"^```python\n(.*?)^```$", cells[place + 2].source, re.MULTILINE | re.DOTALL)
 
 
 def run(command, folder):
@@ -159,22 +176,60 @@ def test_every_notebook_has_small_numbers_for_its_test():
 
 
 def test_it_runs_from_top_to_bottom_twice_in_one_kernel(twice):
-    _, _, probes = twice
+    _, _, probes, _ = twice
     assert len(probes) == 2
 
 
+def test_the_check_of_an_exercise_says_not_yet_before_the_folded_answer_and_right_after_it(twice):
+    *_, (before, after) = twice
+    assert before
+    assert [text for text in before if not text.splitlines()[-1].startswith("not yet")] == []
+    assert [text for text in after if not text.splitlines()[-1].startswith("right")] == []
+
+
+@pytest.mark.parametrize("name", ["04_pulmonary_embolism", "04b_exams_and_submission"])
+def test_a_preset_for_a_tpu_replaces_parameters_that_there_are_by_values_of_their_kind(name):
+    cells = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4).cells
+    (parameters,) = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    (presets,) = [cell.source for cell in cells if cell.source.startswith("shared = ")]
+    values = {}
+    exec(parameters, values)
+    known = {key: value for key, value in values.items() if not key.startswith("__")}
+    values["preset"] = "v5e-8"
+    exec(presets, values)
+    for machine in values["PRESETS"].values():
+        assert machine.keys() <= known.keys()
+        for key, value in machine.items():
+            assert known[key] is None or type(value) is type(known[key]), key
+    assert (values["image_size"], values["batch_size"]) == (256, 128)
+
+
+def test_the_messages_that_the_notebook_on_your_own_data_explains_are_those_of_the_kit():
+    notebook = nbformat.read(ROOT / "notebooks" / "06_your_own_data.ipynb", as_version=4)
+    (table,) = [cell.source for cell in notebook.cells if "| if it says |" in cell.source]
+    said_by_the_kit = "".join(
+        node.value
+        for path in (ROOT / "tpukit").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    messages = re.findall(r"^\| `(.+?)` \|", table, re.MULTILINE)
+    assert len(messages) >= 10
+    assert [message for message in messages if message not in said_by_the_kit] == []
+
+
 def test_no_worker_process_is_left(twice):
-    _, _, probes = twice
+    _, _, probes, _ = twice
     assert [probe["processes"] for probe in probes] == [[], []]
 
 
 def test_the_kernel_never_started_the_xla_runtime(twice):
-    _, _, probes = twice
+    _, _, probes, _ = twice
     assert [probe["runtime"] for probe in probes] == [False, False]
 
 
 def test_after_a_restart_it_runs_again_and_becomes_a_page(twice):
-    folder, notebook, _ = twice
+    folder, notebook, *_ = twice
     if folder.name.startswith(BY_PROGRAMS):
         nbformat.write(notebook, folder / "notebook.ipynb")
         timeout = f"--ExecutePreprocessor.timeout={SECONDS_A_CELL}"
@@ -208,7 +263,8 @@ def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_a
 
     again = notebook()
     execute(again, tmp_path)
-    (run,) = [said(cell) for cell in again.cells if "tpukit.launch(work" in cell.source]
+    code = [cell for cell in again.cells if cell.cell_type == "code"]
+    (run,) = [said(cell) for cell in code if "tpukit.launch(work" in cell.source]
     assert "resumed from step-" in run
     assert "epoch 4:" in run
     assert "epoch 1:" not in run

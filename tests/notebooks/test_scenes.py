@@ -37,7 +37,7 @@ def test_the_loop_over_scenes_ends():
 
 @pytest.mark.parametrize("options", [{"count": 0}, {"count": 3, "size": 16}])
 def test_numbers_that_make_no_scene_are_refused_and_the_fix_helps(options):
-    with pytest.raises(ValueError, match=r"at least one scene of at least 32 pixels, got count=.*\n  fix: "):
+    with pytest.raises(ValueError, match=r"at least one scene of at least 32 pixels, got count=.*\n  fix:   "):
         Scenes(**options)
     Scenes(1000, size=96)
 
@@ -55,7 +55,7 @@ def test_the_network_has_its_size_and_answers_for_every_pixel(join, millions):
 
 
 def test_another_way_to_join_is_refused_and_the_fix_helps():
-    with pytest.raises(ValueError, match=r"join is \"add\" or \"concatenate\", got 'sum'\n  fix: "):
+    with pytest.raises(ValueError, match=r"join is \"add\" or \"concatenate\", got 'sum'\n  fix:   "):
         ResNetUNet("sum")
     ResNetUNet(join="add")
 

@@ -73,5 +73,5 @@ def test_without_pydicom_the_error_says_what_to_install(monkeypatch):
 
     original = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ImportError, match=r"fix: %pip install pydicom"):
+    with pytest.raises(ImportError, match=r"fix:   %pip install pydicom"):
         read_dicom("x.dcm")

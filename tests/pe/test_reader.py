@@ -148,7 +148,10 @@ def no_label(labels):
         (wrong(two_series, series="u"), "has no series 'u'"),
         (wrong(one_place), "2 slices of study a are at the position of another one\n  found: .* at 1"),
         (wrong(no_label), "pe_present_on_image is missing for 1 slices of study a\n  found: image as3"),
-        (wrong(lambda labels: labels.drop(columns="position")), "no column position\n  fix:   pe.index_images"),
+        (
+            wrong(lambda labels: labels.drop(columns="position")),
+            "no column position\n  found: .*\n  fix:   pe.index_images",
+        ),
         (wrong(lambda labels: labels, predictions=predicted(an_exam()[0])[2:]), "2 of 15 slices .* no prediction"),
         (wrong(lambda labels: labels, predictions=predicted(an_exam()[0], pe_present_on_image=3.0)), "got 3 to 3"),
         (wrong(lambda labels: labels, predictions=an_exam()[0][["position"]]), "no column SOPInstanceUID, pe_pres"),

@@ -98,10 +98,10 @@ def check(name: str, outcome: Outcome, *, tests: bool) -> None:
     source = ROOT / ".platforms" / "source"
     shutil.rmtree(source, ignore_errors=True)
     shutil.copytree(ROOT, source, ignore=left_out)
-    # The bootstrap cell where it finds no clone: it installs, from the copy in place of the network.
-    program = re.sub(r"git\+https://\S+", str(source), bootstrap_cell()) + "\nprint('tpukit from', tpukit.__file__)"
+    # The bootstrap cell of a notebook that is alone with a wheel.
     with tempfile.TemporaryDirectory() as empty:
-        step(name, "a notebook's bootstrap cell", [python, "-m", "IPython", "-c", program], cwd=Path(empty))
+        step(name, "the kit's wheel", [sys.executable, source / "tools" / "wheel.py", empty])
+        step(name, "a notebook's bootstrap cell", [python, "-m", "IPython", "-c", bootstrap_cell()], cwd=Path(empty))
     compare_with_image("bootstrap")
     step(name, "pip install .", [python, "-m", "pip", "install", "--quiet", source])
     compare_with_image("pip install .")

@@ -377,7 +377,10 @@ def test_a_report_holds_what_it_promises(real_libtpu):
     assert "the cores would take 1,000 samples/s" in str(slow)
     assert "$1,000 for a million samples" in str(slow)
     assert "as fast as the host" in " ".join(str(slow).split())
-    assert "1,000" in str(tpukit.preflight.compare_preflights([slow]))
+    quick = replace(found.recording, host_seconds=found.seconds / 2)
+    beside = str(tpukit.preflight.compare_preflights([slow]))
+    assert "longer" in beside
+    assert "longer" not in str(tpukit.preflight.compare_preflights([replace(found, recording=quick)]))
     unknown = replace(found, recording=replace(found.recording, host_seconds=None))
     assert unknown.rate == found.samples_per_second
     assert "host" not in [one.name for one in unknown.findings]

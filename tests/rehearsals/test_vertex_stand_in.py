@@ -7,7 +7,7 @@ from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.vertex import job
 
 pytest.importorskip(
-    "google.cloud.aiplatform_v1", reason='a Vertex AI job needs Google\'s SDK: pip install "tpukit[vertex]"'
+    "google.cloud.aiplatform_v1", reason="a Vertex AI job needs Google's SDK: pip install google-cloud-aiplatform"
 )
 IMAGE = "us-docker.pkg.dev/demo/kit/trainer:1"
 TRAINER = """

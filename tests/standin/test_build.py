@@ -62,7 +62,7 @@ def test_other_systems_are_told_that_torch_xla_is_not_there_either(system, machi
 
 def test_a_missing_plugin_names_the_extra_that_brings_it(tmp_path):
     reason = build.why_not(path=[str(tmp_path)], system="linux", machine="x86_64")
-    assert reason == "the PJRT plugin for the CPU is not installed: pip install 'tpukit[standin]'"
+    assert reason == "the PJRT plugin for the CPU is not installed: pip install xla_cpu_pjrt==0.0.1"
 
 
 @pytest.mark.parametrize(

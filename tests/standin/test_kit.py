@@ -22,6 +22,7 @@ from workers import Branches, Pairs, Tied, small_net
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
 from tpukit.essentials.machine import chip_holders as chips
+from tpukit.essentials.machine.places import Machine
 from tpukit.standin import build, shapes, shared_memory
 
 # torch_xla 2.8 ends the process where an error on the device is read; 2.9 raises it.
@@ -126,7 +127,7 @@ def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(device, mo
             raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
         return os.open(path, flags)
 
-    wait = functools.partial(chips.wait_for_chips, dev=tmp_path, open_node=open_node)
+    wait = functools.partial(chips.wait_for_chips, machine=Machine(dev=tmp_path, open_node=open_node))
     monkeypatch.setattr("tpukit.essentials.run.launcher.wait_for_chips", wait)
     run = on(shapes.SHAPES["colab v5e-1"], lambda core: time.monotonic(), device=device)
     assert run.results[0] > free

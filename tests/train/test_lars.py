@@ -86,7 +86,7 @@ WRONG = [{"lr": 0.0}, {"lr": -1.0}, {"lr": 1.0, "momentum": 1.0}, {"lr": 1.0, "t
 @pytest.mark.parametrize("options", [*WRONG, {"lr": 1.0, "weight_decay": -1.0}])
 def test_a_number_out_of_range_is_refused_and_the_fix_helps(options):
     parameters = [nn.Parameter(torch.ones(1))]
-    with pytest.raises(ValueError, match=r"LARS takes lr and trust above 0.*\n  found: lr=.*\n  fix: "):
+    with pytest.raises(ValueError, match=r"LARS takes lr and trust above 0.*\n  found: lr=.*\n  fix:   "):
         LARS(parameters, **options)
     LARS(parameters, lr=1.0)
 

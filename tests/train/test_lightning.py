@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from tpukit import launch
 from tpukit.standin.runtime import why_not
 
-lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install 'tpukit[lightning]'")
+lightning = pytest.importorskip("lightning", reason="lightning is not installed: pip install lightning")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and torch_xla's of its own old names
 STANDIN = pytest.param(

@@ -307,10 +307,13 @@ def test_loss_and_auroc_are_scikit_learns_over_any_number_of_cores(backend):
 # ---- it survives -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("backend", "times"), [("cpu", 20), pytest.param("xla:cpu", 4, marks=pytest.mark.xla)])
-def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, times, tmp_path):
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    ("backend", "few", "many"), [("cpu", 5, 20), pytest.param("xla:cpu", 2, 4, marks=pytest.mark.xla)]
+)
+def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, few, many, tmp_path, how_often):
     """Core 0, which writes the checkpoints, is killed; each log point saves, so some moments are within a save."""
-    steps = mmap.mmap(-1, 8)  # of core 0 since its start, seen by the kernel
+    steps, times = mmap.mmap(-1, 8), how_often(few, many)  # steps of core 0 since its start, seen by the kernel
 
     def work(core, folder):
         def counted(inputs, labels):

@@ -208,7 +208,7 @@ def _found(command: list[str]) -> list[str]:
         package = {"colab": "google-colab-cli, which needs Python 3.12 or newer"}.get(command[0], command[0])
         raise NotSent(
             f"the command {command[0]} is not installed: {package}",
-            fix=(f'pip install "tpukit[chip]"; or, beside any Python: pipx install {package.partition(",")[0]}'),
+            fix=f"in the clone, pip install '.[chip]'; or, beside any Python: pipx install {package.partition(',')[0]}",
         )
     return [program, *command[1:]]
 

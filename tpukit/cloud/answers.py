@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from tpukit.essentials.show import Explained
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
-_NO_ANSWER = "no answer"
 _LOGIN = (
     "`gcloud auth application-default login`; on a machine without a browser, GOOGLE_APPLICATION_CREDENTIALS=key.json"
 )
@@ -23,13 +22,18 @@ class CloudFailed(Explained, RuntimeError):
         answered: whether the service itself has answered; if not, it may have done what was asked.
     """
 
-    status: int | None = None
-    may_pass: bool = False
-    answered: bool = True
-
-    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", **others: object):
+    def __init__(
+        self,
+        fact: str = "",
+        *,
+        found: object = "",
+        fix: object = "",
+        status: int | None = None,
+        may_pass: bool = False,
+        answered: bool = True,
+    ):
         super().__init__(fact, found=found, fix=fix)
-        vars(self).update(others)
+        self.status, self.may_pass, self.answered = status, may_pass, answered
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,7 @@ class Service:
         """Turn what the libraries below raise while asking into `CloudFailed`."""
         try:
             yield
-        except (
-            Exception
-        ) as error:  # of googleapiclient, google.api_core, google.auth, requests, sockets: no common base
+        except Exception as error:  # of googleapiclient, google's own, requests, sockets: no common base
             failed = self.explain(what, error)
             if failed is None:
                 raise
@@ -70,7 +72,7 @@ class Service:
             return None
         if status is None and _is_a_credential(error):
             return CloudFailed(f"{what}: the credential was not accepted", found=said, fix=_LOGIN, status=401)
-        answered = f"{self.name} answered {status}" if status else _NO_ANSWER
+        answered = f"{self.name} answered {status}" if status else "no answer"
         text = f"{what}: {_MEANINGS.get(status, _MEANINGS[None] if status is None else 'the request failed')}"
         return CloudFailed(
             text,

@@ -61,9 +61,9 @@ def make_bundle(trainer: Callable | str | Path) -> Bundle:
         file = Path(path + ".py") if function else Path(path)
         if file.suffix != ".py" or not file.is_file():
             raise NoSuchFile(f"no such file: {file}", fix='"train.py:train", or "train.py" for a script')
-        if function:
-            return _of_a_module(file.resolve(), file.resolve().parent, file.stem, _defined(file, function))
         files = _with_neighbours(file.resolve(), file.resolve().parent)
+        if function:
+            return _bundle(function, files, file.stem, _defined(file, function))
         files["__main__.py"] = files.pop(file.name)
         return _bundle(file.stem, files, launches=False)
     if not isinstance(trainer, types.FunctionType) or "<" in trainer.__qualname__ or "." in trainer.__qualname__:
@@ -79,11 +79,8 @@ def make_bundle(trainer: Callable | str | Path) -> Bundle:
         files = {f"{_OF_A_NOTEBOOK}.py": text, **_files(_neighbours(text, folder), folder)}
         return _bundle(trainer.__name__, files, _OF_A_NOTEBOOK, trainer.__name__)
     root = Path(file).resolve().parents[module.__name__.count(".") + (Path(file).name == "__init__.py")]
-    return _of_a_module(Path(file).resolve(), root, module.__name__, trainer.__name__)
-
-
-def _of_a_module(file: Path, root: Path, module: str, function: str) -> Bundle:
-    return _bundle(function, _with_neighbours(file, root), module, function)
+    files = _with_neighbours(Path(file).resolve(), root)
+    return _bundle(trainer.__name__, files, module.__name__, trainer.__name__)
 
 
 def _bundle(name: str, files: dict[str, str], module: str = "", function: str = "", launches: bool = True) -> Bundle:

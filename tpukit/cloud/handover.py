@@ -1,9 +1,11 @@
 """A job as a text for the tools that others use: commands of gcloud, a task of SkyPilot or dstack."""
 
 import json
+import os
 import re
 import shlex
-import tomllib
+import shutil
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -39,14 +41,7 @@ def gcloud(
 
 
 def skypilot(
-    bundle: Bundle,
-    place: Tpu,
-    arguments: list[str],
-    *,
-    name: str,
-    zone: str | None,
-    bucket: str | None,
-    **_: object,
+    bundle: Bundle, place: Tpu, arguments: list[str], *, name: str, zone: str | None, bucket: str | None, **_: object
 ) -> str:
     """Return a task for `sky launch`; its TPU VM is deleted ten minutes after the end, with all but the bucket."""
     bucket, _, inside = (bucket or "").removeprefix("gs://").strip("/").partition("/")
@@ -102,11 +97,7 @@ _NAME = "[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what all of them take
 
 
 def check_name(name: str) -> str:
-    """Return a name that a TPU VM, SkyPilot and dstack take.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a name that a TPU VM, SkyPilot and dstack take; ValueError for any other."""
     if not re.fullmatch(_NAME, name):
         raise WrongValue(
             f"{name!r} is no name of a job",
@@ -141,13 +132,23 @@ def _packages(bundle: Bundle) -> list[str]:
 
 
 def _this_kit() -> str:
-    """Return what installs this kit: from the address that its metadata, or its clone, has."""
-    clone = Path(__file__).parents[2] / "pyproject.toml"
-    if clone.is_file():
-        return f"tpukit[tpu] @ git+{tomllib.loads(clone.read_text())['project']['urls']['Repository']}"
-    addresses = metadata.metadata("tpukit").get_all("Project-URL") or []
-    address = next((one.partition(", ")[2] for one in addresses if one.startswith("Repository, ")), None)
-    return f"tpukit[tpu] @ git+{address}" if address else "tpukit[tpu]"
+    """Return what installs this kit where a job runs: from TPUKIT_SOURCE, else from the origin of its clone.
+
+    Never by its name alone: in an index of packages that name may be anybody's.
+    """
+    origin = ["git", "-C", str(Path(__file__).parents[2]), "config", "remote.origin.url"]
+    clone = (Path(__file__).parents[2] / "pyproject.toml").is_file() and shutil.which("git")
+    source = os.environ.get("TPUKIT_SOURCE", "")
+    if "://" not in source and clone:
+        source = subprocess.run(origin, capture_output=True, text=True).stdout.strip()
+    if not re.match(r"(git\+)?https://", source):
+        raise WrongValue(
+            "the machine that runs the job installs tpukit, and no address of it is known here",
+            found=f"TPUKIT_SOURCE={os.environ.get('TPUKIT_SOURCE', '')}, and no clone with an origin at https://",
+            fix="TPUKIT_SOURCE=https://... before the command: a git repository, or a wheel, that the machine can read",
+        )
+    source = re.sub("//[^/@]*@", "//", source)  # what stands there may be a token
+    return f"tpukit[tpu] @ {'' if '.whl' in source or source.startswith('git+') else 'git+'}{source}"
 
 
 def _block(key: str, lines: list[str]) -> list[str]:

@@ -40,11 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parse_args(text: str) -> list:
-    """Return what a worker function takes, from the text of `--args`.
-
-    Raises:
-        ValueError: it is no list in JSON.
-    """
+    """Return what a worker function takes, from the text of `--args`; ValueError where that is no list in JSON."""
     try:
         args = json.loads(text)
     except ValueError:
@@ -55,11 +51,7 @@ def parse_args(text: str) -> list:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Write the trainer into NAME.zip and print the text: to standard output what the tool reads, all else beside it.
-
-    Raises:
-        ValueError, TypeError, FileNotFoundError: an argument is none that the tool takes.
-    """
+    """Write the trainer into NAME.zip and print the text: on standard output what the tool reads, the rest beside."""
     args = parse_args(given.args)
     bundle = make_bundle(given.trainer)
     name = check_name(given.name or bundle.name.lower())

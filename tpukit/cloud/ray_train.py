@@ -105,7 +105,9 @@ class HostsFailed(Explained, RuntimeError):
         failures: by host, what it said.
     """
 
-    failures: dict[int, str] = {}
+    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", failures: dict[int, str] | None = None):
+        super().__init__(fact, found=found, fix=fix)
+        self.failures = failures or {}
 
 
 def import_ray():
@@ -117,7 +119,7 @@ def import_ray():
         raise NotInstalled(
             "a run over several hosts needs Ray Train, which is not installed",
             found=error,
-            fix="pip install 'tpukit[ray]', here and on every host",
+            fix="pip install 'ray[train]>=2.54,<3', here and on every host",
         ) from error
     return ray
 
@@ -181,11 +183,7 @@ def _scaling(
 
 
 def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[str, float]]:
-    """Return how many hosts a TPU slice has, and what Ray counts of each of them.
-
-    Raises:
-        ValueError: Ray does not know such a slice.
-    """
+    """Return how many hosts a TPU slice has, and what Ray counts of each; ValueError where Ray knows no such slice."""
     from ray.util.tpu import get_tpu_worker_resources
 
     try:
@@ -224,11 +222,10 @@ def _explained(error: Exception, failures: int) -> HostsFailed:
         )
     # The first host to fail leaves the others in a collective, which then fails, too.
     number = min(said, key=lambda one: ("waiting for the other cores" in said[one], one))
-    failed = HostsFailed(
-        f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}"
+    return HostsFailed(
+        f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}",
+        failures=said,
     )
-    failed.failures = said
-    return failed
 
 
 def _pickled(task: "_Task") -> bytes:
@@ -338,13 +335,10 @@ class _Reports:
         from ray.train.collective import broadcast_from_rank_zero
 
         try:
-            while broadcast_from_rank_zero(self._another_turn() if self._is_first else None):
+            while broadcast_from_rank_zero(not self._done.wait(_SECONDS_BETWEEN_REPORTS) if self._is_first else None):
                 self.report()
         except BaseException as error:  # raised where the launch has ended
             self._error = error
-
-    def _another_turn(self) -> bool:
-        return not self._done.wait(_SECONDS_BETWEEN_REPORTS)
 
     def _steps(self) -> set[Path]:
         return {*self._folder.rglob("step-*.pt")}  # complete: they get this name when they are

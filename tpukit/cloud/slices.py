@@ -11,10 +11,7 @@ MACHINE_SPECS = {
     f"{kind}-8": {"machineType": "cloud-tpu", "acceleratorType": f"TPU_{kind.upper()}", "acceleratorCount": 8}
     for kind in ("v2", "v3")
 } | {
-    name: {
-        "machineType": _TYPES[tpu.generation].format(tpu.chips),
-        "tpuTopology": tpu.topology.partition(":")[2],
-    }
+    name: {"machineType": _TYPES[tpu.generation].format(tpu.chips), "tpuTopology": tpu.topology.partition(":")[2]}
     for name, tpu in TPUS.items()
     if tpu.generation in _TYPES
 }

@@ -98,15 +98,12 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
         project, zone, name = project or long[1], zone or long[2], long[3]
     if not re.fullmatch(_NAME, name):
         old = name.startswith("grpc://") or ":" in name
+        address = "an address, as of a TPU Node, an architecture that Google has ended"
         raise CloudFailed(
-            f"{name!r} is no name of a TPU VM\n"
-            + (
-                "  found: an address, as of a TPU Node, an architecture that Google has ended\n"
-                if old
-                else "  found: a name is lower-case letters, digits and hyphens, and begins with a letter\n"
-            )
-            + "  fix:   `gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; without a name, "
-            "tpukit.cloud.health() looks at this machine"
+            f"{name!r} is no name of a TPU VM",
+            found=address if old else "a name is lower-case letters, digits and hyphens, and begins with a letter",
+            fix="`gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; without a name, "
+            "tpukit.cloud.health() looks at this machine",
         )
     zone = zone or environ.get("CLOUDSDK_COMPUTE_ZONE")
     if not zone:
@@ -134,25 +131,13 @@ def _client(there: Mapping[str, str], credentials, endpoint: str | None) -> Iter
         ) from error
     # Version 0.7 alone would ask API v1, which knows no TPU VM, with oauth2client's credentials and no time-out.
     http = google_auth_httplib2.AuthorizedHttp(credentials, http=httplib2.Http(timeout=_REQUEST_SECONDS))
+    options = {"api_endpoint": endpoint} if endpoint else None
     service = discovery.build(
-        "tpu",
-        "v2",
-        http=http,
-        cache_discovery=False,
-        static_discovery=True,
-        client_options={"api_endpoint": endpoint} if endpoint else None,
+        "tpu", "v2", http=http, cache_discovery=False, static_discovery=True, client_options=options
     )
-    cloud = Service(
-        "Cloud TPU",
-        "tpu.googleapis.com",
-        "roles/tpu.viewer",
-        there["project"],
-        {
-            404: "`gcloud compute tpus tpu-vm list --zone {zone} --project {project}` shows which there are".format(
-                **there
-            )
-        },
-    )
+    which = "`gcloud compute tpus tpu-vm list --zone {zone} --project {project}` shows which there are"
+    fixes = {404: which.format(**there)}
+    cloud = Service("Cloud TPU", "tpu.googleapis.com", "roles/tpu.viewer", there["project"], fixes)
     client = cloud_tpu_client.Client(there["name"], zone=there["zone"], project=there["project"], service=service)
 
     def ask() -> dict:

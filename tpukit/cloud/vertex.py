@@ -203,10 +203,8 @@ class Job(Table):
             raise CloudFailed(
                 f"job {self.request['displayName']} {self.state.lower()}",
                 found=words,
-                fix=(
-                    f"read what it printed: `gcloud ai custom-jobs stream-logs {resource}`; checkpoints are in "
-                    f"{self.folder}"
-                ),
+                fix=f"read what it printed: `gcloud ai custom-jobs stream-logs {resource}`; checkpoints are in "
+                f"{self.folder}",
             )
         return self
 
@@ -292,11 +290,7 @@ def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:
 
 
 def find_bucket(bucket: str) -> str:
-    """Return a bucket, or a folder of one, as gs://bucket/folder.
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return a bucket, or a folder of one, as gs://bucket/folder; ValueError for anything else."""
     address = (bucket if bucket.startswith("gs://") else f"gs://{bucket}").rstrip("/")
     _check("bucket", address, f"gs://{_BUCKET}(/[A-Za-z0-9._-]+)*", 'bucket="gs://my-bucket/runs"')
     return address

@@ -45,8 +45,8 @@ class VertexApi:
         except ImportError as error:
             raise NotInstalled(
                 f"a Vertex AI job needs Google's SDK, which cannot be imported: {error}",
-                found="google-cloud-aiplatform comes with the extra [vertex]",
-                fix='`pip install "tpukit[vertex]"`',
+                found="no google-cloud-aiplatform, or one too old",
+                fix="`pip install 'google-cloud-aiplatform>=1.165,<3'`",
             ) from error
         self._sdk, self._credentials = aiplatform_v1, credentials
         self._project, self._pauses, self._timeout = project, pauses, request_timeout
@@ -58,21 +58,14 @@ class VertexApi:
             self._client = aiplatform_v1.JobServiceClient(transport=transport, client_options=options, **given)
 
     def upload(self, data: bytes, bucket: str, path: str) -> None:
-        """Write a file into a bucket; the same bytes again change nothing.
-
-        Raises:
-            CloudFailed: it was not written.
-        """
+        """Write a file into a bucket; the same bytes again change nothing."""
         from google.cloud import storage
 
         cloud = Service("Cloud Storage", "storage.googleapis.com", "roles/storage.objectAdmin", self._project)
         with storage.Client(project=self._project, credentials=self._credentials) as client:
-            blob = client.bucket(bucket).blob(path)
-
-            def write() -> None:
-                blob.upload_from_string(data, content_type="application/zip", timeout=self._timeout, retry=None)
-
-            self._repeat(lambda: self._ask(f"gs://{bucket}/{path}", write, cloud))
+            write = client.bucket(bucket).blob(path).upload_from_string
+            once = {"content_type": "application/zip", "timeout": self._timeout, "retry": None}
+            self._repeat(f"gs://{bucket}/{path}", lambda: write(data, **once), cloud)
 
     def create(self, request: dict, label: str):
         """Create a job and return it.
@@ -87,10 +80,8 @@ class VertexApi:
         once = {"retry": None, "timeout": self._timeout}
         while True:
             try:
-                return self._ask(
-                    f"job {job.display_name}",
-                    lambda: self._client.create_custom_job(parent=self._parent, custom_job=job, **once),
-                )
+                with self._service.asked(f"job {job.display_name}"):
+                    return self._client.create_custom_job(parent=self._parent, custom_job=job, **once)
             except CloudFailed as error:
                 if not error.may_pass:
                     raise
@@ -109,50 +100,38 @@ class VertexApi:
         def ask() -> list:
             return list(self._client.list_custom_jobs(request=request, retry=None, timeout=self._timeout))
 
-        found = self._repeat(lambda: self._ask("the list of jobs", ask))
+        found = self._repeat("the list of jobs", ask)
         return next((job for job in found if job.labels.get(LABEL) == label), None)
 
     def get(self, resource: str):
         """Return a job as it is now."""
-        return self._ask(
-            f"job {resource}",
-            lambda: self._client.get_custom_job(name=resource, retry=None, timeout=self._timeout),
-        )
+        with self._service.asked(f"job {resource}"):
+            return self._client.get_custom_job(name=resource, retry=None, timeout=self._timeout)
 
     def cancel(self, resource: str) -> None:
         """Cancel a job; for one that is over, Vertex AI answers 400."""
-        self._repeat(
-            lambda: self._ask(
-                f"the end of job {resource}",
-                lambda: self._client.cancel_custom_job(name=resource, retry=None, timeout=self._timeout),
-            )
-        )
+        once = {"retry": None, "timeout": self._timeout}
+        self._repeat(f"the end of job {resource}", lambda: self._client.cancel_custom_job(name=resource, **once))
 
     def close(self) -> None:
         """Close the connection."""
         self._client.transport.close()
 
-    def _ask(self, what: str, ask: Callable[[], _T], service: Service | None = None) -> _T:
-        with (service or self._service).asked(what):
-            return ask()
-
-    def _repeat(self, ask: Callable[[], _T]) -> _T:
+    def _repeat(self, what: str, ask: Callable[[], _T], service: Service | None = None) -> _T:
         """Ask again, after a pause, what changes nothing when it is asked twice."""
-        for pause in self._pauses:
+        pauses = iter(self._pauses)
+        while True:
             try:
-                return ask()
+                with (service or self._service).asked(what):
+                    return ask()
             except CloudFailed as error:
-                if not error.may_pass:
+                pause = next(pauses, None)
+                if pause is None or not error.may_pass:
                     raise
                 time.sleep(pause)
-        return ask()
 
     def _look_for(self, label: str, name: str, error: CloudFailed):
-        """Return the job that may have been created all the same; None where Vertex AI says that it was not.
-
-        Raises:
-            CloudFailed: that is not known.
-        """
+        """Return the job that was created all the same, None where Vertex AI says it was not; raise if unknown."""
         seen = f"no job is labelled {LABEL}={label} by now"
         try:
             there = self.find(label)

@@ -6,13 +6,4 @@ from tpukit.measure.profiler import profile
 from tpukit.measure.recompiles import RecompileMonitor
 from tpukit.measure.stopwatch import Stopwatch
 
-__all__ = [
-    "Comparison",
-    "LayerDifference",
-    "RecompileMonitor",
-    "Report",
-    "Stopwatch",
-    "compare",
-    "profile",
-    "report",
-]
+__all__ = ["Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "compare", "profile", "report"]

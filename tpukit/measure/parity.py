@@ -116,10 +116,7 @@ def compare(
         model: a torch.nn.Module on the CPU.
         batch: what it is called with: a tensor, a tuple of its arguments, or a dict of them by name. A few samples are
             enough: the output of every layer is held three times.
-        backend: as in `launch`.
-        precision: as in `launch`.
-        timeout: as in `launch`.
-        host: as in `launch`.
+        backend, precision, timeout, host: as in `launch`.
 
     Raises:
         TypeError: the model is no module.

@@ -46,7 +46,6 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
     On CPU and CUDA it is a Chrome trace, made by torch.profiler; on a TPU torch_xla makes it, for TensorBoard as well.
 
     Args:
-        core: this core.
         folder: the files of this recording go into `core-<rank>/` in it.
         ranks: which cores are recorded; the others only run the block.
 

@@ -120,9 +120,7 @@ class RecompileMonitor:
     def _reason(self, batch: object, known: bool) -> str | None:
         if not known:
             what = _changed_shapes(batch, self._previous_shapes)
-            return explain(
-                f"{what}", fix="batches of one shape: core.batches makes them; in a DataLoader, drop_last=True"
-            )
+            return explain(what, fix="batches of one shape: core.batches makes them; in a DataLoader, drop_last=True")
         if not self._checks_graphs:  # checks start now: the graph of this step has already run
             self._enable_graph_checks(True)
             return "the shape of the batch was seen before; if it happens again, the graph will show what changed"
@@ -149,26 +147,19 @@ def difference(before: str, after: str) -> str:
     now = next((line for line in new if line in come), None)
     was = next((line for line in old if line in gone and now and _kind(line) == _kind(now)), None)
     if was and len(old) == len(new) and _kind(now) == "constant":
-        what, fix = (
-            f"the constant {_arguments(was)} became {_arguments(now)}",
-            "torch.tensor([value], device=core.device): its value is passed to the graph and is not part of it",
-        )
+        what = f"the constant {_arguments(was)} became {_arguments(now)}"
+        fix = "torch.tensor([value], device=core.device): its value is passed to the graph and is not part of it"
     elif was and len(old) == len(new):
-        what, fix = (
-            f"{_described(was)} became {_described(now)}",
-            "the same shapes and positions in every step: a mask instead of a slice, padding instead of a cut",
-        )
+        what = f"{_described(was)} became {_described(now)}"
+        fix = "the same shapes and positions in every step: a mask instead of a slice, padding instead of a cut"
     elif gone or come:
         first = now or next(line for line in old if line in gone)
-        what = f"the graph has {len(new):,} operations, before {len(old):,}; the first that differs: "
-        what, fix = (
-            what + _described(first),
-            "the same operations in every step: torch.where instead of if, a tensor [x] for a number that is 0 or 1",
-        )
+        counts = f"the graph has {len(new):,} operations, before {len(old):,}"
+        what = f"{counts}; the first that differs: {_described(first)}"
+        fix = "the same operations in every step: torch.where instead of if, a tensor [x] for a number that is 0 or 1"
     else:
-        return explain(
-            "the graphs differ only in the order of operations", fix="call the parts of the model in one order"
-        )
+        same = "the graphs differ only in the order of operations"
+        return explain(same, fix="call the parts of the model in one order")
     return explain(f"{what}{_place(after, now) if now else _place(before, first)}", fix=fix)
 
 

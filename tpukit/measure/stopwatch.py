@@ -26,9 +26,6 @@ class Stopwatch:
                 core.optimizer_step(optimizer)
         return watch.medians(skip=2)
 
-    Args:
-        core: this core.
-
     Attributes:
         seconds: by section, in the order in which they first came, the seconds of each time.
     """

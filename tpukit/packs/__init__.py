@@ -4,6 +4,7 @@ from tpukit.packs import locks
 from tpukit.packs.array_records import row_type
 from tpukit.packs.build_pixel_cache import build_cache, cache_or_decode
 from tpukit.packs.checked_files import npy, whole_number, write_file
+from tpukit.packs.decoding import decode
 from tpukit.packs.pack_shards import NOT_DAMAGE
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.packing import check_arguments, pack, pack_described, share_of
@@ -15,26 +16,7 @@ from tpukit.packs.source_files import Names, look_at
 from tpukit.packs.tfrecords import read_tfrecords
 
 __all__ = [
-    "locks",
-    "Cache",
-    "NOT_DAMAGE",
-    "Names",
-    "PackSource",
-    "Records",
-    "ResumableFolder",
-    "build_cache",
-    "cache_or_decode",
-    "check_arguments",
-    "fact",
-    "locks",
-    "look_at",
-    "npy",
-    "pack",
-    "pack_described",
-    "read_tfrecords",
-    "row_type",
-    "run_in_processes",
-    "share_of",
-    "whole_number",
-    "write_file",
-]
+    "Cache", "NOT_DAMAGE", "Names", "PackSource", "Records", "ResumableFolder", "build_cache", "cache_or_decode",
+    "check_arguments", "decode", "fact", "locks", "look_at", "npy", "pack", "pack_described", "read_tfrecords",
+    "row_type", "run_in_processes", "share_of", "whole_number", "write_file",
+]  # fmt: skip

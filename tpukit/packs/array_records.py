@@ -22,11 +22,7 @@ def row_type(labels: int):
 
 
 def load_array_record():
-    """Return array_record's module, or say how to install it.
-
-    Raises:
-        ModuleNotFoundError: it is not installed.
-    """
+    """Return array_record's module, or raise an error that says how to install it."""
     try:
         from array_record.python import array_record_module
     except ImportError as error:
@@ -81,11 +77,7 @@ class Shards:
         return {**self.__dict__, "_readers": defaultdict(OrderedDict)}
 
     def read(self, numbers) -> list[bytes]:
-        """Return whole records, their row in front.
-
-        Raises:
-            OSError: a record is damaged, or not the one that belongs there.
-        """
+        """Return whole records, their row in front; OSError names one that is damaged, or lies in another's place."""
         import numpy
 
         numbers = numpy.asarray(numbers, numpy.int64).reshape(-1)
@@ -143,10 +135,8 @@ class Shards:
         return SystemFailed(
             f"record {number - first} of {self.files[shard]} cannot be read",
             found=why,
-            fix=(
-                "copy this file again from where it is whole, or pack the images again into a new folder; "
-                f"until then leave image {number} out"
-            ),
+            fix="copy this file again from where it is whole, or pack the images again into a new folder; "
+            f"until then leave image {number} out",
         )
 
 

@@ -99,10 +99,7 @@ def cache_or_decode(
     Args:
         records: what `pack` returned.
         size: height and width in pixels.
-        folder: as for `build_cache`; None looks beside the records, then in the system's temporary folder.
-        workers: as for `build_cache`.
-        progress: as for `build_cache`.
-        exact: as for `build_cache`.
+        folder, workers, progress, exact: as for `build_cache`; without a folder both default ones are looked at.
         free: bytes of disk that are free, of which 4 GiB stay so; None asks the disk.
         available: bytes of memory that files may fill, of which a quarter stays free; None for `available_memory()`.
 
@@ -110,8 +107,7 @@ def cache_or_decode(
         A `Cache`; or `Records(folder, size)`, where the JPEG decoder scales: pixels near those of an exact cache.
 
     Raises:
-        ValueError: a number is out of range, or the folder holds a cache of other records or of another size.
-        OSError: a record, or the cache that is there, is damaged; the message names it.
+        ValueError, OSError: as `build_cache`, but for `NoRoom`.
     """
     plan = _plan(records, size, exact)
     size, needed = plan["size"], layout_of(plan).bytes
@@ -149,11 +145,7 @@ def cache_or_decode(
 
 
 def _plan(records: Records, size: int, exact: bool) -> dict:
-    """Return all that decides the bytes of a cache.
-
-    Raises:
-        ValueError: no cache can be made so.
-    """
+    """Return all that decides the bytes of a cache; ValueError where none can be made so."""
     if not isinstance(records, Records):
         fix = "Records(folder)" if isinstance(records, str | os.PathLike) else "the Records that pack returned"
         if isinstance(inner := getattr(records, "dataset", None), Records):

@@ -28,11 +28,7 @@ def seal(manifest: dict) -> bytes:
 
 
 def unseal(data: bytes) -> dict:
-    """Return a sealed manifest, without its checksum.
-
-    Raises:
-        ValueError: it is not what was sealed.
-    """
+    """Return a sealed manifest without its checksum; ValueError if it is not what was sealed."""
     manifest = json.loads(data)
     checked = {key: value for key, value in manifest.items() if key != "crc"} if isinstance(manifest, dict) else {}
     if seal(checked) != data:
@@ -68,11 +64,7 @@ def find_fault(file: Path, expected: dict) -> str | None:
 
 
 def whole_number(name: str, value, least: int) -> int | None:
-    """Return an argument as an int, which JSON can carry; None stays None.
-
-    Raises:
-        ValueError: it is no whole number, or below the least.
-    """
+    """Return an argument as an int, which JSON can carry, None as None; ValueError if it is no such number."""
     if value is None:
         return None
     try:

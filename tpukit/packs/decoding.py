@@ -71,11 +71,7 @@ def jpeg_decoder():
 
 
 def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
-    """Return the pixels of a JPEG, or of one that is shrunk to no less than `size`; None where Pillow has to decode.
-
-    Raises:
-        ValueError: it is not whole.
-    """
+    """Return the pixels of a JPEG, or of one that is shrunk to no less than `size`; None where Pillow has to decode."""
     decoder = jpeg_decoder()
     if decoder is None or bytes(data[:2]) != b"\xff\xd8":  # is_jpeg looks for an end as well
         return None
@@ -185,6 +181,5 @@ def _not_whole(why: str, data: bytes) -> ValueError:
 
 def _check_pixels(width: int, height: int, data: bytes) -> None:
     if width * height > PIXEL_LIMIT:
-        raise _not_whole(
-            f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded", data
-        )
+        claim = f"it claims {width:,} x {height:,} pixels, and more than {PIXEL_LIMIT:,} are not decoded"
+        raise _not_whole(claim, data)

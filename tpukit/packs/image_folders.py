@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, WrongValue, explain
@@ -12,15 +12,19 @@ _EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff",
 
 
 @dataclass(frozen=True)
-class ImageFolder:
-    """What was found: the files, each below `folder`, the number of each one's class, and the classes."""
+class FoundFiles:
+    """Files of images, and what is known of each: labels, (N, L) or (N,) numbers; files of masks; numbers of groups."""
 
     names: list[str]
-    numbers: list[int]
+    labels: object
+    label_names: list[str]
     classes: list[str]
+    groups: object = None
+    group_names: list[str] = field(default_factory=list)
+    mask_names: list[str] = field(default_factory=list)
 
 
-def find_images(folder, classes: Sequence[str] | None = None, *, without: Path | None = None) -> ImageFolder:
+def find_images(folder, classes: Sequence[str] | None = None, *, without: Path | None = None) -> FoundFiles:
     """Find the images of a folder, class by class, each class in the order of names.
 
     Left out are: what begins with a dot (`.ipynb_checkpoints`, a Mac's `._001.jpg`), `__MACOSX`, packs and caches,
@@ -61,7 +65,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
             found=sorted(os.listdir(folder))[:4] or "an empty folder",
             fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
         )
-    return ImageFolder(names, numbers, order)
+    return FoundFiles(names, numbers, ["class"], order)
 
 
 def _images(folder, inside: str, above: tuple, without: Path | None) -> Iterator[str]:

@@ -59,11 +59,7 @@ def upright(image):
 
 
 def apply_window(values, window: tuple[float, float]):
-    """Return values of any dtype as uint8: those up to the window's first black, those from its second white.
-
-    Raises:
-        ValueError: a value is nan or infinite.
-    """
+    """Return values of any dtype as uint8: those up to the window's first black, those from its second white."""
     import numpy
 
     low, high = window
@@ -74,11 +70,7 @@ def apply_window(values, window: tuple[float, float]):
 
 
 def check_window(window) -> tuple[float, float] | None:
-    """Return the window as two floats, or None.
-
-    Raises:
-        ValueError: it is not two numbers, the lower one first.
-    """
+    """Return the window as two floats, or None; ValueError unless it is two numbers, the lower one first."""
     if window is None:
         return None
     try:

@@ -15,10 +15,11 @@ _FIX = "give (image, label), or a dict: the image as bytes of a file, Pillow ima
 
 
 @dataclass(frozen=True)
-class ItemColumns:
-    """Where the parts of an item that is a dict are.
+class Columns:
+    """Which parts of a table, or of items that are dicts, are packed, as `pack` takes them.
 
     Attributes:
+        path, root: of a table alone: the column of the image files, and the folder that their paths begin at.
         image: the key of the image; None for the first there is of image, img, pixel_values.
         labels: the keys of the labels; None for the first there is of label, labels, fine_label, target, targets.
         masks: the key of the mask; None for none.
@@ -26,19 +27,17 @@ class ItemColumns:
         classes: what the numbers of a single label stand for; empty where it is a quantity.
     """
 
+    path: object = None
+    root: object = None
     image: str | None = None
     labels: Sequence[str] | None = None
-    masks: str | None = None
+    masks: object = None
     window: tuple[float, float] | None = None
     classes: Sequence[str] = ()
 
 
-def check_item(item, number: int, columns: ItemColumns) -> tuple:
-    """Return the image of one item, bytes or (H, W, 3) uint8, (H, W, 4) with a mask; and its labels, (L,) float32.
-
-    Raises:
-        ValueError: it is something else.
-    """
+def check_item(item, number: int, columns: Columns) -> tuple:
+    """Return the image of one item, bytes or (H, W, 3) uint8, (H, W, 4) with a mask; and its labels, (L,) float32."""
     try:
         image, mask, labels = _of_dict(item, columns) if isinstance(item, Mapping) else _of_tuple(item)
         data = read_image(image, columns.window)
@@ -68,7 +67,7 @@ def label_columns(item, asked: Sequence[str] | None) -> list[str] | None:
     return list(asked) if asked is not None else [name for name in _LABELS if name in item][:1]
 
 
-def _of_dict(item: Mapping, columns: ItemColumns) -> tuple:
+def _of_dict(item: Mapping, columns: Columns) -> tuple:
     names = [columns.image] if columns.image is not None else _IMAGES
     image = next((name for name in names if name in item), None)
     labels = label_columns(item, columns.labels)
@@ -142,16 +141,10 @@ def _labels(labels: list, number: int, classes: Sequence[str]):
 
 def _with_mask(data, mask):
     if isinstance(data, bytes):
-        return join(data, mask if isinstance(mask, bytes) else encode_mask(read_mask(_opened(mask))))
-    mask = open_mask(mask) if isinstance(mask, bytes) else read_mask(_opened(mask))
+        return join(data, mask if isinstance(mask, bytes) else encode_mask(read_mask(mask)))
+    mask = open_mask(mask) if isinstance(mask, bytes) else read_mask(mask)
     check_alike(data, mask)
     return stack(data, mask)
-
-
-def _opened(mask):
-    import numpy
-
-    return mask if hasattr(mask, "getbands") or hasattr(mask, "detach") else numpy.asarray(mask)
 
 
 def read_image(image, window: tuple[float, float] | None):
@@ -161,9 +154,6 @@ def read_image(image, window: tuple[float, float] | None):
         image: bytes; a Pillow image of any mode; a tensor (C, H, W) or array (H, W, C) of 1, 3 or 4 channels, or
             (H, W): uint8, bool, uint16, or floats in [0, 1]; other dtypes with a window.
         window: the values that become black and white.
-
-    Raises:
-        TypeError, ValueError: it is none of these.
     """
     import numpy
 
@@ -211,10 +201,8 @@ def _eight_bits(array, window: tuple[float, float] | None):
         values = f", from {array.min():g} to {array.max():g}" if array.dtype.kind in "iuf" else ""
         raise WrongValue(
             f"an image of shape {array.shape} and dtype {array.dtype}{values}",
-            fix=(
-                "uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
-                "values that become black and white"
-            ),
+            fix="uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
+            "values that become black and white",
         )
     return apply_window(array, window)
 

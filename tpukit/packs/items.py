@@ -12,7 +12,7 @@ from typing import NoReturn
 from tpukit.essentials.data import only_iterates
 from tpukit.essentials.show import SystemFailed, WrongValue, screen
 from tpukit.packs.checked_files import write_file
-from tpukit.packs.item_parts import ItemColumns, check_item, label_columns
+from tpukit.packs.item_parts import Columns, check_item, label_columns
 from tpukit.packs.masks import is_masked, resize
 
 _SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
@@ -31,9 +31,9 @@ class Items:
         has_masks: True where each has a mask.
     """
 
-    def __init__(self, source, columns: ItemColumns | None = None, classes=None):
+    def __init__(self, source, columns: Columns | None = None, classes=None):
         self.source = source
-        self._columns = replace(columns or ItemColumns(), classes=[str(name) for name in classes or ()])
+        self._columns = replace(columns or Columns(), classes=[str(name) for name in classes or ()])
         self.length = len(source) if hasattr(source, "__len__") else None
         self.by_number = self.length is not None and hasattr(source, "__getitem__") and not only_iterates(source)
         if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):

@@ -12,9 +12,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
 
     Args:
         values: (N, L) of numbers; or L columns as a table has them.
-        names: of the L labels, for messages.
-        first_row: the number of the first row, for messages.
-        what: what a row is, for messages.
+        names, first_row, what: for messages: of the labels, the number of the first row, and what a row is.
 
     Raises:
         ValueError: a value is missing, infinite, no number, or one that float32 would change into another.
@@ -69,10 +67,8 @@ def _numbers(column, name: str):
         raise WrongValue(
             f"labels are numbers, and these are not: {name!r} holds {value!r}",
             found=f"dtype {dtype or array.dtype}",
-            fix=(
-                "a column of words is encoded where labels= names it alone; else "
-                f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric"
-            ),
+            fix="a column of words is encoded where labels= names it alone; else "
+            f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric",
         )
     return array
 
@@ -113,10 +109,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
             raise WrongValue(
                 f"label {name!r} of row {row} is missing",
                 found=f"{value!r} among {', '.join(classes[:4])}",
-                fix=(
-                    'leave such rows out: table.dropna(subset=...); a class "None" of a CSV file is read so, too: '
-                    "pandas.read_csv(file, keep_default_na=False)"
-                ),
+                fix='leave such rows out: table.dropna(subset=...); a class "None" of a CSV file is read so, too: '
+                "pandas.read_csv(file, keep_default_na=False)",
             )
         if value not in numbers:
             raise WrongValue(
@@ -136,20 +130,12 @@ def _reads_as_number(word: str) -> bool:
 
 
 def number_groups(values):
-    """Return each value's number (int32), and the values, sorted: the same whatever the order of the images.
-
-    Raises:
-        ValueError: an image has no group.
-    """
+    """Return each value's number (int32), and the values, sorted: the same whatever the order of the images."""
     import numpy
 
-    # None and NaN belong to no group, and would put the same patient on both sides of a split.
     values = list(values)
-    try:
-        missing = [number for number, value in enumerate(values) if value is None or value != value]
-    except TypeError:  # pd.NA is neither equal to itself nor not
-        missing = [number for number, value in enumerate(values) if _is_missing(value)]
-    if missing:
+    # None and NaN belong to no group, and would put the same patient on both sides of a split.
+    if missing := [number for number, value in enumerate(values) if _is_missing(value)]:
         raise WrongValue(f"{len(missing)} images have no group, first image {missing[0]}", fix="name a group for each")
     names, numbers = numpy.unique([str(value) for value in values], return_inverse=True)
     return numbers.astype(numpy.int32), names.tolist()
@@ -158,5 +144,5 @@ def number_groups(values):
 def _is_missing(value) -> bool:
     try:
         return value is None or bool(value != value)
-    except TypeError:
+    except TypeError:  # pd.NA is neither equal to itself nor not
         return True

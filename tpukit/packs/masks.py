@@ -29,9 +29,6 @@ def decode_masked(data, size: int | None, decode, *, check: bool):
         size: height and width in pixels; None for the image's own.
         decode: of the image.
         check: compare their heights and widths, for which the image is decoded whole: when it is packed.
-
-    Raises:
-        ValueError: the image or its mask cannot be decoded, or they differ in height and width.
     """
     start = len(_MASKED) + 8
     middle = start + int.from_bytes(data[len(_MASKED) : start], "little")
@@ -73,11 +70,7 @@ def check_alike(image, mask) -> None:
 
 
 def open_mask(data):
-    """Return the mask in the bytes of a file, (H, W) uint8.
-
-    Raises:
-        ValueError: it is none, or not lossless.
-    """
+    """Return the mask in the bytes of a file, (H, W) uint8; ValueError says why it is none."""
     from PIL import Image
 
     try:
@@ -93,10 +86,7 @@ def read_mask(mask):
     """Return a mask as (H, W) uint8: of a Pillow image with a palette the numbers of its colours.
 
     Args:
-        mask: a Pillow image of one channel, or an array or tensor (H, W) or (1, H, W) of whole numbers.
-
-    Raises:
-        ValueError: it has several channels, or holds something else than whole numbers from 0 to 255.
+        mask: a Pillow image of one channel, or an array or tensor (H, W) or (1, H, W) of whole numbers from 0 to 255.
     """
     import numpy
 
@@ -107,8 +97,7 @@ def read_mask(mask):
                 "map its colours to numbers, or mask.convert('L') where it is grey"
             )
         mask = numpy.asarray(upright(mask))
-    elif hasattr(mask, "detach"):
-        mask = mask.detach().cpu().numpy()
+    mask = mask.detach().cpu().numpy() if hasattr(mask, "detach") else numpy.asarray(mask)
     mask = mask[0] if mask.ndim == 3 and mask.shape[0] == 1 else mask
     if mask.ndim != 2 or not mask.size:
         raise ValueError(f"a mask is (H, W), one class number for each pixel, and this has the shape {mask.shape}")

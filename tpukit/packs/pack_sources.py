@@ -7,9 +7,9 @@ from pathlib import Path
 
 from tpukit.essentials.show import WrongValue
 from tpukit.packs.array_records import row_type
-from tpukit.packs.image_folders import find_images
+from tpukit.packs.image_folders import FoundFiles, find_images
 from tpukit.packs.image_modes import check_window
-from tpukit.packs.item_parts import ItemColumns
+from tpukit.packs.item_parts import Columns
 from tpukit.packs.items import Items
 from tpukit.packs.label_arrays import number_groups
 from tpukit.packs.pack_tables import is_table_file, load_table, read_columns
@@ -59,29 +59,16 @@ class PackSource:
         return bool(self.mask_names) or (self.items is not None and self.items.has_masks)
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which parts of a table or of items are packed, as `pack` takes them; None for what its documentation says."""
-
-    path: object = None
-    root: object = None
-    image: str | None = None
-    masks: object = None
-    window: tuple[float, float] | None = None
-
-
 def describe_source(
     source, labels=None, groups=None, classes=None, columns: Columns | None = None, *, without: Path | None = None
 ) -> PackSource:
     """Describe what is to be packed; of a table and a folder only names are read, of items as much as tells them apart.
 
-    Raises:
-        ValueError: it cannot be packed, or holds nothing.
-        FileNotFoundError: the folder or the CSV file does not exist.
-        PermissionError: a folder in it cannot be read.
+    Raises as `pack`, and PermissionError where a folder cannot be read.
     """
     columns = columns or Columns()
     window = check_window(columns.window)
+    columns = replace(columns, window=window)
     if is_table_file(source) or (hasattr(source, "columns") and hasattr(source, "iloc")):
         _refuse(columns, "a table", "image")
         described = _describe_table(source, _names(labels), groups, classes, columns)
@@ -92,12 +79,10 @@ def describe_source(
                 fix="pass a DataFrame with a path column, with labels= and groups= the names of its columns",
             )
         _refuse(columns, "a folder", "path", "root", "image", "masks")
-        found = find_images(source, classes, without=without)
-        numbers = [[number] for number in found.numbers]
-        described = _of_files(os.fspath(source), found.names, numbers, None, ["class"], found.classes, [])
+        described = _of_files(os.fspath(source), find_images(source, classes, without=without))
     else:
         _refuse(columns, "items", "path", "root")
-        described = _describe_items(source, labels, groups, classes, columns, window)
+        described = _describe_items(source, labels, groups, classes, columns)
     return replace(described, settings={"window": list(window)}) if window is not None else described
 
 
@@ -114,29 +99,33 @@ def _describe_table(source, labels: list, groups, classes, columns: Columns) -> 
     words = [name for name in (path, groups, columns.masks) if isinstance(name, str)]
     table = load_table(source, words=words)
     root = os.path.dirname(source) if is_table_file(source) and columns.root is None else columns.root or ""
-    read = read_columns(table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes)
-    described = read.labels, read.groups, read.label_names, read.classes, read.group_names
-    return _of_files(os.fspath(root), read.names, *described, mask_names=tuple(read.mask_names))
+    found = read_columns(table, path=path, labels=labels, groups=groups, masks=columns.masks, classes=classes)
+    return _of_files(os.fspath(root), found)
 
 
-def _of_files(root, names, labels, groups, label_names, classes, group_names, *, mask_names=()) -> PackSource:
+def _of_files(root: str, found: FoundFiles) -> PackSource:
     import numpy
 
-    joined = "\0".join(names)
-    rows = make_rows(numpy.asarray(labels, numpy.float32).reshape(len(names), len(label_names)), groups)
+    names, label_names, classes, group_names = found.names, found.label_names, found.classes, found.group_names
+    labels = numpy.asarray(found.labels, numpy.float32).reshape(len(names), len(label_names))
+    rows, masks = make_rows(labels, found.groups), tuple(found.mask_names)
     facts = {
-        "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", joined.encode(errors="surrogateescape")),
+        "files": fact(f"{len(names):,} files, {names[0]} to {names[-1]}", _joined(names)),
         "labels": _names_fact(classes or label_names, "classes" if classes else "labels", rows["labels"]),
         "groups": _names_fact(group_names, "groups", rows["group"] if group_names else None),
     }
-    if mask_names:
-        facts["masks"] = fact("masks", "\0".join(mask_names).encode(errors="surrogateescape"))
-    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names), mask_names)
+    if masks:
+        facts["masks"] = fact("masks", _joined(masks))
+    return PackSource(facts, label_names, classes, group_names, rows, root, tuple(names), masks)
 
 
-def _describe_items(source, labels, groups, classes, columns: Columns, window) -> PackSource:
+def _joined(names: Iterable[str]) -> bytes:
+    return "\0".join(names).encode(errors="surrogateescape")
+
+
+def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSource:
     asked = None if labels is None else _names(labels)
-    items = Items(source, ItemColumns(columns.image, asked, columns.masks, window), classes)
+    items = Items(source, replace(columns, labels=asked), classes)
     names = [str(name) for name in asked or []]
     if items.columns is not None:  # of dicts, what labels= names are keys, each of one number or several
         names = [str(name) for name in items.columns] if len(items.columns) == items.labels else []
@@ -164,11 +153,7 @@ def _describe_items(source, labels, groups, classes, columns: Columns, window) -
 
 
 def make_rows(labels, groups):
-    """Return the rows of an index in the order of the source; without groups every image is a group of its own.
-
-    Raises:
-        ValueError: there are more groups or fewer than images.
-    """
+    """Return the rows of an index in the order of the source; without groups every image is a group of its own."""
     import numpy
 
     if groups is not None and len(groups) != len(labels):

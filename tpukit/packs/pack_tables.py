@@ -2,26 +2,13 @@
 
 import os
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, WrongValue
+from tpukit.packs.image_folders import FoundFiles
 from tpukit.packs.label_arrays import as_labels, encode_words, number_groups
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
-
-
-@dataclass(frozen=True)
-class TableColumns:
-    """The columns of a table that is packed: files of images, of masks, (N, L) labels, numbers of groups; and names."""
-
-    names: list[str]
-    mask_names: list[str]
-    labels: object
-    groups: object
-    label_names: list[str]
-    classes: list[str]
-    group_names: list[str]
 
 
 def is_table_file(source) -> bool:
@@ -30,11 +17,7 @@ def is_table_file(source) -> bool:
 
 
 def load_table(source, *, words: Sequence):
-    """Return a table: of a CSV file, with the columns of `words` (paths, groups) as they are written: "007" is not 7.
-
-    Raises:
-        FileNotFoundError: there is no such file.
-    """
+    """Return a table; of a CSV file with the columns of `words` (paths, groups) as they are written: "007" is not 7."""
     if not is_table_file(source):
         return source
     if not os.path.isfile(source):
@@ -45,7 +28,7 @@ def load_table(source, *, words: Sequence):
     return pandas.read_csv(source, sep=separator, dtype=dict.fromkeys(words, str), low_memory=False)
 
 
-def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> TableColumns:
+def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> FoundFiles:
     """Read the columns that are asked for.
 
     Args:
@@ -55,9 +38,6 @@ def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks
         groups: the column of the groups, or None.
         masks: the column of the mask files, or None.
         classes: of a single label, the words in the order of their numbers; None for those there are, sorted.
-
-    Raises:
-        ValueError: a column is missing, there twice, or cannot be read so.
     """
     if not isinstance(groups, Hashable) or isinstance(groups, tuple):  # a Series, a list
         raise WrongValue(
@@ -80,7 +60,7 @@ def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks
     numbers, group_names = number_groups(table[groups]) if groups is not None else (None, [])
     mask_names = _paths(table[masks], masks) if masks is not None else []
     names = _paths(table[path], path)
-    return TableColumns(names, mask_names, values, numbers, list(map(str, labels)), found, group_names)
+    return FoundFiles(names, values, list(map(str, labels)), found, numbers, group_names, mask_names)
 
 
 def _check_columns(table, wanted: list, path: Hashable) -> None:

@@ -13,9 +13,10 @@ from tpukit.essentials.show import NotInstalled, SystemFailed, WrongValue
 from tpukit.packs.array_records import Shards, load_array_record
 from tpukit.packs.checked_files import find_fault, npy, size_and_checksum, whole_number, write_file
 from tpukit.packs.decoding import jpeg_decoder
+from tpukit.packs.item_parts import Columns
 from tpukit.packs.items import store_items
 from tpukit.packs.pack_shards import note_of, prepare, read_shards_so_far, shard_files, write_shards
-from tpukit.packs.pack_sources import Columns, PackSource, describe_source, make_rows
+from tpukit.packs.pack_sources import PackSource, describe_source, make_rows
 from tpukit.packs.records import PackFolder, Records
 from tpukit.packs.source_files import Files, Names, find_changed, look_at
 
@@ -107,7 +108,7 @@ def pack(
             fix="%pip install simplejpeg, then run this cell again",
         )
     described = describe_source(
-        source, labels, groups, classes, Columns(path, root, image, masks, window), without=Path(folder)
+        source, labels, groups, classes, Columns(path, root, image, masks=masks, window=window), without=Path(folder)
     )
     return pack_described(
         described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
@@ -200,9 +201,8 @@ def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: st
             write_file(work / "names", Names.encode(described.names))
             if described.mask_names:
                 write_file(work / "masks", Names.encode(described.mask_names))
-        write_file(
-            work / "looks.npy", npy(look_at(Names(work / "names"), described.root, described.mask_names))
-        )  # a mended one is another
+        looks = look_at(Names(work / "names"), described.root, described.mask_names)
+        write_file(work / "looks.npy", npy(looks))  # also where all is laid out: a mended file is another
     if laid_out:
         return
     rows = described.rows

@@ -95,12 +95,7 @@ class Cache(StoredImages):
         return f"{human_size(self.images.nbytes)} of decoded pixels in 1 file"
 
     def take(self, indices, out=None):
-        """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for; into `out` where it is given.
-
-        Raises:
-            IndexError: an index is not one of 0 to N - 1.
-            ValueError: the indices are not (n,) integers, or `out` has another shape or dtype.
-        """
+        """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for; takes and raises as `Records.take`."""
         import numpy
 
         indices = self._indices(indices)

@@ -11,7 +11,8 @@ from tpukit.packs.splitting import split_by_group
 class StoredImages:
     """N images on disk as a map-style dataset, and as a source of whole batches.
 
-    A subclass gives `shape`, `take`, and `_image`, which returns (H, W, 3 or 4) uint8 of one image, the caller's own.
+    A subclass gives `shape`, `take`, and `_image`, which returns (H, W, 3 or 4) uint8 of one image, the caller's own;
+    and in words `_form`, the shape of an image, or that they differ, and `_size`, how many files there are, how large.
 
     Attributes:
         folder: where they are.
@@ -64,14 +65,6 @@ class StoredImages:
         if skipped := getattr(self, "skipped", ()):
             rows.append(("left out", f"{counted(len(skipped), 'damaged image')}: `.skipped`"))
         return as_html(rows, title=type(self).__name__)
-
-    def _size(self) -> str:
-        """Say how many files there are in the folder that hold images, and their size."""
-        raise NotImplementedError
-
-    def _form(self) -> str:
-        """Say the shape of an image, or that they differ; it follows the number of images."""
-        raise NotImplementedError
 
     def __getitem__(self, index: int):
         import numpy

@@ -56,13 +56,7 @@ def read_tfrecords(
 
 @dataclass(frozen=True)
 class TFRecords:
-    """The records of some files, as `read_tfrecords` makes it; iterate for `(bytes, (L,) float32 ndarray)`.
-
-    Attributes:
-        files: in the order in which they are read.
-        image: the feature with the image's bytes.
-        labels: the features with the labels.
-    """
+    """The records of some files, as `read_tfrecords` makes it; iterate for `(bytes, (L,) float32 ndarray)`."""
 
     files: tuple[Path, ...]
     image: str
@@ -96,11 +90,7 @@ class TFRecords:
 
 
 def records(file: str | os.PathLike) -> Iterator[bytes]:
-    """Yield the payload of every record in a TFRecord file; both checksums of each are checked.
-
-    Raises:
-        OSError: the file is damaged, or is no TFRecord file.
-    """
+    """Yield the payload of every record in a TFRecord file; OSError where one of its two checksums does not fit."""
     with open(file, "rb") as plain:
         # A record of some 550 KB may begin like gzip: then its checksum fits, which gzip's does not.
         start = plain.read(12)

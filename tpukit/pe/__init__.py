@@ -30,53 +30,17 @@ from tpukit.pe.submission import read_submission, write_submission
 def __getattr__(name: str):
     """Return a network, whose class is made with torch, imported when it is asked for."""
     if name in ("ExamNetwork", "SliceFeatures"):
-        from tpukit.pe.exam_network import ExamNetwork, SliceFeatures
+        from tpukit.pe import exam_network
 
-        return ExamNetwork if name == "ExamNetwork" else SliceFeatures
+        return getattr(exam_network, name)
     raise AttributeError(f"module 'tpukit.pe' has no attribute {name!r}")
 
 
 __all__ = [
-    "COLUMNS",
-    "LABELS",
-    "WORDS",
-    "ExamNetwork",
-    "ExamSequences",
-    "NeighbouringSlices",
-    "PEImages",
-    "SliceFeatures",
-    "Study",
-    "assign_folds",
-    "attention_in_mask",
-    "augment",
-    "calibration_table",
-    "challenge_loss",
-    "check_consistency",
-    "class_activation",
-    "embolus_masks",
-    "embolus_places",
-    "fit_temperatures",
-    "hounsfield",
-    "index_dicom",
-    "index_images",
-    "lung_box",
-    "make_consistent",
-    "normalize",
-    "notice",
-    "pack_dicom",
-    "phantom",
-    "pool_slices",
-    "position_prior",
-    "read_dicom",
-    "read_labels",
-    "read_submission",
-    "resnet34",
-    "show_activation",
-    "show_calibration",
-    "show_exams",
-    "show_ladder",
-    "show_slices",
-    "show_study",
-    "three_windows",
-    "write_submission",
-]
+    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages", "SliceFeatures",
+    "Study", "assign_folds", "attention_in_mask", "augment", "calibration_table", "challenge_loss", "check_consistency",
+    "class_activation", "embolus_masks", "embolus_places", "fit_temperatures", "hounsfield", "index_dicom",
+    "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom", "pool_slices",
+    "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34", "show_activation", "show_calibration",
+    "show_exams", "show_ladder", "show_slices", "show_study", "three_windows", "write_submission",
+]  # fmt: skip

@@ -72,8 +72,12 @@ def show_activation(
             words = "" if probabilities is None else f"says {as_array(probabilities)[index]:.2f}"
             first.set_title(words, loc="left", fontsize=look.SMALL + 1, color=look.INK, pad=4)
             if inside is not None:
-                for axes in (first, second):
-                    _edge(axes, edges[index])
+                for axes in (first, second) if edges[index].any() else ():
+                    place = {
+                        "origin": "upper",
+                        "extent": axes.images[0].get_extent(),
+                    }  # the mask may be of another size
+                    axes.contour(edges[index], levels=[0.5], colors=["#7ddf8f"], linewidths=1.1, **place)
                 share, area = inside.in_mask[index], inside.mask_area[index]
                 text = "no embolus" if area != area else f"{100 * share:.1f} % inside"
                 second.set_title(text, loc="left", fontsize=look.SMALL + 1, fontweight="bold", color=look.INK, pad=4)
@@ -96,15 +100,3 @@ def _overlay(axes: Axes, large: np.ndarray) -> None:
     orange = to_rgb(look.COLORS[1])
     colors = LinearSegmentedColormap.from_list("map", [(*orange, 0), (*orange, _STRONGEST), (1, 0.86, 0.5, 0.9)])
     axes.imshow(large, cmap=colors, vmin=0, vmax=large.max() or 1, interpolation="bilinear")
-
-
-def _edge(axes: Axes, mask: np.ndarray) -> None:
-    """Draw the edge of a mask, of whatever size, over the image that is there."""
-    import numpy as np
-
-    if not mask.any():
-        return
-    (left, right, bottom, top), (rows, columns) = axes.images[0].get_extent(), mask.shape
-    x = left + (np.arange(columns) + 0.5) * (right - left) / columns
-    y = top + (np.arange(rows) + 0.5) * (bottom - top) / rows
-    axes.contour(x, y, mask.astype(float), levels=[0.5], colors=["#7ddf8f"], linewidths=1.1)

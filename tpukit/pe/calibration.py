@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from tpukit.essentials.show import WrongValue, counted
 from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, beside, image_share, log_loss
 from tpukit.pe.labels import EXAM_LABELS, LABELS
-from tpukit.scores import FEW
+from tpukit.scores import FEW, count_groups
 
 _LOWEST, _HIGHEST = 0.1, 10.0  # of a temperature: further out it would only repeat that all was right, or guessed
 
@@ -140,11 +140,8 @@ class Answers:
 
     def too_few(self) -> str:
         """Say that too few exams have the label, or lack it, to judge it; empty where they are enough."""
-        import numpy as np
-
-        positive = len(np.unique(self.exam[self.truth == 1]))
-        counts = {"with it": positive, "without": int(self.exam.max()) + 1 - positive}
-        few = [f"{counted(count, 'exam')} {kind}" for kind, count in counts.items() if count < FEW]
+        counts = zip(("with it", "without"), count_groups(self.truth, self.exam), strict=True)
+        few = [f"{counted(count, 'exam')} {kind}" for kind, count in counts if count < FEW]
         return f"only {', '.join(few)}: too few to tell" if few else ""
 
 

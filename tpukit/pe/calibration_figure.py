@@ -23,12 +23,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
     more, with the 95 % interval of so many (Wilson's); the small marks below and above are the exams.
 
     Args:
-        labels: a row for each image, with 0 and 1, as `challenge_loss` takes them.
-        before: probabilities of the same images, as the network gave them.
-        after: the same at other temperatures, see `fit_temperatures`; or None.
-
-    Raises:
-        ValueError: see `challenge_loss`.
+        labels, before, after: as for `calibration_table`, which says what is raised, too.
     """
     tables = [answers(table, labels)[1:] for table in (before, after) if table is not None]
     with look.style():
@@ -63,6 +58,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
 def _curve(axes: Axes, one: Answers, color: str) -> None:
     """Draw the curve of one label, and its exams as marks: those that have it above, the others below."""
     import numpy as np
+    from scipy.stats import binomtest
 
     for truth, height in ((1, 1.03), (0, -0.03)):
         here = one.chances[one.truth == truth]
@@ -72,18 +68,9 @@ def _curve(axes: Axes, one: Answers, color: str) -> None:
     order = np.argsort(one.chances, kind="stable")
     bins = np.array_split(order, int(np.clip(len(order) // _IN_A_POINT, 1, _MOST_POINTS)))
     said = np.array([one.chances[part].mean() for part in bins])
-    true, count = np.array([[one.truth[part].mean(), len(part)] for part in bins]).T
-    low, high = _wilson(true, count)
+    true = np.array([one.truth[part].mean() for part in bins])
+    counts = [binomtest(int(one.truth[part].sum()), len(part)) for part in bins]
+    low, high = np.transpose([count.proportion_ci(method="wilson") for count in counts])
     axes.plot(said, true, color=color, linewidth=1.2, alpha=0.7)
     bars = {"fmt": "o", "markersize": 4.5, "elinewidth": 1, "capsize": 0, "markeredgecolor": look.PAPER}
     axes.errorbar(said, true, [true - low, high - true], color=color, **bars)
-
-
-def _wilson(share, count) -> tuple:
-    """Return the 95 % interval of a share of so many (E. B. Wilson, 1927)."""
-    import numpy as np
-
-    z = 1.959964
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return np.minimum(middle - half, share), np.maximum(middle + half, share)

@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.show import WrongValue
-from tpukit.pe.labels import EXAM_LABELS, LABELS, check_columns
+from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_columns
 
-STUDY, IMAGE = "StudyInstanceUID", "SOPInstanceUID"
 EXAM_WEIGHTS = {
     "negative_exam_for_pe": 0.0736196319,
     "rv_lv_ratio_gte_1": 0.2346625767,
@@ -21,6 +20,7 @@ EXAM_WEIGHTS = {
     "central_pe": 0.1877300613,
     "indeterminate": 0.09202453988,
 }
+WEIGHTS = [EXAM_WEIGHTS[name] for name in EXAM_LABELS]
 IMAGE_WEIGHT = 0.07361963  # of one image, times the share of images of its exam that are positive
 _LEAST = 1e-15  # a probability of 0 that is wrong would cost infinitely much
 
@@ -99,10 +99,7 @@ def exams_of(table, name: str = "table") -> Exams:
         raise WrongValue(
             f"an exam has several answers to {EXAM_LABELS[column]} in the {name}",
             found=f"{answers[exam[row], column]} and {values[row, column + 1]} in study {studies[exam[row]]}",
-            fix=(
-                "one answer for each exam, in all of its rows: "
-                f'table.groupby("{STUDY}")[label].transform("mean"), or the maximum'
-            ),
+            fix=f'one answer in all rows of an exam: table.groupby("{STUDY}")[label].transform("mean"), or the maximum',
         )
     return Exams(studies, answers, values[:, 0], exam)
 
@@ -127,16 +124,13 @@ def challenge_loss(predictions, labels):
     Raises:
         ValueError: the two tables are not of the same images and studies; or see `exams_of`.
     """
-    import numpy as np
-
     if isinstance(predictions, Mapping):
         return _loss_of_tensors(predictions, labels)
     predicted, truth = beside(predictions, labels)
-    weights = np.array([EXAM_WEIGHTS[name] for name in EXAM_LABELS])
     images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
-    cost = (log_loss(predicted.answers, truth.answers) * weights).sum()
+    cost = (log_loss(predicted.answers, truth.answers) @ WEIGHTS).sum()
     cost += (log_loss(predicted.images, truth.images) * images).sum()
-    return float(cost / (len(truth.studies) * weights.sum() + images.sum()))
+    return float(cost / (len(truth.studies) * sum(WEIGHTS) + images.sum()))
 
 
 def beside(predictions, labels) -> tuple[Exams, Exams]:
@@ -160,10 +154,9 @@ def _loss_of_tensors(logits: Mapping, targets: Mapping):
     answers = cross_entropy(logits["answers"], targets["answers"], reduction="none").sum(0)
     images = cross_entropy(logits["images"], targets["images"], reduction="none").mean(1)
     # Python numbers, not a tensor of weights: that would be copied to the device in every step.
-    weights = [EXAM_WEIGHTS[name] for name in EXAM_LABELS]
-    cost = sum(weight * answers[column] for column, weight in enumerate(weights))
+    cost = sum(weight * answers[column] for column, weight in enumerate(WEIGHTS))
     cost = cost + (images * targets["image_weight"]).sum()
-    return cost / (len(logits["answers"]) * sum(weights) + targets["image_weight"].sum())
+    return cost / (len(logits["answers"]) * sum(WEIGHTS) + targets["image_weight"].sum())
 
 
 def image_share(exams: Exams):
@@ -193,13 +186,10 @@ def _in_order_of(predictions, labels):
     unknown = given[rows < 0]
     without = wanted.difference(given)
     if twice or len(unknown) or len(without):
-        few = [*without[:2], *unknown[:2], *given[given.duplicated()][:2]]
+        few = ", ".join(map(str, [*without[:2], *unknown[:2], *given[given.duplicated()][:2]]))
         raise WrongValue(
             "predictions and labels are not of the same images",
-            found=(
-                f"{len(without)} images without a prediction, {len(unknown)} without a label, "
-                f"{twice} twice; {', '.join(map(str, few))}"
-            ),
+            found=f"{len(without)} images without a prediction, {len(unknown)} without a label, {twice} twice; {few}",
             fix="one row for each image of the labels, and no other",
         )
     return predictions.iloc[rows.argsort()]

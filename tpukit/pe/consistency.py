@@ -3,7 +3,7 @@
 Above 0.5 is yes.
 """
 
-from tpukit.pe.challenge import EXAM_WEIGHTS, IMAGE_WEIGHT, STUDY, Exams, exams_of, image_share, log_loss
+from tpukit.pe.challenge import EXAM_WEIGHTS, IMAGE_WEIGHT, STUDY, WEIGHTS, Exams, exams_of, image_share, log_loss
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 from tpukit.pe.rules import AGES, LOCATIONS, NO_EMBOLUS, RATIOS, RULES, broken_rules
 
@@ -20,10 +20,7 @@ def check_consistency(table):
     """Return the rules that exams break: a DataFrame with `StudyInstanceUID`, `rule` and what it says; empty if none.
 
     Args:
-        table: a row for each image, with probabilities or labels: StudyInstanceUID, SOPInstanceUID, `pe.LABELS`.
-
-    Raises:
-        ValueError: see `challenge.exams_of`.
+        table: a row for each image, with probabilities or labels; see `challenge.exams_of`, also for what is raised.
     """
     import pandas as pd
 
@@ -45,10 +42,7 @@ def make_consistent(table):
     they are.
 
     Args:
-        table: a row for each image with probabilities: StudyInstanceUID, SOPInstanceUID, `pe.LABELS`.
-
-    Raises:
-        ValueError: see `challenge.exams_of`.
+        table: a row for each image with probabilities; see `challenge.exams_of`, also for what is raised.
     """
     import numpy as np
 
@@ -63,19 +57,12 @@ def make_consistent(table):
         answers[chosen] = version.answers[chosen]
         rows = chosen[exams.exam]
         images[rows] = version.images[rows]
-    changed = table.copy()
-    changed[LABELS[0]] = images
-    for column, name in enumerate(EXAM_LABELS):
-        changed[name] = answers[exams.exam, column]
-    return changed
+    return table.assign(**dict(zip(LABELS, [images, *answers[exams.exam].T], strict=True)))
 
 
 def _cost(exams: Exams, version: Exams):
     """Return what a version costs each exam in the score, if the answers before it were the truth."""
-    import numpy as np
-
-    weights = np.array([EXAM_WEIGHTS[name] for name in EXAM_LABELS])
-    cost = (log_loss(version.answers, exams.answers) - log_loss(exams.answers, exams.answers)) @ weights
+    cost = (log_loss(version.answers, exams.answers) - log_loss(exams.answers, exams.answers)) @ WEIGHTS
     images = log_loss(version.images, exams.images) - log_loss(exams.images, exams.images)
     return cost + IMAGE_WEIGHT * image_share(exams) * exams.sums(images)
 
@@ -84,8 +71,7 @@ def _negative(exams: Exams) -> Exams:
     import numpy as np
 
     answers = exams.answers.copy()
-    for name in RATIOS + LOCATIONS + AGES:
-        _at_most(answers, name)
+    _none_of(answers, RATIOS + LOCATIONS + AGES)
     _exactly_one(answers, NO_EMBOLUS)
     return Exams(exams.studies, answers, np.minimum(exams.images, _NO), exams.exam)
 
@@ -94,11 +80,10 @@ def _positive(exams: Exams) -> Exams:
     import numpy as np
 
     answers = exams.answers.copy()
-    for name in NO_EMBOLUS:
-        _at_most(answers, name)
+    _none_of(answers, NO_EMBOLUS)
     _exactly_one(answers, RATIOS)
-    _lower_one(answers, AGES, (_part(answers, AGES) > 0.5).all(axis=1))
-    _raise_one(answers, LOCATIONS, (_part(answers, LOCATIONS) <= 0.5).all(axis=1))
+    _move_one(answers, AGES, (_part(answers, AGES) > 0.5).all(axis=1), _NO)
+    _move_one(answers, LOCATIONS, (_part(answers, LOCATIONS) <= 0.5).all(axis=1), _YES)
     # Raising the highest image costs the least.
     images = exams.images.copy()
     order = np.lexsort((images, exams.exam))
@@ -115,25 +100,14 @@ def _part(answers, names):
     return answers[:, _columns(names)]
 
 
-def _at_most(answers, name) -> None:
-    import numpy as np
-
-    column = EXAM_LABELS.index(name)
-    answers[:, column] = np.minimum(answers[:, column], _NO)
+def _none_of(answers, names) -> None:
+    answers[:, _columns(names)] = _part(answers, names).clip(max=_NO)
 
 
 def _exactly_one(answers, names) -> None:
     yes = _part(answers, names) > 0.5
-    _lower_one(answers, names, yes.all(axis=1))
-    _raise_one(answers, names, ~yes.any(axis=1))
-
-
-def _lower_one(answers, names, exams) -> None:
-    _move_one(answers, names, exams, _NO)
-
-
-def _raise_one(answers, names, exams) -> None:
-    _move_one(answers, names, exams, _YES)
+    _move_one(answers, names, yes.all(axis=1), _NO)
+    _move_one(answers, names, ~yes.any(axis=1), _YES)
 
 
 def _move_one(answers, names, exams, to: float) -> None:

@@ -91,7 +91,7 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     except Exception as error:  # whatever pydicom and the decoders behind it raise for a damaged file
         raise SystemFailed(
             f"{path} cannot be decoded ({Path(path).stat().st_size:,} bytes)",
-            found=_one_line(error),
+            found=" ".join(str(error).split()) or type(error).__name__,
             fix="copy this file again, or leave it out",
         ) from error
     if pixels.ndim != 2 or pixels.dtype.itemsize > 2:
@@ -111,11 +111,7 @@ def not_a_slice(path, found: str) -> NotACTSlice:
 
 
 def load_pydicom():
-    """Return pydicom, or say how to install it.
-
-    Raises:
-        ImportError: it is not installed, or older than 3.
-    """
+    """Return pydicom; ImportError says how to install it, where there is none or one older than 3."""
     try:
         import pydicom
         import pydicom.pixels
@@ -128,11 +124,7 @@ def load_pydicom():
 
 
 def check_decoder(syntax: str, path) -> None:
-    """Raise unless pixels of this transfer syntax can be decoded here.
-
-    Raises:
-        ImportError: nothing that is installed decodes them.
-    """
+    """Raise ImportError unless something that is installed decodes pixels of this transfer syntax."""
     why = _undecodable(str(syntax))
     if why:
         raise ImportError(f"{path} is compressed, and nothing that is installed decodes it\n{why}")
@@ -163,11 +155,7 @@ def _undecodable(syntax: str) -> str | None:
 
 
 def find_scale(file, path) -> tuple[Scale, list[str]]:
-    """Return what the stored values of a file mean, and which of slope and intercept it leaves out.
-
-    Raises:
-        NotACTSlice: it is of another modality and has no slope.
-    """
+    """Return what the stored values of a file mean, and which of slope and intercept it leaves out."""
     missing = [name for name in ("RescaleSlope", "RescaleIntercept") if file.get(name) in (None, "")]
     if "RescaleSlope" in missing and file.get("Modality") != "CT":
         raise not_a_slice(path, f"modality {file.get('Modality', 'not given')}, RescaleSlope not given")
@@ -175,11 +163,8 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
         default if name in missing else float(file[name].value)
         for name, default in (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
     )
-    low = file.get("PixelPaddingValue")
-    padding = None
-    if isinstance(low, int):
-        high = file.get("PixelPaddingRangeLimit")
-        padding = (low, high if isinstance(high, int) else low)
+    low, high = file.get("PixelPaddingValue"), file.get("PixelPaddingRangeLimit")
+    padding = (low, high if isinstance(high, int) else low) if isinstance(low, int) else None
     return Scale(file.get("PixelRepresentation") == 1, slope, intercept, padding), missing
 
 
@@ -212,7 +197,3 @@ def window_table(scale: Scale, level: float, width: float):
     from tpukit.pe.ct import see
 
     return see(hounsfield_table(scale), level, width)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -20,9 +20,7 @@ def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None =
     Args:
         labels: as `read_labels` returns them, or the competition's test.csv: only the three identifiers are read.
         folder: train, the folder that contains the study folders.
-        missing: "raise" an error if a row has no file, or "drop" such rows and print how many.
-        workers: processes; None for one per CPU.
-        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        missing, workers, progress: as for `pack_dicom`.
 
     Returns:
         A copy of the labels with a new index, `path` (str) and `position` (float), ordered by study, series, position.
@@ -62,12 +60,10 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
         said = labels[column].to_numpy().astype("S64")
         if (other := said != headers[field]).any():
             first = int(other.argmax())
+            file = f"{headers[field][first].decode()} in {names[headers['file'][first]]}"
             raise WrongValue(
                 f"{int(other.sum()):,} images have another {column} in their file than in the labels",
-                found=(
-                    f"{headers[field][first].decode()} in {names[headers['file'][first]]}, "
-                    f"{said[first].decode()} in the labels"
-                ),
+                found=f"{file}, {said[first].decode()} in the labels",
                 fix="copy the files again, or correct these rows",
             )
 

@@ -65,13 +65,11 @@ def pack_dicom(
         form: "jpeg", or "int16" for Hounsfield units: `hounsfield` gives them back on the device.
         quality: of the JPEGs, 1 to 95. The colours are not halved, as they are three images: at 85 that is nearer to
             the original in each than 90 with halved colours, and 10 % larger.
-        shard: slices per file.
+        shard, workers, progress: as for `tpukit.pack`.
         missing: "raise" if a row has no file, or "drop" such rows and print how many.
         damaged: "raise"; or "skip" to leave out what is no whole slice, and with one window its neighbours, up to a
             tenth of all, or the share that may be left out, as 0.5; `Records.skipped` lists those of them whose header
             is whole.
-        workers: processes; None for one per CPU.
-        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
         The finished `Records`: (3, size, size) uint8 for each slice, as int16 (2, size, size). Its `rows` are those of

@@ -77,10 +77,9 @@ def show_exams(
                 axes.fill_between(places, height, color=look.COLORS[2], alpha=0.35, linewidth=0, step="mid")
                 on_embolus = exam.weight[exam.pe_present_on_image == 1].sum() / (exam.weight.sum() or 1)
                 if exams.shown[study]:
-                    axes.set_title(
-                        f"{100 * on_embolus:.0f} %", loc="right", fontsize=look.SMALL, color=look.COLORS[2], pad=4
-                    )
-                    shares.append(f"{study[:6]} {100 * on_embolus:.0f} %")
+                    share = f"{100 * on_embolus:.0f} %"
+                    axes.set_title(share, loc="right", fontsize=look.SMALL, color=look.COLORS[2], pad=4)
+                    shares.append(f"{study[:6]} {share}")
             mark = {"marker": "o", "markersize": 3} if len(places) <= 40 else {}
             axes.plot(places, exam.chance, color=look.COLORS[0], linewidth=1.5, **mark)
             axes.axhline(threshold, color=look.MUTED, linewidth=0.8, linestyle=(0, (1, 2)))

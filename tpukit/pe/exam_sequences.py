@@ -2,9 +2,8 @@
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
-from tpukit.pe.labels import EXAM_LABELS, LABELS, check_columns
+from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns
 
-_SERIES = "SeriesInstanceUID"
 _WIDE = 1.5  # times the usual step from slice to slice: there a slice is missing
 _SAME = 0.01  # mm: a place is rounded when it is written
 
@@ -111,7 +110,7 @@ def _check_table(table, features) -> bool:
     import numpy as np
 
     given = [name for name in LABELS if name in table.columns]
-    needed = [STUDY, _SERIES, IMAGE, "position", *(LABELS if given else ())]
+    needed = [STUDY, SERIES, IMAGE, "position", *(LABELS if given else ())]
     fix = "the table of pe.index_dicom or pe.index_images, with all ten of pe.LABELS or none of them"
     check_columns(table, needed, "the table has", fix=fix)
     for name in needed:
@@ -125,9 +124,8 @@ def _check_table(table, features) -> bool:
             )
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
         raise WrongValue(
-            f"there is one row of features for each of the {len(table)} rows of the table, got "
-            f"{tuple(np.shape(features))}",
-            fix=("features of the same images in the same order: table.iloc[images.rows]"),
+            f"there is one row of features for each of the {len(table)} rows of the table, got {np.shape(features)}",
+            fix="features of the same images in the same order: table.iloc[images.rows]",
         )
     if given:
         answers = table[list(EXAM_LABELS)].to_numpy()
@@ -145,11 +143,8 @@ def _check_order(ordered, position, starts, irregular: str) -> None:
     """Raise ValueError for exams whose slices are not one series with even steps, or say how many there are."""
     for what, evidence, fix in _irregular(ordered, position, starts):
         if irregular == "raise":
-            raise WrongValue(
-                f"{what}",
-                found=evidence,
-                fix=(f'{fix}; or take the exams as they are: ExamSequences(..., irregular="keep")'),
-            )
+            fix += '; or take the exams as they are: ExamSequences(..., irregular="keep")'
+            raise WrongValue(what, found=evidence, fix=fix)
         print(f"{what}, and are taken as they are; {evidence}")
 
 
@@ -158,7 +153,7 @@ def _irregular(ordered, position, starts):
     import numpy as np
 
     exam = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    studies, series, images = (ordered[name].to_numpy() for name in (STUDY, _SERIES, IMAGE))
+    studies, series, images = (ordered[name].to_numpy() for name in (STUDY, SERIES, IMAGE))
     other = series != series[starts[exam]]
     if other.any():
         row = int(other.argmax())

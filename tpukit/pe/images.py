@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
+from tpukit.pe.labels import IDS, LABELS
 from tpukit.pe.missing_images import check_missing, leave_out
 
 
@@ -33,17 +34,17 @@ def index_images(labels, folder, *, missing: str = "raise"):
     studies = labels["StudyInstanceUID"].unique()
     files = {}
     for study in studies:
-        for series in _folders(os.path.join(folder, study)):
-            for entry in _entries(os.path.join(folder, study, series)):
+        for series in filter(os.DirEntry.is_dir, _entries(os.path.join(folder, study))):
+            for entry in _entries(series.path):
                 position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
                 if underscore and position.isdigit() and entry.name.endswith(".jpg"):
-                    if (twice := files.get((study, series, image))) is not None:
+                    if (twice := files.get((study, series.name, image))) is not None:
                         raise WrongValue(
                             f"two files are of one image: {twice[0]} and {entry.path}",
                             found=f"positions {twice[1]} and {int(position)}",
                             fix="delete the one that is wrong",
                         )
-                    files[study, series, image] = (entry.path, int(position))
+                    files[study, series.name, image] = (entry.path, int(position))
     if not files:  # most often the folder above or below was passed: show what is in it
         inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
         raise NoSuchFile(
@@ -51,7 +52,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
             found=f"{inside}; looked for {studies[0]}/<series>/<position>_<image>.jpg",
             fix="pass the folder named train-jpegs, which contains one folder per study",
         )
-    keys = list(zip(labels["StudyInstanceUID"], labels["SeriesInstanceUID"], labels["SOPInstanceUID"], strict=True))
+    keys = list(zip(*(labels[name] for name in IDS), strict=True))
     gone = [key for key in keys if key not in files]
     extra = len(files) - (len(keys) - len(gone))
     if extra:
@@ -81,8 +82,6 @@ class PEImages:
     """
 
     def __init__(self, table, size: int | None = 128):
-        from tpukit.pe.labels import LABELS
-
         if "path" not in table.columns:
             raise WrongValue(
                 "PEImages needs a table with a path column", fix="PEImages(tpukit.pe.index_images(labels, folder))"
@@ -128,7 +127,3 @@ def _entries(folder) -> list[os.DirEntry]:
             return sorted(entries, key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
         return []
-
-
-def _folders(folder) -> list[str]:
-    return [entry.name for entry in _entries(folder) if entry.is_dir()]

@@ -7,7 +7,7 @@ from pathlib import Path
 from tpukit.essentials.show import NoSuchFile, WrongValue, first_few
 from tpukit.pe.rules import RULES, broken_rules
 
-IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+IDS = STUDY, SERIES, IMAGE = "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"
 COLUMNS = (  # of train.csv, in its order
     *IDS,
     "pe_present_on_image",
@@ -25,12 +25,7 @@ COLUMNS = (  # of train.csv, in its order
     "central_pe",
     "indeterminate",
 )
-QUALITY = (
-    "qa_motion",
-    "qa_contrast",
-    "flow_artifact",
-    "true_filling_defect_not_pe",
-)  # are not predicted
+QUALITY = ("qa_motion", "qa_contrast", "flow_artifact", "true_filling_defect_not_pe")  # are not predicted
 LABELS = tuple(name for name in COLUMNS if name not in IDS + QUALITY)
 EXAM_LABELS = LABELS[1:]  # the same on every image of a study; pe_present_on_image belongs to one image
 # What a person says for each label, in the order of LABELS: `names=` of the figures takes it.
@@ -76,10 +71,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
         raise NoSuchFile(
             f"there is no train.csv at {path}",
             found=there,
-            fix=(
-                "pass the folder of the competition's data that contains train.csv,"
-                " or make one with tpukit.pe.phantom(folder)"
-            ),
+            fix="pass the folder of the competition's data that contains train.csv, or make one: pe.phantom(folder)",
         )
     try:
         with warnings.catch_warnings():

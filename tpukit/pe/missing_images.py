@@ -12,15 +12,9 @@ def check_missing(missing: str) -> None:
 
 
 def leave_out(gone: Sequence[str], wanted: int, missing: str, *, folder, found: str, call: str) -> None:
-    """Say that rows are left out, if any are.
+    """Say that the rows of images without a file are left out, if any are.
 
-    Args:
-        gone: the images that have no file.
-        wanted: how many images there are rows of.
-        missing: "raise" or "drop".
-        folder: where they were looked for.
-        found: what is there, in words.
-        call: the beginning of the call that leaves them out, without its `missing`.
+    `found` is what is there, in words, and `call` begins the call that leaves them out, without its `missing`.
 
     Raises:
         FileNotFoundError: none may be missing, or all are.

@@ -112,12 +112,11 @@ def _load(model, file: Path) -> None:
     wrong = [name for name in own if name not in head and given.get(name) != own[name].shape]
     more = [name for name in given if name not in own]
     if wrong or more:
+        counts = f"{len(wrong)} missing or of another shape ({', '.join(wrong[:2])})"
+        counts += f", {len(more)} too many ({', '.join(more[:2])})"
         raise WrongValue(
             f"{file} does not hold the state dict of a ResNet-34",
-            found=(
-                f"{type(state).__name__} of {len(given)} tensors; {len(wrong)} missing or of another shape "
-                f"({', '.join(wrong[:2])}), {len(more)} too many ({', '.join(more[:2])})"
-            ),
+            found=f"{type(state).__name__} of {len(given)} tensors; {counts}",
             fix=f"pass a ResNet-34's state_dict() itself, such as torchvision's {FILE}; without anything around it",
         )
     model.load_state_dict(state | head)

@@ -10,14 +10,13 @@ from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.labels import EXAM_LABELS, LABELS, WORDS, check_columns
+from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns
 from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slice_viewer import Curve, Study, as_jpeg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SERIES = "SeriesInstanceUID"
 _SIDE = 256  # pixels of each window in the page
 _MONTAGE = 12
 _FLAGS = {  # of train.csv: what the readers who labelled the exams noted, and no network is asked
@@ -33,7 +32,39 @@ class ReadStudy(Study):
 
     def montage(self) -> Figure:
         """Draw twelve slices of the exam through the middle window, the one with the highest probability among them."""
-        return _montage(self.pixels, self.facts, self.title)
+        import numpy as np
+
+        chosen = np.unique(np.linspace(0, len(self.pixels) - 1, min(_MONTAGE, len(self.pixels))).round().astype(int))
+        chances = [fact["chance"] for fact in self.facts]
+        if None not in chances:
+            highest = int(np.argmax(chances))
+            chosen[np.abs(chosen - highest).argmin()] = highest
+        columns = min(6, len(chosen))
+        rows, side = -(-len(chosen) // columns), look.WIDTH / 6 - look.MARGIN
+        with look.style():
+            up = rows * (side + 0.3) + 0.55
+            figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, up)
+            across = figure.get_figwidth()
+            for place, index in enumerate(chosen.tolist()):
+                row, column = divmod(place, columns)
+                left, bottom = look.MARGIN + column * (side + look.MARGIN), up - 0.25 - (row + 1) * (side + 0.3)
+                axes = look.image_at(figure, self.pixels[index], left, bottom, side, side)
+                fact = self.facts[index]
+                axes.set_title(f"slice {fact['number']}", loc="left", fontsize=look.SMALL, color=look.MUTED, pad=3)
+                if fact["chance"] is not None:
+                    axes.set_title(
+                        f"{fact['chance']:.2f}", loc="right", fontsize=look.SMALL, color=look.COLORS[0], pad=3
+                    )
+                if fact["present"]:
+                    line = {"color": look.COLORS[1], "linewidth": 3, "clip_on": False}
+                    axes.plot([0, 1], [-0.02, -0.02], transform=axes.transAxes, **line)
+            figure.text(look.MARGIN / across, 1 - 0.1 / up, self.title, va="top", fontsize=look.SMALL + 1)
+            about = "orange: an embolus on this image    " * any(fact["present"] for fact in self.facts)
+            about += "blue: its probability    " * (None not in chances) + NOT_FOR_CLINICAL_USE
+            look.note(figure, about)
+            listed = "; ".join(self.facts[index]["words"] for index in chosen.tolist())
+            look.describe(figure, f"{len(chosen)} slices of {self.title}: {listed}. {NOT_FOR_CLINICAL_USE}")
+        return figure
 
 
 def show_study(
@@ -67,6 +98,8 @@ def show_study(
         ValueError: there is no such study, it has several series or two slices at one position, none of its slices is
             among the images, or a column is missing, a label is, or a prediction.
     """
+    import numpy as np
+
     figure_inputs.at_least_one(limit=limit)
     rows = slices_of(labels, study, series)
     notes = _gaps(rows.position.to_numpy(float))
@@ -89,7 +122,7 @@ def show_study(
         curves.insert(0, Curve("attention, to its own maximum", heights, look.COLORS[2], filled=True))
     first, caption = rows.iloc[0], [f"{len(rows)} slices, from the feet to the head", *notes, NOT_FOR_CLINICAL_USE]
     shown = ReadStudy(
-        [as_jpeg(_beside(image), (len(views) * _SIDE, _SIDE)) for image in pixels],
+        [as_jpeg(np.hstack(image), (len(views) * _SIDE, _SIDE)) for image in pixels],
         [fact["words"] for fact in facts],
         marked,
         WORDS[LABELS[0]] if LABELS[0] in rows else "",
@@ -235,13 +268,6 @@ def _facts(row: dict, number: int, count: int) -> dict:
     return {"number": number + 1, "present": present, "chance": chance, "words": ", ".join(words)}
 
 
-def _beside(image):
-    """Put the views of a slice beside each other: (H, views x W)."""
-    import numpy as np
-
-    return np.concatenate(list(image), axis=1)
-
-
 def _heading(row: Any) -> str:
     """Return which exam it is, and what its quality flags say."""
     flags = [words for name, words in _FLAGS.items() if name in row and row[name] == 1]
@@ -279,37 +305,3 @@ def _answers(truth: Any, said: Any) -> str:
     grid = "display:grid;grid-template-columns:repeat(3,1fr);gap:6px 24px;font-size:12px;margin-top:10px"
     key = "&#9679; true, &#9675; not" if EXAM_LABELS[0] in truth else ""
     return f'<div style="{grid}">{"".join(cells)}</div><div style="font-size:11px;opacity:.75">{key}</div>'
-
-
-def _montage(pixels: Any, facts: list[dict], title: str) -> Figure:
-    import numpy as np
-
-    chosen = np.unique(np.linspace(0, len(pixels) - 1, min(_MONTAGE, len(pixels))).round().astype(int))
-    chances = [fact["chance"] for fact in facts]
-    if None not in chances:
-        highest = int(np.argmax(chances))
-        chosen[np.abs(chosen - highest).argmin()] = highest
-    columns = min(6, len(chosen))
-    rows, side = -(-len(chosen) // columns), look.WIDTH / 6 - look.MARGIN
-    with look.style():
-        up = rows * (side + 0.3) + 0.55
-        figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, up)
-        across = figure.get_figwidth()
-        for place, index in enumerate(chosen.tolist()):
-            row, column = divmod(place, columns)
-            left, bottom = look.MARGIN + column * (side + look.MARGIN), up - 0.25 - (row + 1) * (side + 0.3)
-            axes = look.image_at(figure, pixels[index], left, bottom, side, side)
-            fact = facts[index]
-            axes.set_title(f"slice {fact['number']}", loc="left", fontsize=look.SMALL, color=look.MUTED, pad=3)
-            if fact["chance"] is not None:
-                axes.set_title(f"{fact['chance']:.2f}", loc="right", fontsize=look.SMALL, color=look.COLORS[0], pad=3)
-            if fact["present"]:
-                line = {"color": look.COLORS[1], "linewidth": 3, "clip_on": False}
-                axes.plot([0, 1], [-0.02, -0.02], transform=axes.transAxes, **line)
-        figure.text(look.MARGIN / across, 1 - 0.1 / up, title, va="top", fontsize=look.SMALL + 1)
-        about = "orange: an embolus on this image    " * any(fact["present"] for fact in facts)
-        about += "blue: its probability    " * (None not in chances) + NOT_FOR_CLINICAL_USE
-        look.note(figure, about)
-        listed = "; ".join(facts[index]["words"] for index in chosen.tolist())
-        look.describe(figure, f"{len(chosen)} slices of {title}: {listed}. {NOT_FOR_CLINICAL_USE}")
-    return figure

@@ -19,11 +19,9 @@ _TAGS += ["ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "Re
 
 
 def find_files(folder) -> list[str]:
-    """Return the files of a folder that may be DICOM, .dcm or without an ending, in the order of names.
+    """Return the files of a folder that may be DICOM, .dcm or without an ending, in the order of names; there are some.
 
-    Raises:
-        FileNotFoundError: the folder does not exist, or holds none.
-        OSError: a folder in it cannot be listed.
+    A folder in it that cannot be listed is an error, too.
     """
 
     def give_up(error: OSError):
@@ -173,11 +171,6 @@ def arrange(headers) -> tuple:
     were numbered or the patient lay. Slices without a place, or of another orientation than most of their series, come
     first, in the order of their numbers.
 
-    Args:
-        headers: (N,) of `header_type`.
-
-    Returns:
-        (N,) int64, and a list of str.
     """
     import numpy
 
@@ -200,19 +193,17 @@ def along_body(slices) -> tuple:
 
     place = numpy.full(len(slices), -numpy.inf)
     given = numpy.isfinite(slices["position"]).all(1) & numpy.isfinite(slices["orientation"]).all(1)
+    unscaled = sum(slices["unscaled"])
     noticed = {
         "series of a single slice": len(slices) == 1,
         "series whose slices differ in size": len(numpy.unique(slices["shape"], axis=0)) > 1,
-        "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken": sum(
-            slices["unscaled"]
-        ),
+        "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken": unscaled,
         "slices without a place: they are in the order of their InstanceNumber, before the others": sum(~given),
     }
     if not given.any():
         return place, noticed
-    directions, which, counts = numpy.unique(
-        slices["orientation"][given].round(2), axis=0, return_inverse=True, return_counts=True
-    )
+    seen = slices["orientation"][given].round(2)
+    directions, which, counts = numpy.unique(seen, axis=0, return_inverse=True, return_counts=True)
     most = counts.argmax()
     mine = numpy.flatnonzero(given)[which.reshape(-1) == most]
     normal = numpy.cross(directions[most][:3], directions[most][3:])

@@ -81,10 +81,11 @@ class Curve:
     filled: bool = False
 
 
+@dataclass(repr=False, eq=False)
 class Study:
     """The slices of a study as HTML with a slider, made by `show_slices`.
 
-    Args:
+    Attributes:
         images: JPEGs in base64, of one slice each, or of one slice through several windows beside each other.
         words: about each slice.
         marked: numbers of the slices that are marked in orange.
@@ -97,58 +98,49 @@ class Study:
         above, below: HTML of the caller's, above the slices and below the slider.
     """
 
-    def __init__(
-        self,
-        images: list[str],
-        words: list[str],
-        marked: list[int],
-        mark: str,
-        overview: int,
-        caption: str,
-        *,
-        views: Sequence[str] = (),
-        curves: Sequence[Curve] = (),
-        jump: int | None = None,
-        above: str = "",
-        below: str = "",
-    ):
-        self._images, self._words, self._marked, self._mark = images, words, set(marked), mark
-        self._overview, self._caption, self._views = overview, caption, views
-        self._curves, self._jump, self._above, self._below = curves, jump, above, below
+    images: list[str]
+    words: list[str]
+    marked: list[int]
+    mark: str
+    overview: int
+    caption: str
+    views: Sequence[str] = ()
+    curves: Sequence[Curve] = ()
+    jump: int | None = None
+    above: str = ""
+    below: str = ""
 
     def __repr__(self) -> str:
-        marks = f"; {self._mark} on {len(self._marked)} of them" if self._mark else ""
-        return f"Study: {self._caption}{marks}"
+        marks = f"; {self.mark} on {len(self.marked)} of them" if self.mark else ""
+        return f"Study: {self.caption}{marks}"
 
     def _repr_html_(self) -> str:
-        count, name = len(self._images), uuid.uuid4().hex
-        seen = {round(index * (count - 1) / max(self._overview - 1, 1)) for index in range(self._overview)}
+        count, name = len(self.images), uuid.uuid4().hex
+        seen = {round(index * (count - 1) / max(self.overview - 1, 1)) for index in range(self.overview)}
         slices = "".join(self._slice(index, index in seen) for index in range(count))
-        columns, beside = (4, "flex") if not self._views else (6, "block")
+        columns, beside = (4, "flex") if not self.views else (6, "block")
         grid = f"grid-template-columns:repeat({columns},minmax(70px,120px));gap:8px"
         return (
-            f'<div data-study="{name}" tabindex="0" style="font-size:13px;line-height:1.35">{self._above}'
+            f'<div data-study="{name}" tabindex="0" style="font-size:13px;line-height:1.35">{self.above}'
             f'<div style="display:{beside};flex-wrap:wrap;gap:20px;align-items:flex-start">{self._stage()}'
             f'<div data-part="overview" style="display:grid;{grid}">{slices}</div></div>'
-            f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self._caption)}</div></div>'
+            f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self.caption)}</div></div>'
             f"<script>{_SCRIPT.replace('ID', name).replace('COLOR', look.COLORS[3])}</script>"
         )
 
     def _stage(self) -> str:
         """Return the large slice with its slider and what belongs to it, all hidden until the script shows it."""
-        count, views = len(self._images), len(self._views)
-        marks = sorted(self._marked)
-        start = self._jump if self._jump is not None else marks[len(marks) // 2] if marks else count // 2
+        count, views = len(self.images), len(self.views)
+        marks = sorted(self.marked)
+        start = self.jump if self.jump is not None else marks[len(marks) // 2] if marks else count // 2
         width = 256 * views if views else _LARGE
-        titles = "".join(f'<span style="flex:1">{html.escape(view)}</span>' for view in self._views)
-        drawn = [(look.COLORS[1], self._mark)] * bool(self._mark) + [
-            (curve.color, curve.name) for curve in self._curves
-        ]
+        titles = "".join(f'<span style="flex:1">{html.escape(view)}</span>' for view in self.views)
+        drawn = [(look.COLORS[1], self.mark)] * bool(self.mark) + [(curve.color, curve.name) for curve in self.curves]
         says = [f'<span style="color:{color}">&#9632;</span> {html.escape(what)}' for color, what in drawn]
         jump = ""
-        if self._jump is not None:
+        if self.jump is not None:
             jump = (
-                f'<button data-part="jump" data-slice="{self._jump}" style="float:right;font:inherit;'
+                f'<button data-part="jump" data-slice="{self.jump}" style="float:right;font:inherit;'
                 'cursor:pointer">to the highest</button>'
             )
         return (
@@ -159,18 +151,18 @@ class Study:
             f'<input data-part="slider" type="range" min="0" max="{count - 1}" value="{start}" '
             'data-lm-suppress-shortcuts="true" aria-label="slice" style="width:100%;margin:3px 0">'
             f'{jump}<div data-part="words"></div>'
-            f'<div style="opacity:.75;font-size:12px">{"&emsp;".join(says)}</div>{self._below}</div>'
+            f'<div style="opacity:.75;font-size:12px">{"&emsp;".join(says)}</div>{self.below}</div>'
         )
 
     def _track(self) -> str:
         """Return what runs along the body above the slider: marks, and curves where there are any."""
-        count = len(self._images)
-        color = [look.COLORS[1] if index in self._marked else "rgba(128,128,128,.25)" for index in range(count)]
+        count = len(self.images)
+        color = [look.COLORS[1] if index in self.marked else "rgba(128,128,128,.25)" for index in range(count)]
         bar = "".join(f'<span style="flex:1;background:{one}"></span>' for one in color)
         bar = f'<div style="display:flex;height:6px">{bar}</div>'
-        if not self._curves:
+        if not self.curves:
             return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
-        lines = "".join(_line(curve) for curve in self._curves)
+        lines = "".join(_line(curve) for curve in self.curves)
         half = f"<path d='M0 .5H{count}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
         return (
             '<div data-part="track" style="margin:8px 7px 0;position:relative;cursor:pointer">'
@@ -181,14 +173,14 @@ class Study:
         )
 
     def _slice(self, index: int, seen: bool) -> str:
-        words = html.escape(self._words[index])
-        edge = look.COLORS[1] if index in self._marked else "transparent"
+        words = html.escape(self.words[index])
+        edge = look.COLORS[1] if index in self.marked else "transparent"
         # Of several windows beside each other the middle one is shown, by properties that JupyterLab's sanitizer keeps.
-        views = max(1, len(self._views))
+        views = max(1, len(self.views))
         place = f"width:{100 * views}%;max-width:none;margin-left:-{100 * (views // 2)}%;display:block"
         return (
             f'<div style="display:{"block" if seen else "none"};cursor:pointer">'
-            f'<div style="overflow:hidden"><img src="data:image/jpeg;base64,{self._images[index]}" alt="{words}" '
+            f'<div style="overflow:hidden"><img src="data:image/jpeg;base64,{self.images[index]}" alt="{words}" '
             f'title="{words}" style="{place}"></div><div style="height:4px;background:{edge}"></div>'
             f'<div style="font-size:11px">{index + 1}</div></div>'
         )
@@ -240,7 +232,7 @@ def show_slices(
             not match the images; there is no such channel.
     """
     figure_inputs.at_least_one(limit=limit, overview=overview)
-    count, step = _length(images), 1
+    count = len(images) if getattr(images, "shape", ()) else 1  # what has no length `figure_inputs.pixels` refuses
     words, marked, mark = [""] * count, [], ""
     if labels is not None:
         words = [", ".join(of_one) or "none" for of_one in figure_inputs.titles(labels, names, count)]
@@ -255,12 +247,6 @@ def show_slices(
     caption = f"{len(kept):,} of {count:,} slices{caption[caption.index(',') :]}"
     marked = [place for place, index in enumerate(kept) if index in set(marked)]
     return Study([as_jpeg(image) for image in pixels], words, marked, mark, min(overview, len(kept)), caption)
-
-
-def _length(images: Any) -> int:
-    """Return how many images there are; 1 for what has no length, which `figure_inputs.pixels` refuses."""
-    shape = getattr(images, "shape", ())
-    return int(shape[0]) if len(shape) else 1
 
 
 def as_jpeg(pixels: np.ndarray, largest: tuple[int, int] = (_LARGEST, _LARGEST)) -> str:

@@ -8,14 +8,6 @@ from tpukit.preflight.step_report import Preflight, preflight
 from tpukit.preflight.tpu_picture import show_tpu
 
 __all__ = [
-    "CompileFailed",
-    "LargestBatch",
-    "NoLibtpu",
-    "NoPreflight",
-    "Preflight",
-    "compare_preflights",
-    "fetch_libtpu",
-    "largest_batch",
-    "preflight",
-    "show_tpu",
-]
+    "CompileFailed", "LargestBatch", "NoLibtpu", "NoPreflight", "Preflight", "compare_preflights", "fetch_libtpu",
+    "largest_batch", "preflight", "show_tpu",
+]  # fmt: skip

@@ -33,12 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the preflight; the exit status is 1 where the step does not fit.
-
-    Raises:
-        ValueError, FileNotFoundError, TypeError: an argument is none that the command takes.
-        NoPreflight, WorkerFailed: as in `preflight`.
-    """
+    """Print the preflight; the exit status is 1 where the step does not fit."""
     args = parse_args(given.args)
     chip = find_tpu(given.chip)  # before the function's file is run, which may take its time
     function = find_function(given.function)

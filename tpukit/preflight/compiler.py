@@ -46,8 +46,18 @@ class DoesNotFit(CompileFailed):
         limit: bytes that it may use; None if it did not say.
     """
 
-    needed: int | None = None
-    limit: int | None = None
+    def __init__(
+        self,
+        fact: str = "",
+        *,
+        found: object = "",
+        fix: object = "",
+        words: str = "",
+        needed: int | None = None,
+        limit: int | None = None,
+    ):
+        super().__init__(fact, found=found, fix=fix, words=words)
+        self.needed, self.limit = needed, limit
 
 
 @dataclass(frozen=True)
@@ -115,8 +125,7 @@ def compile_graph(
         libtpu: the compiler's version; None for that of this machine's torch.
         flags: what libtpu gets as LIBTPU_INIT_ARGS.
         label: what is compiled, in words.
-        progress: as in `launch`.
-        timeout: seconds after which to give up; None for no limit.
+        progress, timeout: as in `preflight`.
         environ: for the cache folder.
 
     Raises:
@@ -199,11 +208,8 @@ def _run(
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "LIBTPU_INIT_ARGS": flags,
     }
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith(("TPU_", "LIBTPU_", "PJRT_", "XLA_FLAGS"))
-    }
+    own = ("TPU_", "LIBTPU_", "PJRT_", "XLA_FLAGS")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
     said = folder / "said"
     with said.open("wb") as output, screen(progress) as display:
         process = subprocess.Popen(
@@ -273,16 +279,16 @@ def _refused(step: str, words: str, what: str, chip: Tpu) -> CompileFailed:
         if too_large:
             needed, limit = int(too_large[1]), int(too_large[2])
         over = f", {human_size(needed - limit)} too much" if needed else ""
-        error = DoesNotFit(
+        return DoesNotFit(
             f"it does not fit into the memory of a {chip.generation} core{over}",
             found=first,
             fix=(
                 "a smaller batch, bfloat16, or a chip with more memory; tpukit.preflight.largest_batch finds the batch"
             ),
             words=words,
+            needed=needed,
+            limit=limit,
         )
-        error.needed, error.limit = needed, limit
-        return error
     fixes = {
         "load": "fetch it again: remove its folder, then tpukit.preflight.fetch_libtpu()",
         "topology": f"this version of libtpu does not know {chip.topology}: another version, or another chip",

@@ -37,8 +37,7 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
     """Return the file of libtpu in that version: the image's own, or the copy that `fetch_libtpu` made.
 
     Args:
-        version: such as "0.0.17"; None for that of this machine's torch.
-        environ: for the folder of the copies.
+        version, environ: as in `fetch_libtpu`.
 
     Raises:
         NoLibtpu: there is none.

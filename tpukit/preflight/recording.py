@@ -88,11 +88,8 @@ def record(
     to files in its first dozen steps is written; those after the third are for `host_seconds`.
 
     Args:
-        fn: the worker function.
-        *args: passed on as they are.
+        fn: the worker function; `*args`, `timeout` and `progress` as in `preflight`.
         chip: the TPU to play.
-        timeout: seconds after which to give up.
-        progress: as in `launch`.
         host: the `Host` to ask, if not this one.
 
     Raises:
@@ -213,8 +210,7 @@ def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
         Graph((folder / f"{number}.hlo").read_bytes(), (folder / f"{number}.options").read_bytes()) for number in step
     )
     flags = (folder / "flags").read_text()
-    said = {name: facts[name] for name in ("places", "counters", "batches", "host_seconds")}
-    return Recording(chip, graphs, steady, flags=flags, **said)
+    return Recording(chip, graphs, steady, flags=flags, **facts)
 
 
 def _last_cycle(runs: list[int]) -> list[int]:

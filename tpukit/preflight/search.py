@@ -38,14 +38,11 @@ class LargestBatch(Table):
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (state, batch, memory) of every size that was compiled."""
-        return [
-            (
-                "ok" if found.fits else "failure",
-                f"{size} a core",
-                f"{human_size(found.hbm_bytes)} of {human_size(found.chip.hbm)}",
-            )
-            for size, found in sorted(self.tried.items())
-        ]
+        rows = []
+        for size, found in sorted(self.tried.items()):
+            memory = f"{human_size(found.hbm_bytes)} of {human_size(found.chip.hbm)}"
+            rows.append(("ok" if found.fits else "failure", f"{size} a core", memory))
+        return rows
 
 
 def largest_batch(
@@ -65,12 +62,10 @@ def largest_batch(
     Args:
         train: `train(core, batch_size, *args)`: the worker function, which gets the batch size first.
         *args: passed on after the batch size.
-        chip: as in `preflight`.
+        chip, libtpu, progress: as in `preflight`.
         start: the batch to begin with.
         multiple: batches are multiples of this; a TPU computes 8 rows at a time.
         compiles: at most so many sizes are compiled.
-        libtpu: as in `preflight`.
-        progress: as in `launch`.
 
     Raises:
         ValueError: a number is not above 0, or there is no such chip.
@@ -118,13 +113,13 @@ def _next(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | None:
 
 @dataclass(frozen=True, repr=False)
 class Variants(Table):
-    """Preflights side by side; times are estimates that were not compared with a chip."""
+    """Preflights side by side, by the chip's own estimate: what the host took beside it is this machine's doing."""
 
     preflights: dict[str, Preflight]
     title: str = "preflights side by side; times are estimates, not compared with a chip"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a heading, then for each (state, name, chip, batch, memory, step, host, samples/s, peak, cost)."""
+        """Return a heading, then for each (state, name, chip, batch, memory, step, samples/s, peak, cost, host)."""
         heading = (
             "state",
             "variant",
@@ -132,10 +127,10 @@ class Variants(Table):
             "a core",
             "memory",
             "step",
-            "host",
             "samples/s",
             "of peak",
             "$ a million",
+            "this host",
         )
         return [heading, *(_row(name, found) for name, found in self.preflights.items())]
 
@@ -145,7 +140,7 @@ def _row(name: str, found: Preflight) -> tuple[str, ...]:
     batch = str(found.batch_size or "unknown")
     if not found.compiled:
         return ("failure", name, found.chip.name, batch, memory, "", "", "", "", "")
-    unknown = math.isnan(found.rate)
+    rate, cost, host = found.samples_per_second, found.dollars_per_million, found.host_seconds
     return (
         "ok" if found.fits else "failure",
         name,
@@ -153,15 +148,15 @@ def _row(name: str, found: Preflight) -> tuple[str, ...]:
         batch,
         memory,
         f"{found.seconds * 1e3:.2f} ms",
-        "unknown" if math.isnan(found.host_seconds) else f"{found.host_seconds * 1e3:.1f} ms",
-        "unknown" if unknown else f"{found.rate:,.0f}",
+        "unknown" if math.isnan(rate) else f"{rate:,.0f}",
         f"{found.flops_share:.0%}",
-        "unknown" if unknown else f"{found.dollars_per_million:.3g}",
+        "unknown" if math.isnan(cost) else f"{cost:.3g}",
+        "unknown" if math.isnan(host) else f"{host * 1e3:.1f} ms" + ", longer" * (host > found.seconds),
     )
 
 
 def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> Variants:
-    """Show preflights side by side: float32 and bfloat16, batch sizes, v2-8 to v6e-8.
+    """Show preflights side by side, by the chip's estimate: float32 and bfloat16, batch sizes, v2-8 to v6e-8.
 
     Args:
         variants: from `preflight`; a dict names them.

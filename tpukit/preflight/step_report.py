@@ -139,8 +139,8 @@ class Preflight(Findings):
 
     @property
     def dollars_per_million(self) -> float:
-        """What a million samples cost, if the cores wait for nothing but the host."""
-        return 1e6 / self.rate / 3600 * self.dollars
+        """What a million samples cost by the chip's own estimate, if the cores wait for nothing."""
+        return 1e6 / self.samples_per_second / 3600 * self.dollars
 
     @cached_property
     def operations(self) -> tuple[Cost, ...]:
@@ -231,9 +231,8 @@ class Preflight(Findings):
         rate = "" if math.isnan(self.samples_per_second) else f", {self.samples_per_second:,.0f} samples/s on all cores"
         fact = f"{self.cycles:,} cycles, {self.seconds * 1e3:.2f} ms at {self.chip.clock / 1e9:g} GHz{rate}\n{BASIS}"
         if self.collective_bytes:
-            fact += (
-                f"; a core sends {human_size(self.collective_bytes)} through collectives, for which it gives no cycles"
-            )
+            sent = human_size(self.collective_bytes)
+            fact += f"; a core sends {sent} through collectives, for which it gives no cycles"
         return fact
 
     def _use(self) -> str:
@@ -278,9 +277,8 @@ class Preflight(Findings):
             return [Finding("input", "ok", f"{fact}; `pipeline=` compares that with what yours was measured to give")]
         if self.pipeline >= rate:
             return [Finding("input", "ok", f"{fact}; the input gives {self.pipeline:,.0f}")]
-        fact += (
-            f"; the input gives {self.pipeline:,.0f}: the cores would wait {1 - self.pipeline / rate:.0%} of the time"
-        )
+        waits = f"the cores would wait {1 - self.pipeline / rate:.0%} of the time"
+        fact += f"; the input gives {self.pipeline:,.0f}: {waits}"
         return [Finding("input", "warning", fact, "notebook 05: a cache of decoded pixels, threads, workers")]
 
     def _batch_bytes(self) -> int:
@@ -368,10 +366,8 @@ def _place(one: Operation, program: Program, places: tuple) -> tuple[str, str, s
 
 
 def _sent(one: Operation) -> int:
-    name = one.opcode.removesuffix("-start")
-    if name not in _COLLECTIVES:
-        return 0
-    return sum(array.bytes for array in one.arrays)
+    is_collective = one.opcode.removesuffix("-start") in _COLLECTIVES
+    return sum(array.bytes for array in one.arrays) if is_collective else 0
 
 
 def _described(one: Operation) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import io
 from typing import TYPE_CHECKING
 
 from tpukit.essentials.machine import GENERATIONS, Generation, find_tpu
+from tpukit.essentials.show import counted, house_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
 
 _BLUE, _PALE, _ORANGE, _GREEN = "#3b78c2", "#7aa6d6", "#d1782b", "#4b9b62"
 _INK, _MUTED, _RULE, _FILL, _PAPER = "#2b2b2b", "#66645f", "#bdbab4", "#f4f3f0", "#ffffff"
-_WIDTH, _HEIGHT, _DPI = 10.0, 7.7, 150  # inches, inches, dots an inch
+_WIDTH, _HEIGHT = 10.0, 7.7  # inches
 _SMALL, _BODY, _TITLE = 8.5, 9.5, 14.0  # points
 
 
@@ -30,14 +29,8 @@ def show_tpu(name: str = "v5e-8") -> Figure:
     tpu = find_tpu(name)
     kind, chips = GENERATIONS[tpu.generation], tpu.chips
     figure, axes = _canvas()
-    _text(
-        axes,
-        0.25,
-        7.38,
-        f"A TPU {tpu.name}: {_count(chips, 'chip')}, {_count(tpu.cores, 'core')}",
-        _TITLE,
-        weight="bold",
-    )
+    title = f"A TPU {tpu.name}: {counted(chips, 'chip')}, {counted(tpu.cores, 'core')}"
+    _text(axes, 0.25, 7.38, title, _TITLE, weight="bold")
     _text(axes, 9.75, 7.38, "who runs where: one process a chip", _BODY, color=_MUTED, ha="right")
     places = [3.05 + 6.55 * (index + 0.5) / chips for index in range(chips)]
     room = 6.55 / max(chips, 4)
@@ -50,20 +43,11 @@ def show_tpu(name: str = "v5e-8") -> Figure:
 
 def _canvas() -> tuple[Figure, Axes]:
     """Return a figure that pyplot does not know, and axes over all of it whose unit is an inch."""
-    from matplotlib.figure import Figure
-
-    figure = Figure((_WIDTH, _HEIGHT), dpi=_DPI, facecolor=_PAPER)
-    figure._repr_png_ = functools.partial(_png, figure)  # IPython asks for it where pyplot's backend is not loaded
+    figure = house_style.new_figure(_WIDTH, _HEIGHT)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, _WIDTH), ylim=(0, _HEIGHT), facecolor=_PAPER, xticks=[], yticks=[])
     axes.spines[:].set_visible(False)
     return figure, axes
-
-
-def _png(figure: Figure) -> bytes:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    return buffer.getvalue()
 
 
 def _draw_host(axes: Axes, kind: Generation, places: list[float], room: float) -> None:
@@ -185,7 +169,3 @@ def _arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], col
 def _text(axes: Axes, x: float, y: float, words: str, size: float, **options: object) -> None:
     look = {"va": "center", "color": _INK, "zorder": 3, "linespacing": 1.3, "family": "DejaVu Sans", **options}
     axes.text(x, y, words, fontsize=size, **look)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)

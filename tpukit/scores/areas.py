@@ -97,9 +97,8 @@ def auroc_table(
             row |= {with_label: found.positive_groups, "AUROC": found.auroc, "from": low, "to": high}
             row["note"] = few and f"{few}: too few to tell"
         else:
-            none = {"AUROC": np.nan, "from": np.nan, "to": np.nan}
-            held = set() if groups is None else set(np.asarray(groups)[truth == 1].tolist())
-            row |= {with_label: len(held) if groups is not None else row["positives"], **none}
+            row[with_label] = 0 if groups is None else len(set(np.asarray(groups)[truth == 1].tolist()))
+            row |= {"AUROC": np.nan, "from": np.nan, "to": np.nan}
             row["note"] = "in every sample" if truth.sum() else "in no sample"
         rows.append(row)
     table = pandas.DataFrame(rows).set_index("label")
@@ -107,26 +106,23 @@ def auroc_table(
 
 
 def score(labels: Any, probabilities: Any, groups: Any = None, *, resamples: int = 500, seed: int = 0) -> Scores:
-    """Score one label; the arguments are those of `auroc_table`, of one column.
-
-    Raises:
-        ValueError: as `auroc_table`; or all samples have the label, or none has.
-    """
+    """Score one label; takes and raises what `auroc_table` does, of one column that has both classes."""
     import numpy as np
     from sklearn.metrics import average_precision_score, roc_auc_score
 
     truth, chances, groups = one_label(labels, probabilities, groups)
-    with_label = len(np.unique(groups[truth == 1]))
-    if min(with_label, int(groups.max()) + 1 - with_label) < FEW:
+    with_label, without = count_groups(truth, groups)
+    if min(with_label, without) < FEW:
         limits = [np.full(shape, np.nan) for shape in ((2,), (2,), (2, _GRID), (2, _GRID))]
     else:
-        drawn = [*_bootstrap(truth, chances, groups, resamples, seed)]
+        place = np.unique(chances, return_inverse=True)[1]  # once: a draw changes weights, not the order
+        drawn = [_curve(truth, place, weights) for weights in drawn_weights(truth, groups, resamples, seed)]
         limits = [np.percentile([part[place] for part in drawn], [2.5, 97.5], axis=0) for place in range(4)]
     return Scores(
         int(truth.sum()),
         len(truth),
         with_label,
-        int(groups.max()) + 1 - with_label,
+        without,
         float(roc_auc_score(truth, chances)),
         float(average_precision_score(truth, chances)),
         *limits,
@@ -159,13 +155,12 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> tuple:
     return truth, chances, groups
 
 
-def _bootstrap(truth, chances, groups, resamples: int, seed: int) -> Iterator[tuple]:
-    """Yield what `_curve` returns, of groups drawn with replacement."""
+def count_groups(truth, groups) -> tuple[int, int]:
+    """Return how many groups, counted from 0, have a positive sample, and how many have none."""
     import numpy as np
 
-    place = np.unique(chances, return_inverse=True)[1]  # once: a draw changes weights, not the order
-    for weights in drawn_weights(truth, groups, resamples, seed):
-        yield _curve(truth, place, weights)
+    positive = len(np.unique(groups[truth == 1]))
+    return positive, int(groups.max()) + 1 - positive
 
 
 def drawn_weights(truth, groups, resamples: int, seed: int) -> Iterator[np.ndarray]:

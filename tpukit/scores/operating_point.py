@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tpukit.essentials.show import WrongValue
-from tpukit.scores.areas import FEW, above_each, drawn_weights, one_label
+from tpukit.scores.areas import FEW, above_each, count_groups, drawn_weights, one_label
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,8 @@ def sensitivity_at(
     truth, chances, groups = one_label(labels, probabilities, groups)
     scores, place = np.unique(chances, return_inverse=True)
     threshold, sensitivity, reached = _best(truth, place, np.ones(len(truth)), specificity)
-    with_label = len(np.unique(groups[truth == 1]))
     interval = None
-    if min(with_label, int(groups.max()) + 1 - with_label) >= FEW:
+    if min(count_groups(truth, groups)) >= FEW:
         draws = drawn_weights(truth, groups, resamples, seed)
         found = [_best(truth, place, weights, specificity)[1] for weights in draws]
         interval = tuple(np.percentile(found, [2.5, 97.5]).tolist())

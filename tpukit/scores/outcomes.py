@@ -47,10 +47,7 @@ def choose_predictions(
     """Return the numbers of some predictions of each outcome: typical ones, neither the best nor the worst.
 
     Of each kind those are taken whose probabilities lie evenly between its lowest and its highest; where there are
-    fewer than asked for, all. Hits come first, then misses, false alarms and true negatives.
-
-    Raises:
-        ValueError: the shapes are not (N,), or differ.
+    fewer than asked for, all. Hits come first, then misses, false alarms and true negatives. Raises as `outcomes`.
     """
     import numpy as np
 
@@ -69,9 +66,7 @@ def hardest_mistakes(labels: Any, probabilities: Any, *, limit: int = 6, groups:
     """Return the numbers of the most confident wrong predictions, the worst first; at most one of each group.
 
     The worst of a set are where a labelling error, a broken image, or what the model has not understood is found.
-
-    Raises:
-        ValueError: the shapes are not (N,), or differ.
+    Raises as `outcomes`.
     """
     import numpy as np
 
@@ -101,7 +96,6 @@ def show_outcomes(
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
         ValueError: the shapes do not match one another.
     """
-
     figure_inputs.at_least_one(limit=limit)
     pixels, caption = figure_inputs.pixels(images, limit, "show_outcomes")
     words = outcomes(labels, probabilities, threshold=threshold)
@@ -131,9 +125,9 @@ def show_outcomes(
             if notes is not None:
                 below_it = {"fontsize": look.SMALL - 1, "color": look.MUTED, "transform": axes.transAxes}
                 axes.text(0, -0.03, notes[index], va="top", **below_it)
-        about = f"number: the probability, and from {threshold:g} on it counts as a yes    {caption}"
-        look.note(figure, about)
+        look.note(figure, f"number: the probability, and from {threshold:g} on it counts as a yes    {caption}")
         listed = ", ".join(f"{word} {chance:.2f}" for word, chance in zip(words[:limit], chances, strict=False))
-        said = f"{len(pixels)} images by the outcome of their prediction, with its probability: {listed}."
-        look.describe(figure, said)
+        look.describe(
+            figure, f"{len(pixels)} images by the outcome of their prediction, with its probability: {listed}."
+        )
     return figure

@@ -32,16 +32,11 @@ def show_roc(
     pass these as `groups`, and the bootstrap draws whole groups, which makes the band as wide as it is.
 
     Args:
-        labels: (N,) zeros and ones.
-        probabilities: (N,); any scores do, since only their order counts.
+        labels, probabilities, groups, group, resamples, seed: as for `auroc_table`, of one label.
         name: of the label, for the title.
-        groups: (N,) the study or patient of each sample; None where every sample is independent.
-        group: what a group is called: "study".
         sample: what a sample is called: "exam".
         specificity: a ring marks the highest sensitivity at this specificity or above, see `sensitivity_at`; None for
             none.
-        resamples: draws of the bootstrap.
-        seed: of the bootstrap.
 
     Raises:
         ValueError: the shapes do not match, a label is neither 0 nor 1, or only one of the two occurs.

@@ -4,11 +4,4 @@ from tpukit.standin.build import cache_folder, program, why_not
 from tpukit.standin.recording_runtime import Imagined, RecordingRuntime
 from tpukit.standin.runtime import StandInRuntime
 
-__all__ = [
-    "Imagined",
-    "RecordingRuntime",
-    "StandInRuntime",
-    "cache_folder",
-    "program",
-    "why_not",
-]
+__all__ = ["Imagined", "RecordingRuntime", "StandInRuntime", "cache_folder", "program", "why_not"]

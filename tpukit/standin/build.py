@@ -21,7 +21,7 @@ BUILT_FOR = ((0, 81),)
 _SOURCES = Path(__file__).parent
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 _SHARED = ("-fPIC", "-shared")
-_INSTALL = "pip install 'tpukit[standin]'"
+_INSTALL = "pip install xla_cpu_pjrt==0.0.1"
 
 
 class NoStandIn(Explained, RuntimeError):
@@ -60,8 +60,7 @@ def why_not(
     Compiles nothing, so a compiler that fails is found by `library` only.
 
     Args:
-        path: where packages are, else `sys.path`.
-        environ: CC and PATH, for the compiler.
+        path, environ: as in `library`.
         system, machine: as Python calls this machine; None for the one it runs on.
     """
     found = _obstacle(path, environ, system, machine or platform.machine())
@@ -86,10 +85,7 @@ def _obstacle(path: Iterable[str] | None, environ: Mapping[str, str], system: st
 
 
 def library(
-    *,
-    path: Iterable[str] | None = None,
-    environ: Mapping[str, str] = os.environ,
-    sources: Path = _SOURCES,
+    *, path: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ, sources: Path = _SOURCES
 ) -> Path:
     """Return the compiled library's file, which is compiled on the first call: about three seconds.
 
@@ -108,17 +104,9 @@ def library(
 
 
 def program(
-    name: str,
-    sources: Path,
-    *,
-    path: Iterable[str] | None = None,
-    environ: Mapping[str, str] = os.environ,
+    name: str, sources: Path, *, path: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path:
-    """Return a program compiled from the C sources of a folder, which may use the plugin's header, as `library` does.
-
-    Raises:
-        NoStandIn: as `library`.
-    """
+    """Return a program compiled from a folder of C sources, which may use the plugin's header, as `library` does."""
     return _built(name, "", sources, path=path, environ=environ)
 
 

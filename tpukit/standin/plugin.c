@@ -178,7 +178,7 @@ static PJRT_Error* register_collectives(void) {
   if (!extension)
     return failure(PJRT_Error_Code_UNIMPLEMENTED,
                    "the plugin cannot call functions of ours.\n  found: no FFI extension in STANDIN_PLUGIN=%s\n"
-                   "  fix:   install the plugin that tpukit[standin] names", getenv("STANDIN_PLUGIN"));
+                   "  fix:   pip install xla_cpu_pjrt==0.0.1", getenv("STANDIN_PLUGIN"));
   PJRT_FFI_Register_Handler_Args args = {
       sizeof args, TARGET, strlen(TARGET), run_collective, "Host", strlen("Host"), 0};
   return ((PJRT_FFI_Extension*)extension)->register_handler(&args);
@@ -191,7 +191,7 @@ static PJRT_Error* initialize(PJRT_Plugin_Initialize_Args* args) {
   if (!plugin)
     return failure(PJRT_Error_Code_NOT_FOUND,
                    "the stand-in's plugin for the CPU cannot be loaded.\n  found: STANDIN_PLUGIN=%s: %s\n"
-                   "  fix:   pip install 'tpukit[standin]', and take the variables from tpukit's environment()",
+                   "  fix:   pip install xla_cpu_pjrt==0.0.1, and take the variables from tpukit's environment()",
                    path ? path : "(not set)", why_not_loaded);
   PJRT_Api_Version version = plugin->pjrt_api_version;
   if (version.major_version != PJRT_API_MAJOR || version.minor_version != PJRT_API_MINOR)

@@ -20,11 +20,7 @@ class Shape:
 
 
 def rehearsal(cores: int) -> Shape:
-    """Return a machine of 1 to 8 v5e chips, one core each; with 3, 5 or 7 it is one that Google does not build.
-
-    Raises:
-        ValueError: fewer than 1 or more than 8.
-    """
+    """Return a machine of 1 to 8 v5e chips, one core each; with 3, 5 or 7 it is one that Google does not build."""
     if not 1 <= cores <= 8:
         raise WrongValue(f"the stand-in plays 1 to 8 cores, got {cores}", fix="pass a number from 1 to 8")
     bounds = {4: "2,2,1", 6: "2,3,1", 8: "2,4,1"}.get(cores, f"{cores},1,1")

@@ -4,6 +4,7 @@ from tpukit.train import schedules
 from tpukit.train.batchnorm import sync_batchnorm
 from tpukit.train.evaluation import Evaluation, evaluate
 from tpukit.train.history import History
+from tpukit.train.kept_folder import KeptFolder, keep_folder
 from tpukit.train.log_files import CsvWriter, TensorBoardWriter
 from tpukit.train.losses import NotFinite
 from tpukit.train.prediction import predict
@@ -21,16 +22,6 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "CsvWriter",
-    "Evaluation",
-    "History",
-    "LARS",
-    "NotFinite",
-    "TensorBoardWriter",
-    "evaluate",
-    "fit",
-    "parse_duration",
-    "predict",
-    "schedules",
-    "sync_batchnorm",
-]
+    "CsvWriter", "Evaluation", "History", "KeptFolder", "LARS", "NotFinite", "TensorBoardWriter", "evaluate", "fit",
+    "keep_folder", "parse_duration", "predict", "schedules", "sync_batchnorm",
+]  # fmt: skip

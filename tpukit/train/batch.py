@@ -38,11 +38,7 @@ def inputs_and_targets(batch: object) -> tuple:
 
 
 def inputs_only(batch: object) -> tuple:
-    """Return (inputs, None) of a batch, whether or not it has targets.
-
-    Raises:
-        TypeError: the inputs hold something that is not a tensor.
-    """
+    """Return (inputs, None) of a batch, whether or not it has targets; refuse inputs as `inputs_and_targets` does."""
     inputs = batch[0] if isinstance(batch, list | tuple) else batch
     _check_tensors(inputs)
     return inputs, None
@@ -66,7 +62,7 @@ def call(model, inputs: object) -> object:
         raise WrongType(
             f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name",
             found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
-            fix="leave it out of the dataset, or prepare=lambda inputs: {{_first(inputs, parameters)}}",
+            fix=f"leave it out of the dataset, or prepare=lambda inputs: {{{_first(inputs, parameters)}}}",
         )
     return model(**{name: value for name, value in inputs.items() if name in parameters})
 

@@ -15,9 +15,7 @@ def sync_batchnorm(core, module):
     The names in the state dict stay the same, weights load in both directions, and a layer is still an instance of its
     old class. `torch.nn.SyncBatchNorm`, which runs on CUDA only, is accepted as well.
 
-    Args:
-        core: this core.
-        module: before or after `core.model`.
+    Call it before or after `core.model`.
 
     Raises:
         TypeError: a layer is another kind of BatchNorm, whose own forward would be lost, or a lazy one.

@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,17 +54,20 @@ class Checkpoints:
         folder: created if it does not exist. Unfinished files of processes that were killed are removed from it.
         keep: how many of the newest to keep, 1 or more; the best is kept in addition. Nothing is removed before a new
             one is complete, so the disk holds up to `keep` + 2.
+        on_saved: called with every file that is complete, from the thread that wrote it.
 
     Raises:
         CannotSave: the folder cannot be made or written to.
         ValueError: `keep` is less than 1.
     """
 
-    def __init__(self, folder: str | os.PathLike, keep: int = 3):
+    def __init__(
+        self, folder: str | os.PathLike, keep: int = 3, *, on_saved: Callable[[Path], object] = lambda path: None
+    ):
         if keep < 1:
             raise ValueError(f"keep is how many of the newest checkpoints stay, at least 1, got {keep}")
         self.folder = Path(folder).expanduser().absolute()
-        self.keep = keep
+        self.keep, self._on_saved = keep, on_saved
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._damaged: set[Path] = set()
@@ -140,17 +143,13 @@ class Checkpoints:
             raise error
 
     def close(self) -> None:
-        """Wait until the last save is complete; saving again afterwards is allowed.
-
-        Raises:
-            CannotSave: as `check`.
-        """
+        """Wait until the last save is complete, and `check` it; saving again afterwards is allowed."""
         if self._thread:
             self._thread.join()
         self.check()
 
     def _write(self, state: dict, step: int, best: bool) -> None:
-        unfinished = self.folder / f".step-{step:08}.{os.getpid()}.unfinished"
+        unfinished = self._unfinished(step)
         file = None
 
         def path() -> Path:
@@ -163,9 +162,34 @@ class Checkpoints:
             # A resumed run that reaches this step again writes the same bytes, so the file is whole again.
             self._damaged.discard(path())
             self._prune()
+            self._on_saved(path())
         except Exception as error:  # of any kind: `save`, `check` and `close` raise it where the caller sees it
             # The disk's own error: torch raises another one in its place, about positions in the file.
             self._error = self._explained((file and file.error) or error, step, file.bytes if file else 0)
+
+    def receive(self, name: str, pieces: Iterable[bytes]) -> bool:
+        """Write a checkpoint that comes from elsewhere, under its name; return whether it was whole, keep it only then.
+
+        Raises:
+            CannotSave: it could not be written.
+        """
+        step, wanted, file = step_of(name), int(name[-11:-3], 16), None
+        unfinished = self._unfinished(step)
+        try:
+            with locks.claim(unfinished), write_whole(self.folder / name, part=unfinished, sync_folder=True) as binary:
+                file = _ChecksummedFile(binary)
+                for piece in pieces:
+                    file.write(piece)
+                if file.crc32 != wanted:
+                    raise Damaged
+        except Damaged:
+            return False
+        except OSError as error:
+            raise self._explained(error, step, file.bytes if file else 0) from error
+        return True
+
+    def _unfinished(self, step: int) -> Path:
+        return self.folder / f".step-{step:08}.{os.getpid()}.unfinished"
 
     def _explained(self, error: Exception, step: int, written: int) -> Exception:
         """Turn an error of the thread into a message with fact, evidence and fix."""
@@ -214,6 +238,20 @@ class Checkpoints:
     def _first_whole(self, wanted: Callable[[_File], bool], say: Callable[[str], object]) -> Checkpoint | None:
         import torch
 
+        file = self._newest_whole(wanted, say)
+        if file is None:
+            return None
+        # The file is whole, so an error here has another cause, such as too little memory, and loading an older
+        # checkpoint instead would only hide it.
+        state = torch.load(file.path, map_location="cpu", weights_only=True)
+        return Checkpoint(file.path, file.step, file.best, state)
+
+    def newest_step(self) -> int:
+        """Return the step of the newest checkpoint that is whole, -1 where there is none; nothing is loaded or said."""
+        file = self._newest_whole(lambda file: True, lambda line: None)
+        return file.step if file else -1
+
+    def _newest_whole(self, wanted: Callable[[_File], bool], say: Callable[[str], object]) -> _File | None:
         if self._thread:  # its error, if it had one, is raised by `save`, `check` or `close`, not here
             self._thread.join()
         for file in filter(wanted, reversed(self._files())):
@@ -223,10 +261,7 @@ class Checkpoints:
             except OSError as error:
                 reason = f"it cannot be read, {str(error.strerror).lower()}"
             if reason is None:
-                # The file is whole, so an error here has another cause, such as too little memory, and loading an
-                # older checkpoint instead would only hide it.
-                state = torch.load(file.path, map_location="cpu", weights_only=True)
-                return Checkpoint(file.path, file.step, file.best, state)
+                return file
             self._damaged.add(file.path)
             say(f"checkpoint {file.path.name} is skipped: {reason}")
         return None
@@ -241,6 +276,16 @@ class Checkpoints:
                     step, best, crc32 = int(match[1]), bool(match[2]), int(match[3], 16)
                     found.append(_File(step, status.st_mtime_ns, best, crc32, status.st_size, path))
         return sorted(found)
+
+
+def step_of(name: str) -> int | None:
+    """Return the step in the name of a checkpoint's file, None of any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match[1]) if match else None
+
+
+class Damaged(Exception):
+    """What was read is not what was written."""
 
 
 def _check_state(value: object, where: str) -> None:

@@ -36,16 +36,12 @@ def check_numbers(*, clip: float | None, steps_per_epoch: int | None, **at_least
 
 
 def check_parameters(core: Core, model, loss, optimizer) -> None:
-    """Raise unless the optimiser trains this model, on this core's device; say which parameters it leaves out.
-
-    Raises:
-        ValueError: the model has nothing to train, is not on the device, or the optimiser is over other parameters.
-    """
+    """Raise unless the optimiser trains this model, on this core's device; say which parameters it leaves out."""
     of_model = dict(model.named_parameters())
     if not any(parameter.requires_grad for parameter in of_model.values()):
         raise WrongValue(
             "the model has no parameters to train",
-            fix=("pass a torch.nn.Module with layers, and unfreeze some: parameter.requires_grad_(True)"),
+            fix="pass a torch.nn.Module with layers, and unfreeze some: parameter.requires_grad_(True)",
         )
     for what, module in {"model": model, "loss": loss}.items():
         for name, parameter in _parameters(module):

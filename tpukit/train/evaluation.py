@@ -65,13 +65,11 @@ def evaluate(
     it cannot be joined exactly, so compute it from the other outputs.
 
     Args:
-        core: this core.
         model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors.
         loss: from (outputs, targets) to one number. A module is copied to the CPU first.
         batches: `core.batches(dataset, batch_size=...)` in order, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name.
-        prepare: changes the inputs on the device; for example, it normalises.
-        bf16: compute in bfloat16 where autocast does.
+        prepare, bf16: as in `fit`.
         keep_outputs: whether to gather and return all outputs and targets; False where they do not fit into memory.
 
     Raises:

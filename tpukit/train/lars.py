@@ -37,13 +37,7 @@ class LARS(torch.optim.Optimizer):
     """
 
     def __init__(
-        self,
-        params: Iterable,
-        lr: float,
-        *,
-        momentum: float = 0.9,
-        weight_decay: float = 0.0,
-        trust: float = 0.001,
+        self, params: Iterable, lr: float, *, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 0.001
     ):
         if lr <= 0 or not 0 <= momentum < 1 or weight_decay < 0 or trust <= 0:
             raise WrongValue(

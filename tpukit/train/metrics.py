@@ -43,7 +43,6 @@ class StreamedMetrics:
     """Copies of metrics that each core updates with its own samples; no core needs to see all outputs.
 
     Args:
-        core: this core.
         metrics: torchmetrics' metrics by name; they are copied, and the copies begin anew.
 
     Raises:
@@ -132,9 +131,8 @@ def as_classes(metric, targets):
     import torch
 
     is_float = isinstance(targets, torch.Tensor) and targets.is_floating_point()
-    return (
-        targets.int() if is_float and _takes_classes(metric) and bool((targets == targets.round()).all()) else targets
-    )
+    is_whole = is_float and _takes_classes(metric) and bool((targets == targets.round()).all())
+    return targets.int() if is_whole else targets
 
 
 def _takes_classes(metric) -> bool:

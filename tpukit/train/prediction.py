@@ -22,11 +22,7 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
     is passed by name.
 
     Args:
-        core: this core.
-        model: from a batch's inputs to outputs (B, ...), or to a tuple or dict of such tensors; its mode is restored.
-        batches: `core.batches(dataset, batch_size=...)` in order, nothing dropped.
-        prepare: changes the inputs on the device; for example, it normalises.
-        bf16: compute in bfloat16 where autocast does.
+        model, batches, prepare, bf16: as in `evaluate`.
 
     Returns:
         (N, ...) float32 on the CPU, nested as the model's outputs.

@@ -14,6 +14,9 @@ from tpukit.essentials.show import WrongValue, explain
 from tpukit.train.checkpoints import Checkpoint, Checkpoints
 from tpukit.train.folder_lock import one_run
 from tpukit.train.losses import DUE
+from tpukit.train.mirror import Mirror
+
+_ENDING_SECONDS = 2.0  # for the mirror of a run that failed or was interrupted: core 0 is given eight in all
 
 
 @dataclass
@@ -51,20 +54,24 @@ class RunState:
     Every core loads, and core 0 saves: all hold the same state after every step.
 
     Args:
-        core: this core.
         parts: by name, whatever has `state_dict` and `load_state_dict`; None for a part that this run does not have.
             "optimizer" and "schedule" are among them.
-        folder: of the checkpoints; None to keep nothing.
-        keep: how many of the newest checkpoints to keep, in addition to the best.
+        folder, keep: of `Checkpoints`; without a folder nothing is kept.
         save_every: seconds between two saves.
-
-    Raises:
-        CannotSave: the folder cannot be made or written to.
+        mirror: a second folder, or a URL, that outlives the machine; None for none.
     """
 
-    def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float):
+    def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float, mirror=None):
         self._core, self._parts, self._save_every = core, parts, save_every
-        self._checkpoints = Checkpoints(folder, keep) if folder is not None else None
+        self.has_mirror, self._mirror = mirror is not None, None
+        if self.has_mirror and (folder is None or _absolute(folder) == _absolute(mirror)):
+            raise WrongValue(
+                "a mirror is a second folder", found=f"folder={folder}, mirror={mirror}", fix="folder='run', mirror=..."
+            )
+        if self.has_mirror and core.is_main:
+            self._mirror = Mirror(mirror, say=core.print, alive=self._stay_alive)
+        on_saved = {"on_saved": self._mirror.offer} if self._mirror else {}
+        self._checkpoints = Checkpoints(folder, keep, **on_saved) if folder is not None else None
         self._kinds = {"optimizer": _kind(parts["optimizer"]), "schedule": _kind(parts["schedule"])}
         self._saved = time.monotonic()
         self._sigterm_seen: float | None = None
@@ -73,6 +80,11 @@ class RunState:
     def is_kept(self) -> bool:
         """Whether there is a folder to save in."""
         return self._checkpoints is not None
+
+    @property
+    def copy_seconds(self) -> float:
+        """How long the longest copy to the mirror took, on core 0."""
+        return self._mirror.seconds if self._mirror else 0.0
 
     @property
     def newest_name(self) -> str | None:
@@ -86,11 +98,7 @@ class RunState:
         return self.is_kept and time.monotonic() - self._saved >= self._save_every
 
     def save(self, step: int, *, best: bool = False) -> None:
-        """Save a copy of every part, from core 0; the file is written while training continues.
-
-        Raises:
-            CannotSave: the save before this one failed.
-        """
+        """Save a copy of every part, from core 0, as `Checkpoints.save` does: written while training continues."""
         if not self.is_kept:
             return
         if self._core.is_main:
@@ -120,12 +128,19 @@ class RunState:
         if self.is_kept and self._core.is_main:
             self._checkpoints.close()
 
+    def _stay_alive(self) -> None:
+        self._core.activity += 1  # the other cores wait, and the watchdog is not to call this one stuck
+
     def load(self, *, resume: bool) -> str | None:
         """Load the newest whole checkpoint into the parts; return its name, or None where there is none.
 
         Raises:
             ValueError: there is one and `resume` is False, or it is of another architecture, optimiser or dataset.
         """
+        if self.has_mirror:
+            if self._mirror:
+                self._mirror.take(self._checkpoints, resume=resume)
+            self._core.barrier()  # before any core looks for the newest checkpoint
         report = self._core.print if self._core.is_main else lambda line: None
         checkpoint = self._checkpoints.newest(say=report) if self._checkpoints else None
         if checkpoint is None:
@@ -151,6 +166,8 @@ class RunState:
                 f"the checkpoint's {changed}: a resumed run goes on with the settings it began with; for others give a "
                 "new folder, and load best.pt or the model of a checkpoint into the model"
             )
+        if self._mirror:  # which an interrupt may have left behind
+            self._mirror.offer(checkpoint.path)
         return checkpoint.path.name
 
     def _check_kind(self, name: str, checkpoint: Checkpoint) -> None:
@@ -181,8 +198,12 @@ class RunState:
             except BaseException:
                 with contextlib.suppress(Exception):  # the first error is the one to tell
                     self.close()
+                if self._mirror:
+                    self._mirror.close(_ENDING_SECONDS)
                 raise
             self.close()
+            if self._mirror:
+                self._mirror.close()
         self._core.barrier()  # so that no core begins another run in this folder before
 
     def must_end(self) -> bool:
@@ -197,6 +218,10 @@ class RunState:
             return True
         self._sigterm_seen = self._sigterm_seen or time.monotonic()
         return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
+
+
+def _absolute(folder) -> Path:
+    return Path(folder).expanduser().absolute()
 
 
 def _kind(part: object) -> str | None:
@@ -252,7 +277,6 @@ class TimeBudget:
     The clock of core 0 says in the same way when a checkpoint is due: before it all cores compare what they hold.
 
     Args:
-        core: this core.
         seconds: counted from here; `math.inf` for no limit.
     """
 

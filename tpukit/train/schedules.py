@@ -58,9 +58,8 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
     A run of more than `steps` steps keeps the last rate.
 
     Args:
-        optimizer: any of torch's, or with torch's interface.
+        optimizer, warmup: as in `stepped`.
         steps: optimiser steps of the whole run, the warmup included; `epochs * len(batches)`.
-        warmup: steps of linear rise at the beginning, 0 for none.
         floor: the rate that the fall approaches, as a fraction of the full rate, 0 to 1.
 
     Raises:

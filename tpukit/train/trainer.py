@@ -52,6 +52,7 @@ def fit(
     folder: str | Path | None = None,
     keep: int = 3,
     save_every: str | float = "10m",
+    mirror: str | Path | None = None,
     resume: bool = True,
     budget: str | float | None = None,
     same_seed: bool = False,
@@ -115,7 +116,11 @@ def fit(
         keep: how many of the newest checkpoints to keep, in addition to the best.
         save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds; one is saved after every epoch anyway,
             and one before its evaluation.
-        resume: continue from the newest whole checkpoint in the folder, if there is one.
+        mirror: a second folder that outlives the machine, on a mounted drive or bucket, or "gs://bucket/run" and other
+            URLs of fsspec. A thread copies the newest two checkpoints and `best.pt` there; a run whose folder has no
+            whole checkpoint, or only older ones, continues from the mirror's. Trouble with it is said and ends nothing;
+            the end waits for the last copy, a minute if nothing moves. `tpukit.train.keep_folder` finds one.
+        resume: continue from the newest whole checkpoint in the folder, or in the mirror, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
         same_seed: draw the host's random numbers of a step alike on every core. For a model that decides with them
             which layers to use, as LayerDrop does: on chips all cores have to run one program. Augmentation stays each
@@ -129,7 +134,8 @@ def fit(
             loss or a metric is not one number; `best` is no column, or its name does
             not say which numbers are better; the checkpoint is of another architecture, optimiser or dataset.
         TypeError: `train` or `valid` is not what `core.batches` makes.
-        OSError: a checkpoint could not be written, or another run saves in the folder.
+        OSError: a checkpoint could not be written, or another run saves in the folder; at the start, the mirror cannot
+            be read and the folder has nothing to continue from.
     """
     check_batches("train", train)
     if valid is not None:
@@ -193,6 +199,7 @@ def fit(
             folder=None if core.backend.is_recording else folder,
             keep=keep,
             save_every=parse_duration(save_every),
+            mirror=None if core.backend.is_recording else mirror,
         ),
         budget=TimeBudget(core, parse_duration(budget) if budget is not None else math.inf),
         same_seed=same_seed,
@@ -302,6 +309,7 @@ class Trainer:
             where = f"epoch {at.epoch}, step {at.in_epoch} of {at.steps_per_epoch}"
             if at.epoch > self.epochs:
                 where = f"all {self.epochs} epochs are done; to train again, give another folder"
+                where += " and another mirror" * self.state.has_mirror
             self.core.print(f"resumed from {self.history.resumed}: {where}")
 
     def _show_epochs(self, first: int, seconds: float) -> None:
@@ -447,11 +455,7 @@ class Trainer:
             # The loss of another core is not finite. That core raises, since it knows the samples; this one waits.
             self.core.barrier()
         raise not_finite(
-            step,
-            rank=self.core.rank,
-            dataset=self.train.dataset,
-            lr=self.losses.lr,
-            checkpoint=self.state.newest_name,
+            step, rank=self.core.rank, dataset=self.train.dataset, lr=self.losses.lr, checkpoint=self.state.newest_name
         )
 
     # ---- stopping ----------------------------------------------------------------------------------------------
@@ -492,4 +496,4 @@ class Trainer:
     def _save(self, *, best: bool = False) -> None:
         began = time.monotonic()
         self.state.save(self.progress.step, best=best)
-        self.budget.record("save", time.monotonic() - began)
+        self.budget.record("save", time.monotonic() - began + self.state.copy_seconds)

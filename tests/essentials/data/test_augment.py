@@ -320,16 +320,16 @@ def test_an_empty_batch_stays_empty():
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"shift": 8}, "shift is 0 (off) to 0.5, got 8\n  fix: it is a share of the image"),  # pixels
+        ({"shift": 8}, "shift is 0 (off) to 0.5, got 8\n  fix:   it is a share of the image"),  # pixels
         ({"shift": -0.1}, "shift is 0 (off) to 0.5, got -0.1"),
-        ({"scale": 1.1}, "scale is 0 (off) to 0.5, got 1.1\n  fix: it is a share; 0.1 is 0.9 to 1.1"),  # a factor
+        ({"scale": 1.1}, "scale is 0 (off) to 0.5, got 1.1\n  fix:   it is a share; 0.1 is 0.9 to 1.1"),  # a factor
         ({"scale": (0.9, 1.1)}, "scale is 0 (off) to 0.5, got (0.9, 1.1)"),
         ({"rotate": 90}, "rotate is 0 (off) to 45, got 90"),
         ({"intensity": 20}, "intensity is 0 (off) to 1, got 20"),  # grey levels
-        ({"flip": True}, "flip is 0 (off) to 1, got True\n  fix: it is a probability"),
+        ({"flip": True}, "flip is 0 (off) to 1, got True\n  fix:   it is a probability"),
         ({"flip": float("nan")}, "flip is 0 (off) to 1, got nan"),
         ({"flip": None}, "flip is 0 (off) to 1, got None"),
-        ({"swap": (6, 8)}, "swap is pairs of labels, got (6, 8)\n  fix: swap=((one, other),)"),
+        ({"swap": (6, 8)}, "swap is pairs of labels, got (6, 8)\n  fix:   swap=((one, other),)"),
         ({"swap": ("ab", "cd")}, "swap is pairs of labels, got ('ab', 'cd')"),
         ({"swap": ((1, 2, 3),)}, "swap is pairs of labels"),
         ({"swap": (("left", "right"),)}, "swap=(('left', 'right'),) has no column for 'left'; names=()"),
@@ -337,7 +337,7 @@ def test_an_empty_batch_stays_empty():
         ({"swap": ((0, 2),), "names": ["a", "b"]}, "has no column for 2"),
         ({"swap": ((0, -1),)}, "has no column for -1"),
         ({"swap": ((0, 0),)}, "swap=((0, 0),) has a label twice"),
-        ({"swap": ((0, 1), (1, 2))}, "has a label twice\n  fix: every label is in one pair at most"),
+        ({"swap": ((0, 1), (1, 2))}, "has a label twice\n  fix:   every label is in one pair at most"),
     ],
     ids=str,
 )
@@ -355,7 +355,7 @@ def test_numbers_of_any_kind_are_numbers(number):
 @pytest.mark.parametrize(
     ("images", "said"),
     [
-        (torch.zeros(2, 8, 8, 3), "got Tensor (2, 8, 8, 3) torch.float32\n  fix: if the batch is (N, H, W, C)"),
+        (torch.zeros(2, 8, 8, 3), "got Tensor (2, 8, 8, 3) torch.float32\n  fix:   if the batch is (N, H, W, C)"),
         (torch.zeros(3, 8, 8), "takes (N, C, H, W) tensors, got Tensor (3, 8, 8)"),
         (numpy.zeros((2, 3, 8, 8), "uint8"), "takes (N, C, H, W) tensors, got ndarray (2, 3, 8, 8) uint8"),
         ([1], "got list ()"),

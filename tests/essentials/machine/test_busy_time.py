@@ -22,7 +22,7 @@ import threading, time
 def nap():
     while True: time.sleep(0.2)
 for _ in range(3): threading.Thread(target=nap, daemon=True).start()
-time.sleep(99)
+time.sleep(900)
 """
 
 
@@ -32,20 +32,23 @@ def start():
     started = []
 
     def one(code):
-        one_processor = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}})\n"
-        started.append(subprocess.Popen([sys.executable, "-c", one_processor + code], start_new_session=True))
+        one_processor = f"import os; os.sched_setaffinity(0, {{{min(os.sched_getaffinity(0))}}}); print(flush=True)\n"
+        command = [sys.executable, "-c", one_processor + code]
+        started.append(subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE))
+        started[-1].stdout.readline()  # Python has started
         return started[-1].pid
 
     yield one
     for process in started:
         os.killpg(process.pid, signal.SIGKILL)  # its children, too
         process.wait()
+        process.stdout.close()
 
 
 def share(group, seconds=2.0, looks=8, **options):
     """Return which part of some seconds a process group was busy."""
     busy = BusyTime(group, **options)
-    time.sleep(1.0)  # Python has started
+    time.sleep(1.0)  # and its first children
     before, began = busy.seconds(), time.monotonic()
     for _ in range(looks):
         time.sleep(seconds / looks)
@@ -72,7 +75,7 @@ def test_a_thread_that_waits_for_its_processor_is_counted_without_being_seen(sta
 
 
 def test_a_program_that_sleeps_is_idle(start):
-    assert share(start("import time; time.sleep(99)")) < 0.05
+    assert share(start("import time; time.sleep(900)")) < 0.05
 
 
 def test_what_children_do_counts(start):

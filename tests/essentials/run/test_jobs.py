@@ -254,7 +254,7 @@ def test_a_job_that_is_done_leaves_at_once_though_another_has_been_forked_since(
     [
         ([], {}, "needs at least one config, got none\n  fix:   pass a list"),
         ([1], {"cores": 0}, "cores is how many jobs run at a time, at least 1, got 0"),
-        ([1], {"cores": 9, "machine": KAGGLE}, "cores=9 jobs at a time cannot be had, at most 8\n  found: Kaggle"),
+        ([1], {"cores": 9, "host": KAGGLE}, "cores=9 jobs at a time cannot be had, at most 8\n  found: Kaggle"),
         ([1], {"backend": "tpu"}, "backend is one of None"),
         ([1], {"timeout": 0}, "timeout is a number of seconds above 0"),
         ([1], {"precision": "low"}, "precision is 'high', 'highest'"),

@@ -567,7 +567,7 @@ def test_arrays_are_drawn_without_torch():
 @pytest.mark.skipif(find_spec("torch_xla") is None, reason="torch_xla has no wheel for this machine")
 def test_a_tensor_on_an_xla_device_is_drawn():
     values = run(
-        "import json, torch, torch_xla; from tpukit.essentials.show import figures as show\n"
+        "import json, torch, torch_xla, tpukit as show\n"
         "images = torch.arange(96, dtype=torch.uint8).reshape(2, 3, 4, 4).to(torch_xla.device())\n"
         "labels = torch.eye(2, dtype=torch.bfloat16, device=torch_xla.device())\n"
         "figure = show.show_batch(images, labels, names=['left', 'right'])\n"

@@ -367,7 +367,7 @@ def test_masks_are_where_the_emboli_were_drawn_and_the_images_are_the_same_witho
     for mask, (x, y) in zip(masks[shows], places[shows], strict=True):
         assert mask[int(y * 64), int(x * 64)]
     assert embolus_masks(folder, table, size=32).shape == (12, 32, 32)
-    with pytest.raises(FileNotFoundError, match=r"no masks of emboli\n  fix: .*masks=True"):
+    with pytest.raises(FileNotFoundError, match=r"no masks of emboli\n  fix:   .*masks=True"):
         embolus_masks(made, table)
 
 

@@ -40,20 +40,7 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "PLACES",
-    "Backend",
-    "Compiling",
-    "Cpu",
-    "Hosts",
-    "Runtime",
-    "Topology",
-    "Tpu",
-    "import_torch_xla",
-    "libtpu_flags",
-    "refuse_spmd",
-    "rehearsal_cores",
-    "runtime_started",
-    "runtimes",
-    "start_pjrt",
+    "Backend", "Compiling", "Cpu", "Hosts", "PLACES", "Runtime", "Topology", "Tpu", "import_torch_xla",
+    "libtpu_flags", "refuse_spmd", "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt",
     "why_no_stand_in",
-]
+]  # fmt: skip

@@ -31,12 +31,7 @@ class Cpu(Backend):
 
     transport = "gloo"  # of torch.distributed
 
-    def __init__(
-        self,
-        rank: int,
-        world_size: int,
-        meeting_point: tuple[tuple[str, int], socket.socket | None] | None,
-    ):
+    def __init__(self, rank: int, world_size: int, meeting_point: tuple[tuple[str, int], socket.socket | None] | None):
         import torch
 
         self.rank = rank

@@ -232,14 +232,8 @@ class XlaRuntime(Runtime):
                 found=f"{machine.chips} {machine.generation} chips",
                 fix=f"cores=1, or leave cores out for all {machine.cores}",
             )
-        processes = 1 if cores == 1 else machine.chips
-        return Topology(
-            self.name,
-            f"TPU {machine.generation} core",
-            cores or machine.cores,
-            processes,
-            generation=machine.generation,
-        )
+        kind, processes = machine.generation, 1 if cores == 1 else machine.chips
+        return Topology(self.name, f"TPU {kind} core", cores or machine.cores, processes, generation=kind)
 
     def is_started(self) -> bool:
         return runtime_started()

@@ -68,7 +68,7 @@ def correct_torch_xla(rank: int, world_size: int) -> None:
                 f"{call} joins nothing in this rehearsal",
                 found=f"{world_size} XLA:CPU processes joined by gloo, of which torch_xla sees one",
                 fix=(
-                    "core.all_reduce, core.gather, core.optimizer_step; or pip install 'tpukit[standin]', a "
+                    "core.all_reduce, core.gather, core.optimizer_step; or pip install xla_cpu_pjrt==0.0.1, a "
                     "rehearsal in which torch_xla's own collectives run"
                 ),
             )

@@ -10,19 +10,7 @@ from tpukit.essentials.data.sources import BatchSource, MapDataset, only_iterate
 from tpukit.essentials.data.streams import StreamBatches
 
 __all__ = [
-    "Augment",
-    "BatchSource",
-    "Batches",
-    "Buckets",
-    "MapDataset",
-    "ShardedSampler",
-    "StreamBatches",
-    "StreamSampler",
-    "host_numbers",
-    "numbers_kept",
-    "only_iterates",
-    "put_back",
-    "run_ahead",
-    "seed_in_turn",
+    "Augment", "BatchSource", "Batches", "Buckets", "MapDataset", "ShardedSampler", "StreamBatches",
+    "StreamSampler", "host_numbers", "numbers_kept", "only_iterates", "put_back", "run_ahead", "seed_in_turn",
     "split_masks",
-]
+]  # fmt: skip

@@ -15,6 +15,7 @@ from tpukit.essentials.data.sources import (
     as_batch_source,
     only_iterates,
     reader_ahead,
+    refuse_loader,
     split_masks,
 )
 from tpukit.essentials.machine import cpus
@@ -57,6 +58,7 @@ class Batches:
         shares_process: bool = False,
         numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
+        refuse_loader(dataset, batch_size)
         if only_iterates(dataset):
             raise WrongType(
                 f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import seeded_in_turn
 from tpukit.essentials.data.sources import MapDataset
-from tpukit.essentials.show import WrongValue, explain
+from tpukit.essentials.show import WrongValue
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,13 @@ class Buckets:
                 fix="sizes=[len(text) for text in dataset]",
             )
         if not self.truncate and sizes.max() > self.lengths[-1]:
-            raise ValueError(self._too_long(int(sizes.argmax()), int(sizes.max()), (sizes > self.lengths[-1]).sum()))
+            sample, size, count = int(sizes.argmax()), int(sizes.max()), (sizes > self.lengths[-1]).sum()
+            others = f" ({count} samples are longer)" if count > 1 else ""
+            more = ", ".join(map(str, (*self.lengths, size)))
+            raise WrongValue(
+                f"sample {sample} has length {size}, and the largest bucket is {self.lengths[-1]}{others}",
+                fix=f"buckets=({more}), or cut them: tpukit.Buckets({self.lengths}, truncate=True)",
+            )
         return numpy.minimum(numpy.searchsorted(self.lengths, sizes), len(self.lengths) - 1)
 
     def collate(self, items: list, samples: list[int], length: int) -> object:
@@ -149,16 +155,6 @@ class Buckets:
                 )
         return parts
 
-    def _too_long(self, sample: int, size: int, count: int) -> str:
-        others = f" ({count} samples are longer)" if count > 1 else ""
-        return explain(
-            f"sample {sample} has length {size}, and the largest bucket is {self.lengths[-1]}{others}",
-            fix=(
-                f"buckets=({', '.join(map(str, (*self.lengths, size)))}), or cut them: "
-                f"tpukit.Buckets({self.lengths}, truncate=True)"
-            ),
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class BucketSampler(ShardedSampler):
@@ -182,12 +178,12 @@ class BucketSampler(ShardedSampler):
 
     def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
         """Return this core's positions in the epoch, (steps, batch_size) int64; from `count` on they are padding."""
-        steps = self._steps(epoch, seed)[0].reshape(-1, self.world_size, self.batch_size)[:, self.rank]
+        steps = _arranged(self, epoch, seed)[0].reshape(-1, self.world_size, self.batch_size)[:, self.rank]
         return steps[done // self.samples_per_step :][: self.steps(done)]
 
     def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
         """Return the length of the batch of every step."""
-        buckets = self._steps(epoch, seed)[1][done // self.samples_per_step :][: self.steps(done)]
+        buckets = _arranged(self, epoch, seed)[1][done // self.samples_per_step :][: self.steps(done)]
         return [self.lengths[bucket] for bucket in buckets]
 
     def shapes(self) -> list[int]:
@@ -198,26 +194,23 @@ class BucketSampler(ShardedSampler):
         """Yield (rows, places), as for any sampler."""
         import numpy
 
-        steps = self._steps(0, 0)[0]
+        steps = _arranged(self, 0, 0)[0]
         rows = numpy.flatnonzero(steps[step] < self.count)
         before = int((steps[:step] < self.count).sum())
         yield rows, (steps[step][rows] if self.limit is None else slice(before, before + len(rows)))
 
     def seen(self) -> int:
         """Return how many samples an epoch in order has, padding not counted."""
-        return int((self._steps(0, 0)[0][: self.steps()] < self.count).sum())
+        return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
     def first_steps(self) -> "BucketSampler":
         """Return a sampler of one step of every length."""
         return replace(self, limit=len(self.shapes()))
 
-    def _steps(self, epoch: int, seed: int) -> tuple:
-        """Return the positions of all cores in every step, (steps, samples_per_step), and the buckets of the steps."""
-        return _arranged(self, epoch, seed)
-
 
 @functools.lru_cache(maxsize=2)  # an epoch asks several times
 def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
+    """Return the positions of all cores in every step, (steps, samples_per_step), and the buckets of the steps."""
     import numpy
 
     count = ShardedSampler(sampler.count, sampler.batch_size, 0, sampler.world_size, False, sampler.drop_last).steps()

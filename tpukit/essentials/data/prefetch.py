@@ -254,15 +254,8 @@ class _BatchDataset:
         return default_collate(items) if length is None else self.collate(items, samples, length)
 
     def _read(self, sample: int) -> object:
-        with _note_sample(sample):
+        try:
             return self.dataset[sample]
-
-
-@contextlib.contextmanager
-def _note_sample(sample: int) -> Iterator[None]:
-    """Add the number of the sample to any error."""
-    try:
-        yield
-    except Exception as error:
-        error.add_note(f"sample {sample} of the dataset")
-        raise
+        except Exception as error:
+            error.add_note(f"sample {sample} of the dataset")
+            raise

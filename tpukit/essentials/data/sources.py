@@ -2,6 +2,8 @@
 
 from typing import Protocol
 
+from tpukit.essentials.show import WrongType
+
 
 class MapDataset(Protocol):
     """Any map-style dataset: `len(dataset)` samples; `dataset[i]` is a tensor, a number, or a tuple or dict of them."""
@@ -81,6 +83,30 @@ def only_iterates(dataset: object) -> bool:
     if any(kind.__name__ == "IterableDataset" for kind in type(dataset).__mro__):
         return True
     return not hasattr(dataset, "__getitem__") and (hasattr(dataset, "__iter__") or callable(dataset))
+
+
+def refuse_loader(dataset: object, batch_size: int) -> None:
+    """Raise for a DataLoader: each core needs batches of its own samples, and it has made them already.
+
+    Raises:
+        TypeError: it is one.
+    """
+    if not any(kind.__name__.endswith("DataLoader") for kind in type(dataset).__mro__):
+        return
+    samples = getattr(dataset, "dataset", None)
+    options = ["loader.dataset", f"batch_size={getattr(dataset, 'batch_size', None) or batch_size}"]
+    if only_iterates(samples):
+        options.append("steps=1000")
+    else:
+        options += ["shuffle=True"] * (type(getattr(dataset, "sampler", None)).__name__ == "RandomSampler")
+        options += ["drop_last=True"] * bool(getattr(dataset, "drop_last", False))
+    collate = getattr(getattr(dataset, "collate_fn", None), "__name__", "default_collate")
+    is_torchs = collate in ("default_collate", "default_convert")
+    padded = "" if is_torchs else f"; its {collate} stays behind: buckets= pads, the dataset does the rest"
+    raise WrongType(
+        f"a {type(dataset).__name__} holds batches already, and core.batches makes each core's own of samples",
+        fix=f"core.batches({', '.join(options)}), samples a core and step{padded}",
+    )
 
 
 def _stands_for_getitem(dataset: object, method: str) -> bool:

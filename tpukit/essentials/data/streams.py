@@ -7,7 +7,7 @@ from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.prefetch import iterate_loader
 from tpukit.essentials.data.sampler import StreamSampler
 from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
-from tpukit.essentials.data.sources import only_iterates
+from tpukit.essentials.data.sources import only_iterates, refuse_loader
 from tpukit.essentials.show import WrongType, WrongValue
 
 
@@ -38,6 +38,7 @@ class StreamBatches(Batches):
         workers: int | None = None,
         **options: object,
     ):
+        refuse_loader(dataset, batch_size)
         _check(dataset, steps)
         numbers = range(max(1, steps) * max(1, batch_size) * world_size)  # as if the samples had these
         options |= {"rank": rank, "world_size": world_size, "workers": workers or 0}

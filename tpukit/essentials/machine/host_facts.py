@@ -12,7 +12,7 @@ from pathlib import Path
 from tpukit.essentials.machine.chips import GENERATIONS
 from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.machine.resources import find_cpus, find_memory, read_text
-from tpukit.essentials.show import Table, human_size
+from tpukit.essentials.show import Table, counted, human_size
 
 _GOOGLE = "0x1ae0"
 # TPU chips have the PCI class 0xff00, "unassigned" (seen for v2 and v5e); 0x12 is the standard class for accelerators.
@@ -94,7 +94,7 @@ class Host(Table):
         """The chips in words, such as `4 v3 chips, 8 cores`."""
         if not self.chips:
             return "no TPU chip"
-        return f"{_count(self.chips, f'{self.generation} chip')}, {_count(self.cores, 'core')}"
+        return f"{counted(self.chips, f'{self.generation} chip')}, {counted(self.cores, 'core')}"
 
     @property
     def summary(self) -> str:
@@ -150,11 +150,10 @@ def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:
     chips = known or unknown
     if not chips:
         seen = f"; {', '.join(cards)} is not a TPU" if cards else ""
-        return [], f"none of {_count(len(devices), 'device')} in {pci} is a TPU{seen}"
+        return [], f"none of {counted(len(devices), 'device')} in {pci} is a TPU{seen}"
     names = Counter(name for *_, name in chips)
-    return [(generation, device) for generation, device, _ in chips], ", ".join(
-        f"{n} x {name}" for name, n in names.items()
-    ) + f" in {pci}"
+    seen = ", ".join(f"{n} x {name}" for name, n in names.items())
+    return [(generation, device) for generation, device, _ in chips], f"{seen} in {pci}"
 
 
 def _find_platform(environ: Mapping[str, str], has_chips: bool) -> tuple[str, str]:
@@ -172,7 +171,3 @@ def _filesystem_size(path: Path) -> int | None:
         return None
     statistics = os.statvfs(path)
     return statistics.f_blocks * statistics.f_frsize
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

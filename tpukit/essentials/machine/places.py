@@ -34,6 +34,8 @@ class Machine:
     cgroup: Path = Path("/sys/fs/cgroup")
     shm: Path = Path("/dev/shm")
     dev: Path = Path("/dev")
+    colab: Path = Path("/content")  # Colab's own folder, and Kaggle's
+    kaggle: Path = Path("/kaggle")
     modules: Container[str] = field(default_factory=lambda: sys.modules)  # imported in this kernel
     system: str = f"{platform.system()} {platform.machine()}"
     affinity: int | None = None  # processors that this process is bound to; None asks the system

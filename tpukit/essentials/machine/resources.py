@@ -27,11 +27,8 @@ def find_cpus(machine: Machine = THIS_MACHINE) -> tuple[int, str]:
     else:
         found, source = machine.affinity or len(os.sched_getaffinity(0)), "CPU affinity of this process"
     for group in _control_groups(machine, "cpu"):
-        quota = (
-            read_text(group / "cpu.max")
-            or f"{read_text(group / 'cpu.cfs_quota_us')} {read_text(group / 'cpu.cfs_period_us')}"
-        )
-        numbers = quota.split()
+        version_1 = f"{read_text(group / 'cpu.cfs_quota_us')} {read_text(group / 'cpu.cfs_period_us')}"
+        numbers = (read_text(group / "cpu.max") or version_1).split()
         if len(numbers) == 2 and all(number.isdigit() for number in numbers):  # "max" and -1 mean no quota
             allowed = max(1, math.ceil(int(numbers[0]) / int(numbers[1])))
             if allowed < found:

@@ -185,12 +185,8 @@ def _variables(host: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
         # One chip is started without addresses, nothing reads XRT variables, and a kernel need not call backward().
         harmless = change.variable.startswith(("XRT_", "TORCH_DEVICE_"))
         state = "failure" if host.chips > 1 and not harmless else "warning"
-        fact = (
-            f"{change.variable}={change.before}: {change.why}"
-            if change.before is not None
-            else f"no {change.variable}: {change.why}"
-        )
-        yield Finding(name, state, fact, "`tpukit.prepare()`")
+        now = f"no {change.variable}" if change.before is None else f"{change.variable}={change.before}"
+        yield Finding(name, state, f"{now}: {change.why}", "`tpukit.prepare()`")
     for variable, (fact, instead) in _SWITCHES.items():
         if environ.get(variable, "") not in ("", "0", "false", "False"):
             fine = False

@@ -156,16 +156,9 @@ class Core(NotebookOutput):
                 longer than the largest bucket; a stream is to be shuffled, masked or put into buckets.
             TypeError: `steps` is missing for a dataset that is read in order, or given for another.
         """
-        options = {
-            "batch_size": batch_size,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "seed": seed,
-            "workers": workers,
-            "send": self.backend.to_device,
-            "shares_process": self.backend.shares_process,
-            "numbers": self.own_numbers,
-        }
+        options = {"batch_size": batch_size, "rank": self.rank, "world_size": self.world_size, "seed": seed}
+        options |= {"workers": workers, "send": self.backend.to_device, "shares_process": self.backend.shares_process}
+        options["numbers"] = self.own_numbers
         if steps is not None:
             if shuffle or mask or buckets is not None:
                 raise WrongValue(

@@ -116,10 +116,19 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
         what = f"raised {type(error).__name__}: {_in_a_line(error, fact)}".removesuffix(": ")
     waiting = next((one.waiting for one in _chain(error) if hasattr(one, "waiting")), None)  # as Core marks it
     fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
+    if any(words in what for words in _NO_CUDA):
+        fix = "core.model(model) in place of model.cuda(), and .to(core.device) of .cuda(); batches are there already"
     where, sent = _where(error), _sendable(error)
     return Failure(rank, when, what, waiting, where=where, trace=trace, error=sent, fix=fix, advice=advice)
 
 
+# What torch says of .cuda() and .to("cuda") where there is no GPU: the last, after is_available() in the notebook.
+_NO_CUDA = (
+    "not compiled with CUDA enabled",
+    "Found no NVIDIA driver",
+    "No CUDA GPUs are available",
+    "Cannot re-initialize CUDA in forked subprocess",
+)
 _TERMINATED = "was told to end by SIGTERM"
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tpukit.essentials.backends import Topology, runtimes
 from tpukit.essentials.machine import Host, wait_for_chips
+from tpukit.essentials.run.calls import refuse_call
 from tpukit.essentials.run.failure import Failure
 from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, worker_failed
 from tpukit.essentials.run.signals import sigterm_ends_the_run
@@ -93,17 +94,15 @@ def launch_each(
         configs: the second argument of each job: a fold, a seed, a dict of settings.
         cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
             two cores, of which its job uses one.
-        backend: as in `launch`.
+        backend, heartbeat, precision, host: as in `launch`.
         seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         stall: as in `launch`, of each job.
-        heartbeat: as in `launch`.
         progress: as in `launch`; a bar for each job, and no curves.
-        precision: as in `launch`.
-        host: as in `launch`.
 
     Raises:
         ValueError: there is no config, more `cores` are asked for than there are, or as in `launch`.
+        TypeError: `fn` is no function that takes a core and a config.
         RuntimeInUse: this process has started the XLA or CUDA runtime.
         Interrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
     """
@@ -111,6 +110,7 @@ def launch_each(
     configs = list(configs)
     if not configs:
         raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
+    refuse_call(fn, (configs[0],))
     limits, given = Limits(timeout, stall, heartbeat), seed_of(seed)
     tasks = [Task(fn, (config,), given, precision) for config in configs]
     topology = choose_topology(host, 1, backend)
@@ -196,13 +196,12 @@ class _Queue:
             if self._waiting and place not in self._running and time.monotonic() >= free_at:
                 number = self._waiting.popleft()
                 group_type = WorkerGroup if self._topology.processes else InProcessGroup
-                group = group_type(
+                alone, display = (
                     dataclasses.replace(self._topology, device_number=place),
-                    self._tasks[number],
-                    self._limits,
                     _JobScreen(self._display, number),
-                    beside=[job.group for job in self._running.values()],
                 )
+                beside = [job.group for job in self._running.values()]
+                group = group_type(alone, self._tasks[number], self._limits, display, beside=beside)
                 self._running[place] = _Job(number, group, group.looks(_LOOK_SECONDS / len(self._free_at)))
                 group.start()
 
@@ -237,9 +236,8 @@ class _Queue:
 
     def _try_again(self, place: int, number: int) -> None:
         if number not in self._first_failure:
-            self._display.line(
-                f"[job {number}] its chip does not start, it may be busy; trying for {_BUSY_SECONDS:g} s"
-            )
+            busy = f"its chip does not start, it may be busy; trying for {_BUSY_SECONDS:g} s"
+            self._display.line(f"[job {number}] {busy}")
         self._first_failure.setdefault(number, time.monotonic())
         self._free_at[place] = time.monotonic() + _RETRY_SECONDS
         self._waiting.appendleft(number)

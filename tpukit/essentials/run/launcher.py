@@ -1,12 +1,12 @@
 """Run a function on every core and bring every core's result back, or the first failure."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
 from tpukit.essentials.machine import Host, wait_for_chips
+from tpukit.essentials.run.calls import refuse_call, refuse_options
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import Failure, message
 from tpukit.essentials.run.host_memory import memory_warning
@@ -22,7 +22,7 @@ from tpukit.essentials.run.topology import (
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task, seed_of
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
-from tpukit.essentials.show import Failed, as_html, counted, explain, screen
+from tpukit.essentials.show import Failed, as_html, counted, screen
 
 
 class WorkerFailed(RuntimeError):
@@ -181,7 +181,8 @@ def launch(
             `functools.partial(fn, lr=0.1)`.
 
     Raises:
-        TypeError: a keyword is none of these options, or `to` is neither a function nor a list of functions.
+        TypeError: a keyword is none of these options, `fn` is no function that takes a core and `args`, or `to` is
+            neither a function nor a list of functions.
         ValueError: `cores`, `device` or `backend` cannot be had on this machine, a number of seconds is not above 0, or
             there is no such `precision`.
         RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
@@ -191,7 +192,8 @@ def launch(
         Interrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
     """
     if unknown:
-        raise TypeError(_not_an_option(fn, unknown))
+        refuse_options(fn, unknown, launch)
+    refuse_call(fn, args)
     host = host or Host.read()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     topology = choose_topology(host, cores, backend) if device is None else choose_device(host, device, cores, backend)
@@ -253,17 +255,6 @@ def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> 
     result = fn(core, *args)
     core.barrier()  # a host that left now would take its part of the others' last collective along
     return result
-
-
-def _not_an_option(fn: Callable, unknown: dict) -> str:
-    name = getattr(fn, "__name__", "fn")
-    options = [one.name for one in inspect.signature(launch).parameters.values() if one.kind is one.KEYWORD_ONLY]
-    given = ", ".join(f"{key}=..." for key in unknown)
-    return explain(
-        f"launch has no option {', '.join(map(repr, unknown))}",
-        found=f"its options are {', '.join(options)}; nothing by keyword is passed on to {name}",
-        fix=f"launch(functools.partial({name}, {given}), ...), if it is meant for {name}",
-    )
 
 
 def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerFailed:

@@ -18,9 +18,6 @@ class LogWriters:
     Args:
         to: a function of a row, a list of them, or None.
         say: shows a line of text.
-
-    Raises:
-        TypeError: `to` is none of these.
     """
 
     def __init__(self, to: Writer | Iterable[Writer] | None, say: Callable[[str], None]):

@@ -26,11 +26,7 @@ SEND_STACKS, GO = b"s", b"g"  # on the control pipe
 
 @dataclass(frozen=True)
 class Task:
-    """What to run: the worker function, its arguments, the seed of its random numbers, the precision of its products.
-
-    Raises:
-        ValueError: there is no such precision.
-    """
+    """What to run: the worker function, its arguments, the seed of its random numbers, its products' precision."""
 
     fn: Callable
     args: tuple

@@ -18,43 +18,11 @@ from tpukit.essentials.show.house_style import show_figure
 from tpukit.essentials.show.measures import better
 from tpukit.essentials.show.notebook import current_cell, running_shell
 from tpukit.essentials.show.progress import Screen, screen
-from tpukit.essentials.show.tables import (
-    Table,
-    as_html,
-    as_text,
-    counted,
-    first_few,
-    human_size,
-    plural,
-)
+from tpukit.essentials.show.tables import Table, as_html, as_text, counted, first_few, human_size, plural
 
 __all__ = [
-    "Explained",
-    "Failed",
-    "NoSuchFile",
-    "NotInstalled",
-    "SystemFailed",
-    "WrongType",
-    "WrongValue",
-    "explain",
-    "Finding",
-    "Findings",
-    "Screen",
-    "Table",
-    "as_html",
-    "as_text",
-    "better",
-    "counted",
-    "current_cell",
-    "duration",
-    "figure_inputs",
-    "first_few",
-    "house_style",
-    "human_size",
-    "plural",
-    "running_shell",
-    "screen",
-    "show_batch",
-    "show_figure",
-    "show_history",
-]
+    "Explained", "Failed", "NoSuchFile", "NotInstalled", "SystemFailed", "WrongType", "WrongValue", "explain",
+    "Finding", "Findings", "Screen", "Table", "as_html", "as_text", "better", "counted", "current_cell", "duration",
+    "figure_inputs", "first_few", "house_style", "human_size", "plural", "running_shell", "screen", "show_batch",
+    "show_figure", "show_history",
+]  # fmt: skip

@@ -211,11 +211,8 @@ def _as_image(chart: str, width: int, alt: str) -> str:
 
 def _in_words(axis: Axis, curves: dict[str, Points]) -> str:
     """Say what a chart shows."""
-    said = []
-    for name in axis.names:
-        points = _finite(curves[name])
-        if points:
-            said.append(f"{name} from {number(points[0][1])} to {number(points[-1][1])}")
+    drawn = [(name, points) for name in axis.names if (points := _finite(curves[name]))]
+    said = [f"{name} from {number(points[0][1])} to {number(points[-1][1])}" for name, points in drawn]
     return f"{axis.title} over steps: {', '.join(said)}"
 
 

@@ -22,11 +22,7 @@ _QUIET = "opacity:.7;"
 
 
 def panel_html(
-    bars: Sequence[Bar],
-    curves: dict[str, Points],
-    state: str,
-    status: str,
-    cores: Sequence[tuple[str, str]] = (),
+    bars: Sequence[Bar], curves: dict[str, Points], state: str, status: str, cores: Sequence[tuple[str, str]] = ()
 ) -> str:
     """Draw the panel.
 

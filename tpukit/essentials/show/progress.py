@@ -270,11 +270,7 @@ def kind_of_screen() -> str:
 
 @contextlib.contextmanager
 def screen(kind: str | None = None) -> Iterator[Screen]:
-    """Open the screen of a run: "panel", "line", "text", "off", or None to choose by where this process runs.
-
-    Raises:
-        ValueError: for any other kind.
-    """
+    """Open the screen of a run: "panel", "line", "text", "off", or None to choose by where this process runs."""
     kinds = {"panel": Panel, "line": Line, "text": Text, "off": Screen}
     if kind not in (None, *kinds):
         raise ValueError(f"progress is one of {', '.join(map(repr, kinds))} or None, got {kind!r}")

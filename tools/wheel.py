@@ -1,0 +1,49 @@
+"""Build the kit's wheel, which is what would be published.
+
+    python tools/wheel.py dist
+
+What notebooks 07 and 11 read beside the package, in a clone, goes into it: tpukit/notebooks, tpukit/tests.
+"""
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+BESIDE = ("notebooks/scenes.py", "tests/rehearsals/vertex_stand_in.py", "tests/rehearsals/ray_rehearsal.py")
+SETUPTOOLS = 77  # what pyproject.toml asks for; without it pip fetches one
+
+
+def build(to: Path) -> Path:
+    """Build the wheel into a folder, in place of other versions; return its path."""
+    for old in to.glob("tpukit-*.whl"):
+        old.unlink()
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "wheel", "--quiet", "--no-deps"]
+    with tempfile.TemporaryDirectory() as copy:  # building leaves traces beside the source, which go into later wheels
+        for name in ("tpukit", "pyproject.toml", "requirements.txt", "README.md", "LICENSE"):
+            source, target = ROOT / name, Path(copy) / name
+            traces = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(source, target, ignore=traces) if source.is_dir() else shutil.copy(source, target)
+        for name in BESIDE:
+            (Path(copy, "tpukit") / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, Path(copy, "tpukit") / name)
+        if has_setuptools():
+            pip.append("--no-build-isolation")
+        subprocess.run([*pip, "--wheel-dir", to, copy], check=True)
+    (wheel,) = to.glob("tpukit-*.whl")
+    return wheel
+
+
+def has_setuptools() -> bool:
+    """Return whether this Python has what builds a wheel, so that nothing is fetched."""
+    try:
+        return int(metadata.version("setuptools").partition(".")[0]) >= SETUPTOOLS
+    except metadata.PackageNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    print(build(Path(sys.argv[1])))
