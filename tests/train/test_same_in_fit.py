@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import tpukit
 from tpukit import fit
 from tpukit.essentials.run import launch
 
@@ -22,6 +23,7 @@ class Changing(nn.Module):
     def __init__(self, buffer=None, change=lambda self, x: None):
         super().__init__()
         self.layer, self.change = nn.Linear(4, 1), change
+        self.register_buffer("pointer", torch.zeros((), dtype=torch.int64))
         if buffer is not None:
             self.register_buffer("state", buffer)
 
@@ -35,11 +37,19 @@ def center(self, x):
     self.state = 0.9 * self.state + 0.1 * x.mean(0)
 
 
-def enqueue(self, x):
-    import tpukit
+def center_in_place(self, x):
+    self.state.mul_(0.9).add_(0.1 * x.mean(0))
+    self.note = x.mean().item()  # other numbers on each core, that decide about nothing
 
-    keys = tpukit.core().gather(x.mean(0, keepdim=True))
-    self.state = torch.cat([keys, self.state])[: len(self.state)]
+
+def enqueue(self, x):
+    keys, at = tpukit.core().gather(x.mean(0, keepdim=True)), self.pointer.item()
+    self.state[at : at + len(keys)] = keys
+    self.pointer.fill_((at + len(keys)) % len(self.state))
+
+
+def turn(self, x):
+    self.state = self.state * torch.exp(1j * x.mean())
 
 
 def count(self, x):
@@ -71,6 +81,18 @@ class MovingWeight(nn.Module):
         return ((outputs - targets) ** 2).mean() * self.share
 
 
+class Symmetric(nn.Module):
+    """A parametrization."""
+
+    def forward(self, weight):
+        return weight.triu() + weight.triu(1).mT
+
+
+def symmetric(layer):
+    nn.utils.parametrize.register_parametrization(layer, "weight", Symmetric())
+    return layer
+
+
 def linear(change=lambda layer: layer, *after):
     return lambda: nn.Sequential(change(nn.Linear(4, 4)), *copy.deepcopy(after), nn.Linear(4, 1))
 
@@ -79,6 +101,11 @@ def linear(change=lambda layer: layer, *after):
 MODULES = {
     "`BatchNorm`": (linear(lambda layer: layer, nn.BatchNorm1d(4)), "works: running statistics are averaged"),
     "`Dropout`": (linear(lambda layer: layer, nn.Dropout()), "works: each core draws its own"),
+    "`nn.utils.parametrize` with a module of one's own": (linear(symmetric), "works"),
+    "`nn.utils.weight_norm`, `nn.utils.spectral_norm`, the older ones": (
+        linear(nn.utils.spectral_norm, nn.utils.weight_norm(nn.Linear(4, 4))),
+        "works",
+    ),
     "`nn.utils.parametrizations.weight_norm`": (linear(nn.utils.parametrizations.weight_norm), "works"),
     "`nn.utils.parametrizations.spectral_norm`": (linear(nn.utils.parametrizations.spectral_norm), "works"),
     "`nn.utils.parametrizations.orthogonal`": (linear(nn.utils.parametrizations.orthogonal), "works"),
@@ -87,7 +114,12 @@ MODULES = {
         lambda: Changing(torch.zeros(4), center),
         "works: it is averaged",
     ),
-    "a queue of `core.gather(keys)`, as MoCo's": (lambda: Changing(torch.zeros(6, 4), enqueue), "works"),
+    "the same, written in place": (lambda: Changing(torch.zeros(4), center_in_place), "works: it is averaged"),
+    "a complex buffer": (lambda: Changing(torch.ones(4, dtype=torch.complex64), turn), "works: it is averaged"),
+    "a queue of `core.gather(keys)` with its pointer, as MoCo's": (
+        lambda: Changing(torch.zeros(6, 4), enqueue),
+        "works",
+    ),
     "a float buffer of the loss": (linear(), "works: it is averaged"),
     "`Embedding`": (Words, "works"),
     "`Embedding(max_norm=...)`": (lambda: Words(max_norm=0.5), "refused: leave max_norm out"),

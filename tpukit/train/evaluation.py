@@ -78,7 +78,7 @@ def evaluate(
         TypeError: a batch or the model's outputs are of no known kind; or a metric cannot be updated step by step.
     """
     core.average_buffers(model)
-    core.same.compare("in evaluate", model=model, data=batches.facts())
+    core.same.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
     options = {"metrics": metrics, "prepare": prepare, "bf16": bf16, "keep_outputs": keep_outputs}
     return evaluate_synced(core, model, loss, batches, **options)
 

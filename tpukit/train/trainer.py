@@ -238,7 +238,7 @@ class Trainer:
         """Train to the last epoch, or until the time is up."""
         with self.state.held(), self._in_fit():
             self._resume(resume)
-            self._compare("before the first step of fit")
+            self._compare("before the first step of fit", first=True)
             self._first_step = self.progress.step + 1
             if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
                 self._stop_early()  # a run that was stopped stays stopped
@@ -261,7 +261,7 @@ class Trainer:
     @contextlib.contextmanager
     def _in_fit(self) -> Iterator[None]:
         """Compare and draw random numbers at moments of its own; what follows draws as if nothing had been drawn."""
-        self.core.same.release()
+        self.core.same.forget()
         self.core.in_fit = True
         try:
             with self.core.numbers_put_back():
@@ -269,8 +269,11 @@ class Trainer:
         finally:
             self.core.in_fit = False
 
-    def _compare(self, when: str) -> None:
-        """Raise unless what is trained, and what with, is the same on every core, together."""
+    def _compare(self, when: str, *, first: bool = False) -> None:
+        """Raise unless what is trained, and what with, is the same on every core, together.
+
+        Float buffers are averaged in each step, so not at first; layers may note numbers of this core's batches later.
+        """
         at, step = self.progress, self.step
         if self._compared == at.step:
             return  # between two steps nothing changes
@@ -282,9 +285,11 @@ class Trainer:
         self.core.same.compare(
             when,
             modules={name: one for name, one in modules.items() if one is not None},
-            optimizer=step.optimizer,
+            optimizers=[step.optimizer],
             schedule=step.schedule or self.epoch_schedule,
             data={f"{name}: {key}": value for name, one in data.items() for key, value in one.facts().items()},
+            averaged=not first,
+            layers=first,
             epochs=self.epochs,
             steps_per_epoch=at.steps_per_epoch,
             step=at.step,

@@ -57,6 +57,27 @@ def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, differs=(),
     return model
 
 
+def without_optimizer(core):
+    """Step by hand, with gradients that nobody averaged."""
+    model = core.model(torch.nn.Linear(4, 1))
+    for _ in range(3):
+        with core.step():
+            model(X[:4] + core.rank).sum().backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+
+def beside_the_optimizer(core):
+    """Train with a teacher that no optimizer holds, and that sees other samples on each core."""
+    model, teacher = core.model(torch.nn.Linear(4, 1)), core.model(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with core.step():
+        model(X[:4]).sum().backward()
+        core.optimizer_step(optimizer)
+        teacher.bias.data += core.rank
+
+
 def without_core_model(core):
     """Average the gradients of two models."""
     torch.manual_seed(core.rank)
@@ -100,7 +121,7 @@ REFUSED = {
     "settings": (lambda core: loop(core, lr=0.1 * (1 + core.rank)), ("lr of SGD", "0.1 on core 0, 0.2 on core 1")),
     "a schedule by this core's own loss": (
         lambda core: loop(core, scheduled=True),
-        ("lr of SGD", "core.mean(loss)", "after the first step it was the same"),
+        ("lr of SGD", "core.mean(loss)", "after step 4 it was the same"),
     ),
     "seed of the batches": (lambda core: loop(core, seed=core.rank), ("dataset", "seed of core.batches: 0 on core 0")),
     "order of samples": (lambda core: loop(core, data=samples(core, 64)), ("dataset", "tensors")),
@@ -121,6 +142,12 @@ REFUSED = {
         lambda core: loop(core, step=lambda optimizer: optimizer.step()),
         ("core.optimizer_step(optimizer)", "launch_each"),
     ),
+    "plain step that changes nothing yet": (
+        lambda core: loop(core, lr=0.0, step=lambda optimizer: optimizer.step()),
+        ("core.optimizer_step(optimizer)", "launch_each"),
+    ),
+    "no optimizer": (without_optimizer, ("weights", "after the second step", "core.optimizer_step")),
+    "a teacher": (beside_the_optimizer, ("weights", "1.bias", "after the first step")),
 }
 
 
@@ -132,7 +159,7 @@ def attempts(core):
             attempt(core)
         except Differs as error:
             said[name] = str(error)
-        core.same.optimizer = core.same.due = None
+        core.same.forget()
     return said
 
 
@@ -175,9 +202,59 @@ def test_what_is_the_same_or_may_differ_is_no_error():
             optimizer.step()
 
         loop(core, one, step=average), loop(core, two)
+        adversaries(core)
+        wrapped(core)
+        core.log(loss=core.rank)
+        best = loop(core)
+        if core.is_main:  # which looks at the best once more, alone
+            best.load_state_dict(torch.nn.Linear(4, 1).state_dict())
         return counts
 
     assert len(set(launch(work, cores=2, backend="cpu", progress="off").results)) == 2
+
+
+def adversaries(core):
+    """Two models, each with an optimizer of its own, that step in turn."""
+    models = [core.model(torch.nn.Linear(4, 1)) for _ in range(2)]
+    optimizers = [torch.optim.Adam(model.parameters(), lr=0.1 * (at + 1)) for at, model in enumerate(models)]
+    for inputs, _ in core.batches(PAIRS, batch_size=8):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            with core.step():
+                model(inputs).sum().backward()
+                core.optimizer_step(optimizer)
+
+
+class Wrapped:
+    """An optimizer around another, as Lookahead is."""
+
+    def __init__(self, inner):
+        self.inner, self.param_groups = inner, inner.param_groups
+        self.zero_grad = inner.zero_grad
+
+    def step(self):
+        self.inner.step()
+
+
+def wrapped(core):
+    """Train with such an optimizer."""
+    model = core.model(torch.nn.Linear(4, 1))
+    optimizer = Wrapped(torch.optim.SGD(model.parameters(), lr=0.1))
+    for inputs, _ in core.batches(PAIRS, batch_size=8):
+        with core.step():
+            model(inputs).sum().backward()
+            core.optimizer_step(optimizer)
+
+
+def test_complex_buffers_are_averaged_as_float_ones_are():
+    def work(core):
+        model = torch.nn.Linear(1, 1)
+        model.register_buffer("phase", torch.zeros(2, dtype=torch.complex64))
+        model = core.model(model)
+        model.phase = model.phase + 2j * core.rank
+        core.average_buffers(model)
+        return core.to_host(model.phase).tolist()
+
+    assert launch(work, cores=2, backend="cpu", progress="off").results == [[1j, 1j]] * 2
 
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla", marks=pytest.mark.xla)])
@@ -190,6 +267,7 @@ def test_the_worker_function_begins_with_the_same_random_numbers_and_its_steps_w
             mask = core.to_host(torch.nn.functional.dropout(torch.ones(64, device=core.device))).tolist()
         split, _ = torch.utils.data.random_split(range(20), [10, 10])
         drawn = [row for batch in core.batches(Drawing(), batch_size=2) for row in batch.tolist()]
+        loaded = [row for batch in core.batches(Drawing(), batch_size=2, workers=1) for row in batch.tolist()]
         outside = host_numbers()
         core.same_seed(1)
         with core.step():
@@ -198,7 +276,7 @@ def test_the_worker_function_begins_with_the_same_random_numbers_and_its_steps_w
         own = host_numbers()
         return {
             "same": (first, on_device, split.indices, outside, alike),
-            "own": (*inside, mask, tuple(drawn), *own),
+            "own": (*inside, mask, drawn, loaded, *own),
         }
 
     one, two = launch(work, cores=2, backend=backend, progress="off").results

@@ -2,11 +2,12 @@
 
 from tpukit.essentials.backends import Hosts
 from tpukit.essentials.run.core import Core
+from tpukit.essentials.run.difference import Differs
+from tpukit.essentials.run.held import averaged_places
 from tpukit.essentials.run.jobs import Jobs, launch_each
 from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, launch, worker_failed
 from tpukit.essentials.run.log_writers import Row
 from tpukit.essentials.run.objects import gather_objects
-from tpukit.essentials.run.same import Differs, averaged_places
 from tpukit.essentials.run.signals import STEP_SECONDS, Terminated, die_with_parent, sigterm_ends_the_run
 from tpukit.essentials.run.tensors import save_tensors
 from tpukit.essentials.run.this_core import core

@@ -23,6 +23,7 @@ from tpukit.essentials.data import (
 )
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
+from tpukit.essentials.run.held import averaged_places
 from tpukit.essentials.run.notebook_output import NotebookOutput
 from tpukit.essentials.run.same import Same
 from tpukit.essentials.run.tensors import save_tensors
@@ -47,6 +48,7 @@ class Core(NotebookOutput):
         seed_of_launch: what all random numbers of the run come from.
         same: what is compared between the cores; see `tpukit.essentials.run.same`.
         in_fit: True while `fit` trains, which compares at moments of its own.
+        open_steps: how many `step` blocks the worker function is in, one within the other.
     """
 
     hosts = 1
@@ -61,7 +63,7 @@ class Core(NotebookOutput):
         self.seed_of_launch, self._began = seed, time.monotonic()
         self.same, self.in_fit = Same(self), False
         self._average_gradients = GradientAverage(backend, self.same.names_of)
-        self._in_step = self._seeded = 0
+        self.open_steps = self._seeded = 0
         # Whose the host's random numbers are outside of steps: all cores', or, once `seed` was called, as that says.
         self._shares_numbers = self.world_size > 1 and not backend.shares_process
         self._own_numbers: tuple | None = None  # where this core's own stand, between two steps
@@ -87,7 +89,7 @@ class Core(NotebookOutput):
         Raises:
             Differs: the cores call it with different models.
         """
-        self.same.compare_models(module)
+        self.same.begin_model(module)
         module = _move(module if in_place else copy.deepcopy(module), self.device)
         self.same.add_model(module, differs)
         with self._together("model"):
@@ -166,14 +168,11 @@ class Core(NotebookOutput):
                     found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
                     fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
                 )
-            batches = StreamBatches(dataset, steps=steps, **options)
-            self.same.add_batches(batches)
-            return batches
+            return self.same.add_batches(StreamBatches(dataset, steps=steps, **options))
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(buckets)
         options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
-        batches = Batches(dataset, **options)
-        self.same.add_batches(batches)
+        batches = self.same.add_batches(Batches(dataset, **options))
         if buckets is not None:
             lengths, count = ", ".join(map(str, batches.sampler.shapes())), batches.shapes
             shapes = f"{count} shapes, so {count} graphs" if count > 1 else "one shape, so one graph"
@@ -190,7 +189,7 @@ class Core(NotebookOutput):
         began = time.monotonic()
         traced = self.backend.traced
         self.doing = "tracing" if traced else None
-        self._in_step += 1
+        self.open_steps += 1
         if self.backend.shares_process and not self._seeded:
             self.seed()  # the host's are another core's as well, and cannot be put back
         try:
@@ -201,11 +200,11 @@ class Core(NotebookOutput):
                 self.backend.sync()
         finally:
             self.doing = None
-            self._in_step -= 1
+            self.open_steps -= 1
         self.activity += 1
         self._steps.append(time.monotonic() - began)
-        if self.same.due and not self._in_step:
-            self.same.compare_if_due()
+        if not self.open_steps:
+            self.same.end_of_step()
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
@@ -225,17 +224,15 @@ class Core(NotebookOutput):
         if clip is not None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
+        with self.same.own_step():
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if self.same.due and not self._in_step and not self.backend.traced:
-            self.same.compare_if_due()
 
     def average_gradients(self, optimizer, *, also: Iterable = ()) -> None:
         """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
-        self.same.before_step(optimizer)
+        self.same.before_average(optimizer)
         with self._together("optimizer_step"):
             self._average_gradients(optimizer, also)
-        self.same.after_step(optimizer)
 
     def average_buffers(self, module) -> None:
         """Give every core the mean of the cores' float buffers, together.
@@ -244,7 +241,7 @@ class Core(NotebookOutput):
         in their mean; call it before evaluating or saving.
         """
         with self._together("average_buffers"):
-            self.backend.average([buffer for buffer in module.buffers() if buffer.is_floating_point()])
+            self.backend.average(averaged_places(module)())
 
     def seed(self, *words: int) -> None:
         """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.

@@ -16,8 +16,8 @@ class GradientAverage:
     had: an optimiser does not touch that one, while zeros would decay it.
 
     A step in which every parameter has its gradient sends those numbers and reads none. A core that lacks some reads
-    them; on a TPU, where reading waits for the device, only when it first lacks those: there all cores run one program,
-    so what they lack together changes together.
+    them; on a TPU, where reading waits for the device, once, unless it lacks others in other steps: there all cores
+    have to run one program, and layers that come and go are looked at in each step.
     """
 
     def __init__(self, backend: Backend, names_of: Callable[[list], list[str]] = lambda them: [""] * len(them)):
@@ -51,6 +51,8 @@ class GradientAverage:
         else:
             (numbers,) = self._backend.to_device([torch.tensor(here, dtype=torch.float32)])
         self._backend.average([*gradients, numbers, *also])
+        read = self._read.setdefault(optimizer, {})
+        read.setdefault(here)
         if all(here):
             return
         anywhere = self._anywhere(optimizer, parameters, here, numbers)
@@ -58,8 +60,8 @@ class GradientAverage:
             parameter.grad = gradient if has else None
 
     def _anywhere(self, optimizer, parameters: list, here: tuple, numbers) -> list[bool]:
-        read = self._read.setdefault(optimizer, {}) if self._backend.in_graph else {}
-        if here not in read:
+        read = self._read[optimizer]
+        if read[here] is None or len(read) > 1 or not self._backend.in_graph:
             shares = self._backend.to_cpu([numbers])[0].tolist()
             mixed = [parameter for parameter, share in zip(parameters, shares, strict=True) if 0 < share < 1]
             if mixed and self._backend.in_graph:

@@ -5,80 +5,61 @@ name, and one number for each group of them travels: a message of one size, and 
 model. Only where a group differs do the names and values of all cores follow, for the error.
 """
 
-import fnmatch
-import re
+import contextlib
 import weakref
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from tpukit.essentials.run.objects import gather_objects
-from tpukit.essentials.show import Explained, Failed, WrongValue, first_few
-
-# In the order in which one explains the other: of different data come different weights.
-GROUPS = ("run", "data", "model", "settings", "weights", "buffers")
-_LEAST_STEPS = 100  # between two comparisons in a loop of one's own: one costs as much as a step or two
-_MOST_SHOWN = 5
-_FACTS = {
-    "run": "the cores do not do the same",
-    "data": "the cores have different datasets",
-    "model": "the cores hold different models",
-    "settings": "the cores' optimizers or schedules have different settings",
-    "weights": "the cores hold different weights, and would train different models",
-    "buffers": "the cores hold different buffers",
-}
-_CAUSES = {
-    "run": "call it with the same arguments on every core, and give every core the same folder, one that all see",
-    "data": (
-        "make the dataset in the notebook, or from what all cores draw alike: torch.Generator().manual_seed(0), a "
-        "sorted list of files, one seed= for core.batches"
-    ),
-    "model": "make the model in the notebook, or without what differs by core: random choices, core.rank, the time",
-    "settings": (
-        "the same numbers on every core: what is drawn at random in the notebook, what a schedule is stepped with as "
-        "core.mean(loss)"
-    ),
-    "buffers": (
-        "a float buffer, which is averaged over the cores; or the same change on every core, with "
-        'core.all_reduce(counts) before it is added; or core.model(model, differs=["*counts"])'
-    ),
-}
-_UNLIKE = "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
-_CHANGED = (
-    "no weights that forward sets from this core's own batch (start values from the first batch: make them before "
-    "core.model;\nEmbedding(max_norm=...): leave it out); core.optimizer_step(optimizer) in every step; and nothing "
-    "drawn at random that decides about them"
+from tpukit.essentials.backends import runtime_started
+from tpukit.essentials.run.difference import GROUPS, Differs, difference
+from tpukit.essentials.run.held import (
+    gradient_checksum,
+    held_tensors,
+    settings,
+    structure,
+    trains,
+    versions,
 )
+from tpukit.essentials.run.objects import gather_objects
+from tpukit.essentials.show import Failed, WrongValue, first_few
 
-
-class Differs(Explained, ValueError):
-    """Something that may not differ between the cores does; the message names it, the cores, and since when."""
+_ALONE = "each process of a rehearsal on plain CPU processes is alone with it"
+_EARLY, _SELDOM = 64, 100  # steps: until there after each power of two, then after so many, at the end of an epoch
 
 
 class Same:
     """What one core compares with the others, and what it remembers for that.
 
+    A loop of the user's own is followed by the steps of its optimizers; `fit` compares at moments of its own.
+
     Args:
         core: this core.
 
     Attributes:
-        due: what the comparison that the next end of a step makes is called; None for none.
-        optimizer: the last that stepped in a loop of the user's own, with the modules it trains: None after `fit`.
+        due: what the comparison that the end of this step makes is called; None for none.
     """
 
     def __init__(self, core):
         self._core = core
-        self._models: list[weakref.ref] = []
-        self._batches: list[weakref.ref] = []
-        self._steps = weakref.WeakKeyDictionary()  # by optimizer: its steps in a loop of the user's own
-        self._seen = weakref.WeakSet()  # optimizers that stepped otherwise, and were looked at
-        self._gradients: int | None = None
-        self._passed = weakref.WeakKeyDictionary()  # by optimizer: by group the last check that it passed
+        self._models: list[weakref.ref] = []  # from core.model, all of them, for their names
         self._may_differ: list[str] = []
-        self.due: str | None = None
-        self.optimizer = None
+        self._batches: list[weakref.ref] = []
+        self._was_started = runtime_started()  # by the kernel, before the fork
+        self._in_own_step = False
+        self.forget()
+
+    def forget(self) -> None:
+        """Let go of a loop of the user's own: another begins, or `fit`, which compares at moments of its own."""
+        self._new: list[weakref.ref] = []  # from core.model, since the last loop
+        self._steps: dict[object, int] = {}  # of the loop that runs, by optimizer
         self._trained: list = []
         self._data: Mapping[str, object] = {}
+        self._passed: dict[str, str] = {}  # by group, the last check
+        self._gradients: list[int] = []  # the first that this core had, before they were averaged
+        self._versions: list[list[int]] = []  # of all optimizers' parameters, after the last step
+        self._unwatched = 0  # ends of steps until a model that no optimizer steps is looked at
+        self.due: str | None = None
 
     @property
     def is_on(self) -> bool:
@@ -87,117 +68,131 @@ class Same:
 
     # ---- what is there to compare ------------------------------------------------------------------------------
 
-    def compare_models(self, module) -> None:
+    def begin_model(self, module) -> None:
         """Compare what the cores bring to `core.model`, together, before the first weight travels."""
-        if self.is_on:
-            self.release()
-            self.compare("in core.model", model=module, only=("run", "model"))
+        if self._steps:
+            self.forget()  # of a loop that is over: another begins
+        self.compare("in core.model", modules={"": module}, only=("run", "model"))
 
     def add_model(self, module, differs: Iterable[str]) -> None:
         """Note a module that came from `core.model`, and which of its tensors may differ."""
         self._may_differ += differs
-        self._models = [one for one in self._models if one() is not None] + [weakref.ref(module)]
+        self._models = [*_alive(self._models), weakref.ref(module)]
+        self._new.append(self._models[-1])
+        self._unwatched = 2
 
-    def add_batches(self, batches) -> None:
-        """Note batches that this core made."""
-        if self.is_on:
-            self._batches = [one for one in self._batches if one() is not None] + [weakref.ref(batches)]
+    def add_batches(self, batches):
+        """Note batches that this core made, and return them."""
+        self._batches = [*_alive(self._batches), weakref.ref(batches)]
+        return batches
 
     def names_of(self, parameters: list) -> list[str]:
         """Return the names that parameters have in the modules from `core.model`; of others their shapes."""
-        models = [model for reference in self._models if (model := reference()) is not None]
-        names = {id(one): name for model in models for name, one in model.named_parameters()}
+        named = [pair for one in _alive(self._models) for pair in one().named_parameters()]
+        names = {id(one): name for name, one in named}
         return [names.get(id(one), f"a parameter of {tuple(one.shape)}") for one in parameters]
-
-    def _modules_of(self, optimizer) -> list:
-        ids = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        models = [model for reference in self._models if (model := reference()) is not None]
-        return [model for model in models if any(id(parameter) in ids for parameter in model.parameters())]
 
     # ---- a loop of the user's own ------------------------------------------------------------------------------
 
+    def before_average(self, optimizer) -> None:
+        """Follow an optimizer whose gradients are about to be averaged; look at the first where that costs nothing."""
+        if self._watches() and optimizer not in self._steps:
+            self._steps[optimizer] = 0
+            if self._core.device.type == "cpu" and (mine := gradient_checksum(self._core, optimizer)) is not None:
+                self._gradients.append(mine)
+
+    @contextlib.contextmanager
+    def own_step(self) -> Iterator[None]:
+        """Say that `core.optimizer_step` steps: an optimizer may hold another, which is not to be looked at."""
+        self._in_own_step = True
+        try:
+            yield
+        finally:
+            self._in_own_step = False
+
     def before_step(self, optimizer) -> None:
-        """Look at the first gradients of an optimizer, where reading them costs nothing."""
-        known = self._steps.setdefault(optimizer, 0)
-        if not self.is_on or self._core.in_fit or known or self._core.backend.traced:
-            return
-        held = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        if self._core.device.type == "cpu" and any(bool(one.any()) for one in held):
-            self._gradients = zlib.crc32(repr([checksum(one) for one in held]).encode())
+        """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made."""
+        if self._watches() and optimizer not in self._steps and not self._in_own_step:
+            self._refuse_alone(optimizer)
+            if any(trains(optimizer, one()) for one in _alive(self._models)):
+                self._refuse_plain_step(optimizer)
+                self._steps[optimizer] = 0
 
     def after_step(self, optimizer) -> None:
-        """Count the step; after the first one, and after each epoch, the next end of a step compares."""
-        if not self.is_on or self._core.in_fit:
+        """Count the step; after the first ones, and then after each epoch, the end of the step compares."""
+        if not self._watches() or optimizer not in self._steps:
             return
-        done = self._steps[optimizer] = self._steps[optimizer] + 1
-        if self.optimizer is not optimizer:
-            self.optimizer, self._trained = optimizer, self._modules_of(optimizer)
-        if done == 1:
-            self.due = "after the first step"
-            alive = [batches for one in self._batches if (batches := one()) is not None and batches.drawn]
-            newest = max(alive, key=lambda batches: batches.drawn, default=None)
-            self._data = {} if newest is None else newest.facts()
+        steps = self._steps[optimizer] = self._steps[optimizer] + 1
+        self._versions = [versions(one) for one in self._steps]
+        self._unwatched = 0
+        if steps == 1:
+            self._trained = [one() for one in _alive(self._models) if one in self._new or self._is_trained(one())]
+            drawn = [batches() for batches in _alive(self._batches) if batches().drawn]
+            self._data = max(drawn, key=lambda one: one.drawn).facts() if drawn else {}
         # By steps, which all cores count alike: that they have as many in an epoch is compared after the first.
-        elif done % (-(-_LEAST_STEPS // self._epoch()) * self._epoch()) == 0:
-            self.due = f"after step {done}"
+        epoch = self._data.get("steps", 1)
+        early = steps <= _EARLY and steps & (steps - 1) == 0
+        if early or steps % (-(-_SELDOM // epoch) * epoch) == 0:
+            self.due = "after the first step" if steps == 1 else f"after step {steps}"
+            if not self._core.open_steps and not self._core.backend.traced:
+                self.end_of_step()
 
-    def _epoch(self) -> int:
-        return self._data.get("steps", 1)
-
-    def compare_if_due(self) -> None:
-        """Make the comparison that `after_step` asked for, together."""
+    def end_of_step(self) -> None:
+        """Make the comparison that is due, together."""
         when, self.due = self.due, None
-        if when is None or self.optimizer is None:
-            return
-        self.compare_loop(when)
-        # Whether to ask is the same on every core, whatever gradients it has; where reading them costs nothing.
-        if when == "after the first step" and self._core.device.type == "cpu":
-            mine, self._gradients = self._gradients, None
-            sums = set(gather_objects(self._core, mine))
-            if len(sums) == 1 and mine is not None:
-                self._core.print(
-                    "all cores have the same gradients, so the same batches: each does the work of one. "
-                    "core.batches(dataset, batch_size=...) gives each core a share of its own"
-                )
+        if when is not None:
+            self.compare_loop(when)
+            mine, self._gradients = self._gradients, []
+            # Whether to ask is the same on every core, where reading gradients costs nothing.
+            if when == "after the first step" and self._core.device.type == "cpu":
+                everyone = gather_objects(self._core, mine)
+                if mine and all(one == mine for one in everyone):
+                    self._core.print(
+                        "all cores have the same gradients, so the same batches: each does the work of one. "
+                        "core.batches(dataset, batch_size=...) gives each core a share of its own"
+                    )
+        elif self._unwatched and self._watches():
+            self._unwatched -= 1
+            if not self._unwatched:  # a loop that has no optimizer changes its weights by itself
+                self._trained = [one() for one in _alive(self._new)]
+                self.compare_loop("after the second step")
+                self._trained = []
 
     def compare_loop(self, when: str) -> None:
         """Compare what a loop of the user's own trains, together: float buffers are each core's until averaged."""
-        if not self.is_on or self.optimizer is None:
-            return
-        self.compare(when, modules=self._loop_modules(), optimizer=self.optimizer, data=self._data, averaged=False)
-
-    def release(self) -> None:
-        """Compare what the last optimizer holds, together, and let go of it: another model is about to come."""
-        if self.optimizer is not None:
-            self.compare_loop("after its last step")
-            self.optimizer, self._trained, self.due = None, [], None
+        if self._steps or self._trained:
+            modules, optimizers = self._loop()
+            self.compare(when, modules=modules, optimizers=optimizers, data=self._data, averaged=False)
 
     def at_end(self) -> dict[str, dict] | None:
-        """Return what the last optimizer of a loop of the user's own holds, for `apart`; None without one.
+        """Return what a loop of the user's own holds, for `apart`; None without one, or where it was changed since.
 
         The kernel compares it, when all results are there: a core that leaves before the others must not wait for them.
+        One core alone may load other weights after the last step, say the best, and look at them.
         """
         self.due = None
-        if not self.is_on or self.optimizer is None:
+        if self.is_on and self._core.device.type != "xla" and runtime_started() and not self._was_started:
+            self._core.print(f'torch_xla was used, and {_ALONE}: launch(..., backend="xla") joins them as on chips')
+        if not self.is_on or not self._versions or self._versions != [versions(one) for one in self._steps]:
             return None
-        return self._describe(GROUPS, self._loop_modules(), self.optimizer, data=self._data, averaged=False)
+        modules, optimizers = self._loop()
+        return self._describe(GROUPS, modules, optimizers, data=self._data, averaged=False)
 
-    def _loop_modules(self) -> dict[str, object]:
-        return {f"{number}." if number else "": model for number, model in enumerate(self._trained)}
+    def _watches(self) -> bool:
+        return self.is_on and not self._core.in_fit
 
-    def look_at_step(self, optimizer) -> None:
-        """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made."""
-        if self.is_on and optimizer not in self._seen and optimizer not in self._steps:
-            self._seen.add(optimizer)
-            self._refuse_alone(optimizer)
-            self._refuse_plain_step(optimizer)
+    def _loop(self) -> tuple[dict[str, object], list]:
+        return {f"{at}." if at else "": one for at, one in enumerate(self._trained)}, list(self._steps)
+
+    def _is_trained(self, module) -> bool:
+        return any(trains(optimizer, module) for optimizer in self._steps)
 
     def _refuse_alone(self, optimizer) -> None:
         """Raise where torch_xla trains on a device of its own, in a rehearsal on plain CPU processes."""
         devices = {one.device.type for group in optimizer.param_groups for one in group["params"]}
         if "xla" in devices and self._core.device.type != "xla":
             raise Failed(
-                "torch_xla's own calls join nothing in a rehearsal on plain CPU processes: each would train alone",
+                f"torch_xla would train on a device of its own, and {_ALONE}",
                 found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
                 fix='launch(..., backend="xla"), where they are joined as on chips; or core.model and core.batches',
             )
@@ -207,11 +202,7 @@ class Same:
 
         A stranger's code may average by itself, as `xm.optimizer_step` does: then all cores have the same gradients.
         """
-        if not self._modules_of(optimizer):
-            return
-        held = [one.grad for group in optimizer.param_groups for one in group["params"] if one.grad is not None]
-        sums = zlib.crc32(repr([checksum(one) for one in self._core.to_host(held)]).encode())
-        if len(set(gather_objects(self._core, sums))) > 1:
+        if len(set(gather_objects(self._core, gradient_checksum(self._core, optimizer)))) > 1:
             raise Differs(
                 f"{type(optimizer).__name__}.step() with gradients that differ between the cores: each would train a "
                 "model of its own",
@@ -221,8 +212,6 @@ class Same:
                     "that are meant to be independent tpukit.launch_each"
                 ),
             )
-        if self.optimizer is not optimizer:
-            self.optimizer, self._trained = optimizer, self._modules_of(optimizer)
 
     # ---- the comparison ----------------------------------------------------------------------------------------
 
@@ -230,12 +219,12 @@ class Same:
         self,
         when: str,
         *,
-        model=None,
-        modules: Mapping[str, object] | None = None,
-        optimizer=None,
+        modules: Mapping[str, object],
+        optimizers: Iterable = (),
         schedule=None,
         data: Mapping[str, object] = MappingProxyType({}),
         averaged: bool = True,
+        layers: bool = True,
         only: tuple[str, ...] = GROUPS,
         **run: object,
     ) -> None:
@@ -243,12 +232,12 @@ class Same:
 
         Args:
             when: the name of this check, for the error.
-            model: one module, or
-            modules: several, by what their names begin with.
-            optimizer: its settings, and the parameters that are in none of the modules.
+            modules: by what the names of their tensors begin with.
+            optimizers: their settings, and the parameters that are in none of the modules.
             schedule: its state.
             data: the facts of batches, by name.
             averaged: whether float buffers have been averaged, so have to be the same.
+            layers: whether the modules' layers have to be the same as well, with their settings.
             only: the groups that are compared.
             **run: further values, by name.
 
@@ -258,61 +247,39 @@ class Same:
         """
         if not self.is_on:
             return
-        modules = modules if modules is not None else {"": model}
-        options = {"schedule": schedule, "data": data, "averaged": averaged, **run}
-        found = self._describe(only, modules, optimizer, **options)
-        groups = self._different([_digest(found[group]) if group in only else 0 for group in GROUPS])
-        if not groups:
-            if optimizer is not None:
-                self._passed.setdefault(optimizer, {}).update(dict.fromkeys(only, when))
+        self._unwatched = 0
+        only = only if layers else tuple(group for group in only if group != "model")
+        found = self._describe(only, modules, optimizers, schedule=schedule, data=data, averaged=averaged, **run)
+        if not (groups := self._different(found)):
+            self._passed |= dict.fromkeys(only, when)
             return
         everyone = gather_objects(self._core, {group: found[group] for group in groups})
-        before = self._passed.get(optimizer, {}).get(groups[0]) if optimizer is not None else None
-        raise _error(when, everyone, before=before, modules=modules, known=self._from_core(modules))
-
-    def _from_core(self, modules: Mapping) -> bool:
-        ids = {id(reference()) for reference in self._models}
-        return any(id(one) in ids for one in modules.values())
+        ours = {id(one()) for one in _alive(self._models)}
+        from_core = any(id(one) in ours for one in modules.values())
+        before = self._passed.get(groups[0])
+        raise difference(when, everyone, before=before, modules=modules.values(), from_core=from_core)
 
     def _describe(
-        self, only: tuple, modules: Mapping, optimizer, *, schedule=None, data: Mapping, averaged: bool, **run: object
+        self, only: tuple, modules: Mapping, optimizers, *, schedule=None, data: Mapping, averaged: bool, **run: object
     ) -> dict[str, dict]:
         found: dict[str, dict] = {group: {} for group in GROUPS}
         found["run"] = {"seed of launch": self._core.seed_of_launch, "cores": self._core.world_size, **run}
-        found["data"] = dict(data)
+        if "data" in only:
+            found["data"] = dict(data)
         if "model" in only:
-            found["model"] = {name: value for key, one in modules.items() for name, value in structure(one, key)}
-        found["settings"] = dict(_settings(optimizer, schedule))
+            for key, module in modules.items():
+                found["model"] |= structure(module, key)
+        if "settings" in only:
+            found["settings"] = settings(optimizers, schedule)
         if "weights" in only:
             _refuse_local_layers(modules)
-            self._add_tensors(found, modules, optimizer, averaged=averaged)
+            found |= held_tensors(self._core, modules, optimizers, averaged=averaged, differs=self._may_differ)
         return found
 
-    def _add_tensors(self, found: dict, modules: Mapping, optimizer, *, averaged: bool) -> None:
-        tensors, seen = {}, set()
-        for key, module in modules.items():
-            for group, named in (("weights", "named_parameters"), ("buffers", "named_buffers")):
-                for name, tensor in getattr(module, named, list)():
-                    if group == "weights" or averaged or not _is_averaged(tensor):
-                        tensors[group, key + name] = tensor
-                    seen.add(id(tensor))
-        held = [one for group in getattr(optimizer, "param_groups", ()) for one in group["params"]]
-        for number, tensor in enumerate(held):
-            if id(tensor) not in seen:
-                tensors["weights", f"parameter {number} of the {type(optimizer).__name__}"] = tensor
-        wanted = {key: one for key, one in tensors.items() if self._is_compared(key[1], one)}
-        for (group, name), tensor in zip(wanted, self._core.to_host(list(wanted.values())), strict=True):
-            found[group][name] = checksum(tensor)
-
-    def _is_compared(self, name: str, tensor) -> bool:
+    def _different(self, found: Mapping[str, dict]) -> list[str]:
         import torch
 
-        lazy = torch.nn.parameter.is_lazy(tensor) or tensor.layout != torch.strided
-        return not lazy and not any(fnmatch.fnmatch(name, pattern) for pattern in self._may_differ)
-
-    def _different(self, digests: list[int]) -> list[str]:
-        import torch
-
+        digests = [zlib.crc32(repr(list(found[group].items())).encode()) for group in GROUPS]
         # Halves, because a TPU compares no 64-bit numbers between its cores, and float32 holds 16 bits exactly.
         halves = torch.tensor([(number >> 16, number & 0xFFFF) for number in digests], dtype=torch.float32)
         (halves,) = self._core.to_device([torch.stack([halves, -halves])])
@@ -327,118 +294,11 @@ def apart(everyone: list[dict | None]) -> Differs | None:
     """Return the error for what cores held when they returned, by rank; None where it is the same."""
     if None in everyone or len(everyone) < 2 or all(one == everyone[0] for one in everyone):
         return None
-    return _error("when the worker function returned", everyone, before="before", modules={}, known=True)
+    return difference("when the worker function returned", everyone, before="before")
 
 
-def _error(when: str, everyone: list[dict], *, before: str | None, modules: Mapping, known: bool) -> Differs:
-    found, groups = [], [group for group in GROUPS if any(one.get(group) != everyone[0].get(group) for one in everyone)]
-    for group in groups or ["model"]:
-        names = list(dict.fromkeys(name for one in everyone for name in one[group]))
-        rows = [(name, [one[group].get(name, "none") for one in everyone]) for name in names]
-        rows = [(name, values) for name, values in rows if len(set(map(str, values))) > 1]
-        showing = group in ("run", "data", "settings", "model")
-        shown = [name + (f": {_by_core(values)}" if showing else "") for name, values in rows[:_MOST_SHOWN]]
-        more = f" and {len(rows) - _MOST_SHOWN} more" if len(rows) > _MOST_SHOWN else ""
-        unlike = _by_core(rows[0][1], shown=False) if rows and not showing else ""
-        found.append(f"{group}: " + (", " if not showing else "\n").join(shown or ["their order"]) + more + unlike)
-    first = (groups or ["model"])[0]
-    found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
-    fix = _CAUSES.get(first) or (_CHANGED if before or known else _UNLIKE)
-    if first == "weights" and (names := [name for one in modules.values() for name in _with_max_norm(one)]):
-        fix = (
-            f"{first_few(names, 3)} is an Embedding(max_norm=...), which changes weights in forward, by this core's "
-            "samples alone: leave max_norm out"
-        )
-    return Differs(f"{_FACTS[first]} ({when})", found="\n".join(found), fix=fix)
-
-
-def averaged_places(*modules: object) -> Callable[[], list]:
-    """Return a function that looks up the buffers of modules that can be averaged, as they are at that moment.
-
-    A layer may put a new tensor in the place of the old, as `self.center = 0.9 * self.center + ...` does. The places
-    are found once: to walk through a ResNet-34 in every step would take 0.3 ms, this 4 microseconds.
-    """
-    parts = dict.fromkeys(part for one in modules if hasattr(one, "modules") for part in one.modules())
-    places = [(part._buffers, name) for part in parts for name in part._buffers]
-
-    def look_up() -> list:
-        held = [place.get(name) for place, name in places]
-        found = {id(one): one for one in held if one is not None and _is_averaged(one)}
-        return list(found.values())
-
-    return look_up
-
-
-def _is_averaged(tensor) -> bool:
-    return tensor.is_floating_point()
-
-
-def checksum(tensor) -> int:
-    """Return a checksum of a tensor in host memory, of its bits."""
-    import torch
-
-    tensor = tensor.detach()
-    if tensor.layout != torch.strided:  # a sparse gradient: what it adds up to
-        tensor = tensor.to_dense()
-    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
-
-
-def structure(module: object, prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Yield what a module computes, as far as it can be told: (name, kind and settings) of each layer and tensor.
-
-    In their order, which decides what a Sequential does. Whole numbers count only where the layer shows them, since
-    many a loss keeps its rank.
-    """
-    if not hasattr(module, "named_modules"):
-        return
-    for number, (name, part) in enumerate(module.named_modules(remove_duplicate=False)):
-        shown = [f"{number}", type(part).__qualname__, part.extra_repr()]
-        for key, value in vars(part).items():
-            if key.startswith("_") or key == "training":
-                continue
-            if isinstance(value, bool | float):
-                shown.append(f"{key}={value}")
-            elif callable(value) and not hasattr(value, "parameters"):
-                shown.append(f"{key}={getattr(value, '__qualname__', type(value).__qualname__)}")
-        yield f"{prefix}{name or type(part).__name__}", re.sub(r" at 0x\w+", "", " ".join(filter(None, shown)))
-    for kind in ("parameters", "buffers"):
-        for name, tensor in getattr(module, f"named_{kind}")():
-            if not hasattr(tensor, "materialize"):  # of a lazy layer
-                yield f"{prefix}{name} ({kind})", f"{tuple(tensor.shape)} {tensor.dtype} {tensor.requires_grad}"
-
-
-def _settings(optimizer, schedule) -> Iterable[tuple[str, str]]:
-    for number, group in enumerate(getattr(optimizer, "param_groups", ())):
-        for key, value in group.items():
-            if key != "params":
-                value = value.item() if hasattr(value, "item") else value
-                yield f"{key} of {type(optimizer).__name__}'s group {number}", repr(value)
-    if schedule is not None:
-        for key, value in schedule.state_dict().items():
-            if _is_number(value) or (isinstance(value, list | tuple) and all(map(_is_number, value))):
-                yield f"{key} of {type(schedule).__name__}", repr(value)
-
-
-def _is_number(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str)
-
-
-def _digest(values: Mapping) -> int:
-    return zlib.crc32(repr(list(values.items())).encode())
-
-
-def _by_core(values: list, *, shown: bool = True) -> str:
-    """Say which cores have which value, `0.1 on core 0, 0.2 on cores 1, 2`; or only which have the same."""
-    ranks: dict[str, list[int]] = {}
-    for rank, value in enumerate(values):
-        ranks.setdefault(str(value), []).append(rank)
-    if not shown:
-        return "; " + " unlike ".join(_cores(of) for of in ranks.values())
-    return ", ".join(f"{value[:200]} on {_cores(of)}" for value, of in ranks.items())
-
-
-def _cores(ranks: list[int]) -> str:
-    return f"core {ranks[0]}" if len(ranks) == 1 else "cores " + first_few(ranks, 8)
+def _alive(references: list[weakref.ref]) -> list[weakref.ref]:
+    return [one for one in references if one() is not None]
 
 
 def _refuse_local_layers(modules: Mapping) -> None:
@@ -454,8 +314,3 @@ def _refuse_local_layers(modules: Mapping) -> None:
             found=f"{first_few(layers, 3)} takes the statistics of this core's share alone",
             fix="tpukit.train.sync_batchnorm(core, model), which changes it as well",
         )
-
-
-def _with_max_norm(module: object) -> list[str]:
-    parts = module.named_modules() if hasattr(module, "named_modules") else ()
-    return [name for name, part in parts if getattr(part, "max_norm", None) is not None]

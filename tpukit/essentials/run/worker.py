@@ -88,11 +88,12 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
     threading.Thread(target=worker.beat, daemon=True).start()
 
     import torch
-    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    from torch.optim import optimizer
 
     # The kernel's OpenMP threads did not survive the fork, but torch believes they did and would wait for them.
     torch.set_num_threads(1)
-    register_optimizer_step_pre_hook(_look_at_step)
+    optimizer.register_optimizer_step_pre_hook(_before_step)
+    optimizer.register_optimizer_step_post_hook(_after_step)
     try:
         start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores, world_size))
     except BaseException as error:  # the device did not start: no core is there to say so
@@ -136,19 +137,23 @@ def run_core(
         except Unsendable:
             serialize(result)  # raises too, and names the part of the result, not of the message
             raise
-        this_core.leave()
     except BaseException as error:  # whatever it is, the kernel has to hear of it
         _flush_streams()
         send(("failed", exception_raised(core.rank, error)))
         with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
             core.flush()
+    finally:
+        this_core.leave()
 
 
-def _look_at_step(optimizer, args: tuple, kwargs: dict) -> None:
-    """Look at a step of any optimizer before it is made: whether its gradients have been averaged."""
-    core = this_core.find()
-    if core is not None:
-        core.same.look_at_step(optimizer)
+def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
+    if core := this_core.find():
+        core.same.before_step(optimizer)
+
+
+def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
+    if core := this_core.find():
+        core.same.after_step(optimizer)
 
 
 def _not_one_run(core: Core, world_size: int) -> Failed:
