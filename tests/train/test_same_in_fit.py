@@ -1,6 +1,7 @@
 """What may not differ between cores, in fit: every kind of module works, or is refused with the right word."""
 
 import copy
+import warnings
 from pathlib import Path
 
 import numpy
@@ -93,6 +94,12 @@ def symmetric(layer):
     return layer
 
 
+def older_norms(layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # torch's, that these are deprecated
+        return nn.Sequential(nn.utils.spectral_norm(layer), nn.utils.weight_norm(nn.Linear(4, 4)))
+
+
 def linear(change=lambda layer: layer, *after):
     return lambda: nn.Sequential(change(nn.Linear(4, 4)), *copy.deepcopy(after), nn.Linear(4, 1))
 
@@ -103,7 +110,7 @@ MODULES = {
     "`Dropout`": (linear(lambda layer: layer, nn.Dropout()), "works: each core draws its own"),
     "`nn.utils.parametrize` with a module of one's own": (linear(symmetric), "works"),
     "`nn.utils.weight_norm`, `nn.utils.spectral_norm`, the older ones": (
-        linear(nn.utils.spectral_norm, nn.utils.weight_norm(nn.Linear(4, 4))),
+        linear(older_norms),
         "works",
     ),
     "`nn.utils.parametrizations.weight_norm`": (linear(nn.utils.parametrizations.weight_norm), "works"),
@@ -116,7 +123,7 @@ MODULES = {
     ),
     "the same, written in place": (lambda: Changing(torch.zeros(4), center_in_place), "works: it is averaged"),
     "a complex buffer": (lambda: Changing(torch.ones(4, dtype=torch.complex64), turn), "works: it is averaged"),
-    "a queue of `core.gather(keys)` with its pointer, as MoCo's": (
+    "a queue of `core.gather(keys)` and its pointer, as MoCo's": (
         lambda: Changing(torch.zeros(6, 4), enqueue),
         "works",
     ),
@@ -170,6 +177,22 @@ def test_a_module_is_the_same_on_every_core_or_refused_with_the_right_word(found
         assert all(torch.equal(*pair) for pair in pairs)
     else:
         assert outcome.removeprefix("refused: ") in str(one), one
+
+
+def test_what_a_loop_of_ones_own_left_apart_is_averaged_by_fit_and_no_error():
+    def work(core):
+        model = core.model(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1)))
+        batches = core.batches(torch.utils.data.TensorDataset(X, X[:, :1]), batch_size=8, drop_last=True)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for inputs, _ in batches:
+            with core.step():
+                model(inputs).sum().backward()
+                core.optimizer_step(optimizer)
+        fit(core, model, optimizer, nn.functional.mse_loss, batches)
+        return model[0].running_mean
+
+    one, two = launch(work, cores=2, backend="cpu", progress="off").results
+    assert torch.equal(one, two)
 
 
 def test_the_documentation_has_the_table_of_modules():

@@ -72,7 +72,10 @@ def _synced(kind: type, core, average) -> type:
         out = centred * scale.view(shape)
         return (out if self.bias is None else out + self.bias.view(shape)).to(x.dtype)
 
-    return type(f"Synced{kind.__name__}", (kind,), {"forward": forward, "unsynced": kind})
+    # On one core it is torch's own forward, whose running variance `core.model` corrects on XLA.
+    return type(
+        f"Synced{kind.__name__}", (kind,), {"forward": forward, "unsynced": kind, "is_alone": core.world_size == 1}
+    )
 
 
 def _differentiable_mean(core):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
+from tpukit.essentials.backends.running_variance import correct_running_variance
 from tpukit.essentials.show import Failed, WrongValue
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
@@ -25,6 +26,9 @@ class TorchXla(Backend):
         import torch_xla
 
         torch_xla.manual_seed(seed)  # of this core alone: its random numbers are drawn on the device
+
+    def complete(self, module) -> None:
+        correct_running_variance(module)
 
     def set_precision(self, precision: str) -> None:
         import torch_xla

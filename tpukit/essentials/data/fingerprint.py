@@ -68,7 +68,8 @@ def _checksum(value: object) -> int | None:
     if hasattr(value, "iloc") and len(value):  # pandas
         return zlib.crc32(value.iloc[:: _step(_MOST_A_SAMPLE * len(value), len(value))].to_csv().encode())
     if hasattr(value, "columns") and hasattr(value, "slice"):  # Arrow, as Hugging Face's data and indices
-        value = [_checksum(one.to_numpy()) for one in value.columns if str(one.type).startswith(("int", "uint", "float"))]
+        numbers = [one for one in value.columns if str(one.type).startswith(("int", "uint", "float"))]
+        value = [_checksum(one.to_numpy()) for one in numbers]
     if isinstance(value, Mapping):
         value = list(value.items())
     if isinstance(value, list | tuple | range | numpy.ndarray) and len(value):

@@ -90,7 +90,8 @@ class Core(NotebookOutput):
             Differs: the cores call it with different models.
         """
         self.same.begin_model(module)
-        module = _move(module if in_place else copy.deepcopy(module), self.device)
+        module = _move(module if in_place else _copy(module), self.device)
+        self.backend.complete(module)
         self.same.add_model(module, differs)
         with self._together("model"):
             self.backend.broadcast([*module.parameters(), *module.buffers()])
@@ -464,6 +465,13 @@ def _with_gradient(core: Core, tensor):
                 return core.backend.reduce_scatter(gradient.contiguous())
 
     return Gather.apply(tensor)
+
+
+def _copy(module):
+    """Copy a module, also one that holds what it has computed, as `torch.nn.utils.weight_norm` its weight."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    results = {id(one): one.detach() for one in held if getattr(one, "grad_fn", None) is not None}
+    return copy.deepcopy(module, results)
 
 
 def _move(module, device):
