@@ -46,6 +46,7 @@ class Same:
         self._may_differ: list[str] = []
         self._batches: list[weakref.ref] = []
         self._was_started = runtime_started()  # by the kernel, before the fork
+        self._others = weakref.WeakSet()  # optimizers of nothing that came from core.model
         self._in_own_step = False
         self.forget()
 
@@ -72,7 +73,7 @@ class Same:
         """Compare what the cores bring to `core.model`, together, before the first weight travels."""
         if self._steps:
             self.forget()  # of a loop that is over: another begins
-        self.compare("in core.model", modules={"": module}, only=("run", "model"))
+        self.compare("in core.model", modules={"": module}, tensors=False)
 
     def add_model(self, module, differs: Iterable[str]) -> None:
         """Note a module that came from `core.model`, and which of its tensors may differ."""
@@ -103,7 +104,7 @@ class Same:
 
     @contextlib.contextmanager
     def own_step(self) -> Iterator[None]:
-        """Say that `core.optimizer_step` steps: an optimizer may hold another, which is not to be looked at."""
+        """Say that `core.optimizer_step` steps: an optimizer may hold another, whose gradients have been averaged."""
         self._in_own_step = True
         try:
             yield
@@ -112,11 +113,15 @@ class Same:
 
     def before_step(self, optimizer) -> None:
         """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made."""
-        if self._watches() and optimizer not in self._steps and not self._in_own_step:
+        if not self._watches() or optimizer in self._steps or optimizer in self._others:
+            return
+        if not self._in_own_step:
             self._refuse_alone(optimizer)
-            if any(trains(optimizer, one()) for one in _alive(self._models)):
-                self._refuse_plain_step(optimizer)
-                self._steps[optimizer] = 0
+            if not any(trains(optimizer, one()) for one in _alive(self._models)):
+                self._others.add(optimizer)  # which may step on one core alone
+                return
+            self._refuse_plain_step(optimizer)
+        self._steps[optimizer] = 0
 
     def after_step(self, optimizer) -> None:
         """Count the step; after the first ones, and then after each epoch, the end of the step compares."""
@@ -176,7 +181,7 @@ class Same:
         if not self.is_on or not self._versions or self._versions != [versions(one) for one in self._steps]:
             return None
         modules, optimizers = self._loop()
-        return self._describe(GROUPS, modules, optimizers, data=self._data, averaged=False)
+        return self._describe(modules, optimizers, data=self._data, averaged=False)
 
     def _watches(self) -> bool:
         return self.is_on and not self._core.in_fit
@@ -215,31 +220,14 @@ class Same:
 
     # ---- the comparison ----------------------------------------------------------------------------------------
 
-    def compare(
-        self,
-        when: str,
-        *,
-        modules: Mapping[str, object],
-        optimizers: Iterable = (),
-        schedule=None,
-        data: Mapping[str, object] = MappingProxyType({}),
-        averaged: bool = True,
-        layers: bool = True,
-        only: tuple[str, ...] = GROUPS,
-        **run: object,
-    ) -> None:
-        """Raise unless all of this is the same on every core, together.
+    def compare(self, when: str, *, modules: Mapping[str, object], optimizers: Iterable = (), **held: object) -> None:
+        """Raise unless what is held is the same on every core, together.
 
         Args:
             when: the name of this check, for the error.
             modules: by what the names of their tensors begin with.
             optimizers: their settings, and the parameters that are in none of the modules.
-            schedule: its state.
-            data: the facts of batches, by name.
-            averaged: whether float buffers have been averaged, so have to be the same.
-            layers: whether the modules' layers have to be the same as well, with their settings.
-            only: the groups that are compared.
-            **run: further values, by name.
+            **held: what else; see `_describe`.
 
         Raises:
             Differs: it is not.
@@ -248,10 +236,9 @@ class Same:
         if not self.is_on:
             return
         self._unwatched = 0
-        only = only if layers else tuple(group for group in only if group != "model")
-        found = self._describe(only, modules, optimizers, schedule=schedule, data=data, averaged=averaged, **run)
+        found = self._describe(modules, optimizers, **held)
         if not (groups := self._different(found)):
-            self._passed |= dict.fromkeys(only, when)
+            self._passed |= {group: when for group in GROUPS if found[group]}
             return
         everyone = gather_objects(self._core, {group: found[group] for group in groups})
         ours = {id(one()) for one in _alive(self._models)}
@@ -260,18 +247,35 @@ class Same:
         raise difference(when, everyone, before=before, modules=modules.values(), from_core=from_core)
 
     def _describe(
-        self, only: tuple, modules: Mapping, optimizers, *, schedule=None, data: Mapping, averaged: bool, **run: object
+        self,
+        modules: Mapping[str, object],
+        optimizers: Iterable,
+        *,
+        schedule=None,
+        data: Mapping[str, object] = MappingProxyType({}),
+        averaged: bool = True,
+        layers: bool = True,
+        tensors: bool = True,
+        **run: object,
     ) -> dict[str, dict]:
+        """Return, by group, short values by name.
+
+        Args:
+            modules: by what the names of their tensors begin with.
+            optimizers: those that step them.
+            schedule: its state.
+            data: the facts of batches, by name.
+            averaged: whether float buffers have been averaged, so have to be the same.
+            layers: whether the modules' layers have to be, with their settings.
+            tensors: whether their weights and buffers have to be.
+            **run: further values, by name.
+        """
         found: dict[str, dict] = {group: {} for group in GROUPS}
         found["run"] = {"seed of launch": self._core.seed_of_launch, "cores": self._core.world_size, **run}
-        if "data" in only:
-            found["data"] = dict(data)
-        if "model" in only:
-            for key, module in modules.items():
-                found["model"] |= structure(module, key)
-        if "settings" in only:
-            found["settings"] = settings(optimizers, schedule)
-        if "weights" in only:
+        found["data"], found["settings"] = dict(data), settings(optimizers, schedule)
+        for key, module in modules.items() if layers else ():
+            found["model"] |= structure(module, key)
+        if tensors:
             _refuse_local_layers(modules)
             found |= held_tensors(self._core, modules, optimizers, averaged=averaged, differs=self._may_differ)
         return found
