@@ -267,6 +267,8 @@ def test_the_worker_function_begins_with_the_same_random_numbers_and_its_steps_w
             mask = core.to_host(torch.nn.functional.dropout(torch.ones(64, device=core.device))).tolist()
         split, _ = torch.utils.data.random_split(range(20), [10, 10])
         drawn = [row for batch in core.batches(Drawing(), batch_size=2) for row in batch.tolist()]
+        loader = torch.utils.data.DataLoader(Drawing(), batch_size=2, num_workers=1)
+        strangers = [row for batch in loader for row in batch.tolist()]
         loaded = [row for batch in core.batches(Drawing(), batch_size=2, workers=1) for row in batch.tolist()]
         outside = host_numbers()
         core.same_seed(1)
@@ -275,7 +277,7 @@ def test_the_worker_function_begins_with_the_same_random_numbers_and_its_steps_w
         core.seed(1)
         own = host_numbers()
         return {
-            "same": (first, on_device, split.indices, outside, alike),
+            "same": (first, on_device, split.indices, strangers, outside, alike),
             "own": (*inside, mask, drawn, loaded, *own),
         }
 
@@ -321,14 +323,19 @@ def test_a_core_is_found_from_anywhere_in_its_worker_and_nowhere_else():
         tpukit.core()
 
 
-def test_the_gradient_flows_through_gather_to_the_core_that_each_row_came_from():
+BACKENDS = pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:standin", marks=pytest.mark.xla)])
+
+
+@BACKENDS
+def test_the_gradient_flows_through_gather_to_the_core_that_each_row_came_from(backend):
     def work(core):
         mine = torch.full((2, 1), 1.0 + core.rank, device=core.device, requires_grad=True)
-        everyone = core.gather(mine)
-        (everyone.squeeze() * torch.arange(4.0, device=core.device) * (core.rank + 1)).sum().backward()
+        with core.step():
+            everyone = core.gather(mine)
+            (everyone.squeeze() * torch.arange(4.0, device=core.device) * (core.rank + 1)).sum().backward()
         return core.to_host(mine.grad).flatten().tolist(), core.gather(mine.detach()).requires_grad
 
-    (one, _), (two, cut) = launch(work, cores=2, backend="cpu", progress="off").results
+    (one, _), (two, cut) = launch(work, cores=2, backend=backend, progress="off").results
     assert (one, two, cut) == ([0.0, 3.0], [6.0, 9.0], False)
 
 
@@ -342,17 +349,41 @@ def test_sparse_gradients_are_refused_by_name_on_several_cores():
         launch(work, cores=2, backend="cpu", progress="off")
 
 
-def test_the_rehearsal_joins_the_default_group_of_torch_distributed_only_where_it_is_asked_to():
+@BACKENDS
+def test_the_default_group_of_torch_distributed_is_joined_only_where_it_is_asked_for(backend):
     import torch.distributed as dist
 
     def work(core):
         before = dist.is_initialized()
         core.init_process_group()
-        total = torch.tensor(float(core.rank + 1))
+        total = torch.full((1,), core.rank + 1.0, device=core.device)
         dist.all_reduce(total)
         return before, total.item(), dist.get_world_size()
 
-    assert launch(work, cores=2, backend="cpu", progress="off").results == [(False, 3.0, 2)] * 2
+    assert launch(work, cores=2, backend=backend, progress="off").results == [(False, 3.0, 2)] * 2
+
+
+def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, monkeypatch):
+    pytest.importorskip("torch_xla")
+    monkeypatch.setenv("PJRT_DEVICE", "CPU")
+
+    def evaluates(core):
+        import torch_xla.runtime as xr
+
+        return torch.ones(2, device="xla").sum().item() * xr.world_size()
+
+    assert launch(evaluates, cores=2, backend="cpu", progress="text").results == [2.0, 2.0]
+    assert "torch_xla was used, and each process" in capsys.readouterr().out
+
+    def trains(core):
+        import torch_xla.core.xla_model as xm
+
+        weight = torch.nn.Parameter(torch.zeros(2, device="xla"))
+        weight.sum().backward()
+        xm.optimizer_step(torch.optim.SGD([weight], lr=0.1))
+
+    with pytest.raises(WorkerFailed, match=r'a device of its own(.|\n)*launch\(..., backend="xla"\)'):
+        launch(trains, cores=2, backend="cpu", progress="off")
 
 
 def test_a_number_that_no_float_holds_is_logged_as_infinite(capsys):
