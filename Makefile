@@ -15,6 +15,7 @@ machine := $(addsuffix .py,chip_holders environment host_facts instructions reso
 quick := tests/test_repository.py $(addprefix tests/essentials/machine/test_,$(machine)) \
     $(addprefix tests/essentials/show/test_,findings.py tables.py)
 notebook := 04_pulmonary_embolism
+exams := 04b_exams_and_submission
 spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
 # Four at a time on two processors, the longest first: much of a test is waiting. See tests/conftest.py.
 streams := -n 4 --dist loadfile --no-loadscope-reorder
@@ -64,9 +65,9 @@ walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own ima
 
 exams: $(installed)  ## minutes: notebook 04b from an empty folder, runs/exams: DICOM files to submission.csv
 	@rm -rf runs/exams && mkdir -p runs/exams
-	cd runs/exams && ../../$(python) -m papermill ../../notebooks/04b_exams_and_submission.ipynb exams.ipynb \
+	cd runs/exams && ../../$(python) -m papermill ../../notebooks/$(exams).ipynb $(exams).ipynb \
 	    --kernel python3 --log-output --no-progress-bar
-	$(python) -m nbconvert --log-level WARN --to html runs/exams/exams.ipynb
+	$(python) -m nbconvert --log-level WARN --to html runs/exams/$(exams).ipynb
 	@cat runs/exams/runs/04b/metrics.json
 
 wheel:  ## the kit as one file, dist/tpukit-*.whl, for a notebook that stands alone

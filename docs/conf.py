@@ -11,7 +11,11 @@ html_css_files = ["pages.css"]
 html_js_files = ["find_message.js"]
 html_copy_source = False
 html_show_sphinx = False
-html_theme_options = {"show_toc_level": 2}
+html_theme_options = {
+    "show_toc_level": 2,
+    "use_download_button": False,  # it leads to sources, which are not copied
+    "navbar_persistent": [],  # the search stands at the side already
+}
 templates_path = []
 
 default_role = "code"  # what stands in single backticks

@@ -22,7 +22,8 @@ class _Page(HTMLParser):
 
 def broken_links(folder: Path) -> list[str]:
     """Return a line for each link that leads nowhere."""
-    pages = {path.resolve(): _Page(path.read_text()) for path in folder.rglob("*.html")}
+    found = [path for path in folder.rglob("*.html") if "_static" not in path.parts]  # templates of the theme lie there
+    pages = {path.resolve(): _Page(path.read_text()) for path in found}
     return [
         f"{path.relative_to(folder.resolve())}: {link} {why}"
         for path, page in pages.items()

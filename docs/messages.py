@@ -1,6 +1,7 @@
 """Every message that the kit can raise, read from its source: what `fix:` says, and which function says it."""
 
 import ast
+import builtins
 import dataclasses
 import functools
 import itertools
@@ -83,6 +84,15 @@ def _arguments(function: ast.AST | None) -> list[str]:
     return [one.arg for one in (*given.args, *given.kwonlyargs)] if isinstance(given, ast.arguments) else []
 
 
+def _blank(node: ast.expr) -> str:
+    """Return what stands for something that a run fills in: its plainest name, in braces."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "len":
+        return "{n}"
+    named = [getattr(one, "attr", getattr(one, "id", "")) for one in ast.walk(node)]
+    plain = [name for name in named if name and not hasattr(builtins, name) and not hasattr(str, name)]
+    return f"{{{next((name for name in plain if name != 'self' and not name.startswith('__')), '...')}}}"
+
+
 def _first(call: ast.Call) -> ast.expr | None:
     return call.args[0] if call.args else None
 
@@ -141,16 +151,14 @@ class _Source:
             texts = [text for value, scope in values for text in self._texts(value, scope, depth + 1)]
             return texts or [f"{{{node.id}}}"]
         if isinstance(node, ast.Call):
-            return (self._said_by(node, inside, depth + 1) if depth < _DEEPEST else None) or [
-                f"{{{ast.unparse(node)}}}"
-            ]
-        return [] if node is None else [f"{{{ast.unparse(node)}}}"]
+            return (self._said_by(node, inside, depth + 1) if depth < _DEEPEST else None) or [_blank(node)]
+        return [] if node is None else [_blank(node)]
 
     def _filled(self, part: ast.FormattedValue, inside):
         """Return what is filled in: a text that the function chose, or a value in braces."""
         chosen = inside(part.value) if isinstance(part.value, ast.IfExp | ast.BinOp | ast.Name | ast.Subscript) else []
         texts = [text for text in chosen if any(map(str.isalpha, re.sub(r"{[^{}]*}", "", text)))]
-        return texts or [f"{{{ast.unparse(part.value)}}}"]
+        return texts or [_blank(part.value)]
 
     def _values(self, name, function):
         yield from ((value, function) for value in self._assigned(function).get(name, ()))

@@ -14,8 +14,13 @@ from messages import messages
 
 HERE, ROOT = Path(__file__).parent, Path(__file__).parents[1]
 SOURCE, PAGES = ROOT / "build" / "docs" / "source", ROOT / "build" / "docs" / "html"
-# Where `make walkthrough` and `make exams` leave what they have executed.
-EXECUTED = {"04b_exams_and_submission.ipynb": ROOT / "runs" / "exams" / "exams.ipynb"}
+# Where what was executed lies, and how each page says so: the best first.
+EXECUTED = (
+    ("runs/{name}", "*The outputs are those of `make walkthrough`.*"),
+    ("runs/exams/{name}", "*The outputs are those of `make exams`.*"),
+    ("build/executed/{name}", "*The outputs are those of a test, which runs with the small numbers that stand here.*"),
+    ("notebooks/{name}", "*Shown without outputs: open it, and run it, to see them.*"),
+)
 ROOMS = ["data", "machine", "run", "show", "backends"]  # of the essentials
 FIRST = ["from_pytorch", "from_others", "cheat_sheet", "after_torch_xla"]
 KINDS = {"function": "autofunction", "class": "autoclass", "module": "automodule"}
@@ -46,9 +51,14 @@ def lay_out() -> None:
         _made(SOURCE / "docs" / page.name).write_text(_without_dead_links(page.read_text(), page, there))
     for file in notebooks:
         notebook, note = _executed(file)
-        cells = [{"cell_type": "markdown", "metadata": {}, "source": note}]
+        notebook["metadata"]["language_info"] = {
+            "name": "python",
+            "pygments_lexer": "ipython3",
+        }  # ! and % are no errors
+        cells = [{"cell_type": "markdown", "id": "outputs", "metadata": {}, "source": note}]
         for cell in notebook["cells"]:
-            cell["metadata"] = {}
+            is_set_up = "".join(cell["source"]).startswith("# @title")
+            cell["metadata"] = {"tags": ["hide-input"]} if is_set_up else {}
             if cell["cell_type"] == "markdown":
                 cell["source"] = _without_dead_links("".join(cell["source"]), file, there)
         notebook["cells"][1:1] = cells
@@ -65,11 +75,9 @@ def _made(path: Path) -> Path:
 
 
 def _executed(file: Path) -> tuple[dict, str]:
-    """Return a notebook, with its outputs where a command here has executed it, and a note that says which."""
-    run = EXECUTED.get(file.name, ROOT / "runs" / file.name)
-    if run.exists():
-        return json.loads(run.read_text()), "*The outputs are those of a run on the machine that built this page.*"
-    return json.loads(file.read_text()), "*Shown without outputs: open it, and run it, to see them.*"
+    """Return a notebook, with its outputs where it was executed here, and a note that says by what."""
+    found = ((ROOT / place.format(name=file.name), note) for place, note in EXECUTED)
+    return next((json.loads(path.read_text()), note) for path, note in found if path.exists())
 
 
 def _without_dead_links(text: str, file: Path, there: set[Path]) -> str:

@@ -170,7 +170,7 @@ def small_net():
 
 
 def resnet10():
-    """Return the smallest ResNet of torchvision's parts."""
+    """Return the smallest ResNet, with the stem that `fit` changes."""
     from torchvision.models.resnet import BasicBlock, ResNet
 
     return ResNet(BasicBlock, [1, 1, 1, 1], num_classes=10)

@@ -378,8 +378,10 @@ def test_a_report_holds_what_it_promises(real_libtpu):
     assert "$1,000 for a million samples" in str(slow)
     assert "as fast as the host" in " ".join(str(slow).split())
     quick = replace(found.recording, host_seconds=found.seconds / 2)
-    beside = str(tpukit.preflight.compare_preflights([slow]))
-    assert "longer" in beside
+    heading, row = tpukit.preflight.compare_preflights([slow]).rows()
+    by_column = dict(zip(heading, row, strict=True))
+    assert by_column["samples/s"] == f"{found.samples_per_second:,.0f}"  # the chip's, whatever this host took
+    assert by_column["this host"] == "32.0 ms, longer"
     assert "longer" not in str(tpukit.preflight.compare_preflights([replace(found, recording=quick)]))
     unknown = replace(found, recording=replace(found.recording, host_seconds=None))
     assert unknown.rate == found.samples_per_second

@@ -72,10 +72,7 @@ def _synced(kind: type, core, average) -> type:
         out = centred * scale.view(shape)
         return (out if self.bias is None else out + self.bias.view(shape)).to(x.dtype)
 
-    # On one core it is torch's own forward, whose running variance `core.model` corrects on XLA.
-    return type(
-        f"Synced{kind.__name__}", (kind,), {"forward": forward, "unsynced": kind, "is_alone": core.world_size == 1}
-    )
+    return type(f"Synced{kind.__name__}", (kind,), {"forward": forward, "unsynced": kind})
 
 
 def _differentiable_mean(core):

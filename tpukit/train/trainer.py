@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -63,6 +64,9 @@ def fit(
     averaged over the cores in one message, so all cores hold the same model after every step. Random numbers of a step
     depend only on the run's seed, the step and the rank, so a resumed run equals the uninterrupted one, bit for bit;
     for v2 and v3, `Core.seed` says which.
+
+    On a TPU the stem of torchvision's ResNets pools before it normalises, until the training is over: the same function
+    for less, see `tpukit.train.stem`.
 
     What a batch is, and how the model is called:
 
@@ -236,7 +240,7 @@ class Trainer:
 
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
-        with self.state.held(), self._in_fit():
+        with self.state.held(), self._in_fit(), self._faster_layers():
             self._resume(resume)
             self._compare("before the first step of fit", first=True)
             self._first_step = self.progress.step + 1
@@ -298,6 +302,14 @@ class Trainer:
             log_every=self.log_every,
             **{"checkpoint in the folder": self.history.resumed},
         )
+
+    def _faster_layers(self) -> contextlib.AbstractContextManager:
+        """On a TPU, have layers of the model compute the same at less cost, until the training is over."""
+        if not self.core.backend.in_graph or "torchvision.models.resnet" not in sys.modules:
+            return contextlib.nullcontext()
+        from tpukit.train.stem import pooling_first
+
+        return pooling_first(self.step.model)
 
     def _restore_best(self) -> None:
         model = self.step.evaluated_model

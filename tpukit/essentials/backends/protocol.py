@@ -114,9 +114,6 @@ class Backend:
     def seed(self, seed: int) -> None:
         """Seed the device's own random numbers, where they are not the CPU's."""
 
-    def complete(self, module) -> None:
-        """Change what a module's layers would compute otherwise on this device than on the CPU."""
-
     def set_precision(self, precision: str) -> None:
         """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
 

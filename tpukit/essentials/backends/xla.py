@@ -27,9 +27,6 @@ class TorchXla(Backend):
 
         torch_xla.manual_seed(seed)  # of this core alone: its random numbers are drawn on the device
 
-    def complete(self, module) -> None:
-        correct_running_variance(module)
-
     def set_precision(self, precision: str) -> None:
         import torch_xla
 
@@ -313,6 +310,7 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     from tpukit.essentials.backends.adam import shorten_adam
 
     shorten_adam()
+    correct_running_variance()
     _complete_torch()
 
     def on_this_core() -> None:

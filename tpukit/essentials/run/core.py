@@ -91,7 +91,6 @@ class Core(NotebookOutput):
         """
         self.same.begin_model(module)
         module = _move(module if in_place else _copy(module), self.device)
-        self.backend.complete(module)
         self.same.add_model(module, differs)
         with self._together("model"):
             self.backend.broadcast([*module.parameters(), *module.buffers()])
