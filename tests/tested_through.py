@@ -24,6 +24,7 @@ TESTED_THROUGH = {
         "essentials/run/difference.py",
         "essentials/run/held.py",
         "essentials/run/objects.py",
+        "essentials/run/random_numbers.py",
         "essentials/run/this_core.py",
     ],
     "essentials/run/test_channel.py": ["essentials/run/worker_output.py"],

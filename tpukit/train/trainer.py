@@ -268,7 +268,7 @@ class Trainer:
         self.core.same.forget()
         self.core.in_fit = True
         try:
-            with self.core.numbers_put_back():
+            with self.core.numbers.kept():
                 yield
         finally:
             self.core.in_fit = False

@@ -10,21 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.essentials.backends import Backend
-from tpukit.essentials.data import (
-    Batches,
-    BatchSource,
-    Buckets,
-    MapDataset,
-    StreamBatches,
-    host_numbers,
-    numbers_kept,
-    put_back,
-    seed_in_turn,
-)
+from tpukit.essentials.data import Batches, BatchSource, Buckets, MapDataset, StreamBatches
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
 from tpukit.essentials.run.held import averaged_places
 from tpukit.essentials.run.notebook_output import NotebookOutput
+from tpukit.essentials.run.random_numbers import RandomNumbers
 from tpukit.essentials.run.same import Same
 from tpukit.essentials.run.tensors import save_tensors
 from tpukit.essentials.show import WrongValue
@@ -46,6 +37,7 @@ class Core(NotebookOutput):
         ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
         seed_of_launch: what all random numbers of the run come from.
+        numbers: whose the random numbers are; see `tpukit.essentials.run.random_numbers`.
         same: what is compared between the cores; see `tpukit.essentials.run.same`.
         in_fit: True while `fit` trains, which compares at moments of its own.
         open_steps: how many `step` blocks the worker function is in, one within the other.
@@ -63,10 +55,7 @@ class Core(NotebookOutput):
         self.seed_of_launch, self._began = seed, time.monotonic()
         self.same, self.in_fit = Same(self), False
         self._average_gradients = GradientAverage(backend, self.same.names_of)
-        self.open_steps = self._seeded = 0
-        # Whose the host's random numbers are outside of steps: all cores', or, once `seed` was called, as that says.
-        self._shares_numbers = self.world_size > 1 and not backend.shares_process
-        self._own_numbers: tuple | None = None  # where this core's own stand, between two steps
+        self.numbers, self.open_steps = RandomNumbers(self), 0
         self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
 
     def __repr__(self) -> str:
@@ -160,7 +149,7 @@ class Core(NotebookOutput):
         """
         options = {"batch_size": batch_size, "rank": self.rank, "world_size": self.world_size, "seed": seed}
         options |= {"workers": workers, "send": self.backend.to_device, "shares_process": self.backend.shares_process}
-        options["numbers"] = self.own_numbers
+        options["numbers"] = self.numbers.own
         if steps is not None:
             if shuffle or mask or buckets is not None:
                 raise WrongValue(
@@ -190,10 +179,10 @@ class Core(NotebookOutput):
         traced = self.backend.traced
         self.doing = "tracing" if traced else None
         self.open_steps += 1
-        if self.backend.shares_process and not self._seeded:
+        if self.backend.shares_process and not self.numbers.seeded:
             self.seed()  # the host's are another core's as well, and cannot be put back
         try:
-            with self.own_numbers():
+            with self.numbers.own():
                 yield
             self.doing = "running" if traced else None
             with self._in_graph("step"):
@@ -254,9 +243,7 @@ class Core(NotebookOutput):
         generators that the two share, and differs from run to run: make the model in the notebook, and draw from
         generators of your own.
         """
-        self._shares_numbers = False
-        self._seeded += 1
-        self.backend.seed(seed_in_turn((self.seed_of_launch, *words, self.rank)))
+        self.numbers.seed(*words)
 
     def same_seed(self, *words: int) -> None:
         """Make the host's random numbers from here on the same on every core, in steps as well.
@@ -265,46 +252,7 @@ class Core(NotebookOutput):
         repetitions, a size. What is drawn on the device, as dropout on a TPU, stays each core's own; on CPU processes
         the host is the device, so there dropout is the same on every core, too.
         """
-        self._shares_numbers = False
-        self._seeded += 1
-        seed_in_turn((self.seed_of_launch, *words))
-
-    def start_numbers(self) -> None:
-        """Begin as every core of the run does, with the same random numbers on the host and on the device."""
-        self.backend.seed(seed_in_turn((self.seed_of_launch,)))
-
-    @contextlib.contextmanager
-    def own_numbers(self) -> Iterator[None]:
-        """Within, draw random numbers of this core's own; afterwards the host's are again what all cores share.
-
-        The device's own generator stays this core's from the first time on: on a TPU to read it would cut a graph.
-        """
-        if not self._shares_numbers:
-            yield
-            return
-        shared, self._shares_numbers = host_numbers(), False
-        if self._own_numbers is None:
-            self.backend.seed(seed_in_turn((self.seed_of_launch, self.rank)))
-        else:
-            put_back(self._own_numbers)
-        was = self._seeded
-        try:
-            yield
-        finally:
-            if self._seeded == was:  # else `seed` was called within, and says what is drawn from there on
-                self._own_numbers, self._shares_numbers = host_numbers(), True
-                put_back(shared)
-
-    @contextlib.contextmanager
-    def numbers_put_back(self) -> Iterator[None]:
-        """Have the host's random numbers afterwards as they were before, whatever is drawn or seeded within."""
-        if self.backend.shares_process:  # they are another core's as well
-            yield
-            return
-        shares = self._shares_numbers
-        with numbers_kept():
-            yield
-        self._shares_numbers = shares
+        self.numbers.seed(*words, own=False)
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:

@@ -126,7 +126,7 @@ def run_core(
     try:
         if world_size is not None and core.world_size != world_size:
             raise _not_one_run(core, world_size)
-        core.start_numbers()
+        core.numbers.start()
         result = task.fn(core, *task.args)
         send(("same", core.rank, core.same.at_end()))
         core.flush()
