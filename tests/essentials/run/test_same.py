@@ -146,6 +146,10 @@ REFUSED = {
         lambda core: loop(core, lr=0.0, step=lambda optimizer: optimizer.step()),
         ("core.optimizer_step(optimizer)", "launch_each"),
     ),
+    "plain step with a closure": (
+        lambda core: loop(core, step=lambda optimizer: optimizer.step(lambda: None)),
+        ("weights", "after the first step", "core.optimizer_step(optimizer)"),
+    ),
     "no optimizer": (without_optimizer, ("weights", "after the second step", "core.optimizer_step")),
     "a teacher": (beside_the_optimizer, ("weights", "1.bias", "after the first step")),
 }

@@ -111,8 +111,11 @@ class Same:
         finally:
             self._in_own_step = False
 
-    def before_step(self, optimizer) -> None:
-        """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made."""
+    def before_step(self, optimizer, *, closure: object = None) -> None:
+        """Look at the first step of an optimizer that did not come through `core.optimizer_step`, before it is made.
+
+        One that has a closure has its gradients only within: a comparison after it is the first look.
+        """
         if not self._watches() or optimizer in self._steps or optimizer in self._others:
             return
         if not self._in_own_step:
@@ -120,7 +123,8 @@ class Same:
             if not any(trains(optimizer, one()) for one in _alive(self._models)):
                 self._others.add(optimizer)  # which may step on one core alone
                 return
-            self._refuse_plain_step(optimizer)
+            if closure is None:
+                self._refuse_plain_step(optimizer)
         self._steps[optimizer] = 0
 
     def after_step(self, optimizer) -> None:

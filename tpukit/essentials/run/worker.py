@@ -148,7 +148,7 @@ def run_core(
 
 def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
     if core := this_core.find():
-        core.same.before_step(optimizer)
+        core.same.before_step(optimizer, closure=kwargs.get("closure", args[1] if len(args) > 1 else None))
 
 
 def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
