@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import re
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,13 @@ def pytest_configure(config):
 def _processes_meet_where_pytest_cleans_up(tmp_path_factory):
     """A DataLoader's processes that are ended by a signal leave the folder in which they hand tensors over."""
     multiprocessing.current_process()._config["tempdir"] = str(tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(autouse=True)
+def _the_notebook_has_a_seed():
+    """A launch takes its seed from torch's generator, which differs from process to process where nobody seeds it."""
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(0)
 
 
 @pytest.fixture(scope="session")

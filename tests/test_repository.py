@@ -183,7 +183,9 @@ def test_a_room_lists_its_own_and_hides_no_module(room):
     modules = {path.stem for path in files(ROOT / "tpukit" / room.replace(".", "/"))}
     for name in package.__all__:
         thing = getattr(package, name)
-        assert inspect.ismodule(thing) == (name in modules), f"{room}.{name} hides a module, or is none"
+        # tpukit.core() is what it is called at the face, and the module of that name is imported by its full name.
+        hides = name in modules and (room, name) != ("essentials.run", "core")
+        assert inspect.ismodule(thing) == hides, f"{room}.{name} hides a module, or is none"
 
 
 def test_no_modules_of_a_room_import_each_other_in_a_circle():
@@ -205,7 +207,7 @@ WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "essentials/show": {"html_tables"},
     "packs": {"meanings"},
     "standin": {"collectives", "failures", "kit", "torch_xla"},
-    "train": {"early_stopping"},
+    "train": {"early_stopping", "same_in_fit"},
 }
 
 

@@ -5,7 +5,10 @@ TESTED_THROUGH = {
     "cloud/test_handover.py": ["__main__.py", "cloud/job_command.py"],
     "cloud/test_tpu_health.py": ["cloud/device_files.py", "cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py", "cloud/vertex_api.py"],
-    "essentials/backends/test_xla.py": ["essentials/backends/xla_cpu.py"],
+    "essentials/backends/test_xla.py": [
+        "essentials/backends/running_variance.py",
+        "essentials/backends/xla_cpu.py",
+    ],
     "essentials/machine/test_host_facts.py": ["essentials/machine/places.py"],
     "essentials/run/test_core.py": ["essentials/run/gradients.py", "essentials/run/tensors.py"],
     "essentials/run/test_hosts.py": ["essentials/backends/protocol.py"],
@@ -16,6 +19,13 @@ TESTED_THROUGH = {
         "essentials/run/worker.py",
         "essentials/run/worker_group.py",
         "essentials/run/worker_process.py",
+    ],
+    "essentials/run/test_same.py": [
+        "essentials/run/difference.py",
+        "essentials/run/held.py",
+        "essentials/run/objects.py",
+        "essentials/run/random_numbers.py",
+        "essentials/run/this_core.py",
     ],
     "essentials/run/test_channel.py": ["essentials/run/worker_output.py"],
     "essentials/show/test_figures.py": [

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
     from tpukit import cloud, essentials, measure, packs, pe, preflight, scores, standin, train
     from tpukit.essentials.data import Augment, Buckets
     from tpukit.essentials.machine import check, host, prepare, release
-    from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, launch, launch_each
+    from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, core, launch, launch_each
     from tpukit.essentials.show import show_batch, show_figure, show_history
     from tpukit.packs import Records, build_cache, cache_or_decode, pack
     from tpukit.preflight import show_tpu
@@ -24,7 +24,7 @@ _ROOMS = ("cloud", "essentials", "measure", "packs", "pe", "preflight", "scores"
 _NAMES = {
     "essentials.data": ("Augment", "Buckets"),
     "essentials.machine": ("check", "host", "prepare", "release"),
-    "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "launch", "launch_each"),
+    "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "core", "launch", "launch_each"),
     "essentials.show": ("show_batch", "show_figure", "show_history"),
     "packs": ("Records", "build_cache", "cache_or_decode", "pack"),
     "preflight": ("show_tpu",),

@@ -1,6 +1,7 @@
 """The kit on the machines that the stand-in plays: the code that a TPU would run, from `launch` to a resumed `fit`."""
 
 import contextlib
+import copy
 import dataclasses
 import errno
 import functools
@@ -438,6 +439,51 @@ def test_a_strangers_torch_xla_code_gives_the_right_numbers():
         assert reduced == 1
         assert weight == [-1.5, -1.5]
         assert (total, world) == ([1.0], 2)
+
+
+def test_a_strangers_loop_with_its_loader_and_its_model_wrapper_trains_as_under_xmp_spawn():
+    from torch_xla.distributed.xla_multiprocessing import MpModelWrapper
+
+    wrapped, x = MpModelWrapper(nn.Linear(4, 1)), torch.linspace(-1, 1, 128).reshape(32, 4)
+    alone = copy.deepcopy(wrapped._model)
+
+    def work(core):
+        import torch_xla
+        import torch_xla.core.xla_model as xm
+        import torch_xla.distributed.parallel_loader as pl
+        import torch_xla.runtime as xr
+
+        device, model = torch_xla.device(), wrapped.to(torch_xla.device())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        data = torch.utils.data.TensorDataset(x, x[:, :1])
+        sampler = torch.utils.data.DistributedSampler(data, xr.world_size(), xr.global_ordinal(), shuffle=False)
+        loader, losses = torch.utils.data.DataLoader(data, batch_size=8, sampler=sampler), []
+        for batches in (
+            pl.MpDeviceLoader(loader, device),
+            pl.ParallelLoader(loader, [device]).per_device_loader(device),
+        ):
+            for inputs, targets in batches:
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(inputs), targets)
+                loss.backward()
+                xm.optimizer_step(optimizer)
+                losses.append(loss.detach())
+        mean = xm.mesh_reduce("loss", torch.stack(losses).cpu(), lambda them: sum(them) / len(them))
+        return model.weight.detach().cpu(), mean
+
+    (one, mean), (two, other) = launch(work, cores=2, backend="xla:standin", progress="off").results
+    assert torch.equal(one, two)
+    assert torch.equal(mean, other)
+    optimizer, losses = torch.optim.SGD(alone.parameters(), lr=0.1), []
+    for _ in range(2):
+        for start in (0, 16):
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(alone(x[start : start + 16]), x[start : start + 16, :1])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+    assert torch.allclose(one, alone.weight.detach(), atol=1e-5)
+    assert torch.allclose(mean, torch.stack(losses), atol=1e-5)
 
 
 def test_ddp_of_a_strangers_trains_as_one_process_with_the_joined_batch():

@@ -58,7 +58,7 @@ MISUSES = {
     "an optimiser over the notebook's module": (over_the_notebooks_module, "holds none of the model's parameters"),
     "a model of each core's own": (
         not_from_core_model,
-        r"the cores hold different weights(.|\n)*found: 1.weight, 1.bias",
+        r"the cores hold different weights(.|\n)*found: weights: 1.weight, 1.bias",
     ),
     "a DataLoader": (
         a_loader,

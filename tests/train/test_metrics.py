@@ -8,7 +8,7 @@ from torchmetrics.classification import BinaryJaccardIndex, MulticlassAccuracy, 
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
 from tpukit import WorkerFailed, evaluate, fit, launch
-from tpukit.train.metrics import gather_objects
+from tpukit.essentials.run import gather_objects
 
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 

@@ -4,7 +4,16 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from tpukit.essentials.backends import Backend, Runtime, Topology, Tpu, import_torch_xla, rehearsal_cores, start_pjrt
+from tpukit.essentials.backends import (
+    Backend,
+    Runtime,
+    Topology,
+    Tpu,
+    import_torch_xla,
+    refuse_spmd,
+    rehearsal_cores,
+    start_pjrt,
+)
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.shapes import environment, rehearsal
 from tpukit.standin.shared_memory import meeting_place
@@ -40,6 +49,7 @@ class StandInRuntime(Runtime):
         super().load(topology)
         library()  # compiled here, before the run's time is counted
         import_torch_xla("CPU")
+        refuse_spmd(topology)
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[dict[str, str]]:

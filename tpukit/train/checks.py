@@ -1,7 +1,6 @@
 """What is checked before the first step: mistakes that would otherwise cost an epoch, or train nothing in silence."""
 
 import math
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -89,36 +88,8 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
         core.print(f"not in the optimizer, so not trained: {first_few(left, 5)}")
 
 
-def check_same_weights(core: Core, model, loss) -> None:
-    """Raise, together, unless all cores hold the same weights; they are compared by checksums of a copy on the host."""
-    import torch
-
-    if core.world_size == 1:
-        return
-    named = [*_parameters(model), *((f"loss.{name}", parameter) for name, parameter in _parameters(loss))]
-    sums = [_checksum(tensor) for tensor in core.to_host([parameter.detach() for _, parameter in named])]
-    # Halves, because a TPU compares no 64-bit numbers between its cores, and float32 holds 16 bits exactly.
-    halves = torch.tensor([(number >> 16, number & 0xFFFF) for number in sums], dtype=torch.float32)
-    (halves,) = core.to_device([halves])
-    (largest,) = core.to_host([core.all_reduce(torch.stack([halves, -halves]), "max")])
-    differ = (largest[0] != -largest[1]).any(dim=1).tolist()
-    if any(differ):
-        names = first_few([name for (name, _), differs in zip(named, differ, strict=True) if differs], 5)
-        raise WrongValue(
-            "the cores hold different weights, and would train different models",
-            found=names,
-            fix="model = core.model(model), and the same for a loss with parameters: every core gets rank 0's",
-        )
-
-
 def _parameters(module: object) -> list[tuple[str, object]]:
     return list(module.named_parameters()) if hasattr(module, "named_parameters") else []
-
-
-def _checksum(tensor) -> int:
-    import torch
-
-    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches, ShardedSampler
-from tpukit.essentials.run import Core
+from tpukit.essentials.run import Core, gather_objects
 from tpukit.essentials.show import WrongValue
 from tpukit.train.batch import inputs_and_targets
-from tpukit.train.metrics import StreamedMetrics, as_classes, gather_objects
+from tpukit.train.metrics import StreamedMetrics, as_classes, has_state
 from tpukit.train.prediction import check_order, evaluating, host_steps, in_dataset_order
 
 
@@ -78,6 +78,7 @@ def evaluate(
         TypeError: a batch or the model's outputs are of no known kind; or a metric cannot be updated step by step.
     """
     core.average_buffers(model)
+    core.same.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
     options = {"metrics": metrics, "prepare": prepare, "bf16": bf16, "keep_outputs": keep_outputs}
     return evaluate_synced(core, model, loss, batches, **options)
 
@@ -114,7 +115,15 @@ def evaluate_synced(
         outputs, targets = in_dataset_order(steps, batches.sampler)
     value = _one_number("the loss", loss(outputs, targets))
     numbers = {name: _one_number(name, _of_all(metric, outputs, targets)) for name, metric in (metrics or {}).items()}
-    return Evaluation(value, numbers, outputs, targets)
+    return Evaluation(*_as_core_0(core, (value, numbers)), outputs, targets)
+
+
+def _as_core_0(core: Core, numbers: tuple) -> tuple:
+    """Return core 0's numbers, together: what is decided by them, the best epoch say, is decided alike on all cores.
+
+    A metric may draw random numbers, read a clock or a file of its own host.
+    """
+    return gather_objects(core, numbers)[0] if core.world_size > 1 and not core.backend.is_recording else numbers
 
 
 def _streamed(core: Core, steps: Iterator[tuple], sampler: ShardedSampler, loss, metrics: StreamedMetrics):
@@ -130,7 +139,7 @@ def _streamed(core: Core, steps: Iterator[tuple], sampler: ShardedSampler, loss,
             metrics.update(outputs, targets)
     totals = gather_objects(core, total)
     numbers = {name: _one_number(name, value) for name, value in metrics.compute().items()}
-    return Evaluation(sum(totals) / sampler.count, numbers, None, None)
+    return Evaluation(*_as_core_0(core, (sum(totals) / sampler.count, numbers)), None, None)
 
 
 def _one_number(name: str, value: object) -> float:
@@ -152,7 +161,7 @@ def _one_number(name: str, value: object) -> float:
 
 
 def _of_all(metric: Callable, outputs, targets) -> object:
-    if hasattr(metric, "reset") and hasattr(metric, "update"):  # torchmetrics
+    if has_state(metric):  # torchmetrics
         metric.reset()
         targets = as_classes(metric, targets)
     return metric(outputs, targets)

@@ -11,6 +11,9 @@ class NotFinite(Explained, ArithmeticError):
     """The loss became NaN or infinite; the message names the step, the core, the samples and the last checkpoint."""
 
 
+DUE = 4096.0  # what core 0 adds to its flag when a checkpoint is due: more than the cores that say the time is up
+
+
 @dataclass(frozen=True)
 class PendingStep:
     """A step that was handed to the device and whose loss nobody has read yet.
@@ -38,11 +41,12 @@ class StepLosses:
 
     Attributes:
         time_is_up: True once a step was read in which any core had raised its flag, see `TimeBudget`.
+        save_is_due: whether core 0 had raised its own for a checkpoint in the last step read.
         lr: the learning rate that the last step read used.
     """
 
     def __init__(self, core):
-        self.time_is_up, self.lr = False, math.nan
+        self.time_is_up, self.save_is_due, self.lr = False, False, math.nan
         self._core = core
         self._pending: list[PendingStep] = []
         self._since_log: list[float] = []  # on the host already, because of a save between two log points
@@ -66,7 +70,9 @@ class StepLosses:
             if not math.isfinite(local + mean):
                 return replace(step, local=local.item(), reduced=reduced)
             self._since_log.append(mean)
-            self.time_is_up |= flag > 0
+            flags = round(flag * self._core.world_size)
+            self.time_is_up |= flags % DUE > 0
+            self.save_is_due = flags >= DUE
         return None
 
     def end_interval(self) -> float:

@@ -1,10 +1,42 @@
 """torchmetrics' metrics updated step by step on each core, and their states combined over the cores."""
 
 import copy
-import pickle
+import inspect
 from collections.abc import Mapping
 
+from tpukit.essentials.run import gather_objects
 from tpukit.essentials.show import WrongType
+
+
+def own_metrics(metrics: Mapping[str, object], *, one_core: bool) -> dict[str, object]:
+    """Return metrics that no other core uses: as they were passed, or, of cores that share a process, copies.
+
+    Only torchmetrics' are copied: they have a state. What else a metric holds, a lock or a file, may not be copied.
+    """
+    return {name: one if one_core or not has_state(one) else copy.deepcopy(one) for name, one in metrics.items()}
+
+
+def fresh_metrics(metrics: Mapping[str, object]) -> dict[str, object]:
+    """Return metrics for one evaluation, which begins with nothing that another has left in them.
+
+    torchmetrics' are reset there. Functions and bound methods stay what they are, since somebody may look at what they
+    record; other objects are copied, unless they hold what cannot be, a lock or a file.
+    """
+    return {name: _fresh(metric) for name, metric in metrics.items()}
+
+
+def _fresh(metric: object) -> object:
+    if has_state(metric) or inspect.isroutine(metric):
+        return metric
+    try:
+        return copy.deepcopy(metric)
+    except Exception:  # whatever a stranger's object raises
+        return metric
+
+
+def has_state(metric: object) -> bool:
+    """Say whether a metric is one of torchmetrics', or like them."""
+    return hasattr(metric, "reset") and hasattr(metric, "update")
 
 
 class StreamedMetrics:
@@ -40,25 +72,6 @@ class StreamedMetrics:
         for part, states in zip(parts, zip(*everyone, strict=True), strict=True):
             _set_combined(part, states)
         return {name: metric.compute() for name, metric in self._metrics.items()}
-
-
-def gather_objects(core, value: object) -> list:
-    """Return the objects of all cores, in order of rank, together; their tensors are in host memory."""
-    import torch
-
-    data = torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
-    (length,) = core.to_device([torch.tensor([len(data)])])
-    with core.step():  # on a TPU, a collective that no `step` ends becomes part of the next step, which compiles again
-        lengths = core.gather(length)
-    lengths = core.to_host(lengths).tolist()
-    # Collectives need one shape; a power of two, so that states which grow a little do not compile another graph.
-    padded = torch.zeros(1 << (max(lengths) - 1).bit_length(), dtype=torch.uint8)
-    padded[: len(data)] = data
-    (padded,) = core.to_device([padded])
-    with core.step():
-        rows = core.gather(padded)
-    rows = core.to_host(rows).view(core.world_size, -1)
-    return [pickle.loads(row[:length].numpy().tobytes()) for row, length in zip(rows, lengths, strict=True)]
 
 
 def _check(name: str, metric: object) -> None:

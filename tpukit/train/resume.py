@@ -13,6 +13,7 @@ from tpukit.essentials.run import STEP_SECONDS, Core
 from tpukit.essentials.show import WrongValue, explain
 from tpukit.train.checkpoints import Checkpoint, Checkpoints
 from tpukit.train.folder_lock import one_run
+from tpukit.train.losses import DUE
 from tpukit.train.mirror import Mirror
 
 _ENDING_SECONDS = 2.0  # for the mirror of a run that failed or was interrupted: core 0 is given eight in all
@@ -103,7 +104,7 @@ class RunState:
         if self._core.is_main:
             self.close()  # before the copy is made, so that there is one at a time
             state = {name: part.state_dict() if part is not None else None for name, part in self._parts.items()}
-            state["kinds"] = self._kinds
+            state |= {"kinds": self._kinds, "seed": self._core.seed_of_launch}
             self._checkpoints.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
         self._saved = time.monotonic()
 
@@ -149,6 +150,8 @@ class RunState:
                 f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}",
                 fix="another folder, or remove that one; resume=True continues from there",
             )
+        # Of another kernel, whose generator nobody seeded, the seed is another one; checkpoints of 0.1.0 have none.
+        self._core.seed_of_launch = checkpoint.state.get("seed", self._core.seed_of_launch)
         before = _settings(self._parts["optimizer"])
         for name, part in self._parts.items():
             if part is None or checkpoint.state.get(name) is None:
@@ -271,6 +274,7 @@ class TimeBudget:
 
     The cores do not see the same time, and a core that stopped alone would leave the others waiting for it. So a core
     only raises its `flag`; the flags are averaged with the loss, and all cores read that mean at the same log point.
+    The clock of core 0 says in the same way when a checkpoint is due: before it all cores compare what they hold.
 
     Args:
         seconds: counted from here; `math.inf` for no limit.
@@ -281,22 +285,24 @@ class TimeBudget:
 
         self._core, self._seconds, self._began = core, seconds, time.monotonic()
         self._longest = {"interval": 0.0, "evaluation": 0.0, "save": 0.0}  # seconds
-        (self.flag,), self._raised = core.to_device([torch.zeros(())]), False
+        (self.flag,), self._raised, self._sent = core.to_device([torch.zeros(())]), False, 0.0
 
     def record(self, what: str, seconds: float) -> None:
         """Note how long a log interval, an evaluation or a save took; the longest of each is kept in reserve."""
         self._longest[what] = max(self._longest[what], seconds)
 
-    def update(self) -> None:
-        """Raise the flag if the time is nearly up; call it after every step."""
+    def update(self, *, save_is_due: bool) -> None:
+        """Raise the flag if the time is nearly up, or a checkpoint is due; call it before every step."""
         # A quarter more than the longest interval so far: the flag is read at its end, and the next may be longer.
         needed = 1.25 * self._longest["interval"] + self._longest["evaluation"] + self._longest["save"]
-        if not self._raised and time.monotonic() - self._began + needed > self._seconds:
+        self._raised = self._raised or time.monotonic() - self._began + needed > self._seconds
+        number = float(self._raised) + DUE * save_is_due
+        if number != self._sent:
             import torch
 
-            # A 1 that is sent to the device, not `flag.fill_(1)`: a number in the code is a constant of the graph, and
+            # A number that is sent to the device, not `flag.fill_(1)`: one in the code is a constant of the graph, and
             # the step would compile again.
-            (self.flag,), self._raised = self._core.to_device([torch.ones(())]), True
+            (self.flag,), self._sent = self._core.to_device([torch.tensor(number)]), number
 
 
 def parse_duration(text: str | float, argument: str = "budget") -> float:

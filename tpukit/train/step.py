@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.run import Core
+from tpukit.essentials.run import Core, averaged_places
 from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.measure import RecompileMonitor
 from tpukit.train.batch import call, inputs_and_targets
@@ -54,7 +54,7 @@ class TrainStep:
     def __post_init__(self):
         _check_optimizer(self.optimizer)
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
-        self._buffers = [buffer for buffer in self.model.buffers() if buffer.is_floating_point()]
+        self._buffers = averaged_places(self.model, self.loss)
 
     @property
     def evaluated_model(self):
@@ -82,7 +82,7 @@ class TrainStep:
             # wait for the slowest core in every step.
             reduced = torch.stack([local, flag])
             self.monitor.check_graph(self.model, reduced)
-            self.core.optimizer_step(self.optimizer, clip=self.clip, also=[reduced, *self._buffers])
+            self.core.optimizer_step(self.optimizer, clip=self.clip, also=[reduced, *self._buffers()])
             if self.average:
                 self.average.update_parameters(self.model)
         if self.schedule:

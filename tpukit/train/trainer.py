@@ -1,33 +1,24 @@
 """Train a model over a Core: no wait for the host in a step, exact evaluation, a run that survives a kill."""
 
 import contextlib
-import copy
 import itertools
 import math
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.essentials.data import Batches
 from tpukit.essentials.machine import peak_memory
-from tpukit.essentials.run import Core, Terminated
+from tpukit.essentials.run import Core, Terminated, gather_objects
 from tpukit.essentials.show import WrongValue
 from tpukit.train.batch import kind_of_samples
-from tpukit.train.checks import (
-    Best,
-    best_of,
-    check_batches,
-    check_classes,
-    check_numbers,
-    check_parameters,
-    check_same_weights,
-)
+from tpukit.train.checks import Best, best_of, check_batches, check_classes, check_numbers, check_parameters
 from tpukit.train.evaluation import Evaluation, evaluate_synced
 from tpukit.train.history import History, samples_per_second
 from tpukit.train.losses import PendingStep, StepLosses, not_finite
-from tpukit.train.metrics import gather_objects
+from tpukit.train.metrics import fresh_metrics, own_metrics
 from tpukit.train.resume import Progress, RunState, TimeBudget, parse_duration
 from tpukit.train.schedules import check_schedule, is_plateau
 from tpukit.train.step import TrainStep
@@ -65,6 +56,7 @@ def fit(
     mirror: str | Path | None = None,
     resume: bool = True,
     budget: str | float | None = None,
+    same_seed: bool = False,
 ) -> History:
     """Train a model, together, and return its `History`, the same on every core.
 
@@ -134,11 +126,16 @@ def fit(
             the end waits for the last copy, a minute if nothing moves. `tpukit.train.keep_folder` finds one.
         resume: continue from the newest whole checkpoint in the folder, or in the mirror, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
+        same_seed: draw the host's random numbers of a step alike on every core. For a model that decides with them
+            which layers to use, as LayerDrop does: on chips all cores have to run one program. Augmentation stays each
+            core's own, and so does what is drawn on the device; see `Core.same_seed`.
 
     Raises:
+        Differs: something that may not differ between the cores does: weights, buffers, data, settings. It is looked
+            for before and after the first step, after each epoch, and before each checkpoint is saved.
         NotFinite: the loss became NaN or infinite.
         ValueError: an argument is out of range; the model has no parameters, or the optimiser holds none of them; the
-            cores hold different weights; the loss or a metric is not one number; `best` is no column, or its name does
+            loss or a metric is not one number; `best` is no column, or its name does
             not say which numbers are better; the checkpoint is of another architecture, optimiser or dataset.
         TypeError: `train` or `valid` is not what `core.batches` makes.
         OSError: a checkpoint could not be written, or another run saves in the folder; at the start, the mirror cannot
@@ -191,7 +188,7 @@ def fit(
         epochs=epochs,
         accumulate=accumulate,
         log_every=log_every,
-        metrics=copy.deepcopy(dict(metrics or {})),  # torchmetrics' have a state, and cores may be threads of a process
+        metrics=own_metrics(metrics or {}, one_core=not core.backend.shares_process),
         keep_outputs=keep_outputs,
         epoch_schedule=by_epoch,
         best=by,
@@ -210,6 +207,7 @@ def fit(
             mirror=None if core.backend.is_recording else mirror,
         ),
         budget=TimeBudget(core, parse_duration(budget) if budget is not None else math.inf),
+        same_seed=same_seed,
     )
     return trainer.run(resume=resume)
 
@@ -237,12 +235,16 @@ class Trainer:
     history: History
     state: RunState
     budget: TimeBudget
+    same_seed: bool = False
+    _compared: int | None = None  # the step after which the cores were last compared
+    _first_step: int = 1
 
     def run(self, *, resume: bool) -> History:
         """Train to the last epoch, or until the time is up."""
-        with self.state.held(), self._faster_layers():
+        with self.state.held(), self._in_fit(), self._faster_layers():
             self._resume(resume)
-            check_same_weights(self.core, self.step.model, self.step.loss)
+            self._compare("before the first step of fit", first=True)
+            self._first_step = self.progress.step + 1
             if self.history.epochs and not self.progress.in_epoch and self.progress.epoch <= self.epochs:
                 self._stop_early()  # a run that was stopped stays stopped
             with self.core.finishing_steps():
@@ -260,6 +262,47 @@ class Trainer:
             if self.restore_best and self.history.best:
                 self._restore_best()
         return self.history
+
+    @contextlib.contextmanager
+    def _in_fit(self) -> Iterator[None]:
+        """Compare and draw random numbers at moments of its own; what follows draws as if nothing had been drawn."""
+        self.core.same.forget()
+        self.core.in_fit = True
+        try:
+            with self.core.numbers.kept():
+                yield
+        finally:
+            self.core.in_fit = False
+
+    def _compare(self, when: str, *, first: bool = False) -> None:
+        """Raise unless what is trained, and what with, is the same on every core, together.
+
+        Float buffers are averaged in each step, so not at first; layers may note numbers of this core's batches later.
+        """
+        at, step = self.progress, self.step
+        if self._compared == at.step:
+            return  # between two steps nothing changes
+        self._compared = at.step
+        modules = {"": step.model, "loss.": step.loss, "average.": step.average}
+        data = {
+            name: batches for name, batches in (("train", self.train), ("valid", self.valid)) if batches is not None
+        }
+        self.core.same.compare(
+            when,
+            modules={name: one for name, one in modules.items() if one is not None},
+            optimizers=[step.optimizer],
+            schedule=step.schedule or self.epoch_schedule,
+            data={f"{name}: {key}": value for name, one in data.items() for key, value in one.facts().items()},
+            averaged=not first,
+            layers=first,
+            epochs=self.epochs,
+            steps_per_epoch=at.steps_per_epoch,
+            step=at.step,
+            accumulate=self.accumulate,
+            clip=step.clip,
+            log_every=self.log_every,
+            **{"checkpoint in the folder": self.history.resumed},
+        )
 
     def _faster_layers(self) -> contextlib.AbstractContextManager:
         """On a TPU, have layers of the model compute the same at less cost, until the training is over."""
@@ -310,11 +353,15 @@ class Trainer:
                 break
             inputs, samples = zip(*group, strict=True)
             self.history.of = kind_of_samples(inputs[0])
+            if self.same_seed:
+                self.core.same_seed(at.step)  # after the batch, whose augmentation stays this core's own
             lr = self.step.lr  # before the step, since a schedule sets the next one's at its end
+            self.budget.update(save_is_due=self.core.is_main and self.state.is_due)
             local, reduced = self.step(at.step + 1, inputs, self.budget.flag)
             at.step, at.in_epoch = at.step + 1, at.in_epoch + 1
+            if at.step == self._first_step:
+                self._compare("after the first step of fit")
             self.losses.add(PendingStep(at.step, samples, local, reduced, lr))
-            self.budget.update()
             self._end_on_sigterm()
             if len(self.losses) >= self.log_every:
                 self._log()
@@ -325,6 +372,7 @@ class Trainer:
     def _end_epoch(self, began: float) -> None:
         at = self.progress
         row = {"epoch": at.epoch, "step": at.step, "train_loss": self.losses.epoch_mean()}
+        self._compare(f"after epoch {at.epoch}")
         if self.valid is not None:
             self._save()  # before the evaluation, which may raise, run out of memory, or be killed: the epoch is kept
         self.train.end_epoch()
@@ -363,7 +411,7 @@ class Trainer:
             self.step.evaluated_model,
             self.step.loss,
             batches,
-            metrics=copy.deepcopy(self.metrics),  # so that none begins with what another evaluation left in it
+            metrics=fresh_metrics(self.metrics),
             prepare=self.step.prepare,
             bf16=self.step.bf16,
             keep_outputs=self.keep_outputs,
@@ -411,7 +459,8 @@ class Trainer:
         epoch_is_over = at.in_epoch == at.steps_per_epoch
         if self.losses.time_is_up and not (epoch_is_over and at.epoch == self.epochs):
             self._stop_for_time()
-        elif self.state.is_due and not epoch_is_over:
+        elif self.losses.save_is_due and not epoch_is_over:
+            self._compare(f"before the checkpoint of step {at.step}")
             self._save()
         self._start_interval()
 
@@ -432,6 +481,7 @@ class Trainer:
     def _stop_for_time(self) -> None:
         at = self.progress
         part = (at.epoch - 1 + at.in_epoch / at.steps_per_epoch) / self.epochs
+        self._compare(f"before the checkpoint of step {at.step}")
         self.history.stopped = f"the time is up after {at.step} steps, {part:.0%} of {self.epochs} epochs"
         self._save()
         advice = "run this again to continue" if self.state.is_kept else "with folder= it could be continued"

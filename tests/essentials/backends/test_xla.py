@@ -258,3 +258,66 @@ def test_torch_xla_leaves_the_precision_out_where_our_docstring_says_so():
     forward, *others = recorded_precisions("xla:cpu", "highest", make)
     assert forward == "highest,highest"
     assert others == [None, None, None]  # once upstream mends it, mend the docstring of `launch`
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("backend", ["xla:cpu", "xla:standin"])
+def test_what_is_computed_again_in_backward_is_what_was_computed_dropout_included(backend):
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from tpukit import launch
+
+    layers = torch.nn.Linear(4, 16), torch.nn.Dropout(0.5), torch.nn.Tanh(), torch.nn.Linear(16, 1)
+
+    def work(core):
+        block, found = core.model(torch.nn.Sequential(*layers)), []
+        for options in (None, {"use_reentrant": False}, {"use_reentrant": True}):
+            core.seed(1)  # the same dropout
+            (x,) = core.to_device([torch.ones(8, 4) + core.rank])
+            x.requires_grad_(True)
+            with core.step():
+                (block(x) if options is None else checkpoint(block, x, **options)).sum().backward()
+            found.append(core.to_host(x.grad))
+        return found
+
+    for plain, *again in launch(work, cores=2, backend=backend, progress="off").results:
+        assert plain.any()
+        assert all(torch.allclose(plain, one, atol=1e-5) for one in again)
+
+
+@pytest.mark.xla
+@pytest.mark.parametrize("backend", ["xla:cpu", "xla:standin"])
+def test_the_running_variance_of_batchnorm_is_that_of_n_minus_1_samples_as_pytorchs(backend):
+    import pickle
+
+    import torch
+    from torch import nn
+
+    from tpukit import launch
+    from tpukit.train import sync_batchnorm
+
+    x, norm, many = torch.randn(8, 4) * 3, nn.BatchNorm1d(4), torch.randn(2, 4, 32, 32)
+
+    def train(core, norm):
+        norm, (data, images) = core.model(norm), core.to_device([x, many])
+        synced = sync_batchnorm(core, core.model(nn.BatchNorm1d(4)))
+        for _ in range(2):
+            with core.step():
+                (norm(data) + norm(2 * data)).sum().backward()  # twice in a step
+                synced(data).sum().backward()
+        large = core.model(nn.BatchNorm2d(4))
+        with core.step():
+            large(images).sum().backward()
+        pickle.dumps(norm)
+        return core.to_host([norm.running_var, synced.running_var, large.running_var])
+
+    ((own, synced, large),) = launch(train, norm, cores=1, backend=backend, progress="off").results
+    for of, batches in ((own, [x, 2 * x] * 2), (synced, [x] * 2)):
+        right = nn.BatchNorm1d(4)
+        for batch in batches:
+            right(batch)
+        assert torch.allclose(of, right.running_var, rtol=1e-4)
+    right = nn.BatchNorm2d(4)
+    right(many)
+    assert torch.allclose(large, right.running_var, rtol=1e-3)

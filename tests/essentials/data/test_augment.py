@@ -393,7 +393,11 @@ def test_labels_that_cannot_change_sides_are_refused(labels, swap, said):
 
 def draws(core):
     images = torch.full((8, 1, 16, 16), 200, dtype=torch.uint8, device=core.device)
-    return [Augment()(images, None)[0].cpu() for _ in range(2)]
+    drawn = []
+    for _ in range(2):
+        with core.step():  # in which each core draws its own
+            drawn.append(Augment()(images, None)[0])
+    return core.to_host(drawn)
 
 
 def test_cores_and_steps_draw_differently_and_a_run_can_be_repeated():

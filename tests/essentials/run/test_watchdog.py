@@ -38,7 +38,13 @@ def test_a_core_that_compiles_is_not_stalled():
 
 
 def test_cores_that_all_work_are_not_stalled_however_long_they_say_nothing():
-    assert stall_of({0: None, 1: None, 2: None}) is None
+    assert stall_of({0: None, 1: None, 2: None}, cpu=lambda rank: time.monotonic()) is None
+
+
+def test_a_core_that_says_nothing_and_uses_no_processor_is_named_although_nobody_waits():
+    stall = stall_of({0: None, 1: None}, returned={2})
+    assert "has not moved for 0 s, nor used a processor" in stall.what
+    assert "a lock" in stall.fix
 
 
 def test_waiting_is_no_stall_before_the_limit():

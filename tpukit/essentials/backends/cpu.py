@@ -12,6 +12,7 @@ from tpukit.essentials.show import Failed, WrongValue
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
+_TEXT = 256  # bytes of a shape and a dtype in words, at most
 _LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
 
 
@@ -32,7 +33,6 @@ class Cpu(Backend):
 
     def __init__(self, rank: int, world_size: int, meeting_point: tuple[tuple[str, int], socket.socket | None] | None):
         import torch
-        import torch.distributed as dist
 
         self.rank = rank
         self.world_size = world_size
@@ -40,7 +40,30 @@ class Cpu(Backend):
         self.device = self.open_device()
         self.real = torch.float64  # what a Python number becomes on its way through a collective
         with _without_stdout():  # gloo greets every peer there
-            dist.init_process_group(self.transport, store=self.store, rank=rank, world_size=world_size)
+            self.group = self._join() if self.transport == "gloo" else self.init_process_group()
+
+    def _join(self):
+        """Return a process group that is not torch.distributed's default one, which chips do not have either.
+
+        Layers that average by themselves where `is_initialized()` says so would do it in the rehearsal alone.
+        """
+        import torch
+        import torch.distributed as dist
+
+        kind, store = dist.ProcessGroup.BackendType.GLOO, dist.PrefixStore("tpukit", self.store)
+        group = dist.ProcessGroup(store, self.rank, self.world_size)
+        gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, dist.default_pg_timeout)
+        group._register_backend(torch.device("cpu"), kind, gloo)
+        group._set_default_backend(kind)
+        return group
+
+    def init_process_group(self):
+        import torch.distributed as dist
+
+        if not dist.is_initialized():
+            store = dist.PrefixStore("default", self.store)
+            dist.init_process_group(self.transport, store=store, rank=self.rank, world_size=self.world_size)
+        return dist.group.WORLD
 
     def open_device(self):
         """Return the device of this core; tensors of a batch and of a model go there."""
@@ -63,9 +86,7 @@ class Cpu(Backend):
         return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
 
     def barrier(self) -> None:
-        import torch.distributed as dist
-
-        dist.barrier()
+        self.group.barrier().wait()
 
     def all_reduce(self, tensor, op: str):
         import torch.distributed as dist
@@ -76,7 +97,8 @@ class Cpu(Backend):
             return tensor.clone()
         (host,) = self._for_collectives([tensor])
         host = host.clone().contiguous()
-        dist.all_reduce(host, {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}.get(op, dist.ReduceOp.SUM))
+        kinds = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
+        self.group.allreduce([host], op=kinds.get(op, dist.ReduceOp.SUM)).wait()
         return (host / self.world_size if op == "mean" else host).to(tensor.device)
 
     def gather(self, tensor):
@@ -86,13 +108,11 @@ class Cpu(Backend):
             ValueError: the shapes or dtypes differ. Chips would hang here instead: this is what a rehearsal is for.
         """
         import torch
-        import torch.distributed as dist
 
         if self.world_size == 1:
             return tensor.clone()
         (host,) = self._for_collectives([tensor])
-        shapes: list[object] = [None] * self.world_size
-        dist.all_gather_object(shapes, f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
+        shapes = self._gather_texts(f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
         if len(set(shapes)) > 1:
             found = ", ".join(f"core {rank} {shape}" for rank, shape in enumerate(shapes))
             raise WrongValue(
@@ -101,21 +121,27 @@ class Cpu(Backend):
                 fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
             )
         parts = [torch.empty_like(host) for _ in range(self.world_size)]
-        dist.all_gather(parts, host.contiguous())
+        self.group.allgather([parts], [host.contiguous()]).wait()
         return torch.cat(parts).to(tensor.device)
 
-    def broadcast(self, tensors: list) -> None:
-        import torch.distributed as dist
+    def _gather_texts(self, text: str) -> list[str]:
+        """Return the short texts of all cores."""
+        import torch
 
-        self._change(tensors, lambda flat: dist.broadcast(flat, src=0, async_op=True))
+        mine = torch.frombuffer(bytearray(text.encode().ljust(_TEXT)[:_TEXT]), dtype=torch.uint8)
+        (mine,) = self._for_collectives([mine])
+        everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
+        self.group.allgather([everyone], [mine]).wait()
+        return [bytes(one.tolist()).decode(errors="replace").strip() for one in everyone]
+
+    def broadcast(self, tensors: list) -> None:
+        self._change(tensors, lambda flat: self.group.broadcast(flat, 0))
 
     def average(self, tensors: list) -> None:
-        import torch.distributed as dist
-
         def divide(flat) -> None:
             flat /= self.world_size
 
-        self._change(tensors, lambda flat: dist.all_reduce(flat, async_op=True), divide)
+        self._change(tensors, lambda flat: self.group.allreduce(flat), divide)
 
     def _change(self, tensors: list, send: Callable, finish: Callable = lambda flat: None) -> None:
         """Change tensors by a collective: large ones where they lie, all small ones of a dtype in one message."""

@@ -146,12 +146,21 @@ class Backend:
         """
         raise NotImplementedError
 
+    def reduce_scatter(self, tensor):
+        """Return this core's part, along the first axis, of the sum of a tensor over the cores, together."""
+        each = len(tensor) // self.world_size
+        return self.all_reduce(tensor, "sum")[self.rank * each : (self.rank + 1) * each]
+
     def broadcast(self, tensors: list) -> None:
         """Overwrite the tensors with rank 0's, together."""
         raise NotImplementedError
 
     def average(self, tensors: list) -> None:
         """Overwrite the tensors with their mean over the cores, together: gradients, after backward."""
+        raise NotImplementedError
+
+    def init_process_group(self):
+        """Join torch.distributed's default group, and return it, together; once joined it stays."""
         raise NotImplementedError
 
     # ---- to and from host memory -------------------------------------------------------------------------------
@@ -256,6 +265,7 @@ class Runtime:
 
     def load(self, topology: Topology) -> None:
         """Import in the kernel what every worker would otherwise import for itself. Starts nothing."""
+        import torch._dynamo  # every optimizer's __init__ does, for a second or more in each worker otherwise
         import torch.distributed
 
         if torch.distributed.is_available():
@@ -265,6 +275,9 @@ class Runtime:
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""
         return contextlib.nullcontext()
+
+    def check_environment(self, topology: Topology) -> None:
+        """Raise for what this kernel's environment holds that would make the run another one than was laid out."""
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         """Start the devices of worker process number `process`, and call the body once for each of its cores.

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
+from tpukit.essentials.backends.running_variance import correct_running_variance
 from tpukit.essentials.show import Failed, WrongValue
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
@@ -179,6 +180,11 @@ class Tpu(TorchXla):
 
         return xm.all_gather(tensor, dim=0)
 
+    def reduce_scatter(self, tensor):
+        import torch_xla.core.xla_model as xm
+
+        return xm.reduce_scatter(xm.REDUCE_SUM, tensor, 1.0, scatter_dim=0, shard_count=self.world_size)
+
     def broadcast(self, tensors: list) -> None:
         import torch_xla.core.xla_model as xm
 
@@ -190,6 +196,14 @@ class Tpu(TorchXla):
 
         if self.world_size > 1 and tensors:  # of no tensors, torch_xla 2.9 ends with a segmentation fault
             xm.all_reduce(xm.REDUCE_SUM, tensors, scale=1.0 / self.world_size)
+
+    def init_process_group(self):
+        import torch.distributed as dist
+        import torch_xla.distributed.xla_backend  # noqa: F401
+
+        if not dist.is_initialized():
+            dist.init_process_group("xla", init_method="xla://")
+        return dist.group.WORLD
 
     def memory(self) -> dict[str, int]:
         import torch_xla
@@ -243,6 +257,7 @@ class XlaRuntime(Runtime):
                     "kernel"
                 ),
             ) from error
+        refuse_spmd(topology)
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         if topology.device_number is not None:
@@ -295,6 +310,8 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     from tpukit.essentials.backends.adam import shorten_adam
 
     shorten_adam()
+    correct_running_variance()
+    _complete_torch()
 
     def on_this_core() -> None:
         # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for XLA
@@ -307,6 +324,38 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
         pjrt._run_singleprocess(on_this_core)
     else:
         pjrt._run_thread_per_device(process, processes, on_this_core, pjrt.initialize_multiprocess)
+
+
+def _complete_torch() -> None:
+    """Give torch the module of the device that torch.utils.checkpoint asks for: `torch.xla`, with the random numbers.
+
+    What it computes again is the same with it, dropout included. XLA may join it with the first time, which costs
+    the memory that was to be saved: `torch_xla.utils.checkpoint` has a barrier against that.
+    """
+    import types
+
+    import torch
+    import torch_xla.core.xla_model as xm
+
+    module = types.ModuleType("torch.xla")
+    module._initialized = True  # else the state of the random numbers would not be kept
+    module.device, module.device_count = contextlib.nullcontext, lambda: 1
+    module.get_rng_state = lambda device=None: xm.get_rng_state()
+    module.set_rng_state = lambda state, device=None: xm.set_rng_state(state)
+    if not hasattr(torch, "xla"):
+        torch._register_device_module("xla", module)
+
+
+def refuse_spmd(topology: Topology) -> None:
+    """Raise where the notebook has switched to SPMD, which no worker of several can be switched back from."""
+    import torch_xla.runtime as xr
+
+    if topology.processes > 1 and xr.is_spmd():
+        raise Failed(
+            "the notebook has called xr.use_spmd(), which gives all chips to one process",
+            found=f"{topology.processes} worker processes, which would inherit it",
+            fix="restart the kernel, and do not call xr.use_spmd(), nor set XLA_USE_SPMD, before launch",
+        )
 
 
 def libtpu_flags(accelerator: str, generation: str) -> str:

@@ -1,10 +1,12 @@
 """Batches of one fixed shape for each core, prepared ahead of the step that takes them."""
 
+import contextlib
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.data.buckets import Buckets, BucketSampler, checksum
+from tpukit.essentials.data.fingerprint import fingerprint
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.shared_state import refuse_shared
@@ -33,8 +35,10 @@ class Batches:
         epoch: the current epoch, or the next one between two loops.
         waited: seconds that loops have waited for batches, in total.
         current: (batch_size,) int64, the samples of the last batch.
+        drawn: when a batch was last asked for, by `time.perf_counter`; 0 before.
     """
 
+    has_numbers = True  # its samples have; a stream's have none
     batch_sampler = None  # what has a sampler is taken for a DataLoader by Lightning, which then looks for this one
 
     def __init__(
@@ -53,6 +57,7 @@ class Batches:
         threads: int = 1,
         send: Callable[[list], list] | None = None,
         shares_process: bool = False,
+        numbers: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ):
         refuse_loader(dataset, batch_size)
         if only_iterates(dataset):
@@ -87,10 +92,12 @@ class Batches:
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
         self._shares_process = shares_process  # with other cores, and so the host's random numbers
+        self._numbers = numbers  # in which the dataset is called, where no process of a loader does
         self._send = send or (lambda tensors: tensors)
         self._buffers = Buffers((batch_size, *self._source.shape)) if self._source is not None else None
         self._read_ahead = reader_ahead(self._source)
-        self.epoch, self.waited, self.current = 0, 0.0, None
+        self.epoch, self.waited, self.current, self.drawn = 0, 0.0, None, 0.0
+        self._facts: dict[str, object] | None = None
         self._done = 0  # samples of this epoch that the loops of all cores have received
         self._resumed = False
 
@@ -115,7 +122,7 @@ class Batches:
         samples = self.sampler.samples(positions, epoch=self.epoch, seed=self._seed)
         prepared = self._prepare(positions, samples)
         for mine in samples:
-            began = time.perf_counter()
+            self.drawn = began = time.perf_counter()
             batch = next(prepared)
             self.waited += time.perf_counter() - began
             self.current = mine
@@ -128,6 +135,18 @@ class Batches:
         """Return the samples that this core sees in an epoch, batch by batch."""
         positions = self.sampler.positions(epoch=epoch, seed=self._seed)
         return self.sampler.samples(positions, epoch=epoch, seed=self._seed).tolist()
+
+    def facts(self) -> dict[str, object]:
+        """Return what has to be the same on every core, as short values by name; no sample is read for it."""
+        if self._facts is None:
+            sampler = self.sampler
+            self._facts = {"batch_size": sampler.batch_size, "steps": sampler.steps()}
+            self._facts |= {"shuffle": sampler.shuffle, "drop_last": sampler.drop_last}
+            if self.has_numbers:
+                self._facts |= fingerprint(self.dataset)
+            if self.buckets is not None:
+                self._facts["lengths of samples"] = checksum(sampler)
+        return {"seed of core.batches": self._seed, **self._facts}  # which a checkpoint brings along
 
     def first_steps(self) -> "Batches":
         """Return batches that are the first of these, one of every shape, and have a position of their own."""
@@ -206,7 +225,11 @@ class Batches:
         finished = ((lambda step=step: self._finish(next(loaded), real[step])) for step in steps)
         # Without workers the dataset is called in this process and may draw its random numbers. A thread would draw
         # them at any moment of the step; so each batch is made when the loop asks for it.
-        return run_ahead(finished, 1) if self._workers else (call() for call in finished)
+        return run_ahead(finished, 1) if self._workers else (self._with_own_numbers(call) for call in finished)
+
+    def _with_own_numbers(self, call: Callable[[], object]) -> object:
+        with self._numbers():
+            return call()
 
     def _request(self, samples, step: int, real) -> Callable[[], tuple]:
         """Return what a thread shall do for a batch of a source: little beside the images, which need no GIL."""

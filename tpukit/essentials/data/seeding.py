@@ -29,26 +29,47 @@ def seed_host(numbers: tuple[int, ...]) -> int:
     return seed
 
 
+def host_numbers() -> tuple:
+    """Return where the host's three generators stand, for `put_back`."""
+    import random
+
+    import numpy
+    import torch
+
+    return random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
+
+
+def put_back(state: tuple) -> None:
+    """Have the host's random numbers go on from where they stood."""
+    import random
+
+    import numpy
+    import torch
+
+    random.setstate(state[0])
+    numpy.random.set_state(state[1])
+    torch.default_generator.set_state(state[2])
+
+
+@contextlib.contextmanager
+def numbers_kept() -> Iterator[None]:
+    """Have the host's random numbers afterwards as they were before."""
+    before = host_numbers()
+    try:
+        yield
+    finally:
+        put_back(before)
+
+
 @contextlib.contextmanager
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
     """Seed the host's random numbers for a block that the threads of a process enter in turn; then put back what was.
 
     What the block draws is the same whatever other threads draw in blocks of their own, or seed by `seed_in_turn`.
     """
-    import random
-
-    import numpy
-    import torch
-
-    with _TURN:
-        before = random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
+    with _TURN, numbers_kept():
         seed_host(numbers)
-        try:
-            yield
-        finally:
-            random.setstate(before[0])
-            numpy.random.set_state(before[1])
-            torch.default_generator.set_state(before[2])
+        yield
 
 
 def seed_in_turn(numbers: tuple[int, ...]) -> int:

@@ -25,6 +25,8 @@ class StreamBatches(Batches):
         ValueError: a number is out of range.
     """
 
+    has_numbers = False
+
     def __init__(
         self,
         dataset: Iterable | Callable[[int, int], Iterable],
@@ -50,7 +52,7 @@ class StreamBatches(Batches):
             shares = _Shares(self.dataset, self.sampler, self._workers, seed, in_turn=self._shares_process)
             self._batches = iterate_loader(shares, itertools.count(), self._workers)
         # Nothing ahead of the loop but what loader processes hold: a loop that ends early loses no batch.
-        return (self._finish(next(self._batches), None) for _ in samples)
+        return (self._with_own_numbers(lambda: self._finish(next(self._batches), None)) for _ in samples)
 
     def state_dict(self) -> dict:
         """Return the epoch and the steps of it that are done."""

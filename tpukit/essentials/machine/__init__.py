@@ -4,7 +4,16 @@ from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
 from tpukit.essentials.machine.chip_holders import ChipsBusy, chip_nodes, wait_for_chips
 from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Generation, Tpu, find_tpu
-from tpukit.essentials.machine.environment import IMAGES, RELEASES, Changes, install_line, prepare
+from tpukit.essentials.machine.environment import (
+    IMAGES,
+    OLDEST_TORCH,
+    ONE_PROCESS_VARIABLES,
+    RELEASES,
+    Changes,
+    install_line,
+    is_too_old,
+    prepare,
+)
 from tpukit.essentials.machine.files import part_of, write_whole
 from tpukit.essentials.machine.host_facts import Host, find_chips, host
 from tpukit.essentials.machine.instructions import how_to_restart, how_to_start_afresh
@@ -14,9 +23,9 @@ from tpukit.essentials.machine.resources import OwnMemory, available_memory, cpu
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
 
 __all__ = [
-    "BusyTime", "Changes", "Check", "ChipsBusy", "GENERATIONS", "Generation", "Host", "IMAGES", "Machine", "OwnMemory",
-    "PRICES_OF", "RELEASES", "Released", "RuntimeCheckFailed", "THIS_MACHINE", "TPUS", "Tpu", "available_memory",
-    "check", "chip_nodes", "cpus", "find_chips", "find_tpu", "host", "how_to_restart", "how_to_start_afresh",
-    "install_line", "orphans", "own_memory", "part_of", "peak_memory", "prepare", "release", "wait_for_chips",
-    "write_whole",
+    "BusyTime", "Changes", "Check", "ChipsBusy", "GENERATIONS", "Generation", "Host", "IMAGES", "Machine",
+    "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "Released", "RuntimeCheckFailed",
+    "THIS_MACHINE", "TPUS", "Tpu", "available_memory", "check", "chip_nodes", "cpus", "find_chips", "find_tpu",
+    "host", "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "orphans", "own_memory",
+    "part_of", "peak_memory", "prepare", "release", "wait_for_chips", "write_whole",
 ]  # fmt: skip

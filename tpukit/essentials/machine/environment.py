@@ -24,6 +24,17 @@ RELEASES = {
     "2.8.0": Release("0.23.0", torch_xla=("2.8.1", "2.8.0"), libtpu=("0.0.17",)),
     "2.9.0": Release("0.24.0", torch_xla=("2.9.0",), libtpu=("0.0.21", "0.0.21.1")),
 }
+OLDEST_TORCH = next(iter(RELEASES))
+# Variables that give one process its part of the chips. torch_xla sets them for each worker with setdefault, so all
+# workers would keep the values found here. prepare() does not remove them: two notebooks may share a machine this way.
+ONE_PROCESS_VARIABLES = (
+    "TPU_VISIBLE_CHIPS",
+    "TPU_PROCESS_BOUNDS",
+    "TPU_CHIPS_PER_PROCESS_BOUNDS",
+    "TPU_PROCESS_PORT",
+    "PJRT_LOCAL_PROCESS_RANK",
+    "PJRT_LOCAL_PROCESS_COUNT",
+)
 IMAGES = ("Colab", "Kaggle", "Vertex AI")  # their torch comes with the image and is never replaced
 _PYTHONS = ("3.11", "3.12", "3.13")  # those that this kit supports; torch_xla 2.8 and 2.9 have wheels for all of them
 
@@ -43,6 +54,7 @@ class Changes(Table):
     """What `prepare` changed, in order. Shows itself, except in the notebook cell where `prepare` has just shown it."""
 
     changes: tuple[Change, ...]
+    left: tuple[str, ...] = ()  # variables that would make a launch fail, and that may be set on purpose
     cell: int | None = None  # the notebook cell that already shows them
 
     def __len__(self) -> int:
@@ -51,6 +63,9 @@ class Changes(Table):
     @property
     def title(self) -> str:
         """What was done, in one line."""
+        if self.left:
+            names = ", ".join(self.left)
+            return f"not ready to launch on all chips: {names} may be set on purpose, and stays; see tpukit.check()"
         return "made this session ready" if self.changes else "this session is ready: nothing had to be changed"
 
     def __repr__(self) -> str:
@@ -89,14 +104,16 @@ def prepare(machine: Machine = THIS_MACHINE, *, host: Host | None = None) -> Cha
     Changes only variables that make a multi-core start fail, and removes those that nothing reads any more. A variable
     that may be set on purpose, such as XLA_USE_BF16, stays; `check` names it. Can be called again at any time.
     """
-    environ = machine.environ
-    changes = needed_changes(environ, host or Host.read(machine))
+    environ, host = machine.environ, host or Host.read(machine)
+    changes = needed_changes(environ, host)
     for change in changes:
         if change.after is None:
             del environ[change.variable]
         else:
             environ[change.variable] = change.after
-    shown = Changes(changes, cell=current_cell())
+    left = [name for name in ONE_PROCESS_VARIABLES if host.chips > 1 and name in environ]
+    left += ["PJRT_DEVICE"] if host.chips and not environ["PJRT_DEVICE"].startswith("TPU") else []
+    shown = Changes(changes, tuple(f"{name}={environ[name]}" for name in left), cell=current_cell())
     shown._show()
     return shown
 
@@ -154,6 +171,15 @@ def install_line(host: Host, *, rehearse_graphs: bool = False) -> str:
             # Not as torch_xla[tpu]: it pins a libtpu without a wheel for Python 3.13, so pip takes an older torch_xla.
             parts.append(f"libtpu=={release.libtpu[-1]}")
     return " ".join(["pip install", *parts]) if parts else ""
+
+
+def is_too_old(torch: str) -> bool:
+    """Say whether a torch is older than any that this kit runs on."""
+    return _numbers(torch) < _numbers(OLDEST_TORCH)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
 
 
 def base(version: str) -> str:

@@ -5,7 +5,16 @@ from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.machine.chip_holders import ancestors, chip_holders, chip_nodes, command
-from tpukit.essentials.machine.environment import IMAGES, RELEASES, base, install_line, needed_changes
+from tpukit.essentials.machine.environment import (
+    IMAGES,
+    OLDEST_TORCH,
+    ONE_PROCESS_VARIABLES,
+    RELEASES,
+    base,
+    install_line,
+    is_too_old,
+    needed_changes,
+)
 from tpukit.essentials.machine.host_facts import Host
 from tpukit.essentials.machine.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
 from tpukit.essentials.machine.places import THIS_MACHINE, Machine
@@ -31,12 +40,6 @@ _SWITCHES = {
     "XLA_TENSOR_ALLOCATOR_MAXSIZE": ("is no longer read by anything", ""),
     "COLAB_TPU_ADDR": ("is the address of a TPU on another machine, which no platform offers any more", ""),
 }
-# Variables that give one process its part of the chips. torch_xla sets them for each worker with setdefault, so all
-# workers would keep the values found here. prepare() does not remove them: two notebooks may share a machine this way.
-_ONE_PROCESS = (
-    *("TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_PORT"),
-    *("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT"),
-)
 
 
 class RuntimeCheckFailed(RuntimeError):
@@ -137,6 +140,9 @@ def _versions(host: Host, environ: Mapping[str, str]) -> Finding:
     install = f"`{percent}{line}`, then {how_to_restart(host)}" if line else how_to_start_afresh(host)
     if not torch:
         return Finding(name, "failure", "torch is not installed", install)
+    if is_too_old(torch):
+        fact = f"torch {torch}: this kit needs {OLDEST_TORCH} or later, and launch refuses it"
+        return Finding(name, "failure", fact, install)
     if versions.get("torch_tpu") and not torch_xla:
         fact = f"torch {torch}, torch_tpu {versions['torch_tpu']}"
         if not host.chips:
@@ -185,7 +191,7 @@ def _variables(host: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
         if environ.get(variable, "") not in ("", "0", "false", "False"):
             fine = False
             yield Finding(name, "warning", f"{variable} {fact}", f"`{_unset(variable)}`{instead}")
-    for variable in _ONE_PROCESS if host.chips > 1 else ():
+    for variable in ONE_PROCESS_VARIABLES if host.chips > 1 else ():
         if variable in environ:
             fine = False
             value = environ[variable]

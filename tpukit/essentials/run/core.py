@@ -10,10 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.essentials.backends import Backend
-from tpukit.essentials.data import Batches, BatchSource, Buckets, MapDataset, StreamBatches, seed_in_turn
+from tpukit.essentials.data import Batches, BatchSource, Buckets, MapDataset, StreamBatches
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
+from tpukit.essentials.run.held import averaged_places
 from tpukit.essentials.run.notebook_output import NotebookOutput
+from tpukit.essentials.run.random_numbers import RandomNumbers
+from tpukit.essentials.run.same import Same
 from tpukit.essentials.run.tensors import save_tensors
 from tpukit.essentials.show import WrongValue
 
@@ -33,6 +36,11 @@ class Core(NotebookOutput):
         activity: progress counter; unchanged means stalled.
         ends_between_steps: True while SIGTERM does not interrupt the worker function but only sets `end_requested`.
         end_requested: True once SIGTERM has arrived; see `finishing_steps`.
+        seed_of_launch: what all random numbers of the run come from.
+        numbers: whose the random numbers are; see `tpukit.essentials.run.random_numbers`.
+        same: what is compared between the cores; see `tpukit.essentials.run.same`.
+        in_fit: True while `fit` trains, which compares at moments of its own.
+        open_steps: how many `step` blocks the worker function is in, one within the other.
     """
 
     hosts = 1
@@ -44,8 +52,10 @@ class Core(NotebookOutput):
         self.backend = backend
         self.waiting: str | None = None
         self.ends_between_steps = self.end_requested = False
-        self._average_gradients = GradientAverage(backend)
-        self._seed, self._began = seed, time.monotonic()
+        self.seed_of_launch, self._began = seed, time.monotonic()
+        self.same, self.in_fit = Same(self), False
+        self._average_gradients = GradientAverage(backend, self.same.names_of)
+        self.numbers, self.open_steps = RandomNumbers(self), 0
         self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
 
     def __repr__(self) -> str:
@@ -53,7 +63,7 @@ class Core(NotebookOutput):
 
     # ---- a training step -------------------------------------------------------------------------------------
 
-    def model(self, module, *, in_place: bool = False):
+    def model(self, module, *, in_place: bool = False, differs: Iterable[str] = ()):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
         A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
@@ -61,8 +71,16 @@ class Core(NotebookOutput):
         buffers that have several names, such as an embedding that is also the output layer, stay one. A loss that has
         parameters, or weights of classes, goes through here as well. With `in_place` the module itself is moved: for a
         framework that holds on to it.
+
+        Its weights and buffers stay the same on every core, which is compared after the first step, after each epoch,
+        before a save and at the end. `differs=["*.counts"]` names those that may differ, as `fnmatch` has it.
+
+        Raises:
+            Differs: the cores call it with different models.
         """
-        module = _move(module if in_place else copy.deepcopy(module), self.device)
+        self.same.begin_model(module)
+        module = _move(module if in_place else _copy(module), self.device)
+        self.same.add_model(module, differs)
         with self._together("model"):
             self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
@@ -131,6 +149,7 @@ class Core(NotebookOutput):
         """
         options = {"batch_size": batch_size, "rank": self.rank, "world_size": self.world_size, "seed": seed}
         options |= {"workers": workers, "send": self.backend.to_device, "shares_process": self.backend.shares_process}
+        options["numbers"] = self.numbers.own
         if steps is not None:
             if shuffle or mask or buckets is not None:
                 raise WrongValue(
@@ -138,11 +157,11 @@ class Core(NotebookOutput):
                     found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
                     fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
                 )
-            return StreamBatches(dataset, steps=steps, **options)
+            return self.same.add_batches(StreamBatches(dataset, steps=steps, **options))
         if buckets is not None and not isinstance(buckets, Buckets):
             buckets = Buckets(buckets)
         options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
-        batches = Batches(dataset, **options)
+        batches = self.same.add_batches(Batches(dataset, **options))
         if buckets is not None:
             lengths, count = ", ".join(map(str, batches.sampler.shapes())), batches.shapes
             shapes = f"{count} shapes, so {count} graphs" if count > 1 else "one shape, so one graph"
@@ -151,19 +170,30 @@ class Core(NotebookOutput):
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch."""
+        """Wrap one step: on a TPU, all of it becomes one compiled graph and one dispatch.
+
+        Random numbers in it are this core's own: dropout, noise, augmentation. Outside of steps all cores draw the same
+        on the host, as for a split of the data, unless `seed` was called.
+        """
         began = time.monotonic()
         traced = self.backend.traced
         self.doing = "tracing" if traced else None
+        self.open_steps += 1
+        if self.backend.shares_process and not self.numbers.seeded:
+            self.seed()  # the host's are another core's as well, and cannot be put back
         try:
-            yield
+            with self.numbers.own():
+                yield
             self.doing = "running" if traced else None
             with self._in_graph("step"):
                 self.backend.sync()
         finally:
             self.doing = None
+            self.open_steps -= 1
         self.activity += 1
         self._steps.append(time.monotonic() - began)
+        if not self.open_steps:
+            self.same.end_of_step()
 
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
@@ -183,11 +213,13 @@ class Core(NotebookOutput):
         if clip is not None:
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             torch.nn.utils.clip_grad_norm_(parameters, clip)
-        optimizer.step()
+        with self.same.own_step():
+            optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
     def average_gradients(self, optimizer, *, also: Iterable = ()) -> None:
         """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
+        self.same.before_average(optimizer)
         with self._together("optimizer_step"):
             self._average_gradients(optimizer, also)
 
@@ -198,7 +230,7 @@ class Core(NotebookOutput):
         in their mean; call it before evaluating or saving.
         """
         with self._together("average_buffers"):
-            self.backend.average([buffer for buffer in module.buffers() if buffer.is_floating_point()])
+            self.backend.average(averaged_places(module)())
 
     def seed(self, *words: int) -> None:
         """Make the random numbers from here on depend on the run's seed, these numbers and the rank alone.
@@ -211,7 +243,16 @@ class Core(NotebookOutput):
         generators that the two share, and differs from run to run: make the model in the notebook, and draw from
         generators of your own.
         """
-        self.backend.seed(seed_in_turn((self._seed, *words, self.rank)))
+        self.numbers.seed(*words)
+
+    def same_seed(self, *words: int) -> None:
+        """Make the host's random numbers from here on the same on every core, in steps as well.
+
+        For what the host decides by chance and all cores have to do alike: layers that are dropped, a number of
+        repetitions, a size. What is drawn on the device, as dropout on a TPU, stays each core's own; on CPU processes
+        the host is the device, so there dropout is the same on every core, too.
+        """
+        self.numbers.seed(*words, own=False)
 
     @contextlib.contextmanager
     def finishing_steps(self) -> Iterator[None]:
@@ -256,10 +297,25 @@ class Core(NotebookOutput):
     def gather(self, tensor):
         """Return the `(N, ...)` tensors of all cores as one `(world_size * N, ...)`, in order of rank, together.
 
-        A scalar counts as `(1,)`. The shape must be the same on every core.
+        A scalar counts as `(1,)`. The shape must be the same on every core. The gradient flows through it, to the core
+        that each row came from, as a contrastive loss over all cores needs: then backward is "together", too.
         """
+        import torch
+
+        tensor = tensor.reshape(1) if tensor.ndim == 0 else tensor
+        if tensor.requires_grad and torch.is_grad_enabled():
+            return _with_gradient(self, tensor)
         with self._together("gather"):
-            return self.backend.gather(tensor.detach().reshape(1) if tensor.ndim == 0 else tensor.detach())
+            return self.backend.gather(tensor.detach())
+
+    def init_process_group(self) -> None:
+        """Join the cores in torch.distributed's default group as well, together, for code that averages by itself.
+
+        Without it `torch.distributed.is_initialized()` is False, on chips and in the rehearsal for them: layers and
+        metrics that ask for it keep each core's own. On CUDA and TorchTPU the cores are joined there anyway.
+        """
+        with self._together("init_process_group"):
+            self.backend.init_process_group()
 
     def barrier(self) -> None:
         """Wait until every core is here, together."""
@@ -273,6 +329,8 @@ class Core(NotebookOutput):
         """
         with self._in_graph("save"):
             self.backend.sync()
+        if not self.in_fit:
+            self.same.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -336,6 +394,31 @@ class Core(NotebookOutput):
     def _in_graph(self, name: str) -> contextlib.AbstractContextManager:
         """Mark the same where collectives are part of the graph, and this is where the graph is waited for."""
         return self._together(name) if self.backend.in_graph and self.waiting is None else contextlib.nullcontext()
+
+
+def _with_gradient(core: Core, tensor):
+    """Gather a tensor so that backward brings each core the sum of all cores' gradients for its own rows."""
+    import torch
+
+    class Gather(torch.autograd.Function):
+        @staticmethod
+        def forward(context, mine):
+            with core._together("gather"):
+                return core.backend.gather(mine.detach())
+
+        @staticmethod
+        def backward(context, gradient):
+            with core._together("gather's backward"):
+                return core.backend.reduce_scatter(gradient.contiguous())
+
+    return Gather.apply(tensor)
+
+
+def _copy(module):
+    """Copy a module, also one that holds what it has computed, as `torch.nn.utils.weight_norm` its weight."""
+    held = [value for part in module.modules() for value in vars(part).values()]
+    results = {id(one): one.detach() for one in held if getattr(one, "grad_fn", None) is not None}
+    return copy.deepcopy(module, results)
 
 
 def _move(module, device):

@@ -1,9 +1,10 @@
 """Gradients averaged over cores, which need not have one for the same parameters."""
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tpukit.essentials.backends import Backend
+from tpukit.essentials.show import WrongValue, first_few
 
 
 class GradientAverage:
@@ -15,12 +16,12 @@ class GradientAverage:
     had: an optimiser does not touch that one, while zeros would decay it.
 
     A step in which every parameter has its gradient sends those numbers and reads none. A core that lacks some reads
-    them; on a TPU, where reading waits for the device, only when it first lacks those: there all cores run one program,
-    so what they lack together changes together.
+    them; on a TPU, where reading waits for the device, once, unless it lacks others in other steps: there all cores
+    have to run one program, and layers that come and go are looked at in each step.
     """
 
-    def __init__(self, backend: Backend):
-        self._backend = backend
+    def __init__(self, backend: Backend, names_of: Callable[[list], list[str]] = lambda them: [""] * len(them)):
+        self._backend, self._names_of = backend, names_of
         self._read = weakref.WeakKeyDictionary()  # by optimiser, by what this core has: what any core has
 
     def __call__(self, optimizer, also: Iterable = ()) -> None:
@@ -32,6 +33,12 @@ class GradientAverage:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         parameters = [parameter for parameter in parameters if parameter.requires_grad or parameter.grad is not None]
         here = tuple(parameter.grad is not None for parameter in parameters)
+        if sparse := [one for one in parameters if one.grad is not None and one.grad.layout is not torch.strided]:
+            raise WrongValue(
+                "sparse gradients cannot be averaged over the cores: each has others",
+                found=f"the gradient of {first_few(self._names_of(sparse), 5)} is {sparse[0].grad.layout}",
+                fix="torch.nn.Embedding(..., sparse=False), and an optimizer for dense gradients; or cores=1",
+            )
         if self._backend.traced and not self._backend.in_graph:
             # XLA:CPU: that of `weight.sum()` is one number seen in every place, and what is written there in place
             # comes out as something else (torch_xla 2.9).
@@ -44,14 +51,28 @@ class GradientAverage:
         else:
             (numbers,) = self._backend.to_device([torch.tensor(here, dtype=torch.float32)])
         self._backend.average([*gradients, numbers, *also])
+        read = self._read.setdefault(optimizer, {})
+        read.setdefault(here)
         if all(here):
             return
-        anywhere = self._anywhere(optimizer, here, numbers)
+        anywhere = self._anywhere(optimizer, parameters, here, numbers)
         for parameter, gradient, has in zip(parameters, gradients, anywhere, strict=True):
             parameter.grad = gradient if has else None
 
-    def _anywhere(self, optimizer, here: tuple, numbers) -> list[bool]:
-        read = self._read.setdefault(optimizer, {}) if self._backend.in_graph else {}
-        if here not in read:
-            read[here] = [number > 0 for number in self._backend.to_cpu([numbers])[0].tolist()]
+    def _anywhere(self, optimizer, parameters: list, here: tuple, numbers) -> list[bool]:
+        read = self._read[optimizer]
+        if read[here] is None or len(read) > 1 or not self._backend.in_graph:
+            shares = self._backend.to_cpu([numbers])[0].tolist()
+            mixed = [parameter for parameter, share in zip(parameters, shares, strict=True) if 0 < share < 1]
+            if mixed and self._backend.in_graph:
+                raise WrongValue(
+                    "the cores use different layers in one step, which on chips would be two programs that wait for "
+                    "each other",
+                    found=f"gradients on some cores and none on others: {first_few(self._names_of(mixed), 5)}",
+                    fix=(
+                        "the same layers on every core: fit(..., same_seed=True), or core.same_seed(step) in a loop of "
+                        "your own, for layers dropped at random; for experts and early exits compute all, times 0 or 1"
+                    ),
+                )
+            read[here] = [share > 0 for share in shares]
         return read[here]

@@ -15,7 +15,7 @@ from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, colle
 from tpukit.essentials.run.signals import sigterm_ends_the_run
 from tpukit.essentials.run.topology import choose_topology, refuse_if_in_use
 from tpukit.essentials.run.watchdog import Limits
-from tpukit.essentials.run.worker import Task
+from tpukit.essentials.run.worker import Task, seed_of
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
 from tpukit.essentials.show import Screen, Table, WrongValue, screen
 
@@ -75,7 +75,7 @@ def launch_each(
     *,
     cores: int | None = None,
     backend: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     timeout: float | None = None,
     stall: float | None = 120.0,
     heartbeat: float = 1.0,
@@ -95,7 +95,7 @@ def launch_each(
         cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
             two cores, of which its job uses one.
         backend, heartbeat, precision, host: as in `launch`.
-        seed: of every job's random numbers, the same for all: jobs differ by their configs alone.
+        seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         stall: as in `launch`, of each job.
         progress: as in `launch`; a bar for each job, and no curves.
@@ -111,7 +111,8 @@ def launch_each(
     if not configs:
         raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
     refuse_call(fn, (configs[0],))
-    limits, tasks = Limits(timeout, stall, heartbeat), [Task(fn, (config,), seed, precision) for config in configs]
+    limits, given = Limits(timeout, stall, heartbeat), seed_of(seed)
+    tasks = [Task(fn, (config,), given, precision) for config in configs]
     topology = choose_topology(host, 1, backend)
     places = min(_places(host, cores, backend), len(configs))
     refuse_if_in_use(host)

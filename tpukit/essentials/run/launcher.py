@@ -11,10 +11,16 @@ from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import Failure, message
 from tpukit.essentials.run.host_memory import memory_warning
 from tpukit.essentials.run.log_writers import LogWriters, Writer
+from tpukit.essentials.run.same import apart
 from tpukit.essentials.run.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
-from tpukit.essentials.run.topology import choose_device, choose_topology, refuse_if_in_use
+from tpukit.essentials.run.topology import (
+    choose_device,
+    choose_topology,
+    refuse_if_in_use,
+    refuse_one_process_variables,
+)
 from tpukit.essentials.run.watchdog import Limits
-from tpukit.essentials.run.worker import Task
+from tpukit.essentials.run.worker import Task, seed_of
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
 from tpukit.essentials.show import Failed, as_html, counted, screen
 
@@ -122,7 +128,7 @@ def launch(
     cores: int | None = None,
     device: int | None = None,
     backend: str | None = None,
-    seed: int = 0,
+    seed: int | None = None,
     timeout: float | None = None,
     stall: float | None = 120.0,
     heartbeat: float = 1.0,
@@ -149,7 +155,9 @@ def launch(
         backend: None for the best there is; "cpu" rehearses on plain CPU processes, "xla" on a machine without a
             chip through torch_xla, slowly but with real graphs: on the stand-in for libtpu where it is installed, else
             on XLA:CPU processes that gloo joins ("xla:standin" and "xla:cpu" choose one of them).
-        seed: of every core's random numbers, which also depend on its rank.
+        seed: of all random numbers of the run. None takes the notebook's, `torch.initial_seed()`, so that
+            `torch.manual_seed` in a cell counts; where nobody seeded, that is another in every kernel. A worker
+            function begins with the same random numbers on every core; within steps each core draws its own.
         timeout: seconds after which the run is ended; None for no limit.
         stall: seconds that cores may wait for one that neither moves on nor uses a processor, before the run is ended
             with the stacks of all; None to wait for ever. A core that compiles uses a processor.
@@ -187,8 +195,9 @@ def launch(
         refuse_options(fn, unknown, launch)
     refuse_call(fn, args)
     host = host or Host.read()
-    limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed, precision)
+    limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     topology = choose_topology(host, cores, backend) if device is None else choose_device(host, device, cores, backend)
+    refuse_one_process_variables(topology)
     if hosts is not None:
         topology = replace(topology, hosts=hosts)
         task = replace(task, fn=functools.partial(_over_hosts, fn, topology))
@@ -219,6 +228,8 @@ def launch(
                 hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
                 group.end()
                 raise Interrupted(collect(group), stacks, hung=hung) from None
+    if failure is None and (error := apart([group.same[rank] for rank in sorted(group.same)])):
+        raise WorkerFailed(str(error), rank=0, traceback="", run=collect(group)) from error
     if failure is None:
         return collect(group)
     raise worker_failed(failure, group)

@@ -1,6 +1,8 @@
 """What a core says to the notebook: lines, numbers, progress, displays; sent as messages, drawn by the kernel."""
 
+import math
 import os
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -68,7 +70,7 @@ class NotebookOutput:
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.numel() == 1:
                 values[name] = value.detach().item() if value.device.type == "cpu" else value.detach()
-            elif not isinstance(value, int | float):
+            elif not isinstance(value, int | float) or abs(value) > sys.float_info.max:
                 values[name] = _as_float(name, value)
         self._rows.append({"step": self._logged, **values})
         if time.monotonic() >= self._next_send:
@@ -198,6 +200,8 @@ def _number(value: object) -> int | float:
 def _as_float(name: str, value: object) -> float:
     try:  # `item`, since numpy warns where an array of one element is converted
         return float(value.item() if hasattr(value, "item") else value if hasattr(value, "__float__") else None)
+    except OverflowError:  # a whole number that no float holds: where it is drawn or written, it has to be one
+        return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError, RuntimeError) as error:
         shape = tuple(getattr(value, "shape", ()))
         raise WrongType(

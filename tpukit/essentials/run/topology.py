@@ -1,10 +1,19 @@
 """Which backend a run takes on a machine, and how its cores are laid out over processes."""
 
 import multiprocessing
+import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from tpukit.essentials.backends import PLACES, Runtime, Topology, runtimes
-from tpukit.essentials.machine import Host, how_to_restart, install_line
+from tpukit.essentials.machine import (
+    OLDEST_TORCH,
+    ONE_PROCESS_VARIABLES,
+    Host,
+    how_to_restart,
+    install_line,
+    is_too_old,
+)
 from tpukit.essentials.show import Explained, WrongValue
 
 _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels"
@@ -29,6 +38,13 @@ def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topol
         raise ValueError(f"backend is one of None, {', '.join(map(repr, names))}; got {backend!r}")
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or cores < 1):
         raise ValueError(f"cores is a whole number, at least 1, or None for all there are, got {cores!r}")
+    torch = host.versions.get("torch") or OLDEST_TORCH
+    if is_too_old(torch):
+        raise WrongValue(
+            f"torch {torch} is older than this kit can run: its first is {OLDEST_TORCH}",
+            found=f"torch {torch}, torch_xla {host.versions.get('torch_xla')}",
+            fix=install_line(host) or f"an environment with torch {OLDEST_TORCH} or later",
+        )
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
         raise WrongValue(
@@ -53,6 +69,21 @@ def choose_device(host: Host, device: int, cores: int | None, backend: str | Non
             fix=f"launch(..., device={there - 1}), or leave device out for all",
         )
     return replace(choose_topology(host, 1, backend), device_number=device)
+
+
+def refuse_one_process_variables(topology: Topology, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise where variables that give one process its part of the chips would be inherited by all workers.
+
+    libtpu would then start each of them as "rank 0 of 1": they would train models of their own, in silence.
+    """
+    left = [f"{name}={environ[name]}" for name in ONE_PROCESS_VARIABLES if name in environ]
+    if left and topology.processes > 1 and runtimes()[topology.backend].hardware == "TPU":
+        pops = ", ".join(f'"{one.partition("=")[0]}"' for one in left)
+        raise WrongValue(
+            f"{left[0].partition('=')[0]} is meant for one process, and this run has {topology.processes}",
+            found=f"{', '.join(left)}, which every worker would inherit",
+            fix=f"for name in ({pops},): os.environ.pop(name), then launch; or cores=1",
+        )
 
 
 def _choose_runtime(host: Host, backend: str | None) -> Runtime:

@@ -150,14 +150,13 @@ class Watchdog:
         silent = [rank for rank, beat in running.items() if beat is self._silent]
         working = [rank for rank in running if rank not in waiting]
         quiet = {rank: now - beat.since for rank, beat in running.items()}
-        # Cores that all work may say nothing for as long as they like, unless their work may be a wait.
-        may_hang = waiting or silent or self._in_graph
-        if self.limits.stall is None or not may_hang or min(quiet.values()) <= self.limits.stall:
+        # Cores that say nothing may still work, for as long as they like: that they use no processor is looked at last.
+        if self.limits.stall is None or min(quiet.values()) <= self.limits.stall:
             return None
         if not working:
             return None if self._others else self._each_for_the_other(running, quiet)
         if not waiting and not silent:
-            return None if self._others else self._in_a_read(running, returned, quiet)
+            return None if self._others else self._silent_all(running, returned, quiet)
         if not waiting:
             fix = "see tpukit.check() for who holds the chips; launch(..., stall=seconds) allows a longer start"
             return Stall(silent[0], f"has not started in {quiet[silent[0]]:.0f} s, and uses no processor", fix)
@@ -168,15 +167,17 @@ class Watchdog:
             f"see below where core {late} stands; launch(..., stall=seconds) allows more than {self.limits.stall:g}",
         )
 
-    def _in_a_read(self, running: dict[int, Heartbeat], returned: set[int], quiet: dict[int, float]) -> Stall:
-        """Nobody says that it waits, so it may be in a read of a tensor, where the graph is waited for."""
+    def _silent_all(self, running: dict[int, Heartbeat], returned: set[int], quiet: dict[int, float]) -> Stall:
+        """Nobody says that it waits: it may, for a lock, or where a tensor of the graph is read."""
         longest = max(running, key=quiet.__getitem__)
         still = f"{quiet[longest]:.0f} s, nor used a processor"
         fix = (
             "the same collectives in the same order on every core, also before what is read with .item() or print; "
             "if it waits for something else: launch(..., stall=seconds), or None"
         )
-        if returned:
+        if not self._in_graph:
+            fix = "see below where it stands, at a lock perhaps; launch(..., stall=seconds), or None, for a long wait"
+        elif returned:
             return Stall(min(returned), f"returned while core {longest} has not moved for {still}", fix)
         return Stall(longest, f"has not moved for {still}, and neither has any other core", fix)
 

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.machine import OwnMemory, orphans, own_memory, peak_memory
-from tpukit.essentials.run import signals
+from tpukit.essentials.machine import ONE_PROCESS_VARIABLES, OwnMemory, orphans, own_memory, peak_memory
+from tpukit.essentials.run import signals, this_core
 from tpukit.essentials.run.channel import Sender, Unsendable, serialize
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import device_not_started, exception_raised, sigterm_received, stack_text
 from tpukit.essentials.run.notebook_output import forward_displays
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.show import Failed, WrongValue
 
 SEND_STACKS, GO = b"s", b"g"  # on the control pipe
 
@@ -39,6 +39,18 @@ class Task:
                 f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
+
+
+def seed_of(seed: int | None, hosts: object = None) -> int:
+    """Return the seed of a run: that which was given, or the notebook's own, which launches do not use up.
+
+    Of several hosts each has a generator of its own: without a seed it is 0.
+    """
+    if seed is not None or hosts is not None:
+        return seed or 0
+    import torch
+
+    return torch.initial_seed()
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ class WorkerPipes:
     inherited: tuple[int, ...]
 
 
-def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> None:
+def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, world_size: int) -> None:
     """Run in the forked child and never return; `start` starts the device and calls its argument once per core."""
     _cut_loose(pipes)
     worker, signal_pipe = _Worker(pipes), signals.signal_pipe()
@@ -76,11 +88,14 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
     threading.Thread(target=worker.beat, daemon=True).start()
 
     import torch
+    from torch.optim import optimizer
 
     # The kernel's OpenMP threads did not survive the fork, but torch believes they did and would wait for them.
     torch.set_num_threads(1)
+    optimizer.register_optimizer_step_pre_hook(_before_step)
+    optimizer.register_optimizer_step_post_hook(_after_step)
     try:
-        start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores))
+        start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores, world_size))
     except BaseException as error:  # the device did not start: no core is there to say so
         worker.sender.send(("failed", device_not_started(pipes.rank, error)))
     _flush_streams()
@@ -89,18 +104,31 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes) -> N
         signal.pause()  # others may still need this process's side of a collective: the kernel says when to go
 
 
-def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tuple[Core, int, OwnMemory]]) -> None:
-    """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure."""
+def run_core(
+    task: Task,
+    backend,
+    send: Callable[[object], None],
+    cores: list[tuple[Core, int, OwnMemory]],
+    world_size: int | None = None,
+) -> None:
+    """Run the worker function as one core, noted in `cores` with its thread, and send its result or its failure.
+
+    `world_size` is that of the run as it was laid out; None where nothing was.
+    """
     if task.precision:
         backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
     core = Core(backend, send, task.seed)
+    this_core.enter(core)
     memory = OwnMemory()  # what the start of the device took for a moment is not the function's
     cores.append((core, threading.get_ident(), memory))
     send(("started", core.rank))
     send(_memory_of(core, memory))
     try:
-        core.seed()
+        if world_size is not None and core.world_size != world_size:
+            raise _not_one_run(core, world_size)
+        core.numbers.start()
         result = task.fn(core, *task.args)
+        send(("same", core.rank, core.same.at_end()))
         core.flush()
         _flush_streams()  # what was printed without an end of line is on its way before the result is
         try:
@@ -114,6 +142,27 @@ def run_core(task: Task, backend, send: Callable[[object], None], cores: list[tu
         send(("failed", exception_raised(core.rank, error)))
         with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
             core.flush()
+    finally:
+        this_core.leave()
+
+
+def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
+    if core := this_core.find():
+        core.same.before_step(optimizer, closure=kwargs.get("closure", args[1] if len(args) > 1 else None))
+
+
+def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
+    if core := this_core.find():
+        core.same.after_step(optimizer)
+
+
+def _not_one_run(core: Core, world_size: int) -> Failed:
+    left = [f"{name}={os.environ[name]}" for name in ONE_PROCESS_VARIABLES if name in os.environ]
+    return Failed(
+        f"the devices did not become one run: {core.world_size} of its {world_size} cores are joined here",
+        found=f"this is rank {core.rank} of {core.world_size} by {type(core.backend).__name__}; {', '.join(left)}",
+        fix="the environment of a run on all chips: restart the kernel without variables meant for one process",
+    )
 
 
 def _memory_of(core: Core, memory: OwnMemory) -> tuple:

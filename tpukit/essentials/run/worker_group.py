@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.essentials.backends import Cpu, Topology, runtimes
+from tpukit.essentials.data import numbers_kept
 from tpukit.essentials.machine import orphans
 from tpukit.essentials.run import signals, worker
 from tpukit.essentials.run.core_states import CoreStates
@@ -36,6 +37,7 @@ class WorkerGroup:
     Attributes:
         ranks: of its cores; each is what it will probably be until the core has said what it is.
         results: what has come back so far, by rank.
+        same: what a core held at its end that has to be the same on all, by rank.
         memory: peak host memory in bytes, by rank.
         grown: by how many bytes a process has grown since its start, at most, by rank.
         log: the rows of `core.log` so far.
@@ -55,6 +57,7 @@ class WorkerGroup:
         self._runtime = runtimes()[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
+        self.same: dict[int, dict | None] = {}
         self.memory: dict[int, int] = {}
         self.grown: dict[int, int] = {}
         self._first_memory: dict[int, int] = {}
@@ -168,6 +171,8 @@ class WorkerGroup:
         match message:
             case ("result", rank, value):
                 self.results[rank] = value
+            case ("same", rank, found):
+                self.same[rank] = found
             case ("memory", rank, peak, own, most):
                 self.memory[rank] = max(peak, self.memory.get(rank, 0))
                 first = self._first_memory.setdefault(rank, own)
@@ -310,16 +315,15 @@ class InProcessGroup(WorkerGroup):
 
     def looks(self, seconds: float) -> Iterator[None]:
         """Run the worker function here and take in what it sends as it sends it."""
-        import torch.distributed as dist
 
         def send(message: object) -> None:
             self._take(message, 0)
             self.display.draw()
 
         try:
-            worker.run_core(self.task, Cpu(0, 1, None), send, cores=[])
+            with numbers_kept():  # the notebook's own, of which the next launch takes its seed
+                worker.run_core(self.task, Cpu(0, 1, None), send, cores=[])
         finally:
-            dist.destroy_process_group()
             self.ended = time.monotonic()
         failure = self.failures.first()
         if failure and isinstance(failure.error, KeyboardInterrupt):

@@ -70,7 +70,7 @@ class WorkerProcess:
             runtimes()[topology.backend].start, topology=topology, process=number, meeting_point=meeting_point
         )
         self.process = multiprocessing.get_context("fork").Process(
-            target=worker.main, args=(task, start, pipes), name=f"{WORKER} {self.rank}"
+            target=worker.main, args=(task, start, pipes, topology.world_size), name=f"{WORKER} {self.rank}"
         )
         try:
             with warnings.catch_warnings():

@@ -1,0 +1,71 @@
+"""What of a dataset is compared between cores: what it has one of for each sample, and nothing that reading changes."""
+
+import itertools
+from pathlib import Path
+
+import numpy
+import pandas
+import pytest
+import torch
+
+from tpukit.essentials.data.fingerprint import fingerprint
+
+HALF, TABLE = list(range(10)), pandas.DataFrame({"path": list("abcdefghij"), "label": range(10)})
+
+
+class Holding:
+    """A dataset of ten samples that holds something."""
+
+    def __init__(self, **held):
+        vars(self).update(held)
+
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, index):
+        return index
+
+
+def turned(rows):
+    return rows[::-1]
+
+
+DIFFER = {
+    "a tensor": lambda turn: Holding(labels=torch.tensor(turn(HALF))),
+    "half precision": lambda turn: Holding(labels=torch.tensor(turn(HALF), dtype=torch.bfloat16)),
+    "an array": lambda turn: Holding(y=numpy.array(turn(HALF))),
+    "a list of files": lambda turn: Holding(files=[Path(str(one)) for one in turn(HALF)]),
+    "a list of pairs": lambda turn: Holding(samples=[(str(one), one) for one in turn(HALF)]),
+    "a list of rows": lambda turn: Holding(rows=[{"text": str(one), "label": one} for one in turn(HALF)]),
+    "a table": lambda turn: Holding(table=turn(TABLE)),
+    "columns": lambda turn: Holding(columns={"text": [str(one) for one in turn(HALF)], "label": HALF}),
+    "labels by name": lambda turn: Holding(label_of={str(one): one for one in turn(HALF)}),
+    "a subset": lambda turn: torch.utils.data.Subset(Holding(), turn(HALF)[:5]),
+    "within a subset": lambda turn: torch.utils.data.Subset(Holding(y=turn(HALF)), range(5)),
+    "a list": lambda turn: turn(HALF),
+    "Hugging Face's": lambda turn: __import__("datasets").Dataset.from_dict({"label": HALF}).select(turn(HALF)),
+}
+
+
+@pytest.mark.parametrize("name", DIFFER)
+def test_samples_in_another_order_are_another_dataset(name):
+    one, again, other = (fingerprint(DIFFER[name](turn)) for turn in (list_of, list_of, turned))
+    assert one == again != other
+
+
+def list_of(rows):
+    return rows
+
+
+MAY_DIFFER = {
+    "pixels that are read when they are asked for": lambda number: Holding(pixels=numpy.full((10, 64, 64), number)),
+    "a cache that fills": lambda number: Holding(cache=[None] * number + [torch.zeros(3)] * (10 - number)),
+    "functions": lambda number: Holding(transform=(abs, len)[number]),
+    "numbers": lambda number: Holding(epoch=number),
+    "a length that is none": lambda number: (itertools.count, zip)[0](),
+}
+
+
+@pytest.mark.parametrize("name", MAY_DIFFER)
+def test_what_may_differ_between_cores_is_not_looked_at(name):
+    assert fingerprint(MAY_DIFFER[name](0)) == fingerprint(MAY_DIFFER[name](1))
