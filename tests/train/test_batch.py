@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as tree
 
-from tpukit import WorkerFailed, evaluate, fit, launch, predict
+from tpukit import Buckets, WorkerFailed, evaluate, fit, launch, predict
 from tpukit.essentials.data.batches import Batches
 from tpukit.train.batch import call, inputs_and_targets, inputs_only, kind_of_samples
 
@@ -348,3 +348,56 @@ def test_a_mapping_is_augmented_whole():
 )
 def test_only_a_batch_of_images_is_counted_in_images(batch, kind):
     assert kind_of_samples(batch) == kind
+
+
+class Series(torch.utils.data.Dataset):
+    """Series of ones of length 5, with a target of 1 at each position."""
+
+    def __len__(self):
+        return 16
+
+    def __getitem__(self, index):
+        return torch.ones(5), torch.ones(5)
+
+
+class Slope(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.slope = nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, series):
+        return self.slope * series
+
+
+def masked_mean(outputs, targets, mask):
+    return ((outputs - targets).abs() * mask).sum() / mask.sum()
+
+
+def losses(loss, length=8, pad=0.0, **options):
+    def train(core):
+        model = core.model(Slope())
+        buckets = {"batch_size": 4, "buckets": Buckets((length,), pad={0: 0.0, 1: pad})}
+        parts = [core.batches(Series(), drop_last=True, shuffle=True, **buckets), core.batches(Series(), **buckets)]
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        history = fit(core, model, optimizer, loss, *parts, **options)
+        return [history.epochs[-1][name] for name in ("train_loss", "valid_loss")]
+
+    return launch(train, cores=2, backend="cpu", progress="off").results[0]
+
+
+@pytest.mark.parametrize("keep_outputs", [True, False])
+def test_the_padding_of_tuples_counts_in_no_loss_that_takes_the_mask(keep_outputs):
+    assert losses(masked_mean, keep_outputs=keep_outputs) == pytest.approx([1.0, 1.0])
+
+
+def test_a_loss_without_the_mask_is_refused_unless_it_ignores_what_pads():
+    with pytest.raises(WorkerFailed, match=r"would count the padding(.|\n)*\(outputs, targets, mask\)"):
+        losses(nn.functional.l1_loss)
+
+    class Ignores(nn.Module):
+        ignore_index = -100.0
+
+        def forward(self, outputs, targets):
+            return (outputs - targets)[targets != self.ignore_index].abs().mean()
+
+    assert losses(Ignores(), pad=-100.0) == pytest.approx([1.0, 1.0])

@@ -1,9 +1,10 @@
 """A batch taken apart: what the model gets, and what its outputs are compared with."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from tpukit.essentials.show import WrongType
+from tpukit.essentials.data import Batches
+from tpukit.essentials.show import WrongType, WrongValue
 
 # The keys of a mapping that may hold its targets: Hugging Face's models and datasets use the first two.
 TARGETS = ("labels", "label", "targets", "target")
@@ -34,6 +35,34 @@ def inputs_and_targets(batch: object) -> tuple:
         f"a batch is (inputs, targets), or a mapping with one of the keys {', '.join(TARGETS)}",
         found=found,
         fix="let the dataset return (inputs, targets); each may be a dict of several tensors",
+    )
+
+
+def inputs_targets_and_mask(batch: tuple) -> tuple:
+    """Return (inputs, (targets, mask)) of a batch of tuples from buckets, whose last part says what is data."""
+    inputs, targets = inputs_and_targets(batch)
+    return inputs, (targets, batch[-1])
+
+
+def takes_mask(batches: Batches, loss: Callable) -> bool:
+    """Return whether the loss gets the mask of what is data, which batches of tuples from buckets have.
+
+    Raises:
+        ValueError: there is such a mask, and the loss would count the padding.
+    """
+    if batches.buckets is None or not isinstance(batches.dataset[0], list | tuple):
+        return False
+    pads = batches.buckets.pad or {}
+    if 1 in pads and pads[1] == getattr(loss, "ignore_index", None):
+        return False
+    taken = list(inspect.signature(getattr(loss, "forward", loss)).parameters.values())[2:3]
+    if taken and (taken[0].default is taken[0].empty or "mask" in taken[0].name):
+        return True
+    raise WrongValue(
+        "samples that are tuples are padded to the length of a bucket, and the loss would count the padding",
+        found=f"{type(loss).__name__} takes outputs and targets",
+        fix="a loss of (outputs, targets, mask), (B, L) bool, True where data is; or samples that are mappings, "
+        '{"series": ..., "labels": ...}, whose mask the model gets as attention_mask',
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.run import Core, gather_objects
 from tpukit.essentials.show import WrongValue
-from tpukit.train.batch import inputs_and_targets
+from tpukit.train.batch import inputs_and_targets, inputs_targets_and_mask, takes_mask
 from tpukit.train.metrics import StreamedMetrics, as_classes, has_state
 from tpukit.train.prediction import check_order, evaluating, host_steps, in_dataset_order
 
@@ -108,12 +108,14 @@ def evaluate_synced(
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
     options = {"prepare": prepare, "bf16": bf16, "gather": gather, "between_steps": between_steps, "label": label}
-    steps = host_steps(core, model, batches, inputs_and_targets, **options)
+    masked = takes_mask(batches, loss)
+    steps = host_steps(core, model, batches, inputs_targets_and_mask if masked else inputs_and_targets, **options)
     with evaluating(model):
         if not keep_outputs:
-            return _streamed(core, steps, batches.sampler, loss, streamed)
+            return _streamed(core, steps, batches.sampler, loss, streamed, masked=masked)
         outputs, targets = in_dataset_order(steps, batches.sampler)
-    value = _one_number("the loss", loss(outputs, targets))
+    targets, *mask = targets if masked else (targets,)
+    value = _one_number("the loss", loss(outputs, targets, *mask))
     numbers = {name: _one_number(name, _of_all(metric, outputs, targets)) for name, metric in (metrics or {}).items()}
     return Evaluation(*_as_core_0(core, (value, numbers)), outputs, targets)
 
@@ -126,7 +128,9 @@ def _as_core_0(core: Core, numbers: tuple) -> tuple:
     return gather_objects(core, numbers)[0] if core.world_size > 1 and not core.backend.is_recording else numbers
 
 
-def _streamed(core: Core, steps: Iterator[tuple], sampler: ShardedSampler, loss, metrics: StreamedMetrics):
+def _streamed(
+    core: Core, steps: Iterator[tuple], sampler: ShardedSampler, loss, metrics: StreamedMetrics, *, masked: bool
+):
     """Return the `Evaluation` of outputs that nobody keeps: each core sees its own, without padding."""
     from torch.utils import _pytree as tree
 
@@ -135,7 +139,8 @@ def _streamed(core: Core, steps: Iterator[tuple], sampler: ShardedSampler, loss,
         real = int((positions < sampler.count).sum())
         if real:
             outputs, targets = tree.tree_map(lambda leaf, real=real: leaf if leaf is None else leaf[:real], step)
-            total += real * _one_number("the loss", loss(outputs, targets))
+            targets, *mask = targets if masked else (targets,)
+            total += real * _one_number("the loss", loss(outputs, targets, *mask))
             metrics.update(outputs, targets)
     totals = gather_objects(core, total)
     numbers = {name: _one_number(name, value) for name, value in metrics.compute().items()}

@@ -50,6 +50,7 @@ class TrainStep:
     clip: float | None = None
     average: object = None
     shapes: int = 1
+    masked: bool = False
 
     def __post_init__(self):
         _check_optimizer(self.optimizer)
@@ -95,12 +96,13 @@ class TrainStep:
         """Compute the gradients of all batches; return the mean of their losses, () float32."""
         total = None
         for batch in batches:
+            mask = batch[-1:] if self.masked else ()
             if self.augment:
                 parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
                 batch = self.augment(*parts)
             inputs, targets = inputs_and_targets(batch)
             inputs = self.prepare(inputs) if self.prepare else inputs
-            loss = self.loss(forward(self.core, self.model, inputs, bf16=self.bf16), targets)
+            loss = self.loss(forward(self.core, self.model, inputs, bf16=self.bf16), targets, *mask)
             if getattr(loss, "numel", lambda: 0)() != 1:
                 raise WrongValue(
                     f"the loss is one number, got {type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}",

@@ -13,7 +13,7 @@ from tpukit.essentials.data import Batches
 from tpukit.essentials.machine import peak_memory
 from tpukit.essentials.run import Core, Terminated, gather_objects
 from tpukit.essentials.show import WrongValue
-from tpukit.train.batch import kind_of_samples
+from tpukit.train.batch import kind_of_samples, takes_mask
 from tpukit.train.checks import Best, best_of, check_batches, check_classes, check_numbers, check_parameters
 from tpukit.train.evaluation import Evaluation, evaluate_synced
 from tpukit.train.history import History, samples_per_second
@@ -182,7 +182,20 @@ def fit(
     }
     trainer = Trainer(
         core=core,
-        step=TrainStep(core, model, optimizer, loss, by_step, prepare, augment, bf16, clip, average, train.shapes),
+        step=TrainStep(
+            core,
+            model,
+            optimizer,
+            loss,
+            by_step,
+            prepare,
+            augment,
+            bf16,
+            clip,
+            average,
+            train.shapes,
+            takes_mask(train, loss),
+        ),
         train=train,
         valid=valid,
         epochs=epochs,

@@ -8,7 +8,16 @@ from pathlib import Path
 import pytest
 
 from tpukit.essentials.show import errors
-from tpukit.essentials.show.errors import Explained, NoSuchFile, WrongValue, explain
+from tpukit.essentials.show.errors import (
+    Explained,
+    Failed,
+    NoSuchFile,
+    SystemFailed,
+    WrongType,
+    WrongValue,
+    explain,
+    kind_of,
+)
 
 ROOT = Path(__file__).parents[3]
 KIT = sorted((ROOT / "tpukit").rglob("*.py"))
@@ -61,3 +70,14 @@ def test_every_class_of_an_error_that_is_raised_with_a_fix_is_an_explained_one()
                     kind = getattr(importlib.import_module(module), call.func.id, None)
                     if isinstance(kind, type):
                         assert issubclass(kind, Explained), f"{module}:{call.lineno}"
+
+
+def test_the_general_errors_are_told_by_the_names_that_people_catch():
+    assert [kind_of(kind("x")) for kind in (WrongValue, WrongType, SystemFailed, Failed)] == [
+        "ValueError",
+        "TypeError",
+        "OSError",
+        "RuntimeError",
+    ]
+    assert kind_of(KeyError()) == "KeyError"
+    assert kind_of(type("Own", (WrongValue,), {"__module__": "notebook"})("x")) == "Own"

@@ -61,6 +61,21 @@ def numbers_kept() -> Iterator[None]:
         put_back(before)
 
 
+class OwnNumbers:
+    """Random numbers of the host that go on where they stood when they were last used, whatever is drawn meanwhile."""
+
+    def __init__(self, seed: tuple[int, ...]):
+        self._seed, self._state = seed, None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Draw these within, by threads of a process in turn; then put back what was."""
+        with _TURN, numbers_kept():
+            put_back(self._state) if self._state else seed_host(self._seed)
+            yield
+            self._state = host_numbers()
+
+
 @contextlib.contextmanager
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
     """Seed the host's random numbers for a block that the threads of a process enter in turn; then put back what was.

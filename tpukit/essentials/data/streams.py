@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.prefetch import iterate_loader
 from tpukit.essentials.data.sampler import StreamSampler
-from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
+from tpukit.essentials.data.seeding import OwnNumbers, seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import only_iterates, refuse_loader
 from tpukit.essentials.show import WrongType, WrongValue
 
@@ -78,8 +78,14 @@ class _Shares:
     def __init__(self, dataset, sampler: StreamSampler, workers: int, seed: tuple[int, ...], *, in_turn: bool):
         self.dataset, self.sampler, self.workers, self.seed, self.in_turn = dataset, sampler, workers, seed, in_turn
         self._samples: Iterator | None = None
+        # Each share reads all of such a stream and keeps its part of it. So that all are parts of one order, all draw
+        # the same numbers; a sample has its own, as each draws for all samples.
+        self._numbers = None if callable(dataset) else OwnNumbers(seed)
 
     def __getitem__(self, number: int) -> object:
+        if self._numbers:
+            with self._numbers.used():
+                return self._next()
         if self.in_turn and not self.workers:
             with seeded_in_turn((*self.seed, self.sampler.rank, number)):
                 return self._next()
@@ -94,7 +100,7 @@ class _Shares:
     def _endless(self, worker: int | None) -> Iterator:
         each = max(1, self.workers)
         share, shares = self.sampler.rank * each + (worker or 0), self.sampler.world_size * each
-        if worker is not None:
+        if worker is not None and not self._numbers:
             seed_host((*self.seed, share))
         while True:
             is_empty = True

@@ -14,6 +14,7 @@ from pathlib import Path
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.run.channel import Unsendable, deserialize, serialize
 from tpukit.essentials.run.signals import FAILURE_IN_A_COLLECTIVE_SECONDS, FAILURE_SECONDS, Terminated
+from tpukit.essentials.show import kind_of
 
 _KIT = str(Path(__file__).parents[2])  # the whole kit, so that errors blame the line of whoever called it
 _LONGEST_FACT, _LONGEST_TRACE = 2_000, 20_000  # characters of a message; `WorkerFailed.traceback` is whole
@@ -92,7 +93,7 @@ def device_not_started(rank: int, error: BaseException) -> Failure:
     """Describe the exception that kept a device from starting: no line of the user's is to blame."""
     trace = "".join(traceback.format_exception(error))
     fact, advice = _fact_and_advice(error)
-    what = f"could not start its device: {type(error).__name__}: {_in_a_line(error, fact)}"
+    what = f"could not start its device: {kind_of(error)}: {_in_a_line(error, fact)}"
     fix, sent = _fix_of_a_start(trace), _sendable(error)
     return Failure(rank, time.monotonic(), what, trace=trace, error=sent, fix=fix, advice=advice)
 
@@ -113,7 +114,7 @@ def exception_raised(rank: int, error: BaseException) -> Failure:
     elif isinstance(error, Terminated):
         what = _TERMINATED
     else:
-        what = f"raised {type(error).__name__}: {_in_a_line(error, fact)}".removesuffix(": ")
+        what = f"raised {kind_of(error)}: {_in_a_line(error, fact)}".removesuffix(": ")
     waiting = next((one.waiting for one in _chain(error) if hasattr(one, "waiting")), None)  # as Core marks it
     fix = _fix_of_a_dead_loader() if "DataLoader worker (pid" in what else Failure.fix
     if any(words in what for words in _NO_CUDA):

@@ -11,6 +11,7 @@ from tpukit.essentials.show.errors import (
     WrongType,
     WrongValue,
     explain,
+    kind_of,
 )
 from tpukit.essentials.show.figures import show_batch, show_history
 from tpukit.essentials.show.findings import Finding, Findings
@@ -23,6 +24,6 @@ from tpukit.essentials.show.tables import Table, as_html, as_text, counted, firs
 __all__ = [
     "Explained", "Failed", "NoSuchFile", "NotInstalled", "SystemFailed", "WrongType", "WrongValue", "explain",
     "Finding", "Findings", "Screen", "Table", "as_html", "as_text", "better", "counted", "current_cell", "duration",
-    "figure_inputs", "first_few", "house_style", "human_size", "plural", "running_shell", "screen", "show_batch",
-    "show_figure", "show_history",
+    "figure_inputs", "first_few", "house_style", "human_size", "kind_of", "plural", "running_shell", "screen",
+    "show_batch", "show_figure", "show_history",
 ]  # fmt: skip

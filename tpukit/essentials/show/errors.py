@@ -50,3 +50,9 @@ class NotInstalled(Explained, ModuleNotFoundError):
 
 class Failed(Explained, RuntimeError):
     """Something that was asked for did not work."""
+
+
+def kind_of(error: BaseException) -> str:
+    """Return the name of an error's class: of those in this module the built-in one, which people know and catch."""
+    kind = type(error)
+    return (kind.__mro__[2] if kind.__module__ == __name__ else kind).__name__
