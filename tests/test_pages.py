@@ -1,6 +1,7 @@
 """What the pages promise: an example for every public name, an entry for every message, scripts that run."""
 
 import ast
+import doctest
 import importlib.util
 import io
 import os
@@ -18,8 +19,6 @@ from messages import explained, messages
 ROOT = Path(__file__).parents[1]
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-# Names that their example does not write out, and what in it makes one, or hands it on.
-SHOWN_BY = {"Records": "records", "collect": "launch", "worker_failed": "WorkerFailed", "locks": "locks"}
 # Where an error of somebody else, or one that is told elsewhere, is passed on in its own words.
 PASSED_ON = {
     "run_hangs": "the words are those of the watchdog's `Stall`, which has entries",
@@ -43,7 +42,10 @@ def test_every_public_name_has_an_example(room):
         assert not shown.keys() & set(names)
         shown |= dict.fromkeys(names, code)
     assert shown.keys() == set(pages.public_names(room))
-    assert not [name for name, code in shown.items() if not re.search(rf"\b{SHOWN_BY.get(name, name)}\b", code)]
+    assert not [name for name, code in shown.items() if not re.search(rf"\b{name}\b", code)]
+    for code in shown.values():
+        assert any(one.want for one in doctest.DocTestParser().get_examples(code)), code
+        assert not re.search(r"^>>> _ =|callable\(|hasattr\(", code, re.MULTILINE), "shows only that a name is there"
 
 
 def test_the_names_of_the_face_are_those_of_rooms():
