@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 from links import broken_links
 from messages import messages
@@ -113,11 +114,19 @@ def public_names(room: str) -> list[str]:
     return sorted(dict.fromkeys(ast.literal_eval(lists[0])), key=str.lower)
 
 
-def examples(room: str) -> list[tuple[list[str], str]]:
-    """Return the examples of a room, each with the names that it is for; one goes on where the one before ended."""
+class Example(NamedTuple):
+    """One example: the names that it is for, what is said above it, if anything, and a doctest session."""
+
+    names: list[str]
+    said: str
+    code: str
+
+
+def examples(room: str) -> list[Example]:
+    """Return the examples of a room; each goes on where the one before ended."""
     text = (HERE / "examples" / f"{room}.md").read_text()
-    found = re.findall(r"^## (.+?)\n+```pycon\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    return [(names.split(", "), code) for names, code in found]
+    found = re.findall(r"^## (.+?)\n(.*?)^```pycon\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [Example(names.split(", "), said.strip(), code) for names, said, code in found]
 
 
 def page_of_room(room: str) -> str:
@@ -128,8 +137,8 @@ def page_of_room(room: str) -> str:
     module = importlib.import_module(f"tpukit.{room}")
     lines = [f"# tpukit.{room}", "", inspect.getdoc(module), ""]
     lines += ["The examples of this page are one session: each goes on where the one before it ended.", ""]
-    for names, code in examples(room):
-        lines += [f"## {', '.join(names)}", "", "```pycon", code.rstrip(), "```", ""]
+    for names, said, code in examples(room):
+        lines += [f"## {', '.join(names)}", "", *[said, ""] * bool(said), "```pycon", code.rstrip(), "```", ""]
         for name in names:
             value = getattr(module, name)
             place = f"tpukit.{room}.{name}"

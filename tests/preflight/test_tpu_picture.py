@@ -38,6 +38,7 @@ def test_every_chip_has_its_process_and_every_core_its_rank(name):
     said = " ".join(text.get_text() for text in texts(figure) if text.get_text().startswith("rank"))
     assert [int(word) for word in said.split() if word.isdigit()] == list(range(ranks))
     assert f"{ranks} core" in texts(figure)[0].get_text()
+    assert f"{ranks} core" in figure.alt
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -7,7 +7,7 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import tpukit
-from tpukit.scores.areas import _curve, score
+from tpukit.scores.areas import _curve, as_array, score
 
 
 def exams(count=60, slices=12, seed=0, strength=2.5):
@@ -18,6 +18,12 @@ def exams(count=60, slices=12, seed=0, strength=2.5):
     of_study = np.repeat(random.normal(0, 1.5, count), slices)
     chances = 1 / (1 + np.exp(-(strength * truth - 1.2 + of_study + random.normal(0, 0.2, count * slices))))
     return truth, chances, study
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16, torch.uint8, torch.bool])
+def test_tensors_of_any_type_are_arrays_of_float64(kind):
+    array = as_array(torch.ones(2, dtype=kind))
+    assert (array.dtype, array.tolist()) == (float, [1, 1])
 
 
 def test_areas_are_scikit_learns_with_weights_and_ties():

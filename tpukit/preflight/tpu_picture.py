@@ -38,6 +38,9 @@ def show_tpu(name: str = "v5e-8") -> Figure:
     _draw_chips(axes, kind, places, room)
     _draw_step(axes)
     _draw_shapes(axes)
+    forked = f"the notebook's kernel forks {counted(chips, 'worker process')}, one a chip"
+    step = "A step is recorded as a graph, compiled once, and run again for every batch of the same shapes"
+    house_style.describe(figure, f"{title}: {forked}. {step}; another shape is compiled again, and the chip waits.")
     return figure
 
 

@@ -209,7 +209,8 @@ def as_array(values: Any) -> np.ndarray:
     """Return a torch tensor on any device, or anything numpy takes, as an array of float64."""
     import numpy as np
 
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values, dtype=float)
+    # double() first: numpy has no bfloat16, which autocast returns.
+    return np.asarray(values.detach().cpu().double() if hasattr(values, "detach") else values, dtype=float)
 
 
 def _columns(values: Any) -> np.ndarray:
