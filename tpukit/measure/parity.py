@@ -55,11 +55,14 @@ class Comparison(Table):
         layers: in the order in which they were computed; the model's own output is the last.
         device: in words.
         bits: significant bits that the device's products keep of a float32: 8 are bfloat16, 24 are all.
+        biased: BatchNorm layers of images, whose running variance training on this device would divide by n, not by
+            n - 1 as on the host: XLA's. Here, in evaluation, nothing shows it.
     """
 
     layers: tuple[LayerDifference, ...]
     device: str
     bits: int
+    biased: tuple[str, ...] = ()
 
     @property
     def first(self) -> LayerDifference | None:
@@ -76,7 +79,7 @@ class Comparison(Table):
     def rows(self) -> list[tuple[str, ...]]:
         """Return (state, layer, difference, part of the largest value, explained difference), after a heading."""
         heading = ("", "layer", "largest difference", "of the largest value", "explained up to")
-        return [heading] + [
+        rows = [
             (
                 "ok" if layer.is_explained else "warning",
                 f"{layer.name} ({layer.kind})",
@@ -86,6 +89,8 @@ class Comparison(Table):
             )
             for layer in self.layers
         ]
+        after = [("warning", f"{name}: running_var", "in training", "divided by n", "n - 1") for name in self.biased]
+        return [heading, *rows, *after]
 
 
 def compare(
@@ -124,11 +129,13 @@ def compare(
 
     options = {"backend": backend, "precision": precision, "timeout": timeout, "host": host}
     run = launch(_layer_differences, model, batch, precision, cores=1, progress="off", **options)
-    bits, layers = run.results[0]
-    return Comparison(tuple(layers), run.device, bits)
+    bits, layers, traced = run.results[0]
+    large = torch.nn.BatchNorm2d | torch.nn.BatchNorm3d
+    norms = [name for name, part in model.named_modules() if isinstance(part, large)]
+    return Comparison(tuple(layers), run.device, bits, tuple(norms) if traced else ())
 
 
-def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple[int, list[LayerDifference]]:
+def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple[int, list[LayerDifference], bool]:
     import torch
     from torch.utils import _pytree as tree
 
@@ -145,9 +152,8 @@ def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple
             found=f"only one of them computes {', '.join(one_side[:5])}",
             fix="compare with a batch for which its forward() does not decide by values or by the device",
         )
-    return bits, [
-        _judge(*layer, output, rounded.get(layer, output), device[layer], bits) for layer, output in host.items()
-    ]
+    layers = [_judge(*layer, output, rounded.get(layer, output), device[layer], bits) for layer, output in host.items()]
+    return bits, layers, core.backend.traced
 
 
 def _judge(name: str, kind: str, host, rounded, device, bits: int) -> LayerDifference:

@@ -4,16 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from tpukit.essentials.backends import (
-    Backend,
-    Runtime,
-    Topology,
-    Tpu,
-    import_torch_xla,
-    refuse_spmd,
-    rehearsal_cores,
-    start_pjrt,
-)
+from tpukit.essentials.backends import Backend, Runtime, Topology, Tpu, import_torch_xla, rehearsal_cores, start_pjrt
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.shapes import environment, rehearsal
 from tpukit.standin.shared_memory import meeting_place
@@ -48,8 +39,7 @@ class StandInRuntime(Runtime):
     def load(self, topology: Topology) -> None:
         super().load(topology)
         library()  # compiled here, before the run's time is counted
-        import_torch_xla("CPU")
-        refuse_spmd(topology)
+        import_torch_xla("CPU", processes=topology.processes)
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[dict[str, str]]:

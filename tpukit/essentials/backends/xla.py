@@ -242,7 +242,7 @@ class XlaRuntime(Runtime):
     def load(self, topology: Topology) -> None:
         super().load(topology)
         try:
-            import_torch_xla("TPU")
+            import_torch_xla("TPU", processes=topology.processes)
         except OSError as error:
             if not type(error).__module__.startswith("requests"):
                 raise
@@ -257,7 +257,6 @@ class XlaRuntime(Runtime):
                     "kernel"
                 ),
             ) from error
-        refuse_spmd(topology)
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         if topology.device_number is not None:
@@ -286,14 +285,24 @@ def runtime_started() -> bool:
     return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
 
 
-def import_torch_xla(device_type: str) -> None:
+def import_torch_xla(device_type: str, *, processes: int = 1) -> None:
     """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
 
     With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
+
+    Raises:
+        Failed: the notebook has switched to SPMD, which none of several worker processes could be switched back from.
     """
     with variable_set("PJRT_DEVICE", device_type):
-        import torch_xla  # noqa: F401
         import torch_xla._internal.pjrt  # noqa: F401
+        import torch_xla.runtime as xr
+
+    if processes > 1 and xr.is_spmd():
+        raise Failed(
+            "the notebook has called xr.use_spmd(), which gives all chips to one process",
+            found=f"{processes} worker processes, which would inherit it",
+            fix="restart the kernel, and do not call xr.use_spmd(), nor set XLA_USE_SPMD, before launch",
+        )
 
 
 def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, processes: int) -> None:
@@ -344,18 +353,6 @@ def _complete_torch() -> None:
     module.set_rng_state = lambda state, device=None: xm.set_rng_state(state)
     if not hasattr(torch, "xla"):
         torch._register_device_module("xla", module)
-
-
-def refuse_spmd(topology: Topology) -> None:
-    """Raise where the notebook has switched to SPMD, which no worker of several can be switched back from."""
-    import torch_xla.runtime as xr
-
-    if topology.processes > 1 and xr.is_spmd():
-        raise Failed(
-            "the notebook has called xr.use_spmd(), which gives all chips to one process",
-            found=f"{topology.processes} worker processes, which would inherit it",
-            fix="restart the kernel, and do not call xr.use_spmd(), nor set XLA_USE_SPMD, before launch",
-        )
 
 
 def libtpu_flags(accelerator: str, generation: str) -> str:
