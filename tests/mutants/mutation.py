@@ -327,24 +327,40 @@ def copy_kit(root: Path) -> None:
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def self_test(mutant: Mutant | None, *, backend: str, cores: int, parts: str = PARTS) -> list[str]:
-    """Run the self-test on a copy of the kit with this mistake; return the first word of each part that says no.
+def self_test(mutant: Mutant | None, *, backend: str, cores: int, parts: str = PARTS) -> str | None:
+    """Run the self-test on a copy of the kit with this mistake; return what it says no with, None where all passes.
 
     Raises:
         RuntimeError: it has not come to an end.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # what is ended may still write there
         copy_kit(Path(folder))
         if mutant is not None:
             mutant.apply(Path(folder))
-        command = [sys.executable, "-m", "tools.chip", "--backend", backend, "--cores", str(cores), "--parts", parts]
-        environ = os.environ | {"PYTHONPATH": folder}
         # A mistake may make cores wait for each other for ever.
-        ran = subprocess.run([*command, "--seconds", "100"], cwd=folder, env=environ, capture_output=True, text=True)
-    failed = re.findall(r"^(.+: FAILED: .*)$", ran.stdout, re.MULTILINE)
-    if ran.returncode != bool(failed) or not re.search("^launch: |^fit: |: passed", ran.stdout, re.MULTILINE):
-        raise RuntimeError(f"the self-test has not run: {ran.stdout[-2000:]}\n{ran.stderr[-2000:]}")
-    return failed
+        command = [sys.executable, "-m", "tools.chip", "--backend", backend, "--cores", str(cores), "--parts", parts]
+        process = subprocess.Popen(
+            [*command, "--seconds", "100"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": folder, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with process:
+            part, in_traceback, lines = "", False, []
+            for line in process.stdout:
+                lines.append(line)
+                part = line.partition(":")[0].removeprefix("---- ") if line.startswith("---- ") else part
+                if in_traceback and line[0] not in " \n":  # how the part failed: the parts after it add nothing
+                    process.terminate()
+                    return f"{part}: {line.strip()}"
+                in_traceback |= line.startswith("Traceback (most recent call last):")
+                if re.match(".*: FAILED: ", line):  # its process has ended
+                    return line.strip()
+        if process.returncode or "passed" not in "".join(lines[-1:]):
+            raise RuntimeError(f"the self-test has not run: {''.join(lines)[-2000:]}")
+    return None
 
 
 def main() -> int:
@@ -360,11 +376,11 @@ def main() -> int:
         failed = self_test(mutant, backend=given.backend, cores=given.cores)
         longest = max(longest, time.monotonic() - began)
         if mutant is None and failed:
-            print("the kit as it is does not pass:", *failed, sep="\n")
+            print(f"the kit as it is does not pass: {failed}")
             return 1
         if mutant is not None and not failed:
             survived.append(mutant.name)
-        said = failed[0] if failed else "SURVIVED" if mutant else "passes"
+        said = failed or ("SURVIVED" if mutant else "passes")
         print(f"{mutant.name if mutant else 'the kit as it is':<44}{said[:120]}", flush=True)
     print(f"on {given.backend}; the longest took {longest:.0f} s")
     print(json.dumps({"mutants": len(chosen), "caught": len(chosen) - len(survived)}))

@@ -34,16 +34,16 @@ def test_mutants_are_many_and_none_is_there_twice():
 )
 def test_the_self_test_says_no(name, part, said):
     (mutant,) = (one for one in MUTANTS if one.name == name)
-    (failed,) = self_test(mutant, backend="cpu", cores=2, parts=part)
-    assert failed.startswith(f"{part}: FAILED: NotAsExpected")
+    failed = self_test(mutant, backend="cpu", cores=2, parts=part)
+    assert failed.startswith(f"{part}: tools.chip.answers.NotAsExpected: ")
     assert said in failed
 
 
 def test_a_mutant_that_survives_is_named_and_the_exit_status_is_1(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["mutation.py", "--only", "fit"])
     monkeypatch.setattr(mutation, "MUTANTS", [Mutant(name, "", "", "", "") for name in ("fit one", "fit two", "other")])
-    caught = {"fit one": ["fit: FAILED"]}
-    monkeypatch.setattr(mutation, "self_test", lambda mutant, **_: caught.get(mutant and mutant.name, []))
+    caught = {"fit one": "fit: NotAsExpected"}
+    monkeypatch.setattr(mutation, "self_test", lambda mutant, **_: caught.get(mutant and mutant.name))
     assert mutation.main() == 1
     lines = capsys.readouterr().out.splitlines()
     assert json.loads(lines[-1]) == {"mutants": 2, "caught": 1}
