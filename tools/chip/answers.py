@@ -6,8 +6,9 @@ from pathlib import Path
 from tools.chip import reference
 from tools.chip import worker_functions as on_cores
 
-# Of the way that a weight goes. Products in bfloat16 have 8 significant bits; a part of them goes to rounding.
-_EXACT, _ROUNDED = 2e-3, 5e-2
+# How far from the reference, of the way that a weight goes: on CPUs; on a chip, whose convolutions round in their
+# backward pass whatever precision is asked for (torch_xla 2.9); and anywhere with a forward pass in bfloat16.
+EXACT, NEAR, _ROUNDED = 2e-3, 2e-2, 5e-2
 
 
 class NotAsExpected(AssertionError):
@@ -59,8 +60,8 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
         same_labels = (labels[..., :3].numpy() == data.labels[numbers]).all()
         expect(bool(same_labels), f"{name}: core {rank} had images with the labels of others")
         orders.append((numbers, real))
-        drawn += labels[..., 3:].flatten().tolist()
-    expect(len({*drawn}) == len(drawn), f"{name}: samples were read with the same random numbers")
+        drawn += [tuple(row) for row in labels[..., 3:].flatten(1).tolist() if row]
+    expect(len({*drawn}) == len(drawn), f"{name}: batches were read with the same random numbers")
     numbers, real = (torch.stack(part, dim=0 if "in order" in name else 1) for part in zip(*orders, strict=True))
     seen = numbers[real].tolist()
     wanted = steps * full if options.get("drop_last") else len(data)
@@ -73,25 +74,28 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
 # ---- training ----------------------------------------------------------------------------------------------------
 
 
-def check_by_hand(results: list[dict], data: reference.Numbers) -> dict:
+def check_by_hand(results: list[dict], data: reference.Numbers, near: float) -> dict:
     """Raise unless a loop over the cores is the reference, and each core drew random numbers of its own."""
     steps = len(data) // (reference.BATCH * len(results))
     clips = [clip for clip in on_cores.CLIPS_BY_HAND for _ in range(steps)]
     right = _reference(results, data, 1, steps, rates=[on_cores.RATE] * len(clips), clips=clips)
-    losses = _expect_losses(results, right.losses, _EXACT)
-    share = max(_expect_state(f"core {rank}", one["state"], right.states[-1]) for rank, one in enumerate(results))
+    losses = _expect_losses(results, right.losses, near)
+    share = max(_expect_state(f"core {rank}", one["state"], right.states[-1], near) for rank, one in enumerate(results))
     _expect_draws(results)
     for rank, one in enumerate(results):
         expect(one["again"].equal(one["draws"][-1]), f"core {rank}: the same seed gave other random numbers")
     return {"losses": losses, "apart": share, "compiles": results[0]["compiles"]}
 
 
-def check_fit(name: str, results: list[dict], data: reference.Numbers, held_out, recipe: dict, folder: Path) -> dict:
+def check_fit(
+    results: list[dict], data: reference.Numbers, held_out: reference.Numbers, recipe: dict, folder: Path, near: float
+) -> dict:
     """Raise unless `fit` is the reference, in each step and epoch, and its files hold what was trained."""
     import torch
 
-    first, bf16, rates, clip = results[0], recipe["bf16"], recipe["rates"], recipe["clip"]
-    near, steps = _ROUNDED if bf16 else _EXACT, len(rates) // recipe["epochs"]
+    name, first, bf16 = folder.name, results[0], recipe["bf16"]
+    rates, clip, near = recipe["rates"], recipe["clip"], _ROUNDED if bf16 else near
+    steps = len(rates) // recipe["epochs"]
     expect(not first["resumed"], f"{name}: resumed from {first['resumed']}")
     expect(first["rates"] == rates, f"{name}: learning rates {first['rates']}, not {rates}")
     options = {"rates": rates, "clips": [clip] * len(rates), "bf16": bf16}
@@ -103,6 +107,8 @@ def check_fit(name: str, results: list[dict], data: reference.Numbers, held_out,
     for rank, one in enumerate(results):
         dtypes = ["torch.bfloat16" if bf16 else "torch.float32"]
         expect(one["dtypes"] == dtypes, f"{name}: core {rank} computed in {one['dtypes']}, not {dtypes}")
+        epochs = {len(one[each]) for each in ("states", "epochs")}
+        expect(epochs == {recipe["epochs"]}, f"{name}: core {rank} has {epochs} epochs, not {recipe['epochs']}")
         for epoch, state in enumerate(one["states"], 1):
             where = f"{name}: core {rank} after epoch {epoch}"
             shares.append(_expect_state(where, state, kept[epoch * steps - 1], near))
@@ -167,7 +173,7 @@ def _expect_losses(results: list[dict], right: list[float], near: float) -> list
     return by_core[0]
 
 
-def _expect_state(where: str, state: dict, right: dict, near: float = _EXACT) -> float:
+def _expect_state(where: str, state: dict, right: dict, near: float) -> float:
     share, name = reference.apart(state, right)
     expect(share < near, f"{where}: {name} is {share:.1%} of its way from where plain PyTorch comes to")
     return share
@@ -175,8 +181,10 @@ def _expect_state(where: str, state: dict, right: dict, near: float = _EXACT) ->
 
 def _expect_draws(results: list[dict]) -> None:
     """Raise unless what is drawn in a step differs from core to core, and from step to step."""
-    drawn = [number for one in results for draws in one["draws"] for number in draws.tolist()]
-    expect(len({*drawn}) == len(drawn), f"of {len(drawn)} random numbers over cores and steps {len({*drawn})} differ")
+    for what, part in {"on the device": slice(3), "by the dataset": slice(3, None)}.items():
+        drawn = [tuple(draws[part].tolist()) for one in results for draws in one["draws"] if len(draws[part])]
+        few = f"over cores and steps {len(drawn)} times random numbers were drawn {what}, {len({*drawn})} others"
+        expect(len({*drawn}) == len(drawn), few)
 
 
 def _same(state: dict, other: dict) -> bool:

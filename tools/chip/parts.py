@@ -16,7 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.chip import worker_functions as on_cores
-from tools.chip.answers import NotAsExpected, check_by_hand, check_fit, check_resumed, check_samples, expect
+from tools.chip.answers import (
+    EXACT,
+    NEAR,
+    NotAsExpected,
+    check_by_hand,
+    check_fit,
+    check_resumed,
+    check_samples,
+    expect,
+)
 from tools.chip.reference import BATCH, Numbers
 from tools.chip.worker_functions import CLIP, RATE
 from tpukit.cloud import local_health
@@ -76,6 +85,11 @@ class Proof:
         if not self.topology.rehearsal:
             return ON_A_DEVICE
         return ON_CPU_PROCESSES if self.topology.backend == "cpu" else ON_XLA_CPU
+
+    @property
+    def near(self) -> float:
+        """How near the cores come to plain PyTorch in float32."""
+        return EXACT if self.topology.rehearsal else NEAR
 
     def launch(self, fn: Callable, *args: object, **options: object) -> Run:
         """Launch on the cores of this proof."""
@@ -178,7 +192,7 @@ def count_samples(proof: Proof) -> dict:
 def train_by_hand(proof: Proof) -> dict:
     """A loop comes to the weights of plain PyTorch with the whole batch; each core draws random numbers of its own."""
     results = proof.launch(on_cores.train_by_hand, proof.data, precision="highest").results
-    return check_by_hand(results, proof.data)
+    return check_by_hand(results, proof.data, proof.near)
 
 
 def train_with_fit(proof: Proof) -> dict:
@@ -191,7 +205,7 @@ def train_with_fit(proof: Proof) -> dict:
     results = proof.launch(on_cores.train_with_fit, *given, precision="highest").results
     torch.save([one["float32"] for one in results], proof.folder / "fit.pt")
     return {
-        name: check_fit(name, [one[name] for one in results], proof.data, held_out, recipe, folder / name)
+        name: check_fit([one[name] for one in results], proof.data, held_out, recipe, folder / name, proof.near)
         for name, recipe in recipes.items()
     }
 
