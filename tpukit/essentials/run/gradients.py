@@ -32,13 +32,16 @@ class GradientAverage:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         parameters = [parameter for parameter in parameters if parameter.requires_grad or parameter.grad is not None]
         here = tuple(parameter.grad is not None for parameter in parameters)
-        if self._backend.traced:
+        if self._backend.traced and not self._backend.in_graph:
             # XLA:CPU: that of `weight.sum()` is one number seen in every place, and what is written there in place
-            # comes out as something else. TPU: to what several calls of `backward` have added up in place, SGD's
-            # momentum goes back behind the all-reduce, to this core's own (torch_xla 2.9).
+            # comes out as something else (torch_xla 2.9).
             for parameter, has in zip(parameters, here, strict=True):
-                if has and (parameter.grad._version or not self._backend.in_graph):
-                    parameter.grad = parameter.grad.clone()
+                parameter.grad = parameter.grad.clone() if has else None
+        for parameter in parameters if self._backend.in_graph else ():
+            # What several calls of `backward` have added up in place: of it SGD's momentum, which keeps it, would go
+            # back behind the all-reduce, to this core's own (torch_xla 2.9).
+            if parameter.grad is not None and parameter.grad._version:
+                parameter.grad = parameter.grad.clone()
         pairs = zip(parameters, here, strict=True)
         gradients = [parameter.grad if has else torch.zeros_like(parameter) for parameter, has in pairs]
         if all(here):
