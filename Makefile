@@ -2,7 +2,7 @@
 # takes torch's build for the CPU, without the 4 GB of CUDA libraries; UV_INDEX in the environment names a mirror.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz walkthrough exams wheel kaggle-bundle gallery docs platforms standin
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin
 .PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-exams bench-preflight
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -55,6 +55,9 @@ soak: $(installed)  ## minutes: what chance decides, often: 200 launches in one 
 
 fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files; none may give wrong pixels or hang
 	$(python) tests/fuzz/fuzz.py
+
+mutants: $(installed)  ## minutes: the kit broken on purpose, and the self-test for a chip says no each time; BACKEND=xla:cpu for another
+	$(python) tests/mutants/mutation.py $(if $(BACKEND),--backend $(BACKEND))
 
 walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json

@@ -16,6 +16,7 @@ import torch
 
 import tpukit
 from tools.chip import evidence_row, parts, result, supervisor, worker_functions
+from tools.chip.answers import NotAsExpected
 from tools.chip.result import NoProof, find_result, read_result_of_a_chip, summarize
 from tpukit.essentials.run.topology import choose_topology
 
@@ -68,28 +69,48 @@ def test_what_cannot_be_done_is_said_before_anything_runs(tmp_path, arguments, s
     assert "----" not in ended.stdout
 
 
-def test_training_by_hand_is_training_by_fit_and_a_resumed_run_is_the_whole_one(tmp_path, monkeypatch):
-    """The parts that train, with the small network, on plain CPU processes."""
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_parts_that_ask_for_right_answers_pass_and_a_last_bit_more_does_not(tmp_path, cores):
+    machine = tpukit.host()
+    proof = parts.Proof(machine, choose_topology(machine, cores, "cpu"), tmp_path, 120.0)
+    assert parts.count_samples(proof)["samples"] == 32 * cores + 3
+    assert parts.train_by_hand(proof)["apart"] < 1e-4
+    by_fit = parts.train_with_fit(proof)
+    assert by_fit["float32"]["apart"] < 1e-4 < by_fit["bfloat16"]["apart"]
+    assert by_fit["float32"]["best"] == 2  # neither the first nor the last
+    assert parts.resume(proof)["loss"] == by_fit["float32"]["losses"][-1]
+    # A number that differs in its last bit: the proof notices.
+    whole = torch.load(tmp_path / "fit.pt")
+    whole[-1]["state"]["0.weight"][0, 0, 0, 0] += 1e-7
+    torch.save(whole, tmp_path / "fit.pt")
+    shutil.rmtree(tmp_path / "resumed")  # it would be resumed
+    with pytest.raises(NotAsExpected, match=f"core {cores - 1}: the weights are others"):
+        parts.resume(proof)
+
+
+def test_rates_are_those_of_a_network_that_learns_right(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "ON_CPU_PROCESSES", dataclasses.replace(parts.ON_XLA_CPU, studies=2, slices=4))
     machine = tpukit.host()
     proof = parts.Proof(machine, choose_topology(machine, 2, "cpu"), tmp_path, 120.0)
-    by_hand = parts.train_by_hand(proof)
-    by_fit = parts.train_with_fit(proof)
-    assert by_fit["losses"][:10] == pytest.approx(by_hand["losses"], rel=1e-5)
-    resumed = parts.resume(proof)
-    assert resumed["loss"] == resumed["loss_of_the_whole"] == by_fit["losses"][-1]
-    rates = parts.measure_rates(proof)
-    assert rates["images_per_second_with_input"] > 0
-    # Another loss in the middle: the proof notices.
-    told = tmp_path / "fit.json"
-    whole = json.loads(told.read_text())
-    told.write_text(json.dumps(whole | {"losses": [*whole["losses"][:-1], whole["losses"][-1] + 1e-7]}))
-    with pytest.raises(parts.NotAsExpected, match="losses .*, not "):
-        parts.resume(proof)
-    shutil.rmtree(tmp_path / "fit")  # it would be resumed
-    (tmp_path / "by_hand.json").write_text(json.dumps([2 * loss for loss in by_hand["losses"]]))
-    with pytest.raises(parts.NotAsExpected, match=r"losses by hand and of fit are up to \d+\.\d% apart"):
-        parts.train_with_fit(proof)
+    assert parts.measure_rates(proof)["images_per_second_with_input"] > 0
+    right = worker_functions.measure_rates
+    monkeypatch.setattr(
+        worker_functions, "measure_rates", lambda core, *given: {**right(core, *given), "weights": core.rank}
+    )
+    with pytest.raises(NotAsExpected, match="cores ended with different weights"):
+        parts.measure_rates(proof)
+
+
+def test_plain_pytorch_is_trained_without_the_kit():
+    program = "import sys, tools.chip.reference; print([name for name in sys.modules if name[:6] == 'tpukit'])"
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).strip() == "[]"
+
+
+def test_a_result_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
+    ended = prove("--backend", "cpu", "--parts", "launch", "--result", str(tmp_path), folder=tmp_path)
+    assert ended.returncode == 1
+    assert "cannot be written: is a directory" in ended.stderr
+    assert "----" not in ended.stdout
 
 
 @pytest.mark.parametrize(
@@ -270,7 +291,7 @@ def test_the_evidence_gets_a_row_in_place_of_not_yet_run(of_a_chip, tmp_path, ca
     assert page.read_text() == before.replace(old, new)
     for words in (
         *("Colab v5e-1; torch 2.9.0+cpu, torch_xla 2.9.0, libtpu 0.0.21.1, Python 3.13.15", "commit 1234abc"),
-        *("22 November 2026", "all 11 parts passed in 321 s", "resnet34 at 128 pixels", "1,234 images/s", "2,346 on"),
+        *("22 November 2026", "all 12 parts passed in 321 s", "resnet34 at 128 pixels", "1,234 images/s", "2,346 on"),
     ):
         assert words in new
     assert new.count("|") == 4

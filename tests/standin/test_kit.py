@@ -360,6 +360,24 @@ def test_named_inputs_streamed_metrics_and_a_hook_work_and_no_step_is_compiled_a
     assert "compiled again" not in capsys.readouterr().out
 
 
+def test_gradients_of_several_batches_stay_averaged_where_the_optimizer_keeps_them():
+    x = torch.arange(24.0).reshape(2, 2, 6) / 24  # of each core, two batches of one sample
+
+    def work(core):
+        model = core.model(nn.Linear(6, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        (mine,) = core.to_device([x[core.rank % 2]])
+        for _ in range(3):
+            with core.step():
+                for row in mine:
+                    model(row[None]).square().sum().backward()
+                core.optimizer_step(optimizer)
+        return [optimizer.state[one]["momentum_buffer"] for one in model.parameters()]
+
+    first, second = launch(work, cores=2, backend="xla:standin", seed=0, progress="off").results
+    assert all(map(torch.equal, first, second))
+
+
 def ten_steps(core, batch_size, size=32):
     """Ten steps of the walkthrough's model, as notebook 04 takes them but for its size and its BatchNorm."""
     from tpukit import pe

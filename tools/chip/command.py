@@ -49,6 +49,8 @@ def run(given: argparse.Namespace) -> int:
         if given.on == "colab":
             return prove_on_colab(result, chip=given.chip, arguments=arguments)
         return prove_on_kaggle(result, user=given.user, arguments=arguments)
+    if given.result:
+        _try_to_write(Path(given.result))
     if not hasattr(os, "fork"):
         raise WrongValue("prove ends and interrupts launches, for which it needs Linux or macOS", fix="WSL")
     with contextlib.ExitStack() as stack:
@@ -71,10 +73,9 @@ def run(given: argparse.Namespace) -> int:
         seconds=time.monotonic() - began,
     )
     line = json.dumps(summary)
+    print(line, flush=True)  # first: the disk may have become full
     if given.result:
-        Path(given.result).parent.mkdir(parents=True, exist_ok=True)
         Path(given.result).write_text(line + "\n")
-    print(line, flush=True)
     return 0 if summary["passed"] else 1
 
 
@@ -84,6 +85,15 @@ def _chosen(parts: str | None) -> list[str]:
     if unknown:
         raise WrongValue(f"no such part: {', '.join(unknown)}", found=f"the parts are {', '.join(PARTS)}")
     return [name for name in PARTS if name in chosen]
+
+
+def _try_to_write(file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.open("a").close()
+    except OSError as error:
+        fix = "a file in a folder that can be written"
+        raise WrongValue(f"--result {file} cannot be written: {error.strerror.lower()}", fix=fix) from error
 
 
 def _empty(folder: str) -> Path:

@@ -16,17 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.chip import worker_functions as on_cores
+from tools.chip.answers import (
+    EXACT,
+    NEAR,
+    NotAsExpected,
+    check_by_hand,
+    check_fit,
+    check_resumed,
+    check_samples,
+    expect,
+)
+from tools.chip.reference import BATCH, Numbers
+from tools.chip.worker_functions import CLIP, RATE
 from tpukit.cloud import local_health
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.machine import Host, check
 from tpukit.essentials.run import Interrupted, Run, WorkerFailed, launch
 
-_STEPS = 10
+_MIDDLE = 6  # the step from which `fit` is resumed: half of its second epoch
 _AT_ONCE = 30.0  # seconds within which a failure and an interrupt give control back
-
-
-class NotAsExpected(AssertionError):
-    """A part ran, and its outcome is not what it should be."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +86,21 @@ class Proof:
             return ON_A_DEVICE
         return ON_CPU_PROCESSES if self.topology.backend == "cpu" else ON_XLA_CPU
 
+    @property
+    def near(self) -> float:
+        """How near the cores come to plain PyTorch in float32."""
+        return EXACT if self.topology.rehearsal else NEAR
+
     def launch(self, fn: Callable, *args: object, **options: object) -> Run:
         """Launch on the cores of this proof."""
         cores, backend = self.topology.cores, self.topology.backend
-        return launch(fn, *args, cores=cores, backend=backend, timeout=self.seconds, **{"progress": "text", **options})
+        options = {"seed": 0, "timeout": self.seconds, "progress": "text", **options}
+        return launch(fn, *args, cores=cores, backend=backend, **options)
+
+    @functools.cached_property
+    def data(self) -> Numbers:
+        """Numbered samples: three more than four steps an epoch of two batches on each core."""
+        return Numbers(4 * 2 * BATCH * self.topology.cores + 3)
 
     @functools.cached_property
     def network(self):
@@ -102,7 +121,7 @@ class Proof:
 
     @functools.cached_property
     def images(self):
-        """Phantoms drawn, packed and decoded as in the walkthrough; some repeatedly, as many as ten steps take."""
+        """Phantoms drawn, packed and decoded as in the walkthrough; some repeatedly, as many as an epoch takes."""
         import torch
 
         from tpukit.packs import cache_or_decode, pack
@@ -113,7 +132,7 @@ class Proof:
         table = index_images(read_labels(drawn), drawn / "train-jpegs")
         packed = pack(table, self.folder / "packed", labels=list(LABELS), groups="StudyInstanceUID")
         images = cache_or_decode(packed, size=plan.size)
-        wanted = _STEPS * plan.batch_size * self.topology.cores
+        wanted = 10 * plan.batch_size * self.topology.cores
         return torch.utils.data.Subset(images, [number % len(images) for number in range(wanted)])
 
 
@@ -136,7 +155,7 @@ def be_healthy(proof: Proof) -> dict:
 
     found = local_health(host=proof.host, timeout=proof.seconds, compute=compute)
     print(found)
-    _expect(found.ok, "; ".join(f"{one.name}: {one.fact}" for one in found.failures))
+    expect(found.ok, "; ".join(f"{one.name}: {one.fact}" for one in found.failures))
     return {"findings": {one.name: f"{one.state}: {one.fact}" for one in found.findings}}
 
 
@@ -145,14 +164,14 @@ def launch_on_all(proof: Proof) -> dict:
     for _ in range(2):
         run = proof.launch(on_cores.introduce)
         cores = proof.topology.cores
-        _expect([one["rank"] for one in run.results] == [*range(cores)], f"ranks {run.results}")
-        _expect({one["world_size"] for one in run.results} == {cores}, f"sizes {run.results}")
+        expect([one["rank"] for one in run.results] == [*range(cores)], f"ranks {run.results}")
+        expect({one["world_size"] for one in run.results} == {cores}, f"sizes {run.results}")
         tensors = [one["tensor"] for one in run.results]
         right = all(tensor.device.type == "cpu" and (tensor == rank).all() for rank, tensor in enumerate(tensors))
-        _expect(right, f"tensors that came home are {tensors}")
+        expect(right, f"tensors that came home are {tensors}")
         processes = {one["process"] for one in run.results}
-        _expect(len(processes) == (proof.topology.processes or 1), f"{len(processes)} processes")
-        _expect(not proof.topology.processes or os.getpid() not in processes, "a core ran in the launching process")
+        expect(len(processes) == (proof.topology.processes or 1), f"{len(processes)} processes")
+        expect(not proof.topology.processes or os.getpid() not in processes, "a core ran in the launching process")
     return {"devices": sorted({one["device"] for one in run.results}), "seconds_of_a_launch": round(run.seconds, 1)}
 
 
@@ -160,39 +179,65 @@ def use_collectives(proof: Proof) -> dict:
     """Every collective of `Core`, with every dtype, gives every core the right answer."""
     results = proof.launch(on_cores.use_collectives).results
     wrong = [f"core {rank}: {one}" for rank, result in enumerate(results) for one in result["wrong"]]
-    _expect(not wrong, f"{len(wrong)} answers: {'; '.join(wrong[:5])}")
+    expect(not wrong, f"{len(wrong)} answers: {'; '.join(wrong[:5])}")
     return {"answers": sum(result["answers"] for result in results)}
 
 
+def count_samples(proof: Proof) -> dict:
+    """Batches of all cores, `evaluate` and `predict` have every sample once, in its place, with its own label."""
+    check_samples(proof.launch(on_cores.count_samples, proof.data).results, proof.data)
+    return {"samples": len(proof.data), "kinds_of_batches": len(on_cores.KINDS)}
+
+
 def train_by_hand(proof: Proof) -> dict:
-    """Ten steps in a loop: the first loss is the host's, and all cores end with the same weights, to the last bit."""
-    results = proof.launch(on_cores.train_by_hand, proof.network, proof.images, proof.plan).results
-    losses, host = results[0]["losses"], results[0]["first_loss_on_host"]
-    _expect(len(losses) == _STEPS and all(map(math.isfinite, losses)), f"losses {losses}")
-    # A TPU rounds the inputs of products to bfloat16, 8 significant bits.
-    _expect(math.isclose(losses[0], host, rel_tol=2e-2), f"first loss {losses[0]}, on the host {host}")
-    _expect(len({one["weights"] for one in results}) == 1, "cores ended with different weights")
-    (proof.folder / "by_hand.json").write_text(json.dumps(losses))
-    return {"losses": losses, "first_loss_on_host": host, "compiles": results[0]["compiles"]}
+    """A loop comes to the weights of plain PyTorch with the whole batch; each core draws random numbers of its own."""
+    results = proof.launch(on_cores.train_by_hand, proof.data, precision="highest").results
+    return check_by_hand(results, proof.data, proof.near)
 
 
 def train_with_fit(proof: Proof) -> dict:
-    """The same ten steps by `fit`, and ten more: the losses are those of the loop by hand."""
-    folder = proof.folder / "fit"
-    results = proof.launch(on_cores.train_with_fit, proof.network, proof.images, proof.plan, 2, folder).results
-    first = results[0]
-    _expect(len(first["losses"]) == 2 * _STEPS and all(map(math.isfinite, first["losses"])), f"{first['losses']}")
-    _expect(all(map(math.isfinite, first["valid_losses"])), f"validation losses {first['valid_losses']}")
-    _expect(len({one["weights"] for one in results}) == 1, "cores ended with different weights")
-    _expect(not first["resumed"], f"resumed from {first['resumed']}")
-    by_hand = proof.folder / "by_hand.json"
-    if by_hand.exists():  # otherwise that part has failed, and says so itself
-        pairs = list(zip(json.loads(by_hand.read_text()), first["losses"], strict=False))
-        apart = max(abs(one - other) / abs(one) for one, other in pairs)
-        # The same arithmetic in another graph: it rounds differently, and Adam's first steps magnify that.
-        _expect(apart < 5e-2, f"losses by hand and of fit are up to {apart:.1%} apart: {pairs}")
-    (proof.folder / "fit.json").write_text(json.dumps(first))
-    return {name: first[name] for name in ("losses", "valid_losses", "compiles")}
+    """`fit` does, too, with all its arithmetic; its best and its last checkpoint hold what was trained."""
+    import torch
+
+    folder, recipes = proof.folder / "fit", _recipes()
+    held_out = Numbers(2 * BATCH * proof.topology.cores + 3)
+    given = (proof.data, held_out, recipes, folder)
+    results = proof.launch(on_cores.train_with_fit, *given, precision="highest").results
+    torch.save([one["float32"] for one in results], proof.folder / "fit.pt")
+    return {
+        name: check_fit([one[name] for one in results], proof.data, held_out, recipe, folder / name, proof.near)
+        for name, recipe in recipes.items()
+    }
+
+
+def resume(proof: Proof) -> dict:
+    """A new launch continues from a checkpoint in the middle of an epoch of `fit`, and comes to the same last bit."""
+    import torch
+
+    told = proof.folder / "fit.pt"
+    expect(told.exists(), "there is no checkpoint to resume from: the part `fit` has failed")
+    recipes = {"float32": _recipes()["float32"]}
+    folder = proof.folder / "resumed"
+    (folder / "float32").mkdir(parents=True, exist_ok=True)
+    middle = sorted((proof.folder / "fit" / "float32").glob(f"step-{_MIDDLE:08}-*.pt"))
+    expect(bool(middle), f"fit has left no checkpoint of step {_MIDDLE}")
+    for file in middle:
+        shutil.copy(file, folder / "float32")
+    held_out = Numbers(2 * BATCH * proof.topology.cores + 3)
+    given = (proof.data, held_out, recipes, folder)
+    results = proof.launch(on_cores.train_with_fit, *given, precision="highest").results
+    again = [one["float32"] for one in results]
+    check_resumed(again, torch.load(told), _MIDDLE, recipes["float32"])
+    return {"resumed_from": again[0]["resumed"], "loss": again[0]["losses"][-1]}
+
+
+def _recipes() -> dict[str, dict]:
+    """Return what `fit` is told; each recipe has what another would hide, as a limit of the gradient hides a factor."""
+    # The last epoch goes uphill, so the best is neither the first nor the last.
+    rates = [RATE * share for share in (1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)] + [-0.6 * RATE] * 4
+    exact = {"epochs": 3, "rates": rates, "accumulate": 2, "clip": None, "bf16": False, "averaged": False}
+    rounded = {"epochs": 1, "rates": [RATE] * 8, "accumulate": 1, "clip": CLIP, "bf16": True, "averaged": True}
+    return {"float32": exact, "bfloat16": rounded}
 
 
 def name_a_fault(proof: Proof) -> dict:
@@ -206,10 +251,10 @@ def name_a_fault(proof: Proof) -> dict:
     else:
         raise NotAsExpected("the launch returned although a core raised")
     print(said.partition("\n\n")[0])
-    _expect(failed.rank == cores - 1, f"core {failed.rank} was named, core {cores - 1} raised")
-    _expect(isinstance(failed.__cause__, LookupError) and message in said, f"told as: {said[:500]}")
+    expect(failed.rank == cores - 1, f"core {failed.rank} was named, core {cores - 1} raised")
+    expect(isinstance(failed.__cause__, LookupError) and message in said, f"told as: {said[:500]}")
     # The start of the devices is in it: on a chip most of this time.
-    _expect(seconds < _AT_ONCE + _usual_start(proof), f"control came back after {seconds:.1f} s")
+    expect(seconds < _AT_ONCE + _usual_start(proof), f"control came back after {seconds:.1f} s")
     return {"seconds_until_told": round(seconds, 1), "told": said.splitlines()[0], **_next_launch(proof)}
 
 
@@ -238,39 +283,18 @@ def be_interrupted(proof: Proof) -> dict:
         for timer in timers:
             timer.join()
         signal.signal(signal.SIGINT, before)
-    _expect(seconds < _AT_ONCE, f"control came back {seconds:.1f} s after SIGINT")
-    _expect(rows >= 3, f"{rows} rows of the log were kept")
+    expect(seconds < _AT_ONCE, f"control came back {seconds:.1f} s after SIGINT")
+    expect(rows >= 3, f"{rows} rows of the log were kept")
     return {"seconds_until_back": round(seconds, 1), "rows_kept": rows, **_next_launch(proof)}
-
-
-def resume(proof: Proof) -> dict:
-    """A new launch continues from the middle checkpoint of `fit`, and reaches the same losses, to the last digit."""
-    told = proof.folder / "fit.json"
-    _expect(told.exists(), "there is no checkpoint to resume from: the part `fit` has failed")
-    whole = json.loads(told.read_text())
-    folder = proof.folder / "resumed"
-    folder.mkdir(exist_ok=True)
-    middle = sorted((proof.folder / "fit").glob(f"step-{_STEPS:08}-*.pt"))
-    _expect(bool(middle), f"fit has left no checkpoint of step {_STEPS}")
-    for file in middle:
-        shutil.copy(file, folder)
-    results = proof.launch(on_cores.train_with_fit, proof.network, proof.images, proof.plan, 2, folder).results
-    again = results[0]
-    _expect(bool(again["resumed"]), "fit did not resume")
-    _expect(again["losses"] == whole["losses"], f"losses {again['losses']}, not {whole['losses']}")
-    _expect(again["valid_losses"] == whole["valid_losses"], f"{again['valid_losses']}, not {whole['valid_losses']}")
-    _expect({one["weights"] for one in results} == {whole["weights"]}, "the weights are others")
-    losses = {"loss": again["losses"][-1], "loss_of_the_whole": whole["losses"][-1]}
-    return {"resumed_from": Path(again["resumed"]).name, **losses}
 
 
 def record_a_profile(proof: Proof) -> dict:
     """A trace of some steps is written and can be read."""
     files = [Path(file) for file in proof.launch(on_cores.record, proof.folder / "trace").results[0]]
     traces = [file for file in files if file.name.endswith(".json.gz")]
-    _expect(bool(traces), f"no trace among the files {files}")
+    expect(bool(traces), f"no trace among the files {files}")
     events = len(json.loads(gzip.decompress(traces[0].read_bytes()))["traceEvents"])
-    _expect(events > 10, f"{events} events in {traces[0]}")
+    expect(events > 10, f"{events} events in {traces[0]}")
     return {"files": {file.name: file.stat().st_size for file in files}, "events": events}
 
 
@@ -278,7 +302,11 @@ def measure_rates(proof: Proof) -> dict:
     """Images a second on a batch that stays on the device, and as they come from the cache."""
     plan = proof.plan
     results = proof.launch(on_cores.measure_rates, proof.network, proof.images, plan).results
-    _expect(not any(one["compiled"] for one in results), "a step was compiled again while it was timed")
+    first, host = results[0]["losses"]
+    # A TPU rounds the inputs of products to bfloat16, 8 significant bits.
+    expect(math.isclose(first, host, rel_tol=2e-2), f"first loss {first}, on the host {host}")
+    expect(len({one["weights"] for one in results}) == 1, "cores ended with different weights")
+    expect(not any(one["compiled"] for one in results), "a step was compiled again while it was timed")
     images = plan.timed_steps * plan.batch_size * proof.topology.cores
     rates = {
         f"images_per_second_{kind}": round(images / max(one[kind] for one in results), 1)
@@ -295,6 +323,7 @@ PARTS: dict[str, Callable[[Proof], dict]] = {
     "health": be_healthy,
     "launch": launch_on_all,
     "collectives": use_collectives,
+    "samples": count_samples,
     "by hand": train_by_hand,
     "fit": train_with_fit,
     "resume": resume,
@@ -303,11 +332,6 @@ PARTS: dict[str, Callable[[Proof], dict]] = {
     "profile": record_a_profile,
     "rates": measure_rates,
 }
-
-
-def _expect(true: bool, otherwise: str) -> None:
-    if not true:
-        raise NotAsExpected(otherwise)
 
 
 def _usual_start(proof: Proof) -> float:
@@ -320,8 +344,8 @@ def _usual_start(proof: Proof) -> float:
 def _next_launch(proof: Proof) -> dict:
     """See that no process is left, and that the cores can be launched on again."""
     left = multiprocessing.active_children()
-    _expect(not left, f"processes are left: {left}")
+    expect(not left, f"processes are left: {left}")
     cores = proof.topology.cores
     totals = proof.launch(on_cores.use_one_collective).results
-    _expect(totals == [cores] * cores, f"the next launch added up to {totals}")
+    expect(totals == [cores] * cores, f"the next launch added up to {totals}")
     return {"next_launch": "works"}

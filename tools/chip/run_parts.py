@@ -25,6 +25,10 @@ def main(parts: list[str], *, folder: Path, outcomes: Path, backend: str | None,
         prepare()  # Kaggle's variables, which keep chips from starting
         host = Host.read()
         proof = Proof(host, choose_topology(host, cores, backend), folder, seconds)
+        if proof.topology.rehearsal:  # XLA:CPU compiles in a tenth of the time then, and these graphs run a few times
+            os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+        import torch._dynamo  # noqa: F401  an optimiser does: here once, or in each core of each launch
+
         for name in parts:
             print(f"---- {name}: {' '.join(PARTS[name].__doc__.split())}", flush=True)
             tell(begins=name)

@@ -1,14 +1,21 @@
 """What every core does in a proof."""
 
+import copy
 import hashlib
 import itertools
 import os
 import time
 
+from tools.chip import reference
+from tpukit.train import evaluate, fit, predict
+
 # Those that collectives take on every backend: gloo has no int16. Sums over eight cores of what `_values` gives are
 # whole numbers below 128, exact in each of these.
 _DTYPES = ("float32", "float64", "bfloat16", "float16", "int8", "int32", "int64", "uint8", "bool")
 _OPERATIONS = ("sum", "mean", "min", "max")
+RATE = 0.1  # of learning, where nothing else is said
+CLIP = 0.1  # less than any gradient here has
+CLIPS_BY_HAND = (None, CLIP)  # of each epoch
 
 
 def introduce(core) -> dict:
@@ -97,74 +104,167 @@ def _models(core):
     yield "buffers averaged", model.running_mean.tolist(), [middle] * 2
 
 
-# ---- training ----------------------------------------------------------------------------------------------------
+# ---- samples, and training against the reference -----------------------------------------------------------------
 
 
-def train_by_hand(core, network, images, plan) -> dict:
-    """Take the walkthrough's steps in a loop, and compute the first step's loss on the host as well."""
-    import copy
+def count_samples(core, data) -> dict:
+    """Return what batches of every kind bring in two epochs, and what `evaluate` and `predict` make of all samples."""
+    shown = {}
+    for name, (read, options) in KINDS.items():
+        batches = core.batches(read(data), batch_size=reference.BATCH, mask=True, **options)
+        shown[name] = [[core.to_host(batch) for batch in batches] for _ in range(2)]
+    found = {}
+    for name, samples in {"all": data, "one": reference.Numbers(1)}.items():
+        batches = core.batches(samples, batch_size=reference.BATCH)
+        model = core.model(_Spell())
+        of_all = evaluate(core, model, how_far, batches, metrics={"samples": lambda outputs, _: len(outputs)})
+        streamed = evaluate(core, model, how_far, batches, keep_outputs=False)
+        found[name] = {"outputs": of_all.outputs, "targets": of_all.targets, "predicted": predict(core, model, batches)}
+        found[name] |= {"losses": [of_all.loss, streamed.loss], "samples": of_all.metrics["samples"]}
+    return {"shown": shown, "found": found}
 
+
+# How the samples are read, and the options of `core.batches`.
+KINDS = {
+    "shuffled": (lambda data: data, {"shuffle": True}),
+    "in order": (lambda data: data, {}),
+    "one by one, shuffled, in full batches": (reference.OneByOne, {"shuffle": True, "drop_last": True}),
+    "one by one, in order, by a process": (reference.OneByOne, {"workers": 1}),
+}
+
+
+def how_far(outputs, labels):
+    """Return the mean square of how far the numbers that images spell are from what labels say."""
+    return (outputs[:, 0] / 100 - labels[:, 1]).square().mean()
+
+
+def train_by_hand(core, data) -> dict:
+    """Take steps in a loop: an epoch as they come, then one with seeds and a limit of the gradient."""
     import torch
 
-    from tpukit.pe import normalize
-
-    criterion = torch.nn.BCEWithLogitsLoss()
-    model, optimizer = _model(core, network)
-    losses, on_host = [], None
-    for pixels, labels in core.batches(images, batch_size=plan.batch_size, shuffle=True, drop_last=True):
-        if on_host is None:
-            first = core.to_host((pixels, labels))
-            with torch.no_grad():
-                on_host = core.mean(criterion(copy.deepcopy(network)(normalize(first[0])), first[1]).item())
-        with core.step():
-            loss = criterion(model(normalize(pixels)), labels)
-            loss.backward()
-            core.optimizer_step(optimizer)
-            losses.append(core.mean(loss.detach()))
-    return {
-        "losses": [loss.item() for loss in core.to_host(losses)],
-        "first_loss_on_host": on_host,
-        "weights": _digest(core, dict(model.named_parameters())),
-        "compiles": core.backend.compiles(),
-    }
+    model, optimizer = _model(core)
+    batches = core.batches(data, batch_size=reference.BATCH, shuffle=True, drop_last=True)
+    numbers, draws, losses = [], [], []
+    for clip in CLIPS_BY_HAND:
+        for images, labels in batches:
+            if clip:
+                core.seed(len(losses))
+            with core.step():
+                draws.append(torch.rand(3, device=core.device))
+                numbers.append(reference.numbers_of(images))
+                loss = reference.loss(model(reference.prepare(images)), labels)
+                loss.backward()
+                core.optimizer_step(optimizer, clip=clip)
+                losses.append(core.mean(loss.detach()))
+    core.average_buffers(model)
+    core.seed(len(losses) - 1)
+    again = torch.rand(3, device=core.device)
+    told = {"numbers": numbers, "draws": draws, "losses": losses, "again": again, "state": model.state_dict()}
+    return core.snapshot(told) | {"compiles": core.backend.compiles()}
 
 
-def train_with_fit(core, network, images, plan, epochs: int, folder) -> dict:
-    """Let `fit` take the same steps, evaluate after each epoch, and keep checkpoints."""
+def train_with_fit(core, data, held_out, recipes: dict[str, dict], folder) -> dict:
+    """Let `fit` train by each recipe, from the start or the checkpoint that is there; return what it came to."""
+    return {name: _fit(core, data, held_out, folder / name, **recipe) for name, recipe in recipes.items()}
+
+
+def _fit(core, data, held_out, folder, *, rates: list, averaged: bool, **options) -> dict:
     import torch
 
-    from tpukit.pe import normalize
-    from tpukit.train import fit
+    model, optimizer = _model(core)
+    dtypes, numbers, draws, states = set(), [], [], []
+    model[-1].register_forward_hook(lambda layer, inputs, outputs: dtypes.add(str(outputs.dtype)))
+    average = torch.optim.swa_utils.AveragedModel(model) if averaged else None
+    # A step more than there are: a schedule is asked for the rate after the last one, too.
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [*rates, rates[-1]][step] / RATE)
 
-    model, optimizer = _model(core, network)
-    batches = core.batches(images, batch_size=plan.batch_size, shuffle=True, drop_last=True)
-    held_out = torch.utils.data.Subset(images, range(2 * plan.batch_size + 1))
-    valid = core.batches(held_out, batch_size=plan.batch_size)
-    options = {"epochs": epochs, "prepare": normalize, "log_every": 1, "folder": folder}
-    history = fit(core, model, optimizer, torch.nn.BCEWithLogitsLoss(), batches, valid, **options)
-    return {
+    def look(images, labels) -> tuple:
+        numbers.append(reference.numbers_of(images))
+        draws.append(torch.cat([torch.rand(3, device=core.device), labels[:, 3]]))
+        return images, labels
+
+    history = fit(
+        core,
+        model,
+        optimizer,
+        reference.loss,
+        core.batches(reference.OneByOne(data), batch_size=reference.BATCH, shuffle=True, drop_last=True),
+        core.batches(held_out, batch_size=reference.BATCH),
+        schedule=schedule,
+        metrics={"samples": lambda outputs, _: len(outputs), "number": lambda _, labels: labels[:, 0].mean()},
+        prepare=reference.prepare,
+        augment=look,
+        average=average,
+        restore_best=True,
+        on_epoch=lambda _: states.append(core.snapshot((average.module if averaged else model).state_dict())),
+        log_every=1,
+        folder=folder,
+        keep=100,
+        save_every=0,
+        **options,
+    )
+    told = {"numbers": numbers, "draws": draws, "state": (average.module if averaged else model).state_dict()}
+    return core.snapshot(told) | {
         "losses": [row["train_loss"] for row in history.intervals],
-        "valid_losses": [row["valid_loss"] for row in history.epochs],
+        "rates": [row["lr"] for row in history.intervals],
+        "epochs": [[row[f"valid_{name}"] for name in ("loss", "samples", "number")] for row in history.epochs],
+        "best": history.best["epoch"],
+        "states": states,
+        "dtypes": sorted(dtypes),
         "resumed": history.resumed,
-        "weights": _digest(core, model.state_dict()),
         "compiles": core.backend.compiles(),
     }
+
+
+def _model(core) -> tuple:
+    """Return the network as core 0 has it, on every core, and its optimiser."""
+    import torch
+
+    network = reference.make_network()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(1 + core.rank)
+    model = core.model(network)
+    return model, torch.optim.SGD(model.parameters(), lr=RATE, momentum=reference.MOMENTUM)
+
+
+def _Spell():
+    """Return a model whose output is the number that an image spells; with a weight, as a model has."""
+    import torch
+
+    class Spell(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, images):
+            return reference.numbers_of(images)[:, None] * self.one
+
+    return Spell()
+
+
+# ---- the walkthrough's network -----------------------------------------------------------------------------------
 
 
 def measure_rates(core, network, images, plan) -> dict:
-    """Time steps on one batch that stays on the device, then steps on batches as they come from the images."""
+    """Time steps on one batch that stays on the device, then steps on batches as they come from the images.
+
+    The first step's loss is computed on the host as well.
+    """
     import torch
 
     from tpukit.pe import normalize
 
-    criterion = torch.nn.BCEWithLogitsLoss()
-    model, optimizer = _model(core, network)
+    criterion, model = torch.nn.BCEWithLogitsLoss(), core.model(network)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4 * core.world_size)
     batches = core.batches(images, batch_size=plan.batch_size, shuffle=True, drop_last=True)
 
-    def step(batch) -> None:
+    def step(batch):
         with core.step():
-            criterion(model(normalize(batch[0])), batch[1]).backward()
+            loss = criterion(model(normalize(batch[0])), batch[1])
+            loss.backward()
             core.optimizer_step(optimizer)
+        return loss.detach()
 
     def seconds(given) -> float:
         core.barrier()  # a small graph, which may be compiled each time
@@ -183,6 +283,10 @@ def measure_rates(core, network, images, plan) -> dict:
 
     again, stream = [], endless()
     batch = next(stream)
+    with torch.no_grad():
+        pixels, labels = core.to_host(batch)
+        on_host = core.mean(criterion(copy.deepcopy(network)(normalize(pixels)), labels).item())
+    first = core.mean(step(batch).item())
     # Three graphs: the first step makes the optimiser's state; and where a batch has just come, the step begins with
     # turning its pixels from (N, H, W, C), which one that has stayed does not need any more.
     seconds([batch] * 3)
@@ -191,18 +295,13 @@ def measure_rates(core, network, images, plan) -> dict:
     without = seconds([batch] * plan.timed_steps)
     following = seconds(itertools.islice(stream, plan.timed_steps))
     return {
+        "losses": [first, on_host],
+        "weights": _digest(core, dict(model.named_parameters())),
         "without_input": without,
         "with_input": following,
         "compiled": any(again),
         "memory": core.backend.memory(),
     }
-
-
-def _model(core, network) -> tuple:
-    import torch
-
-    model = core.model(network)
-    return model, torch.optim.Adam(model.parameters(), lr=1e-4 * core.world_size)
 
 
 def _digest(core, tensors: dict) -> str:

@@ -44,6 +44,11 @@ class GradientAverage:
             # comes out as something else (torch_xla 2.9).
             for parameter, has in zip(parameters, here, strict=True):
                 parameter.grad = parameter.grad.clone() if has else None
+        for parameter in parameters if self._backend.in_graph else ():
+            # What several calls of `backward` have added up in place: of it SGD's momentum, which keeps it, would go
+            # back behind the all-reduce, to this core's own (torch_xla 2.9).
+            if parameter.grad is not None and parameter.grad._version:
+                parameter.grad = parameter.grad.clone()
         pairs = zip(parameters, here, strict=True)
         gradients = [parameter.grad if has else torch.zeros_like(parameter) for parameter, has in pairs]
         if all(here):

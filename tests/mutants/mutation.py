@@ -1,0 +1,391 @@
+"""Break the kit on purpose, one mutant at a time, and see the self-test of tools/chip say no to each.
+
+    python tests/mutants/mutation.py [--backend cpu] [--cores 2] [--only WORD]
+
+Every mutant is a copy of tpukit/ and tools/ in which one text has become another. First the self-test has to pass on a
+copy without a change. Only its parts that ask whether the answers are right are run. The last line is JSON; the exit
+status is 1 where a mutant survives, or the kit as it is does not pass.
+"""
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PARTS = "launch,collectives,samples,by hand,fit,resume"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A mistake in the kit.
+
+    Attributes:
+        name: in a few words.
+        breaks: what a user would get, in a sentence.
+        file: below tpukit/.
+        old, new: a text that is in the file exactly once, and what stands there instead.
+    """
+
+    name: str
+    breaks: str
+    file: str
+    old: str
+    new: str
+
+    def apply(self, root: Path) -> None:
+        """Change the copy of the kit below a folder."""
+        path = root / "tpukit" / self.file
+        text = path.read_text()
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self.name}: {text.count(self.old)} times in {self.file}: {self.old!r}")
+        path.write_text(text.replace(self.old, self.new))
+        compile(path.read_text(), str(path), "exec")  # a mutant that is no Python would be caught by anything
+
+
+BATCHES, SAMPLER, CORE = "essentials/data/batches.py", "essentials/data/sampler.py", "essentials/run/core.py"
+GRADIENTS, STEP, TRAINER = "essentials/run/gradients.py", "train/step.py", "train/trainer.py"
+EVALUATION, PREDICTION, RESUME = "train/evaluation.py", "train/prediction.py", "train/resume.py"
+AVERAGE = "self._backend.average([*gradients, numbers, *also])"
+
+MUTANTS = [
+    # ---- data ----
+    Mutant(
+        "every core has core 0's samples",
+        "All cores train on the same share; the rest of the data is never seen.",
+        BATCHES,
+        "ShardedSampler(count, batch_size, rank,",
+        "ShardedSampler(count, batch_size, 0,",
+    ),
+    Mutant(
+        "labels of the image before",
+        "Each image comes with another's label, so a network learns nothing.",
+        BATCHES,
+        "yield self._channels_first(batch)",
+        "batch = self._channels_first(batch); yield (batch[0], batch[1].roll(1, 0), *batch[2:])",
+    ),
+    Mutant(
+        "shuffle without the epoch",
+        "Every epoch has the order of the first.",
+        SAMPLER,
+        "default_rng((seed, epoch))",
+        "default_rng((seed, 0))",
+    ),
+    Mutant(
+        "padding counts as samples",
+        "The mask says that samples which only fill the last step are real.",
+        BATCHES,
+        "real = positions < self.sampler.count",
+        "real = positions >= 0",
+    ),
+    Mutant(
+        "a resumed run starts its epoch over",
+        "Some samples are seen twice in the epoch that was cut, others never.",
+        BATCHES,
+        'self._done, self._seed = state["epoch"], state["samples"], state["seed"]',
+        'self._done, self._seed = state["epoch"], 0, state["seed"]',
+    ),
+    Mutant(
+        "half of every batch",
+        "A step computes with the first half of its samples.",
+        STEP,
+        "inputs = self.prepare(inputs) if self.prepare else inputs",
+        "inputs, targets = self.prepare(inputs)[::2], targets[::2]",
+    ),
+    # ---- random numbers ----
+    Mutant(
+        "the same dropout on every core",
+        "The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.",
+        CORE,
+        "*words, self.rank)))",
+        "*words, 0)))",
+    ),
+    Mutant(
+        "the same dropout in every step",
+        "The seed of a step leaves its number out.",
+        TRAINER,
+        "self.core.seed(at.step)",
+        "self.core.seed(0)",
+    ),
+    Mutant(
+        "processes that read draw alike",
+        "Each batch that a process makes is augmented by the random numbers of the one before.",
+        "essentials/data/prefetch.py",
+        "seed_host((*self.seed, number))\n        elif",
+        "seed_host(self.seed)\n        elif",
+    ),
+    # ---- gradients ----
+    Mutant(
+        "gradients added, not averaged",
+        "Those of matrices are the sum over the cores: SGD's steps are too long, and Adam hides it.",
+        GRADIENTS,
+        AVERAGE,
+        f"{AVERAGE}; [one.mul_(self._backend.world_size) for one in gradients if one.ndim > 1]",
+    ),
+    Mutant(
+        "the last core does not count",
+        "Its gradients of matrices are thrown away, so its share of the data teaches nothing.",
+        GRADIENTS,
+        AVERAGE,
+        "last = self._backend.rank == self._backend.world_size - 1; "
+        f"[one.zero_() for one in gradients if last and one.ndim > 1]; {AVERAGE}",
+    ),
+    Mutant(
+        "gradients are each core's own",
+        "Nothing is averaged, so every core trains a network of its own.",
+        GRADIENTS,
+        AVERAGE,
+        "self._backend.average([numbers, *also])",
+    ),
+    Mutant(
+        "gradients scaled by the accumulation",
+        "Those of several batches are added up where their mean is meant.",
+        STEP,
+        "loss = loss / len(batches) if len(batches) > 1 else loss",
+        "loss = loss * 1",
+    ),
+    Mutant(
+        "clip before averaging",
+        "Each core shortens its own gradient, and the mean of these is another, shorter one.",
+        CORE,
+        "self.average_gradients(optimizer, also=also)",
+        "clip and torch.nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group['params']], "
+        "clip); self.average_gradients(optimizer, also=also)",
+    ),
+    Mutant(
+        "clip of each tensor",
+        "Every weight's gradient is shortened by itself, which turns the direction of the step.",
+        CORE,
+        "torch.nn.utils.clip_grad_norm_(parameters, clip)",
+        "[torch.nn.utils.clip_grad_norm_(one, clip) for one in parameters]",
+    ),
+    Mutant(
+        "fit forgets clip",
+        "The limit of the gradients is taken and not used.",
+        STEP,
+        "clip=self.clip",
+        "clip=None",
+    ),
+    Mutant(
+        "bf16 that is not on",
+        "The forward pass stays in float32: right, and half as fast.",
+        STEP,
+        "dtype=torch.bfloat16) if bf16 else",
+        "dtype=torch.bfloat16) if bf16 and False else",
+    ),
+    Mutant(
+        "schedule stepped once a core",
+        "A learning rate that is to fall over a run has fallen after an eighth of it, on eight cores.",
+        STEP,
+        "self.schedule.step()",
+        "[self.schedule.step() for _ in range(self.core.world_size)]",
+    ),
+    # ---- weights and buffers ----
+    Mutant(
+        "weights not handed out",
+        "core.model leaves each core's own start weights, so the cores train different networks.",
+        CORE,
+        "self.backend.broadcast([*module.parameters(), *module.buffers()])",
+        "self.backend.broadcast([one.detach().clone() for one in module.parameters()])",
+    ),
+    Mutant(
+        "fit leaves buffers alone",
+        "BatchNorm's running statistics stay those of each core's share.",
+        STEP,
+        "also=[reduced, *self._buffers",
+        "also=[reduced, *0 * self._buffers",
+    ),
+    Mutant(
+        "average_buffers does nothing",
+        "After a loop of one's own each core evaluates another network.",
+        CORE,
+        'with self._together("average_buffers"):',
+        'with self._together("average_buffers"):\n            return',
+    ),
+    Mutant(
+        "the averaged model stays at its start",
+        "What fit evaluates and keeps in place of the model was never trained.",
+        STEP,
+        "self.average.update_parameters(self.model)",
+        "pass",
+    ),
+    Mutant(
+        "the loss of core 0 alone",
+        "The history shows the loss of one core's share as if it were of all.",
+        STEP,
+        "return local, reduced",
+        "return local, torch.stack([local, reduced[1]])",
+    ),
+    # ---- evaluation ----
+    Mutant(
+        "evaluation drops the last batch",
+        "Samples that do not fill a step are not in the validation's loss.",
+        EVALUATION,
+        'value = _one_number("the loss", loss(outputs, targets))\n    numbers',
+        "full = max(1, len(targets) // batches.samples_per_step) * batches.samples_per_step\n"
+        '    value = _one_number("the loss", loss(outputs[:full], targets[:full]))\n    numbers',
+    ),
+    Mutant(
+        "evaluation counts padding twice",
+        "With keep_outputs=False the samples that only fill the last step weigh in the loss.",
+        EVALUATION,
+        "total += real * _one_number",
+        "total += len(positions) * _one_number",
+    ),
+    Mutant(
+        "predict in another order",
+        "The outputs are those of other samples.",
+        PREDICTION,
+        "outputs, _ = in_dataset_order(steps, batches.sampler)\n    return outputs",
+        "outputs, _ = in_dataset_order(steps, batches.sampler)\n    return outputs.flip(0)",
+    ),
+    Mutant(
+        "evaluation in the mode of training",
+        "BatchNorm uses each batch's statistics, and dropout is on.",
+        PREDICTION,
+        "model.eval()",
+        "model.train()",
+    ),
+    # ---- checkpoints ----
+    Mutant(
+        "best.pt of the first epoch",
+        "The best weights are written once and never again.",
+        RESUME,
+        'self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")',
+        'path = self._checkpoints.folder / "best.pt"; path.exists() or self._core.save(model.state_dict(), path)',
+    ),
+    Mutant(
+        "best.pt of the last epoch",
+        "Every epoch overwrites the best weights.",
+        TRAINER,
+        "if is_best:  # before the checkpoint",
+        "if True:  # before the checkpoint",
+    ),
+    Mutant(
+        "the worst epoch is the best",
+        "Losses are compared the wrong way round.",
+        "train/checks.py",
+        "return value < best if self.lower else value > best",
+        "return value > best if self.lower else value < best",
+    ),
+    Mutant(
+        "checkpoints keep the first weights",
+        "A run that is resumed late goes on from the weights of its first checkpoint.",
+        "train/checkpoints.py",
+        '_check_state(state, "state")\n        if step',
+        'state = {**state, "model": self.__dict__.setdefault("first", state["model"])}\n        if step',
+    ),
+    Mutant(
+        "no checkpoint of the last epoch",
+        "The newest checkpoint is an epoch older than what was trained.",
+        RESUME,
+        "if not self.is_kept:\n            return\n        if self._core.is_main:",
+        'if not self.is_kept or self._parts["progress"].epoch > 2:\n            return\n        if self._core.is_main:',
+    ),
+    Mutant(
+        "a resumed run forgets the momentum",
+        "The optimiser begins anew in the middle of a run.",
+        RESUME,
+        "if part is None or checkpoint.state.get(name) is None:",
+        'if part is None or checkpoint.state.get(name) is None or name == "optimizer":',
+    ),
+    Mutant(
+        "the best weights are not given back",
+        "With restore_best=True the model is the last epoch's all the same.",
+        TRAINER,
+        "model.load_state_dict(self.state.best_weights())",
+        "self.state.best_weights()",
+    ),
+    # ---- collectives ----
+    Mutant(
+        "a mean that is a sum",
+        "core.mean and core.all_reduce do not divide.",
+        CORE,
+        "return self.backend.all_reduce(tensor.detach(), op)",
+        'return self.backend.all_reduce(tensor.detach(), "sum" if op == "mean" else op)',
+    ),
+    Mutant(
+        "results of other cores",
+        "A launch hands out its results in the wrong order of ranks.",
+        "essentials/run/launcher.py",
+        "results=[group.results.get(rank) for rank in ranks],",
+        "results=[group.results.get(rank) for rank in reversed(ranks)],",
+    ),
+]
+
+
+def copy_kit(root: Path) -> None:
+    """Copy what the self-test runs below a folder."""
+    for name in ("tpukit", "tools"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def self_test(mutant: Mutant | None, *, backend: str, cores: int, parts: str = PARTS) -> str | None:
+    """Run the self-test on a copy of the kit with this mistake; return what it says no with, None where all passes.
+
+    Raises:
+        RuntimeError: it has not come to an end.
+    """
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # what is ended may still write there
+        copy_kit(Path(folder))
+        if mutant is not None:
+            mutant.apply(Path(folder))
+        # A mistake may make cores wait for each other for ever.
+        command = [sys.executable, "-m", "tools.chip", "--backend", backend, "--cores", str(cores), "--parts", parts]
+        process = subprocess.Popen(
+            [*command, "--seconds", "100"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": folder, "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        with process:
+            part, in_traceback, lines = "", False, []
+            for line in process.stdout:
+                lines.append(line)
+                part = line.partition(":")[0].removeprefix("---- ") if line.startswith("---- ") else part
+                if in_traceback and line[0] not in " \n":  # how the part failed: the parts after it add nothing
+                    process.terminate()
+                    return f"{part}: {line.strip()}"
+                in_traceback |= line.startswith("Traceback (most recent call last):")
+                if re.match(".*: FAILED: ", line):  # its process has ended
+                    return line.strip()
+        if process.returncode or "passed" not in "".join(lines[-1:]):
+            raise RuntimeError(f"the self-test has not run: {''.join(lines)[-2000:]}")
+    return None
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backend", default="cpu", help="cpu, xla:cpu or xla:standin")
+    parser.add_argument("--cores", type=int, default=2)
+    parser.add_argument("--only", default="", help="a word of the names of some")
+    given = parser.parse_args()
+    chosen = [one for one in MUTANTS if given.only in one.name]
+    survived, longest = [], 0.0
+    for mutant in (None, *chosen):
+        began = time.monotonic()
+        failed = self_test(mutant, backend=given.backend, cores=given.cores)
+        longest = max(longest, time.monotonic() - began)
+        if mutant is None and failed:
+            print(f"the kit as it is does not pass: {failed}")
+            return 1
+        if mutant is not None and not failed:
+            survived.append(mutant.name)
+        said = failed or ("SURVIVED" if mutant else "passes")
+        print(f"{mutant.name if mutant else 'the kit as it is':<44}{said[:120]}", flush=True)
+    print(f"on {given.backend}; the longest took {longest:.0f} s")
+    print(json.dumps({"mutants": len(chosen), "caught": len(chosen) - len(survived)}))
+    return bool(survived)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
