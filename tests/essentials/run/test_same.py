@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tpukit
-from tpukit.essentials.run import Differs, WorkerFailed, launch
+from tpukit.essentials.run import Differs, WorkerFailed, held, launch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 X = torch.arange(256.0).reshape(64, 4) / 256
@@ -247,6 +247,18 @@ def wrapped(core):
         with core.step():
             model(inputs).sum().backward()
             core.optimizer_step(optimizer)
+
+
+def test_a_large_model_comes_into_host_memory_in_portions(monkeypatch):
+    def work(core):
+        model = core.model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)))
+        return held.held_tensors(core, {"": model}, (), averaged=False, differs=["*.bias"])
+
+    whole, _ = launch(work, cores=2, backend="cpu", progress="off").results
+    assert whole["weights"].keys() == {"0.weight", "1.weight", "2.weight"}
+    assert whole["buffers"].keys() == {"1.num_batches_tracked"}
+    monkeypatch.setattr(held, "_MOST_BYTES", 20)
+    assert launch(work, cores=2, backend="cpu", progress="off").results == [whole] * 2
 
 
 def test_complex_buffers_are_averaged_as_float_ones_are():

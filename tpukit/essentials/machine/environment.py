@@ -28,12 +28,8 @@ OLDEST_TORCH = next(iter(RELEASES))
 # Variables that give one process its part of the chips. torch_xla sets them for each worker with setdefault, so all
 # workers would keep the values found here. prepare() does not remove them: two notebooks may share a machine this way.
 ONE_PROCESS_VARIABLES = (
-    "TPU_VISIBLE_CHIPS",
-    "TPU_PROCESS_BOUNDS",
-    "TPU_CHIPS_PER_PROCESS_BOUNDS",
-    "TPU_PROCESS_PORT",
-    "PJRT_LOCAL_PROCESS_RANK",
-    "PJRT_LOCAL_PROCESS_COUNT",
+    *("TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_PORT"),
+    *("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT"),
 )
 IMAGES = ("Colab", "Kaggle", "Vertex AI")  # their torch comes with the image and is never replaced
 _PYTHONS = ("3.11", "3.12", "3.13")  # those that this kit supports; torch_xla 2.8 and 2.9 have wheels for all of them
