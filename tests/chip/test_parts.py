@@ -118,18 +118,14 @@ def test_a_result_that_cannot_be_written_is_said_before_anything_runs(tmp_path):
     [
         ("all_reduce", "sum of float32"),
         ("gather", "gather of float32"),
-        ("average", "gradients averaged"),
-        ("broadcast", "weights of core 0"),
     ],
 )
 def test_a_collective_that_is_wrong_is_named(broken, named):
     def work(core):
         right = getattr(core.backend, broken)
 
-        def wrong(tensors, *others):
-            if broken in ("average", "broadcast"):
-                return None  # changes nothing, in silence
-            answer = right(tensors, *others)
+        def wrong(tensor, *others):
+            answer = right(tensor, *others)
             return answer if answer.dtype == torch.bool else answer + 1
 
         setattr(core.backend, broken, wrong)
@@ -137,6 +133,16 @@ def test_a_collective_that_is_wrong_is_named(broken, named):
 
     results = tpukit.launch(work, cores=2, backend="cpu", progress="off").results
     assert any(one.startswith(named) for one in results[1]["wrong"]), results[1]["wrong"]
+
+
+@pytest.mark.parametrize("broken", ["average", "broadcast"])
+def test_a_collective_that_does_nothing_leaves_weights_that_differ(broken):
+    def work(core):
+        setattr(core.backend, broken, lambda tensors, *others: None)
+        return worker_functions.use_collectives(core)
+
+    with pytest.raises(tpukit.WorkerFailed, match="cores hold different weights"):
+        tpukit.launch(work, cores=2, backend="cpu", progress="off")
 
 
 # ---- a process that may die ----------------------------------------------------------------------------------------

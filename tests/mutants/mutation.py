@@ -228,7 +228,7 @@ MUTANTS = [
         "evaluation drops the last batch",
         "Samples that do not fill a step are not in the validation's loss.",
         EVALUATION,
-        'value = _one_number("the loss", loss(outputs, targets))\n    numbers',
+        'value = _one_number("the loss", loss(outputs, targets, *mask))\n    numbers',
         "full = max(1, len(targets) // batches.samples_per_step) * batches.samples_per_step\n"
         '    value = _one_number("the loss", loss(outputs[:full], targets[:full]))\n    numbers',
     ),
