@@ -50,6 +50,7 @@ class Mutant:
         compile(path.read_text(), str(path), "exec")  # a mutant that is no Python would be caught by anything
 
 
+RANDOM_NUMBERS = "essentials/run/random_numbers.py"
 BATCHES, SAMPLER, CORE = "essentials/data/batches.py", "essentials/data/sampler.py", "essentials/run/core.py"
 GRADIENTS, STEP, TRAINER = "essentials/run/gradients.py", "train/step.py", "train/trainer.py"
 EVALUATION, PREDICTION, RESUME = "train/evaluation.py", "train/prediction.py", "train/resume.py"
@@ -103,8 +104,8 @@ MUTANTS = [
     Mutant(
         "the same dropout on every core",
         "The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.",
-        CORE,
-        "*words, self.rank)))",
+        RANDOM_NUMBERS,
+        "*words, self._core.rank)))",
         "*words, 0)))",
     ),
     Mutant(
