@@ -156,7 +156,7 @@ def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
     if backend not in runtimes():
         pytest.skip("no stand-in here")
     said = []
-    operations = {"xla:cpu": 60, "xla:standin": 800}[backend]  # seconds of compiling
+    operations = {"xla:cpu": 240, "xla:standin": 800}[backend]  # seconds of compiling
 
     class Listening(Screen):
         def status(self, doing, cores=()):
