@@ -364,7 +364,7 @@ def script(folder, mirror):
                 return inputs, labels
             options = dict(epochs=3, valid=Dots(10), decay=0.9, restore_best=True, save_every=0)
             return train(core, folder={str(folder)!r}, mirror={str(mirror)!r}, augment=killed, **options)
-        quietly(work)
+        quietly(work, seed=0)
     """)
 
 
@@ -374,12 +374,12 @@ def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happ
     def work(core, folder, mirror=None):
         return train(core, folder=folder, mirror=mirror, **options)
 
-    undisturbed = quietly(work, tmp_path / "once").results
+    undisturbed = quietly(work, tmp_path / "once", seed=0).results
     code, environ = script(tmp_path / "run", tmp_path / "drive"), {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=600)
     assert ran.returncode == -9, ran.stderr
     shutil.rmtree(tmp_path / "run")
-    run = quietly(work, tmp_path / "new machine", tmp_path / "drive")
+    run = quietly(work, tmp_path / "new machine", tmp_path / "drive", seed=0)
     for before, after in zip(undisturbed, run.results, strict=True):
         assert after["history"].resumed
         assert 12 <= path_step(Path(after["history"].resumed)) < 36

@@ -53,7 +53,7 @@ def takes_mask(batches: Batches, loss: Callable) -> bool:
     if batches.buckets is None or not isinstance(batches.dataset[0], list | tuple):
         return False
     pads = batches.buckets.pad or {}
-    if 1 in pads and pads[1] == getattr(loss, "ignore_index", None):
+    if 1 in pads and pads[1] == getattr(loss, "ignore_index", -100):
         return False
     taken = list(inspect.signature(getattr(loss, "forward", loss)).parameters.values())[2:3]
     if taken and (taken[0].default is taken[0].empty or "mask" in taken[0].name):
