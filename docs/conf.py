@@ -27,6 +27,7 @@ nb_execution_mode = "off"  # the tests execute every notebook; a page says wheth
 myst_heading_anchors = 3
 myst_enable_extensions = ["attrs_inline"]
 suppress_warnings = [
+    "misc.highlighting_failure",  # what a run printed may hold any character
     "myst.header",  # notebooks go from a title to a third level where that reads better
     "mystnb.unknown_mime_type",  # a panel of a run that is over has HTML beside what only a kernel can draw
 ]
