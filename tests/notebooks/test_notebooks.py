@@ -65,7 +65,7 @@ SMALL = {
         "rounds": 2,
         "seconds": 0.05,
     },
-    "06_your_own_data": {"flowers": 16, "epochs": 1, "batch_size": 8, "keep": "kept"},
+    "06_your_own_data": {"flowers": 12, "image_size": 32, "epochs": 1, "batch_size": 4, "keep": "kept"},
     "07_how_much_faster": {
         "image_size": 32,
         "train_images": 16,
