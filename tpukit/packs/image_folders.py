@@ -11,8 +11,8 @@ from tpukit.essentials.show import NoSuchFile, WrongValue, explain
 from tpukit.packs.label_arrays import check_classes, in_order
 from tpukit.packs.resumable import UNFINISHED
 
-# Pillow opens these as drawings, as tables of numbers, or with programs of others.
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # which a class may be divided into
+# Pillow opens these as drawings, as tables of numbers, or with programs of others.
 _NO_PICTURES = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 
 
@@ -39,8 +39,7 @@ def endings() -> tuple[str, ...]:
     from PIL import Image
 
     Image.init()
-    known = {end: kind for end, kind in Image.EXTENSION.items() if kind in Image.OPEN and kind not in _NO_PICTURES}
-    return tuple(known)
+    return tuple(end for end, kind in Image.EXTENSION.items() if kind in Image.OPEN and kind not in _NO_PICTURES)
 
 
 def find_images(folder, classes: Sequence[str] | None = None, *, without: Path | None = None) -> FoundFiles:
@@ -129,9 +128,9 @@ def _images(folder, inside: str, above: tuple, without: Path | None, others: Cou
     above = (*above, _identity(path))
     entries = [entry for entry in _entries(path) if _is_part(entry, above, without)]
     for entry in entries:
-        # A link to nothing is an image that is missing, which packing says.
         if entry.is_dir():
             continue
+        # A link to nothing is an image that is missing, which packing says.
         if entry.name.lower().endswith(endings()) and (entry.is_file() or not os.path.exists(entry.path)):
             yield os.path.join(inside, entry.name)
         else:

@@ -103,3 +103,19 @@ def test_a_dataset_that_the_function_takes_from_the_notebook_is_looked_at_too(fi
         dataset = Numbers(opened)
         with pytest.raises(WorkerFailed, match="dataset holds an open file"):
             launch(lambda core: read(core, dataset), cores=2, backend="cpu", progress="off")
+
+
+def test_a_stream_is_looked_at_as_well(file):
+    class Lines(torch.utils.data.IterableDataset):
+        def __init__(self, opened):
+            self.opened = opened
+
+        def __iter__(self):
+            self.opened.seek(0)
+            return (torch.tensor(byte) for byte in self.opened.read())
+
+    def work(core, dataset):
+        return [batch.tolist() for batch in core.batches(dataset, steps=2, batch_size=4)]
+
+    with open(file, "rb") as opened, pytest.raises(WorkerFailed, match="dataset holds an open file"):
+        launch(work, Lines(opened), cores=2, backend="cpu", progress="off")

@@ -7,6 +7,7 @@ from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.prefetch import iterate_loader
 from tpukit.essentials.data.sampler import StreamSampler
 from tpukit.essentials.data.seeding import OwnNumbers, seed_host, seeded_in_turn
+from tpukit.essentials.data.shared_state import refuse_shared
 from tpukit.essentials.data.sources import only_iterates, refuse_loader
 from tpukit.essentials.show import WrongType, WrongValue
 
@@ -43,6 +44,7 @@ class StreamBatches(Batches):
         numbers = range(max(1, steps) * max(1, batch_size) * world_size)  # as if the samples had these
         options |= {"rank": rank, "world_size": world_size, "workers": workers or 0}
         super().__init__(numbers, batch_size=batch_size, **options)
+        refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
         self.sampler = StreamSampler(len(numbers), batch_size, rank, world_size)
         self.dataset, self._batches = dataset, None
 
