@@ -382,6 +382,7 @@ def test_the_default_group_of_torch_distributed_is_joined_only_where_it_is_asked
 def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, monkeypatch):
     pytest.importorskip("torch_xla")
     monkeypatch.setenv("PJRT_DEVICE", "CPU")
+    torch.nn.Parameter(torch.ones(2)).sum().backward()  # which starts the engine that the processes inherit
 
     def evaluates(core):
         import torch_xla.runtime as xr

@@ -313,7 +313,6 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     """
     # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
     os.environ["PJRT_DEVICE"] = device_type
-    import torch
     import torch_xla._internal.pjrt as pjrt
 
     from tpukit.essentials.backends.adam import shorten_adam
@@ -322,17 +321,10 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     correct_running_variance()
     _complete_torch()
 
-    def on_this_core() -> None:
-        # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for XLA
-        # ("device_ready_queues_.size()" in torch 2.8 and 2.9). Without such threads it runs in this one, which loses
-        # nothing: it only records the graph.
-        with torch.autograd.set_multithreading_enabled(False):
-            on_core()
-
     if processes == 1:
-        pjrt._run_singleprocess(on_this_core)
+        pjrt._run_singleprocess(on_core)
     else:
-        pjrt._run_thread_per_device(process, processes, on_this_core, pjrt.initialize_multiprocess)
+        pjrt._run_thread_per_device(process, processes, on_core, pjrt.initialize_multiprocess)
 
 
 def _complete_torch() -> None:

@@ -115,6 +115,8 @@ def run_core(
 
     `world_size` is that of the run as it was laid out; None where nothing was.
     """
+    import torch
+
     if task.precision:
         backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
     core = Core(backend, send, task.seed)
@@ -127,7 +129,11 @@ def run_core(
         if world_size is not None and core.world_size != world_size:
             raise _not_one_run(core, world_size)
         core.numbers.start()
-        result = task.fn(core, *task.args)
+        # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for a device
+        # that is opened here ("device_ready_queues_.size()" in torch 2.8 and 2.9). Without such threads it runs in this
+        # one, which loses nothing on XLA: it only records the graph.
+        with torch.autograd.set_multithreading_enabled(False):
+            result = task.fn(core, *task.args)
         send(("same", core.rank, core.same.at_end()))
         core.flush()
         _flush_streams()  # what was printed without an end of line is on its way before the result is
