@@ -240,7 +240,7 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
     assert len(records) == 4
     said = capsys.readouterr().out
     assert "4 images of 2 classes: cat 2, dog 2" in said
-    assert "left out: 3 files that are no images which are read here (.csv 1, .txt 2)" in said
+    assert "left out: 3 files that are no images which are read here (.txt 2, .csv 1)" in said
     assert "of 1 GIF the first frame is taken" in said
     (source / "emu").mkdir()
     (source / "emu" / "a.heic").write_text("no image")

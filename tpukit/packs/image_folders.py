@@ -3,7 +3,7 @@
 import functools
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,7 +81,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
         if others and not inside:
             raise WrongValue(
                 f"the folder {name!r} holds no image that is read here, and would be a class without one",
-                found=_counted(others),
+                found=most_frequent(others),
                 fix="save them as PNG or JPEG; or move the folder away",
             )
         names += inside
@@ -118,8 +118,9 @@ def _ending(name: str) -> str:
     return os.path.splitext(name)[1].lower() or "no ending"
 
 
-def _counted(others: Counter) -> str:
-    return ", ".join(f"{ending} {count:,}" for ending, count in others.most_common(4))
+def most_frequent(endings: Mapping[str, int]) -> str:
+    """Return the four most frequent endings of files in words, with how many there are of each."""
+    return ", ".join(f"{ending} {count:,}" for ending, count in Counter(endings).most_common(4))
 
 
 def _images(folder, inside: str, above: tuple, without: Path | None, others: Counter) -> Iterator[str]:

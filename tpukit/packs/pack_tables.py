@@ -31,10 +31,9 @@ def refuse_other_file(source: str) -> None:
     if not os.path.isfile(source):
         return
     reader = next((call for ending, call in _READERS.items() if source.lower().endswith(ending)), None)
-    folder = os.path.dirname(source) or "."
     fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
     if reader:
-        fix = f"pack(pandas.{reader.format(file=source)}, ..., path=, labels=, root={folder!r})"
+        fix = _with_pandas(source, reader.format(file=source), " path=, labels=,")
     raise WrongValue(f"{source} is a file, and pack reads folders, CSV files and tables in memory", fix=fix)
 
 
@@ -57,9 +56,12 @@ def load_table(source, *, words: Sequence):
 
 
 def _to_be_read_by(source, why: str, found, option: str) -> WrongValue:
-    folder = os.path.dirname(source) or "."
-    call = f"pandas.read_csv({os.fspath(source)!r}, {option})"
-    return WrongValue(f"{source} {why}", found=found, fix=f"pack({call}, ..., root={folder!r})")
+    fix = _with_pandas(source, f"read_csv({os.fspath(source)!r}, {option})")
+    return WrongValue(f"{source} {why}", found=found, fix=fix)
+
+
+def _with_pandas(source, call: str, columns: str = "") -> str:
+    return f"pack(pandas.{call}, ...,{columns} root={os.path.dirname(source) or '.'!r})"
 
 
 def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> FoundFiles:

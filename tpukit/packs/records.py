@@ -8,6 +8,7 @@ from tpukit.essentials.show import SystemFailed, WrongValue, counted, first_few,
 from tpukit.packs.array_records import Shards
 from tpukit.packs.checked_files import find_fault, seal, whole_number
 from tpukit.packs.decoding import decode, jpeg_decoder
+from tpukit.packs.image_folders import most_frequent
 from tpukit.packs.resumable import ResumableFolder
 from tpukit.packs.source_files import Names
 from tpukit.packs.stored_images import StoredImages
@@ -93,20 +94,20 @@ class Records(StoredImages):
         found, lines = self._manifest, [counted(len(self), "image")]
         if self.classes:
             counts = numpy.bincount(self._stored_labels, minlength=len(self.classes)).tolist()
-            few = first_few([f"{name} {count:,}" for name, count in zip(self.classes, counts, strict=True)], 12)
-            lines[0] += f" of {counted(len(self.classes), 'class')}: {few}"
+            sizes = [f"{name} {count:,}" for name, count in zip(self.classes, counts, strict=True)]
+            lines[0] += f" of {counted(len(self.classes), 'class')}: {first_few(sizes, 12)}"
         elif self.names:
             lines[0] += f", {counted(len(self.names), 'label')}: {first_few(self.names, 12)}"
             values = numpy.unique(self._stored_labels[:, 0])
-            few = len(values) <= min(100, len(self) / 2) and values[0] >= 0 and not (values % 1).any()
-            if len(self.names) == 1 and few and values[-1] < 1000:
+            are_whole = len(values) <= min(100, len(self) / 2) and values[0] >= 0 and not (values % 1).any()
+            if len(self.names) == 1 and are_whole and values[-1] < 1000:
                 lines.append(
                     f"{self.names[0]} is a quantity here, (N, 1) float32, with {len(values)} whole values; as classes: "
                     f"pack(..., classes=range({values[-1] + 1:.0f}))"
                 )
         if others := found["left_out"]:
-            few = ", ".join(f"{ending} {count:,}" for ending, count in list(others.items())[:4])
-            lines.append(f"left out: {sum(others.values()):,} files that are no images which are read here ({few})")
+            kinds = most_frequent(others)
+            lines.append(f"left out: {sum(others.values()):,} files that are no images which are read here ({kinds})")
         if repeated := found["repeated"]:
             sides = (
                 "groups= decides on which side of a split each is" if self.group_names else "split keeps them together"
