@@ -27,7 +27,7 @@ EXAMPLE, TWIN = ROOT / "examples" / "train.py", ROOT / "examples" / "train_tenso
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
 def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(tmp_path):
     random = numpy.random.default_rng(0)
-    for number in range(80):
+    for number in range(20):
         folder = tmp_path / "images" / ("dark", "light")[number % 2]
         folder.mkdir(parents=True, exist_ok=True)
         pixels = random.integers(0, 100, (32, 32, 3)) + 150 * (number % 2)
@@ -39,7 +39,7 @@ def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(t
     environ["AIP_CHECKPOINT_DIR"] = f"{tmp_path}/bucket/checkpoints/"
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "trainer.zip", f'["{tmp_path}/packed", 4, 2, 8, 32]'],
+            [sys.executable, "trainer.zip", f'["{tmp_path}/packed", 2, 2, 4, 32]'],
             cwd=tmp_path,
             env=environ,
             capture_output=True,
@@ -49,7 +49,7 @@ def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(t
         assert done.returncode == 0, done.stderr
         assert re.search(r"core 0: {'images_per_second': [\d.]+, .*'epoch': 2.*valid_loss", done.stdout), done.stdout
     assert (tmp_path / "bucket" / "model" / "model.pt").is_file()
-    assert list((tmp_path / "bucket" / "checkpoints" / "4x2").glob("*"))
+    assert list((tmp_path / "bucket" / "checkpoints" / "2x2").glob("*"))
 
 
 # ---- TensorFlow, in an environment of its own ------------------------------------------------------------------------

@@ -29,10 +29,7 @@ playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
 )
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.alone,  # a page that is slow to draw loses keys
-    pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium"),
-]
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [
@@ -230,6 +227,7 @@ tpukit.pe.show_slices(pixels)
 """
 
 
+@pytest.mark.alone  # a page that is slow to draw loses keys
 def test_the_arrow_keys_move_through_a_study_and_leave_the_cells_alone(server):
     cells = [nbformat.v4.new_code_cell(source) for source in ("import tpukit", STUDY, "1", "2")]
     write(nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": KERNEL}), server.folder / "study.ipynb")
@@ -336,7 +334,7 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
     assert cell.locator(IMAGE).count() >= 1
     picture(page, f"{server.kind}-{name}-again")
     page.keyboard.press("Control+s")
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 300
     while not (kept := panels(file, number)) or "done in" not in kept[-1]:
         assert time.monotonic() < deadline, "the notebook was not saved"
         page.wait_for_timeout(300)
