@@ -11,9 +11,13 @@ import pytest
 
 HERE = Path(__file__).parent
 # Their tests take minutes, so they come first: what is left at the end is short, and no stream waits for another.
-LONGEST = ("test_faults.py", "test_notebooks.py", "test_trainer.py")
+LONGEST = ("test_faults.py", "test_notebooks.py", "test_browser.py", "test_trainer.py")
 # Files of which one stream need not run all: the part of a test's name that says what it shares with others.
-APART = {"test_faults.py": r"\[(\S+): ", "test_notebooks.py": r"\[([^\]]+)\]"}
+APART = {
+    "test_browser.py": r"\[(lab|notebook)",
+    "test_faults.py": r"\[(\S+): ",
+    "test_notebooks.py": r"\[([^\]]+)\]",
+}
 
 
 def pytest_configure(config):
