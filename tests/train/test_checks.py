@@ -415,3 +415,18 @@ def test_classes_of_the_validation_have_the_numbers_of_the_training(valid):
     else:
         with pytest.raises(WorkerFailed, match=r"class 0 is 'cat', 'dog'(.|\n)*classes=train.classes"):
             launch(train, cores=1, backend="cpu", progress="off")
+
+
+@pytest.mark.parametrize("test", [Named, Otherwise, Pairs])
+def test_classes_of_a_later_evaluation_have_the_numbers_of_the_training(test):
+    def train(core):
+        model = core.model(nn.Sequential(nn.Flatten(), nn.Linear(192, 2)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        fit(core, model, optimizer, nn.MSELoss(), core.batches(Named(16), batch_size=4))
+        return evaluate(core, model, nn.MSELoss(), core.batches(test(16), batch_size=4)).loss
+
+    if test is Otherwise:
+        with pytest.raises(WorkerFailed, match=r"training and of the evaluation(.|\n)*class 0 is 'cat', 'dog'"):
+            launch(train, cores=1, backend="cpu", progress="off")
+    else:
+        assert launch(train, cores=1, backend="cpu", progress="off").results[0] > 0

@@ -1,6 +1,7 @@
 """What is checked before the first step: mistakes that would otherwise cost an epoch, or train nothing in silence."""
 
 import math
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,18 +24,27 @@ def check_batches(name: str, batches: object) -> None:
     )
 
 
-def check_classes(train: Batches, valid: Batches | None) -> None:
-    """Raise where two datasets that name their classes number them differently: right answers would count as wrong."""
-    if valid is None:
-        return
-    ours, theirs = (_classes(batches.dataset) for batches in (train, valid))
+_trained_on = weakref.WeakKeyDictionary()  # of a model, what its training calls the classes
+
+
+def remember_classes(model, train: Batches) -> None:
+    """Note what a model's training calls the classes, for `check_classes`."""
+    _trained_on[model] = _classes(train.dataset)
+
+
+def check_classes(model, batches: Batches, what: str) -> None:
+    """Raise where a dataset numbers its classes otherwise than the training did: right answers would count as wrong.
+
+    Nothing is known of a model that was trained elsewhere, nor of a dataset that does not name its classes.
+    """
+    ours, theirs = _trained_on.get(model), _classes(batches.dataset)
     if ours and theirs and ours != theirs:
         number = next((k for k, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
         other = f"{len(ours)} and {len(theirs)} classes" if number is None else f"{ours[number]!r}, {theirs[number]!r}"
         raise WrongValue(
-            "the classes of the training and of the validation have other numbers",
+            f"the classes of the training and of the {what} have other numbers",
             found=other if number is None else f"class {number} is {other}",
-            fix="pack(..., classes=train.classes) for the validation's images, too",
+            fix=f"pack(..., classes=train.classes) for the {what}'s images, too",
         )
 
 

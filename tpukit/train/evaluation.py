@@ -8,6 +8,7 @@ from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.run import Core, gather_objects
 from tpukit.essentials.show import WrongValue
 from tpukit.train.batch import inputs_and_targets, inputs_targets_and_mask, takes_mask
+from tpukit.train.checks import check_classes
 from tpukit.train.metrics import StreamedMetrics, as_classes, has_state
 from tpukit.train.prediction import check_order, evaluating, host_steps, in_dataset_order
 
@@ -73,10 +74,11 @@ def evaluate(
         keep_outputs: whether to gather and return all outputs and targets; False where they do not fit into memory.
 
     Raises:
-        ValueError: the batches are shuffled or leave samples out, an output has no axis of samples, or a metric is not
-            one number.
+        ValueError: the batches are shuffled or leave samples out, their classes are numbered otherwise than those that
+            `fit` trained this model on, an output has no axis of samples, or a metric is not one number.
         TypeError: a batch or the model's outputs are of no known kind; or a metric cannot be updated step by step.
     """
+    check_classes(model, batches, "evaluation")
     core.average_buffers(model)
     core.same.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
     options = {"metrics": metrics, "prepare": prepare, "bf16": bf16, "keep_outputs": keep_outputs}

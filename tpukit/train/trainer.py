@@ -14,7 +14,15 @@ from tpukit.essentials.machine import peak_memory
 from tpukit.essentials.run import Core, Terminated, gather_objects
 from tpukit.essentials.show import WrongValue
 from tpukit.train.batch import kind_of_samples, takes_mask
-from tpukit.train.checks import Best, best_of, check_batches, check_classes, check_numbers, check_parameters
+from tpukit.train.checks import (
+    Best,
+    best_of,
+    check_batches,
+    check_classes,
+    check_numbers,
+    check_parameters,
+    remember_classes,
+)
 from tpukit.train.evaluation import Evaluation, evaluate_synced
 from tpukit.train.history import History, samples_per_second
 from tpukit.train.losses import PendingStep, StepLosses, not_finite
@@ -144,7 +152,9 @@ def fit(
     check_batches("train", train)
     if valid is not None:
         check_batches("valid", valid)
-    check_classes(train, valid)
+    remember_classes(model, train)
+    if valid is not None:
+        check_classes(model, valid, "validation")
     check_numbers(
         clip=clip, steps_per_epoch=steps_per_epoch, epochs=epochs, accumulate=accumulate, log_every=log_every, keep=keep
     )
