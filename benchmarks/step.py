@@ -1,10 +1,11 @@
 """What does a step of `fit` cost? Against loops by hand, Lightning's Trainer, accelerate, and the tutorial's loop.
 
-All contestants train the same model from the same weights, with Adam, on the same images in memory, each through its
-own loader. All use one loss function, which records when it is called: a step lasts from one call to the next, with
-everything in between, also the one time in each turn when the losses are read. The contestants take turns in one
-process, or in the same two, in another order in every round, because the load on a machine changes: what counts are
-ratios within a round, and their median. The first round compiles and is left out.
+All contestants train the same model from the same weights, with one Adam each, on the same images in memory, each
+through its own loader, which starts again in every turn: the same batches in the same order. So they do the same work,
+and their losses have to agree after the first turn. All use one loss function, which records when it is called: a step
+lasts from one call to the next, with everything in between, also the one time in each turn when the losses are read.
+The contestants take turns in one process, or in the same two, in another order in every round, because the load on a
+machine changes: what counts are ratios within a round, and their median. The first round compiles and is left out.
 
 - By hand: the short loop of somebody who knows torch_xla, with `MpDeviceLoader` and the losses kept on the device. On
   plain CPU the loop of somebody who knows torch, over two processes with `DistributedDataParallel`.
@@ -31,10 +32,13 @@ import statistics
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from tpukit.essentials.data import ShardedSampler
+
 LABELS, RATE = 10, 1e-4
+SAME = 1e-3  # of the loss: rounding, after one turn
 TARGETS = {"hand_written": 1.03, "lightning": 1.0, "accelerate": 1.0, "tutorial": 1.0}
 NAMES = {
     "fit": "tpukit.fit",
@@ -105,7 +109,6 @@ class Samples:
         self.images = random.integers(0, 256, (count, *self.shape), numpy.uint8)
         brightness = self.images.mean((1, 2, 3))
         bright = (brightness > numpy.median(brightness)).astype("float32")
-        # More samples than images: in no turn does a loader come to its end and start again.
         self.labels = bright[numpy.arange(length) % count, None].repeat(LABELS, axis=1)
 
     def __len__(self) -> int:
@@ -189,18 +192,25 @@ def adam(model):
     return torch.optim.Adam(model.parameters(), lr=RATE)
 
 
-def loader(case: Case, samples: Samples, sampler=None):
-    """Return torch's loader, which all contestants but the kit use."""
+def loader(case: Case, samples: Samples, ranks: Iterable[int]):
+    """Return torch's loader, which all but the kit use: in each step a batch of what the kit gives each rank."""
+    import numpy
     from torch.utils.data import DataLoader
 
+    of_ranks = [ShardedSampler(len(samples), case.batch, rank, case.cores).positions() for rank in ranks]
     return DataLoader(
         samples,
         batch_size=case.batch,
-        shuffle=sampler is None,
-        sampler=sampler,
+        sampler=numpy.stack(of_ranks, axis=1).ravel().tolist(),
         drop_last=True,
         collate_fn=lambda batch: batch,  # it is one already
     )
+
+
+def endless(batches: Iterable) -> Iterator:
+    """Yield the batches of one turn after the other."""
+    while True:
+        yield from batches
 
 
 # ---- the contestants: each returns a function that takes one turn, which is `case.steps` steps ----------------------
@@ -212,8 +222,8 @@ def with_fit(core, case: Case, samples: Samples, loss: Clock) -> Callable[[], ob
 
     model = core.model(fresh(case))
     optimizer = adam(model)
-    batches = core.batches(samples, batch_size=case.batch, shuffle=True, drop_last=True)
-    options = {"steps_per_epoch": case.steps, "log_every": case.log_every, "prepare": pixels}
+    batches = core.batches(samples, batch_size=case.batch)
+    options = {"log_every": case.log_every, "prepare": pixels}
     return lambda: fit(core, model, optimizer, loss, batches, **options)
 
 
@@ -229,7 +239,7 @@ def on_xla(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
 
     model = fresh(case).to(core.device).train()
     optimizer, losses = adam(model), []
-    for inputs, targets in pl.MpDeviceLoader(loader(case, samples), core.device):
+    for inputs, targets in endless(pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)):
         if len(losses) == case.log_every:
             torch.stack(losses).mean().item()
             losses.clear()
@@ -245,13 +255,12 @@ def on_cpu(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
     """Train with plain torch, in one process or two."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
-    from torch.utils.data import DistributedSampler
 
-    model, sampler = fresh(case).train(), None
+    model = fresh(case).train()
     if core.world_size > 1:
-        model, sampler = DistributedDataParallel(model), DistributedSampler(samples)
+        model = DistributedDataParallel(model)
     optimizer, losses = adam(model), []
-    for inputs, targets in loader(case, samples, sampler):
+    for inputs, targets in endless(loader(case, samples, [core.rank])):
         value = loss(model(pixels(inputs)), targets)
         value.backward()
         optimizer.step()
@@ -271,6 +280,7 @@ def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[
         def __init__(self):
             super().__init__()
             self.model = fresh(case)
+            self.adam = adam(self.model)  # one for all turns
 
         def training_step(self, batch, index):
             inputs, targets = batch
@@ -279,7 +289,7 @@ def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[
             return value
 
         def configure_optimizers(self):
-            return adam(self)
+            return self.adam
 
     def trainer():
         names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
@@ -288,12 +298,13 @@ def with_lightning(core, case: Case, samples: Samples, loss: Clock) -> Callable[
             devices=case.cores,
             max_steps=case.steps,
             log_every_n_steps=case.log_every,
+            use_distributed_sampler=False,
             **dict.fromkeys(names, False),
         )
 
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     trainer()  # if it refuses the device, then here
-    module, batches = Module(), loader(case, samples)
+    module, batches = Module(), loader(case, samples, [core.rank])
     return lambda: trainer().fit(module, batches)
 
 
@@ -311,9 +322,11 @@ def accelerated(accelerator, case: Case, samples: Samples, loss: Clock) -> Itera
     import torch
 
     model = fresh(case).train()
-    model, optimizer, batches = accelerator.prepare(model, adam(model), loader(case, samples))
+    # Its processes take the batches of one loader by turns.
+    batches = loader(case, samples, range(case.cores))
+    model, optimizer, batches = accelerator.prepare(model, adam(model), batches)
     losses = []
-    for inputs, targets in batches:
+    for inputs, targets in endless(batches):
         if len(losses) == case.log_every:
             torch.stack(losses).mean().item()
             losses.clear()
@@ -337,7 +350,7 @@ def tutorial(core, case: Case, samples: Samples, loss: Clock) -> Iterator[None]:
 
     model = fresh(case).to(core.device).train()
     optimizer, total, count = adam(model), 0.0, 0
-    for inputs, targets in pl.MpDeviceLoader(loader(case, samples), core.device):
+    for inputs, targets in endless(pl.MpDeviceLoader(loader(case, samples, [core.rank]), core.device)):
         inputs, targets = inputs.to(core.device), targets.to(core.device)
         optimizer.zero_grad()
         value = loss(model(pixels(inputs)), targets)
@@ -359,7 +372,7 @@ def in_turns(case: Case, steps: Iterator[None]) -> Callable[[], object]:
 
 @dataclass(frozen=True)
 class Measured:
-    """By name: the seconds per step in every round, the last batch's loss, and why contestants did not take part."""
+    """By name: seconds a step in every round, the first turn's last loss, and why contestants did not take part."""
 
     rounds: list[dict[str, float]]
     losses: dict[str, float]
@@ -375,6 +388,9 @@ def run(case: Case, rounds: int) -> Measured:
     print(f"{case.name}: {time.perf_counter() - began:.0f} s", flush=True)
     together = zip(*(core.rounds for core in cores), strict=True)
     longest = [{name: max(times[name] for times in of_cores) for name in of_cores[0]} for of_cores in together]
+    losses = list(cores[0].losses.values())
+    if max(losses) - min(losses) > SAME * max(losses):
+        raise RuntimeError(f"{case.name}: the contestants did not do the same work, their losses are {cores[0].losses}")
     return Measured(longest, cores[0].losses, cores[0].without)
 
 
@@ -392,7 +408,7 @@ def take_turns(core, case: Case, rounds: int) -> Measured:
     os.environ.setdefault("PJRT_DEVICE", "CPU")  # libraries ask torch_xla for its devices, and it would warn
     keep_freed_memory()
     as_torchrun(core)
-    samples = Samples(case.size, length=case.batch * case.steps * core.world_size * (rounds + 2))
+    samples = Samples(case.size, length=case.batch * case.steps * core.world_size)
     makers = {"fit": with_fit, "hand_written": by_hand, "lightning": with_lightning, "accelerate": with_accelerate}
     if case.backend == "xla:cpu":
         makers["tutorial"] = as_the_tutorial
@@ -407,7 +423,8 @@ def take_turns(core, case: Case, rounds: int) -> Measured:
         names = random.Random(number).sample(list(turns), len(turns))  # the same on all cores
         times = {name: seconds(core, case, turns[name], clocks[name]) for name in names}
         measured.append({name: times[name] for name in turns})
-    losses = {name: clocks[name].last.item() for name in turns}
+        if number == 0:
+            losses = {name: clocks[name].last.item() for name in turns}
     return Measured(measured[1:], losses, without)
 
 
@@ -500,7 +517,7 @@ def describe() -> None:
 def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
     """Print a line per contestant and case, and last the JSON: `fit` over each of the others, in its worst case."""
     print("\nmedians of the rounds, least and most in brackets; fit's time over another's in the same round")
-    print(f"\n{'':22}{'':20}{'ms per step':>24}{'fit over it':>24}{'last loss':>12}")
+    print(f"\n{'':22}{'':20}{'ms per step':>24}{'fit over it':>24}{'loss':>12}")
     worst: dict[str, float] = {}
     for case, found in measured.items():
         for name, loss in found.losses.items():
@@ -509,7 +526,7 @@ def report(measured: dict[str, Measured], counted: dict[str, int]) -> None:
                 worst[name] = max(worst.get(name, 0.0), statistics.median(ratios))
             times = shown([1000 * times[name] for times in found.rounds], 1)
             ratio = shown(ratios, 3) if name != "fit" else ""
-            print(f"{case if name == 'fit' else '':22}{NAMES[name]:20}{times:>24}{ratio:>24}{loss:12.2f}")
+            print(f"{case if name == 'fit' else '':22}{NAMES[name]:20}{times:>24}{ratio:>24}{loss:12.5f}")
     print()
     for name, target in TARGETS.items():
         found = f"{worst[name]:.3f}" if name in worst else "not measured"
