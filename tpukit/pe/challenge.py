@@ -116,7 +116,7 @@ def challenge_loss(predictions, labels):
         predictions: a row for each image with probabilities, see `exams_of`, in any order. Or what an `ExamNetwork`
             returns for B exams: logits, (B, 9) "answers" in the order of `EXAM_LABELS` and (B, S) "images".
         labels: the same with 0 and 1, as `read_labels` returns them. Or the targets of `ExamSequences`: "answers" and
-            "images" in [0, 1], and (B,) "image_weight", what all images of an exam weigh together.
+            "images" in [0, 1], and (B, S) "image_weight", what the images of each part of an exam weigh together.
 
     Returns:
         A float; of tensors, () float32.
@@ -152,7 +152,7 @@ def _loss_of_tensors(logits: Mapping, targets: Mapping):
     from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
     answers = cross_entropy(logits["answers"], targets["answers"], reduction="none").sum(0)
-    images = cross_entropy(logits["images"], targets["images"], reduction="none").mean(1)
+    images = cross_entropy(logits["images"], targets["images"], reduction="none")
     # Python numbers, not a tensor of weights: that would be copied to the device in every step.
     cost = sum(weight * answers[column] for column, weight in enumerate(WEIGHTS))
     cost = cost + (images * targets["image_weight"]).sum()
