@@ -80,10 +80,10 @@ def test_the_loss_of_tensors_is_the_score_of_tables(slices):
     random = torch.Generator().manual_seed(0)
     logits = {name: torch.randn(4, count, generator=random) for name, count in (("answers", 9), ("images", slices))}
     _, targets = torch.utils.data.default_collate([exams[number] for number in range(4)])
-    score = pe.challenge_loss(exams.table(logits), table)
-    assert pe.challenge_loss(logits, targets).item() == pytest.approx(score, abs=1e-6)
+    score = pe.challenge_loss(table, exams.table(logits))
+    assert pe.exam_loss(logits, targets).item() == pytest.approx(score, abs=1e-6)
     half = {name: torch.zeros_like(value) for name, value in logits.items()}
-    assert pe.challenge_loss(half, targets).item() == pytest.approx(math.log(2), abs=1e-6)
+    assert pe.exam_loss(half, targets).item() == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_answers_come_back_for_every_row_of_the_table_in_its_order():
@@ -97,7 +97,7 @@ def test_answers_come_back_for_every_row_of_the_table_in_its_order():
     height = steps.groupby("StudyInstanceUID").number.transform(lambda one: (one + 0.5) / len(one))
     assert numpy.allclose(numpy.log(answers[PRESENT] / (1 - answers[PRESENT])), height, atol=0.006)
     assert answers.groupby("StudyInstanceUID").negative_exam_for_pe.nunique().eq(1).all()
-    assert pe.challenge_loss(answers, table) > 0
+    assert pe.challenge_loss(table, answers) > 0
 
 
 def drop_one(table):
@@ -204,7 +204,7 @@ def test_the_network_learns_what_no_slice_says_alone():
     for _ in range(60):
         optimizer.zero_grad()
         outputs = network(features)
-        pe.challenge_loss(outputs, targets).backward()
+        pe.exam_loss(outputs, targets).backward()
         optimizer.step()
     assert ((outputs["answers"][:, 0] > 0) == turned).all()
     assert ((outputs["images"] > 0) == (targets["images"] > 0.5)).float().mean() > 0.97

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import WrongValue
 from tpukit.essentials.show import house_style as look
+from tpukit.pe.labels import check_yes_or_no
 from tpukit.scores import as_array
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def show_exams(
         threshold: drawn as a dotted line.
 
     Raises:
-        ValueError: there is not one probability for each row, or the table lacks a column.
+        ValueError: there is not one probability for each row, a label is neither 0 nor 1, or the table lacks a column.
     """
     import numpy as np
 
@@ -49,6 +50,7 @@ def show_exams(
             f"{', and no column ' + missing[0] if missing else ''}",
             fix="labels of index_images(read_labels(...), ...), and probabilities[:, 0]",
         )
+    check_yes_or_no(labels, ["pe_present_on_image"])
     table = labels.assign(chance=chances, weight=0.0 if weighs is None else weighs)
     table = table.sort_values(["StudyInstanceUID", "position"])
     if table.position.dtype.kind == "f":  # in mm, of DICOM files: slices are counted

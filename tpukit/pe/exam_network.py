@@ -36,8 +36,8 @@ class ExamNetwork(nn.Module):
     the network decides slice by slice. The design is that of the published first place, in small. XLA unrolls the GRU,
     so S parts are S steps of one graph in each direction: that is why exams are divided into one, moderate number.
 
-    Takes (B, S, 2F) float32, as `ExamSequences` gives them: mean and maximum of each part. Returns {"answers": (B, 9)
-    logits in the order of `EXAM_LABELS`, "images": (B, S) logits, "attention": (B, S), which adds up to 1 over an exam}.
+    Takes (B, S, 2F) float32, as `ExamSequences` gives them: mean and maximum of each part. Returns logits, "answers"
+    (B, 9) in the order of `EXAM_LABELS` and "images" (B, S), and "attention" (B, S), which adds up to 1 over an exam.
 
     Args:
         features: F, of a slice.

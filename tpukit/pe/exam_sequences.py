@@ -2,7 +2,7 @@
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
-from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns
+from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns, check_yes_or_no
 
 _WIDE = 1.5  # times the usual step from slice to slice: there a slice is missing
 _SAME = 0.01  # mm: a place is rounded when it is written
@@ -11,7 +11,7 @@ _SAME = 0.01  # mm: a place is rounded when it is written
 class ExamSequences:
     """A map-style dataset of exams, for `core.batches`: the slices of each, divided into the same number of parts.
 
-    `[i]` is `(features, targets)`: (slices, 2F) float32, from the feet to the head, and what `challenge_loss` takes:
+    `[i]` is `(features, targets)`: (slices, 2F) float32, from the feet to the head, and what `exam_loss` takes:
     "answers" (9,) in the order of `EXAM_LABELS`, "images" (slices,) in [0, 1], and "image_weight" (slices,). Without
     labels it is the features alone.
 
@@ -31,8 +31,8 @@ class ExamSequences:
         studies: (E,) their StudyInstanceUIDs; exam i of the dataset is studies[i].
 
     Raises:
-        ValueError: an exam is irregular, a label or a position is missing, or there is not one row of features for each
-            row of the table.
+        ValueError: an exam is irregular, a position is missing, a label is missing or neither 0 nor 1, or there is not
+            one row of features for each row of the table.
     """
 
     def __init__(self, table, features, slices: int = 96, *, irregular: str = "raise"):
@@ -140,6 +140,7 @@ def _check_table(table, features) -> bool:
             fix="features of the same images in the same order: table.iloc[images.rows]",
         )
     if given:
+        check_yes_or_no(table, LABELS)
         answers = table[list(EXAM_LABELS)].to_numpy()
         vary = (answers != table.groupby(STUDY)[list(EXAM_LABELS)].transform("first").to_numpy()).any(axis=1)
         if vary.any():

@@ -10,7 +10,7 @@ from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns
+from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns, check_yes_or_no
 from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slice_viewer import Curve, Study, as_jpeg
 
@@ -175,6 +175,7 @@ def slices_of(labels: Any, study: str, series: str | None = None):
                 found=f"image {rows[IMAGE][lacking].iloc[0]}",
                 fix="fill it in, or leave the column out",
             )
+    check_yes_or_no(rows, [name for name in LABELS if name in rows])
     return rows
 
 
