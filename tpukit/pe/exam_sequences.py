@@ -2,10 +2,8 @@
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
+from tpukit.pe.exam_check import find_irregular
 from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns, check_yes_or_no
-
-_WIDE = 1.5  # times the usual step from slice to slice: there a slice is missing
-_SAME = 0.01  # mm: a place is rounded when it is written
 
 
 class ExamSequences:
@@ -26,6 +24,7 @@ class ExamSequences:
         slices: parts of an exam.
         irregular: "raise" an error if an exam has two series, two slices at one place, or a gap where a slice is
             missing; or "keep" it, its slices in the order of their positions, and print how many there are.
+            `check_exams` says it of a table before anything is trained.
 
     Attributes:
         studies: (E,) their StudyInstanceUIDs; exam i of the dataset is studies[i].
@@ -47,7 +46,7 @@ class ExamSequences:
         position = table["position"].to_numpy(np.float64)
         self._order = np.lexsort((position, exam))  # by exam, then along the body
         self._starts = np.searchsorted(exam[self._order], np.arange(len(self.studies) + 1))
-        _check_order(table.iloc[self._order], position[self._order], self._starts, irregular)
+        _check_order(table, irregular)
         self._identifiers = table[[STUDY, IMAGE]].reset_index(drop=True)
         self._features = features
         if self._labelled:
@@ -152,35 +151,10 @@ def _check_table(table, features) -> bool:
     return bool(given)
 
 
-def _check_order(ordered, position, starts, irregular: str) -> None:
+def _check_order(table, irregular: str) -> None:
     """Raise ValueError for exams whose slices are not one series with even steps, or say how many there are."""
-    for what, evidence, fix in _irregular(ordered, position, starts):
+    for what, evidence, fix in find_irregular(table):
         if irregular == "raise":
             fix += '; or take the exams as they are: ExamSequences(..., irregular="keep")'
             raise WrongValue(what, found=evidence, fix=fix)
         print(f"{what}, and are taken as they are; {evidence}")
-
-
-def _irregular(ordered, position, starts):
-    """Yield what is wrong with exams, an example, and what would mend it."""
-    import numpy as np
-
-    exam = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    studies, series, images = (ordered[name].to_numpy() for name in (STUDY, SERIES, IMAGE))
-    other = series != series[starts[exam]]
-    if other.any():
-        row = int(other.argmax())
-        evidence = f"{series[starts[exam[row]]]} and {series[row]} in study {studies[row]}"
-        yield f"{len(np.unique(exam[other]))} exams have several series", evidence, "keep the rows of one of them"
-    steps, within = np.diff(position), exam[1:] == exam[:-1]
-    ends = zip(starts[:-1], starts[1:], strict=True)
-    usual = np.array([np.median(steps[start : end - 1]) if end - start > 1 else 0.0 for start, end in ends])[exam[1:]]
-    for wrong, what, fix in (
-        (steps < _SAME, "have slices at equal positions", "leave out the rows of one of them"),
-        (steps > _WIDE * usual, "lack a slice", "copy its file again, and give it a row"),
-    ):
-        if (wrong & within).any():
-            row = int((wrong & within).argmax())
-            evidence = f"{images[row]} at {position[row]:g} and {images[row + 1]} at {position[row + 1]:g}, "
-            evidence += f"neighbours in study {studies[row]}, whose slices are {usual[row]:g} apart"
-            yield f"{len(np.unique(exam[1:][wrong & within]))} exams {what}", evidence, fix

@@ -95,14 +95,14 @@ def show_study(
         limit: slices that the slider reaches, at most; of more, every second, third, ... is taken.
 
     Raises:
-        ValueError: there is no such study, it has several series or two slices at one position, none of its slices is
+        ValueError: there is no such study, it has several series, none of its slices is
             among the images, or a column is missing, a label is, or a prediction.
     """
     import numpy as np
 
     figure_inputs.at_least_one(limit=limit)
     rows = slices_of(labels, study, series)
-    notes = _gaps(rows.position.to_numpy(float))
+    notes = _irregularities(rows.position.to_numpy(float))
     rows, places = _found(images, labels, rows, notes)
     step = -(-len(rows) // limit)
     if step > 1:
@@ -161,13 +161,6 @@ def slices_of(labels: Any, study: str, series: str | None = None):
         if rows.empty:
             raise WrongValue(f"study {study} has no series {series!r}", found=f"{', '.join(there)}")
     rows = rows.sort_values("position", kind="stable")
-    if (twice := rows.position.duplicated(keep=False)).any():
-        few = ", ".join(rows[IMAGE][twice].astype(str)[:2])
-        raise WrongValue(
-            f"{int(twice.sum())} slices of study {study} are at the position of another one",
-            found=f"{few} at {rows.position[twice].iloc[0]}",
-            fix="leave out those that are wrong",
-        )
     for name in LABELS:
         if name in rows and (lacking := rows[name].isna()).any():
             raise WrongValue(
@@ -179,14 +172,16 @@ def slices_of(labels: Any, study: str, series: str | None = None):
     return rows
 
 
-def _gaps(position) -> list[str]:
-    """Say how many slices are missing between others, by the usual step from one to the next."""
+def _irregularities(position) -> list[str]:
+    """Say how many slices are missing between others, by the usual step, and how many lie where another one does."""
     import numpy as np
 
     steps = np.diff(position)
+    twice = int((steps == 0).sum())
+    notes = [f"{twice} {'slices are' if twice > 1 else 'slice is'} at the position of another one"] if twice else []
     wide = steps[steps > 1.5 * np.median(steps)] if len(steps) else steps
     gone = int((np.round(wide / np.median(steps)) - 1).sum()) if len(wide) else 0
-    return [f"{gone} {'slices are' if gone > 1 else 'slice is'} missing between others"] if gone else []
+    return notes + ([f"{gone} {'slices are' if gone > 1 else 'slice is'} missing between others"] if gone else [])
 
 
 def _found(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple:
