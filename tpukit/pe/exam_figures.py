@@ -92,9 +92,9 @@ def show_exams(
                     axes.set_title(share, loc="right", fontsize=look.SMALL, color=look.COLORS[2], pad=4)
                     shares.append(f"{study[:6]} {share}")
             mark = {"marker": "o", "markersize": 3} if len(places) <= 40 else {}
-            axes.plot(places, exam.chance, color=look.COLORS[0], linewidth=1.5, **mark)
-            if consistent is not None:
-                axes.plot(places, exam.repaired, color=look.INK, linewidth=0.8, linestyle=(0, (4, 2)))
+            axes.plot(places, exam.chance, color=look.COLORS[0], linewidth=1.5, zorder=3, **mark)
+            if consistent is not None:  # below the other: it is seen where they differ
+                axes.plot(places, exam.repaired, color=look.INK, linewidth=1, linestyle=(0, (4, 2)), zorder=2.5)
             axes.axhline(threshold, color=look.MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
             axes.set(ylim=(-0.03, 1.03), xlim=(places.min() - 0.5, places.max() + 0.5), yticks=[0, 0.5, 1])
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
@@ -105,7 +105,7 @@ def show_exams(
             axes.set_visible(False)
         figure.supylabel("probability of an embolus", fontsize=look.SMALL, color=look.MUTED)
         about = "slice of the series    orange: slices that truly show an embolus    blue: what the network says"
-        about += "    dashed: without contradictions" * (consistent is not None)
+        about += "\ndashed: without contradictions" * (consistent is not None)
         about += "    green: its attention, and how much of it lies on orange" * (weighs is not None)
         figure.supxlabel(about, fontsize=look.SMALL, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
