@@ -162,7 +162,8 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
 def run_notebook(data: Path, run: Path, values: dict[str, str]) -> dict[str, float]:
     """Run notebook 04b with these exams, and return how many seconds its stages took."""
     run.mkdir(parents=True)
-    given = {"data_path": data.resolve(), "run_path": ".", "records_path": "records", **values}
+    given = {"data_path": data.resolve(), "run_path": ".", "records_path": "records"}
+    given |= {"exam_batch_size": 2, **values}  # for few exams, so that an epoch is several steps
     executed = run / NOTEBOOK.name
     command = [sys.executable, "-m", "papermill", NOTEBOOK, executed.name, "--kernel", "python3", "--no-progress-bar"]
     for name, value in given.items():
