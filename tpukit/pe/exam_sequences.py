@@ -156,5 +156,5 @@ def _check_order(table, irregular: str) -> None:
     for what, evidence, fix in find_irregular(table):
         if irregular == "raise":
             fix += '; or take the exams as they are: ExamSequences(..., irregular="keep")'
-            raise WrongValue(what, found=evidence, fix=fix)
+            raise WrongValue(f"some exams are irregular: {what}", found=evidence, fix=fix)
         print(f"{what}, and are taken as they are; {evidence}")
