@@ -55,7 +55,8 @@ def main() -> None:
     counts = {stage: count_rows(data / "train.csv") for stage in ["draw", *STAGES]}
     seconds |= run_notebook(data, run, dict(options.set))
     counts["submission.py"], truth = give_test_fold(data, run / "submission.csv", options.to / "test")
-    said, seconds["submission.py"] = {}, timed(lambda: said.update(submit(options.to / "test", run)))
+    said = {}
+    seconds["submission.py"] = timed(lambda: said.update(submit(options.to / "test", run)))
     for stage, of_stage in seconds.items():
         print(f"{stage:34}{of_stage:8.1f} s{counts[stage] / of_stage:10.1f} slices a second", flush=True)
 
