@@ -110,6 +110,7 @@ def draw(folder: Path, exams: int, slices: tuple[int, int], size: int, seed: int
     ]
     with ProcessPoolExecutor(min(exams, os.cpu_count()), mp_context=get_context("spawn")) as pool:
         tables = list(pool.map(draw_exam, *zip(*jobs, strict=True)))
+    (folder / "phantom.json").write_text('{"complete": false}')  # so that the notebook says that these are no patients
     (folder / "train.csv").write_text(",".join(COLUMNS) + "\n" + "".join(tables))
 
 
