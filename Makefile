@@ -66,12 +66,16 @@ walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own ima
 	$(python) -m nbconvert --log-level WARN --to html runs/$(notebook).ipynb
 	@$(python) -c 'import json; print(json.dumps(json.load(open("runs/metrics.json"))))'
 
-exams: $(installed)  ## minutes: notebook 04b from an empty folder, runs/exams: DICOM files to submission.csv
+exams: $(installed)  ## minutes: notebook 04b from an empty folder, runs/exams: DICOM files to submission.csv; REAL=1 with exams of 250 to 600 slices
+ifdef REAL
+	$(python) tools/real_exams.py runs/real-exams
+else
 	@rm -rf runs/exams && mkdir -p runs/exams
 	cd runs/exams && ../../$(python) -m papermill ../../notebooks/$(exams).ipynb $(exams).ipynb \
 	    --kernel python3 --log-output --no-progress-bar
 	$(python) -m nbconvert --log-level WARN --to html runs/exams/$(exams).ipynb
 	@cat runs/exams/runs/04b/metrics.json
+endif
 
 wheel:  ## the kit as one file, dist/tpukit-*.whl, for a notebook that stands alone
 	@rm -rf dist

@@ -36,14 +36,14 @@ def main() -> None:
         return value
 
     print(f"{options.studies:,} exams, {options.rows:,} images\n{'':28}{'clock':>10}{'processor':>12}{'peak':>11}")
-    timed("score", pe.challenge_loss, predictions, labels)
+    timed("score", pe.challenge_loss, labels, predictions)
     scoring = peak_memory()
     timed("name the contradictions", pe.check_consistency, predictions)
     repaired = timed("repair them", pe.make_consistent, predictions)
     with tempfile.TemporaryDirectory() as folder:
         path = timed("write submission.csv", pe.write_submission, repaired, Path(folder) / "submission.csv")
         read = timed("read and check it", pe.read_submission, path, labels)
-    before, after = pe.challenge_loss(repaired, labels), pe.challenge_loss(read, labels)
+    before, after = pe.challenge_loss(labels, repaired), pe.challenge_loss(labels, read)
     if before != after or len(pe.check_consistency(read)):
         raise ValueError(f"the file changed the answers: {before} before, {after} after")
     clock, processor = (round(value, 2) for value in seconds["score"])

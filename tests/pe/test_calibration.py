@@ -11,7 +11,7 @@ from tpukit.pe.labels import EXAM_LABELS, LABELS
 
 
 def exams(count=400, seed=0, sure=1.0, slices=4):
-    """Return probabilities whose logits are `sure` times what they should be, and labels drawn from the true ones."""
+    """Return labels, and probabilities whose logits are `sure` times those that the labels were drawn from."""
     random = np.random.default_rng(seed)
     logits = random.normal(-0.5, 1.5, (count, 9))
     truth = (random.random((count, 9)) < expit(logits)).astype(float)
@@ -22,7 +22,7 @@ def exams(count=400, seed=0, sure=1.0, slices=4):
     said = pd.DataFrame(ids | {LABELS[0]: expit(sure * of_image)})
     for column, name in enumerate(EXAM_LABELS):
         labels[name], said[name] = truth[rows, column], expit(sure * logits[rows, column])
-    return said, labels
+    return labels, said
 
 
 def test_the_temperature_is_how_much_too_sure_the_answers_were():
@@ -35,9 +35,9 @@ def test_the_temperature_is_how_much_too_sure_the_answers_were():
 
 def test_on_another_fold_calibrated_answers_lose_less_and_the_table_says_how_much():
     temperatures = pe.fit_temperatures(*exams(seed=1, sure=3.0))
-    said, labels = exams(seed=2, sure=3.0)
+    labels, said = exams(seed=2, sure=3.0)
     after = temperatures.apply(said)
-    assert pe.challenge_loss(after, labels) < 0.95 * pe.challenge_loss(said, labels)
+    assert pe.challenge_loss(labels, after) < 0.95 * pe.challenge_loss(labels, said)
     table = pe.calibration_table(labels, said, after)
     one = labels.groupby("StudyInstanceUID", sort=False).first()
     for column, answers in (("log loss", said), ("calibrated", after)):
@@ -50,7 +50,7 @@ def test_on_another_fold_calibrated_answers_lose_less_and_the_table_says_how_muc
 
 
 def test_no_answer_crosses_a_half_so_consistent_answers_stay_so():
-    said, labels = exams(60, seed=3)
+    labels, said = exams(60, seed=3)
     consistent = pe.make_consistent(said)
     assert pe.check_consistency(said).size
     for sure in (0.3, 3.0):
@@ -59,35 +59,35 @@ def test_no_answer_crosses_a_half_so_consistent_answers_stay_so():
 
 
 def test_the_exams_that_are_judged_are_not_those_that_were_fitted_on():
-    said, labels = exams(30)
-    temperatures = pe.fit_temperatures(said, labels)
+    labels, said = exams(30)
+    temperatures = pe.fit_temperatures(labels, said)
     with pytest.raises(ValueError, match="30 of the studies are those that .*\n.*\n  fix:   fit on another fold"):
         temperatures.apply(said)
 
 
 def test_a_label_that_four_exams_have_keeps_its_answers_and_says_why():
-    said, labels = exams(50, seed=5, sure=3.0)
+    labels, said = exams(50, seed=5, sure=3.0)
     rare = labels.StudyInstanceUID.isin([f"5-{number}" for number in range(4)])
     labels["chronic_pe"] = rare.astype(float)
-    temperatures = pe.fit_temperatures(said, labels)
+    temperatures = pe.fit_temperatures(labels, said)
     assert temperatures.values["chronic_pe"] == 1.0
     assert temperatures.notes["chronic_pe"] == "only 4 exams with it: too few to tell"
     assert pe.calibration_table(labels, said).loc["chronic pe", "note"] == "only 4 exams with it: too few to tell"
 
 
 def test_a_label_is_missing_or_a_row_is():
-    said, labels = exams(20)
+    labels, said = exams(20)
     with pytest.raises(ValueError, match="no column chronic_pe"):
-        pe.fit_temperatures(said.drop(columns="chronic_pe"), labels)
+        pe.fit_temperatures(labels, said.drop(columns="chronic_pe"))
     with pytest.raises(ValueError, match="1 images without a prediction"):
-        pe.fit_temperatures(said[1:], labels)
+        pe.fit_temperatures(labels, said[1:])
     labels.loc[3, "central_pe"] = np.nan
     with pytest.raises(ValueError, match="no probabilities\n  found: central_pe = nan"):
-        pe.fit_temperatures(said, labels)
+        pe.fit_temperatures(labels, said)
 
 
 def test_a_point_of_the_curve_is_the_share_of_the_exams_that_have_it(tmp_path):
-    said, labels = exams(100, seed=6, sure=2.0)
+    labels, said = exams(100, seed=6, sure=2.0)
     after = pe.fit_temperatures(*exams(seed=7, sure=2.0)).apply(said)
     figure = pe.show_calibration(labels, said, after)
     axes = [axes for axes in figure.axes if axes.get_title(loc="left") == "central embolus"][0]

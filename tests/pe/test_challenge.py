@@ -12,6 +12,7 @@ from tpukit import pe  # noqa: E402
 from tpukit.pe.challenge import EXAM_WEIGHTS, IMAGE_WEIGHT  # noqa: E402
 from tpukit.pe.labels import EXAM_LABELS  # noqa: E402
 from tpukit.pe.rules import RULES  # noqa: E402
+from tpukit.scores import auroc_table, choose_predictions, sensitivity_at, show_roc  # noqa: E402
 
 PRESENT = "pe_present_on_image"
 
@@ -78,14 +79,14 @@ def test_the_score_is_that_of_a_slow_double_loop_whatever_the_order_of_the_rows(
     predictions = random_table(seed)
     labels = labels_like(predictions, seed)
     shuffled = predictions.sample(frac=1, random_state=seed)
-    assert pe.challenge_loss(shuffled, labels) == pytest.approx(slow_loss(predictions, labels), abs=1e-9)
+    assert pe.challenge_loss(labels, shuffled) == pytest.approx(slow_loss(predictions, labels), abs=1e-9)
 
 
 def test_one_half_everywhere_scores_the_logarithm_of_two():
     predictions = random_table(0)
     labels = labels_like(predictions, 0)
     predictions[list(pe.LABELS)] = 0.5
-    assert pe.challenge_loss(predictions, labels) == pytest.approx(math.log(2), abs=1e-12)
+    assert pe.challenge_loss(labels, predictions) == pytest.approx(math.log(2), abs=1e-12)
 
 
 def test_images_of_a_negative_exam_cost_nothing():
@@ -94,13 +95,13 @@ def test_images_of_a_negative_exam_cost_nothing():
     )
     one, other = labels.copy(), labels.copy()
     other.loc[0, PRESENT] = 0.9
-    assert pe.challenge_loss(one, labels) == pe.challenge_loss(other, labels)
+    assert pe.challenge_loss(labels, one) == pe.challenge_loss(labels, other)
 
 
 def test_a_certain_and_wrong_answer_costs_much_and_not_infinitely_much():
     labels = table_of([({"negative_exam_for_pe": 1.0}, [0.0])])
     wrong = labels.assign(negative_exam_for_pe=0.0)
-    assert 1 < pe.challenge_loss(wrong, labels) < math.inf
+    assert 1 < pe.challenge_loss(labels, wrong) < math.inf
 
 
 BAD = {
@@ -130,9 +131,46 @@ def test_bad_predictions_are_refused_with_what_was_found(what):
     exams = [(dict.fromkeys(EXAM_LABELS, 0.3), [0.1, 0.2, 0.7]), (dict.fromkeys(EXAM_LABELS, 0.6), [0.4])]
     predictions = table_of(exams)
     labels = labels_like(predictions, 0)
-    assert pe.challenge_loss(predictions, labels) > 0
+    assert pe.challenge_loss(labels, predictions) > 0
     with pytest.raises(ValueError, match=says):
-        pe.challenge_loss(spoil(predictions), labels)
+        pe.challenge_loss(labels, spoil(predictions))
+
+
+SWAPPED = {
+    "challenge_loss": pe.challenge_loss,
+    "fit_temperatures": pe.fit_temperatures,
+    "calibration_table": pe.calibration_table,
+    "show_calibration": pe.show_calibration,
+    "position_prior": pe.position_prior,
+    "show_exams": lambda labels, predictions: pe.show_exams(labels, predictions[PRESENT]),
+    "show_study": lambda labels, predictions: pe.show_study(
+        numpy.zeros((len(labels), 3, 8, 8), numpy.uint8), labels, "study0", predictions=predictions
+    ),
+    "ExamSequences": lambda labels, _: pe.ExamSequences(
+        labels.assign(SeriesInstanceUID="s"), numpy.zeros((len(labels), 2)), irregular="keep"
+    ),
+    "auroc_table": lambda labels, predictions: auroc_table(labels[list(pe.LABELS)], predictions[list(pe.LABELS)]),
+    "show_roc": lambda labels, predictions: show_roc(labels[PRESENT], predictions[PRESENT]),
+    "sensitivity_at": lambda labels, predictions: sensitivity_at(0.9, labels[PRESENT], predictions[PRESENT]),
+    "choose_predictions": lambda labels, predictions: choose_predictions(labels[PRESENT], predictions[PRESENT]),
+}
+
+
+@pytest.mark.parametrize("name", SWAPPED)
+def test_predictions_in_the_place_of_labels_are_refused(name):
+    predictions = random_table(0).assign(position=range(1000, 1000 + len(random_table(0))))
+    labels = labels_like(predictions, 0).assign(position=predictions.position)
+    SWAPPED[name](labels, predictions)
+    with pytest.raises(ValueError, match="0 n?or 1"):
+        SWAPPED[name](predictions, labels)
+
+
+def test_tables_are_scored_and_tensors_trained_with_and_neither_is_taken_for_the_other():
+    tensors = {"answers": None, "images": None}
+    with pytest.raises(ValueError, match="scores tables, got tensors\n  fix:   pe.exam_loss"):
+        pe.challenge_loss(tensors, tensors)
+    with pytest.raises(ValueError, match="have no image_weight\n  found: answers, images"):
+        pe.exam_loss(tensors | {"image_weight": None}, tensors)
 
 
 # ---- the rules

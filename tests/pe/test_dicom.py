@@ -106,13 +106,21 @@ def test_what_is_left_out_is_dicoms_default_and_said(tmp_path, change, expected,
     assert np.array_equal(units, expected)
 
 
-def test_another_modality_without_a_slope_is_no_ct(tmp_path):
+@pytest.mark.parametrize(("modality", "slope"), [("MR", None), ("MR", 1), ("PT", 1.7)])
+def test_another_modality_is_no_ct_even_with_a_slope(tmp_path, modality, slope):
     def change(file):
-        delete("RescaleSlope")(file)
-        file.Modality = "MR"
+        file.Modality, file.RescaleSlope = modality, slope
 
-    with pytest.raises(ValueError, match=r"is not a CT slice\n  found: modality MR, RescaleSlope not given\n  fix:"):
+    with pytest.raises(ValueError, match=rf"is not a CT slice\n  found: modality {modality}\n  fix:"):
         read_dicom(slice_file(tmp_path, change))
+
+
+def test_a_slice_that_does_not_say_its_modality_is_taken_for_ct_with_a_word(tmp_path):
+    with pytest.warns(UserWarning, match="does not say its Modality: it is taken for CT"):
+        units = read_dicom(slice_file(tmp_path, delete("Modality")))
+    assert np.array_equal(units, UNITS)
+    with pytest.raises(ValueError, match="neither Modality nor RescaleSlope is given"):
+        read_dicom(slice_file(tmp_path, lambda file: [delete("Modality")(file), delete("RescaleSlope")(file)]))
 
 
 @pytest.mark.parametrize(

@@ -133,19 +133,27 @@ def test_labels_without_their_columns_are_refused(made, tmp_path):
         pack_dicom(made / "train", tmp_path / "records", read_labels(made).drop(columns="central_pe"))
 
 
-@pytest.mark.parametrize("orientation", [[-1, 0, 0, 0, 1, 0], [-1, 0, 0, 0, -1, 0], [1, 0, 0, 0, -1, 0]])
-def test_images_that_are_stored_mirrored_or_upside_down_are_turned(folder, made, tmp_path, orientation, capsys):
+STORED = {  # by what makes it of an upright one
+    (-1, 0, 0, 0, 1, 0): lambda upright: upright[:, ::-1],
+    (-1, 0, 0, 0, -1, 0): lambda upright: upright[::-1, ::-1],
+    (1, 0, 0, 0, -1, 0): lambda upright: upright[::-1],
+    (0, 1, 0, -1, 0, 0): lambda upright: np.rot90(upright),  # a row goes to the back, a column to the right
+}
+
+
+@pytest.mark.parametrize("orientation", STORED)
+def test_images_that_are_stored_mirrored_upside_down_or_lying_are_turned(folder, made, tmp_path, orientation, capsys):
     expected = pack_dicom(made / "train", tmp_path / "upright", form="int16", size=32, **QUIET)
     capsys.readouterr()
     for path in paths(folder):
-        stored = pydicom.dcmread(path).pixel_array[:: orientation[4], :: orientation[0]]
-        change(path, PixelData=stored.tobytes(), ImageOrientationPatient=orientation)
+        stored = STORED[orientation](pydicom.dcmread(path).pixel_array)
+        change(path, PixelData=stored.tobytes(), ImageOrientationPatient=list(orientation))
     records = pack_dicom(folder, tmp_path / "turned", form="int16", size=32, **QUIET)
     assert [records.name(k) for k in range(15)] == [expected.name(k) for k in range(15)]
     assert (
         abs(hounsfield(torch.stack([x for x, _ in records])) - hounsfield(torch.stack([x for x, _ in expected]))) <= 1
     ).all()
-    assert "3 series stored mirrored or upside down: their images are turned" in capsys.readouterr().out
+    assert "3 series stored mirrored, upside down or lying: their images are turned" in capsys.readouterr().out
 
 
 # ---- which files and rows ------------------------------------------------------------------------------------------
@@ -190,7 +198,6 @@ DAMAGES = {
     "no DICOM": lambda path: path.write_text("x"),
     "a header that is cut off": lambda path: path.write_bytes(path.read_bytes()[:300]),
     "pixels that are cut off": lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    "a report": lambda path: change(path, Modality="SR", RescaleSlope=None),
 }
 
 
@@ -205,6 +212,20 @@ def test_a_damaged_file_is_named_and_can_be_left_out(folder, tmp_path, damage):
     records = pack_dicom(folder, tmp_path / "records", size=16, damaged="skip", **QUIET)
     assert path.name not in [Path(records.name(k)).name for k in range(len(records))]
     assert len(records) == 14
+
+
+def test_files_of_other_modalities_are_left_out_by_name_and_are_no_damage(folder, tmp_path, capsys):
+    change(paths(folder)[0], Modality="SR", RescaleSlope=None)
+    for path in paths(folder)[5:10]:
+        change(path, Modality="PT", RescaleSlope=1.7)
+    assert len(pack_dicom(folder, tmp_path / "records", size=16, **QUIET)) == 9
+    said = capsys.readouterr().out
+    assert f"left out 5 files of modality PT in {folder}, for instance" in said
+    assert "left out 1 files of modality SR" in said
+    for path in paths(folder):
+        change(path, Modality="MR")
+    with pytest.raises(ValueError, match=r"none of the 15 files .* is a CT slice\n  found: .*: modality MR\n  fix:"):
+        pack_dicom(folder, tmp_path / "none", size=16, **QUIET)
 
 
 def test_a_damaged_slice_is_copied_again_and_the_pack_goes_on(made, folder, tmp_path):

@@ -61,6 +61,18 @@ def test_attention_is_drawn_and_how_much_of_it_lies_on_an_embolus_is_said(tmp_pa
         pe.show_exams(table, chances, attention=-weights / 3)
 
 
+def test_what_the_rules_leave_is_a_second_line_beside_what_the_network_says():
+    table, chances = a_table([4, 0])
+    figure = pe.show_exams(table, chances, consistent=chances.clip(max=0.5))
+    given, left = figure.axes[0].get_lines()[:2]
+    assert given.get_ydata()[:4] == pytest.approx([0.9, 0.901, 0.902, 0.903])
+    assert left.get_ydata()[:4] == pytest.approx([0.5] * 4)
+    assert "dashed: without contradictions" in figure.get_supxlabel()
+    assert "dashed" not in pe.show_exams(table, chances).get_supxlabel()
+    with pytest.raises(ValueError, match=r"each of its 20 rows, got \(3,\)"):
+        pe.show_exams(table, chances, consistent=chances[:3])
+
+
 def test_positions_in_millimetres_are_counted():
     table, chances = a_table([4, 0])
     figure = pe.show_exams(table.assign(position=table.position * 1.25 - 300.0), chances)

@@ -1,4 +1,4 @@
-"""Exams as sequences: the order of the body, one length for all, and back to an answer for every slice."""
+"""Exams as sequences: the order of the body, as many parts for all, and back to an answer for every slice."""
 
 import math
 
@@ -9,6 +9,7 @@ pandas = pytest.importorskip("pandas")
 torch = pytest.importorskip("torch")
 
 from tpukit import pe  # noqa: E402
+from tpukit.pe.challenge import IMAGE_WEIGHT  # noqa: E402
 from tpukit.pe.labels import EXAM_LABELS  # noqa: E402
 
 PRESENT = "pe_present_on_image"
@@ -30,44 +31,73 @@ def made_up(exams=((6, 2), (9, 0), (4, 4)), seed=0):
     return table, numpy.stack([table.position, random.normal(size=len(table))], axis=1)
 
 
-def test_slices_are_in_the_order_of_the_body_whatever_the_order_of_the_table():
+@pytest.mark.parametrize("slices", [4, 5, 12])
+def test_slices_are_in_the_order_of_the_body_whatever_the_order_of_the_table(slices):
     table, features = made_up()
-    exams = pe.ExamSequences(table, torch.from_numpy(features), slices=12)
+    exams = pe.ExamSequences(table, torch.from_numpy(features), slices=slices)
     assert len(exams) == len(list(exams)) == 3  # a loop ends after the last one
-    for number, (slices, _) in enumerate(((6, 2), (9, 0), (4, 4))):
+    for number, (count, positive) in enumerate(((6, 2), (9, 0), (4, 4))):
         sequence, targets = exams[number]
-        assert sequence.shape == (12, 2)
-        assert torch.allclose(sequence[:, 0], torch.linspace(-40, 2.5 * (slices - 1) - 40, 12))
-        rows = table[table.StudyInstanceUID == exams.studies[number]]
+        assert sequence.shape == (slices, 4)
+        rows = table[table.StudyInstanceUID == exams.studies[number]].sort_values("position")
+        if count < slices:  # each slice in several parts
+            of_part = [[one * count // slices] for one in range(slices)]
+        else:
+            of_part = [[k for k in range(count) if k * slices // count == one] for one in range(slices)]
+        along = rows.position.to_numpy()
+        assert sequence[:, 0].tolist() == pytest.approx([along[one].mean() for one in of_part]), "the mean of each part"
+        assert sequence[:, 2].tolist() == pytest.approx([along[one].max() for one in of_part]), "and its maximum"
+        present = rows[PRESENT].to_numpy()
+        assert targets["images"].tolist() == pytest.approx([present[one].mean() for one in of_part])
+        assert targets["image_weight"].sum().item() == pytest.approx(IMAGE_WEIGHT * positive), "all images of the exam"
         assert targets["answers"].tolist() == rows[list(EXAM_LABELS)].iloc[0].tolist()
-    # The second of six slices is the last positive one; between it and the third the answer fades.
-    assert exams[0][1]["images"].tolist()[:6] == pytest.approx([1, 1, 1, 1 - 4 / 11, 1 - 9 / 11, 0], abs=1e-6)
-    assert exams[2][1]["images"].eq(1).all()
 
 
-def test_the_loss_of_tensors_is_the_score_of_tables_where_nothing_is_resampled():
-    table, features = made_up([(8, 3), (8, 0), (8, 8), (8, 1)])
-    exams = pe.ExamSequences(table, features, slices=8)
+@pytest.mark.parametrize("count", [3, 96, 97, 250, 600])
+def test_every_slice_has_its_say_and_its_answer(count):
+    table, _ = made_up([(count, 2)])
+    features = numpy.zeros((count, 1))
+    exams = pe.ExamSequences(table, features)
+    heard = []
+    for row in range(count):
+        features[row] = 1
+        heard.append(bool(exams[0][0].any()))
+        features[row] = 0
+    assert all(heard), f"{count - sum(heard)} slices are never read"
+    # An embolus of two slices stays: what one slice shows is the maximum of its part, not a share of it.
+    features[table[PRESENT] == 1] = 1
+    sequence, targets = exams[0]
+    assert sequence[:, 1].max() == 1
+    assert (targets["images"] > 0).any()
+    answered = exams.to_slices(targets["images"][None])
+    assert (answered[table[PRESENT] == 1] > 0).all(), "the answer of its own part"
+
+
+@pytest.mark.parametrize("slices", [3, 8])
+def test_the_loss_of_tensors_is_the_score_of_tables(slices):
+    table, features = made_up([(8, 3), (11, 0), (8, 8), (30, 1)])
+    exams = pe.ExamSequences(table, features, slices=slices)
     random = torch.Generator().manual_seed(0)
-    logits = {name: torch.randn(4, count, generator=random) for name, count in (("answers", 9), ("images", 8))}
+    logits = {name: torch.randn(4, count, generator=random) for name, count in (("answers", 9), ("images", slices))}
     _, targets = torch.utils.data.default_collate([exams[number] for number in range(4)])
-    score = pe.challenge_loss(exams.table(logits), table)
-    assert pe.challenge_loss(logits, targets).item() == pytest.approx(score, abs=1e-6)
+    score = pe.challenge_loss(table, exams.table(logits))
+    assert pe.exam_loss(logits, targets).item() == pytest.approx(score, abs=1e-6)
     half = {name: torch.zeros_like(value) for name, value in logits.items()}
-    assert pe.challenge_loss(half, targets).item() == pytest.approx(math.log(2), abs=1e-6)
+    assert pe.exam_loss(half, targets).item() == pytest.approx(math.log(2), abs=1e-6)
 
 
 def test_answers_come_back_for_every_row_of_the_table_in_its_order():
     table, features = made_up()
-    exams = pe.ExamSequences(table, features, slices=96)
-    # Logits that say where a slice lies: interpolated back, each slice must find its own place.
-    along = torch.linspace(0, 1, 96).expand(3, 96)
+    exams = pe.ExamSequences(table, features, slices=90)
+    # Logits that say where a slice lies: each slice must find its own place, the middle of its parts.
+    along = (torch.arange(90.0) + 0.5).expand(3, 90) / 90
     answers = exams.table({"answers": torch.arange(27.0).reshape(3, 9) / 9, "images": along})
     assert answers.SOPInstanceUID.tolist() == table.SOPInstanceUID.tolist()
-    height = table.groupby("StudyInstanceUID").position.transform(lambda one: (one + 40) / (one.max() + 40))
-    assert numpy.allclose(numpy.log(answers[PRESENT] / (1 - answers[PRESENT])), height)
+    steps = table.assign(number=(table.position + 40) / 2.5)
+    height = steps.groupby("StudyInstanceUID").number.transform(lambda one: (one + 0.5) / len(one))
+    assert numpy.allclose(numpy.log(answers[PRESENT] / (1 - answers[PRESENT])), height, atol=0.006)
     assert answers.groupby("StudyInstanceUID").negative_exam_for_pe.nunique().eq(1).all()
-    assert pe.challenge_loss(answers, table) > 0
+    assert pe.challenge_loss(table, answers) > 0
 
 
 def drop_one(table):
@@ -128,7 +158,7 @@ def test_features_of_other_rows_are_refused():
 def test_exams_without_labels_are_sequences_alone():
     table, features = made_up()
     exams = pe.ExamSequences(table.drop(columns=list(pe.LABELS)), features)
-    assert exams[1].shape == (96, 2)
+    assert exams[1].shape == (96, 4)
 
 
 def test_an_exam_of_one_slice_is_that_slice_everywhere():
@@ -160,21 +190,35 @@ def test_the_network_learns_what_no_slice_says_alone():
     first, second = torch.randint(3, 8, (2, 64), generator=random)
     second = second + 8
     turned = torch.arange(64) % 2 == 1
-    features = torch.zeros(64, 16, 2)
+    features = torch.zeros(64, 16, 4)
     features[torch.arange(64), torch.where(turned, second, first), 0] = 4
     features[torch.arange(64), torch.where(turned, first, second), 1] = 4
-    targets = {"answers": torch.zeros(64, 9), "images": features[..., 0] / 4, "image_weight": torch.full((64,), 0.07)}
+    targets = {
+        "answers": torch.zeros(64, 9),
+        "images": features[..., 0] / 4,
+        "image_weight": torch.full((64, 16), 0.005),
+    }
     targets["answers"][:, 0] = turned.float()
     network = pe.ExamNetwork(2, hidden=16, dropout=0.0)
     optimizer = torch.optim.Adam(network.parameters(), lr=0.02)
     for _ in range(60):
         optimizer.zero_grad()
         outputs = network(features)
-        pe.challenge_loss(outputs, targets).backward()
+        pe.exam_loss(outputs, targets).backward()
         optimizer.step()
     assert ((outputs["answers"][:, 0] > 0) == turned).all()
     assert ((outputs["images"] > 0) == (targets["images"] > 0.5)).float().mean() > 0.97
     assert torch.allclose(outputs["attention"].sum(1), torch.ones(64))
+
+
+def test_weights_of_a_network_that_read_fewer_numbers_are_refused_by_name():
+    weights = pe.ExamNetwork(3).state_dict()
+    fewer = ("enter.0.weight", "enter.0.bias", "enter.2.weight")
+    old = {name: value[..., :3] if name in fewer else value for name, value in weights.items()}
+    with pytest.raises(ValueError, match=r"read 3 features of each part, and this one reads 6\n.*\n  fix:   train the"):
+        pe.ExamNetwork(3).load_state_dict(old)
+    network = pe.ExamNetwork(3)
+    network.load_state_dict(pe.ExamNetwork(3).state_dict())
 
 
 # ---- what a network has to beat

@@ -106,11 +106,47 @@ def test_the_montage_has_twelve_slices_and_the_highest_among_them(tmp_path):
     figure.savefig(tmp_path / "montage.png")
 
 
-def test_a_long_series_is_thinned_and_says_so():
+@pytest.mark.parametrize("at", [0, 37, 100, 299])
+def test_of_a_long_exam_the_surest_slice_and_every_embolus_are_shown_under_their_own_numbers(at):
+    labels, images = an_exam(300)
+    labels = labels.assign(pe_present_on_image=labels.position.isin([at, 211]).astype(int))
+    said = predicted(labels).assign(pe_present_on_image=0.03)
+    said.loc[labels.position == at, "pe_present_on_image"] = 0.97
+    shown = pe.show_study(images[:, :, :8, :8], labels, "a", predictions=said, limit=20)
+    page = shown._repr_html_()
+    surest = shown.facts[shown.jump]
+    assert (surest["number"], surest["chance"]) == (at + 1, 0.97)
+    assert [shown.facts[place]["number"] for place in shown.marked] == sorted([at + 1, 212])
+    assert 20 <= len(decoded(page)) <= 22
+    assert f"the slider takes {len(shown.facts)} of 300: the highest of 20 stretches, and all with an embolus" in page
+    assert f"slice {at + 1} of 300, probability of an embolus 0.97, embolus on this image" in page
+    assert f'<div style="font-size:11px">{at + 1}</div>' in page
+    assert decoded(page)[shown.jump] == pytest.approx((10 * at + np.array([20, 40, 60])) % 256, abs=2)
+    assert {f"slice {at + 1}", "slice 212"} <= {axes.get_title(loc="left") for axes in shown.montage().axes}
+    still = re.findall(r'display:block;cursor.*?font-size:11px">(\d+)<', page)
+    assert {str(at + 1), "212"} <= set(still), "where no script runs"
+
+
+def test_a_long_exam_of_which_nothing_is_said_is_thinned_evenly():
     labels, images = an_exam(40)
-    page = pe.show_study(images, labels, "a", limit=10)._repr_html_()
-    assert len(decoded(page)) == 10
-    assert "the slider takes every 4th of 40 slices" in page
+    kept = labels.drop(columns=["pe_present_on_image"])
+    page = pe.show_study(images, kept, "a", limit=10)._repr_html_()
+    assert [round(grey) for grey in decoded(page)[:, 0]] == pytest.approx(
+        [30 + 40 * place for place in range(6)] + [14 + 40 * place for place in range(4)], abs=2
+    )
+
+
+def test_what_the_network_says_and_what_the_rules_leave_of_it_are_two_curves():
+    labels, images = an_exam()
+    said = predicted(labels, consistent=labels.position.clip(upper=10) / 20)
+    shown = pe.show_study(images, labels, "a", predictions=said)
+    given, left = shown.curves
+    assert given.name == "probability of an embolus, as the network gave it"
+    assert given.values == pytest.approx(np.arange(COUNT) / 20)
+    assert left.name == "without contradictions"
+    assert left.values == pytest.approx(np.arange(COUNT).clip(max=10) / 20)
+    assert "stroke-dasharray='4 3'" in shown._repr_html_()
+    assert shown.facts[shown.jump]["chance"] == pytest.approx(0.7)
 
 
 def test_missing_slices_are_said():
@@ -118,6 +154,8 @@ def test_missing_slices_are_said():
     kept = ~labels.position.isin([5, 6, 10])
     page = pe.show_study(images[kept], labels[kept], "a")._repr_html_()
     assert "12 slices, from the feet to the head · 3 slices are missing between others" in page
+    page = pe.show_study(images, labels.assign(position=labels.position.clip(lower=1)), "a")._repr_html_()
+    assert "15 slices, from the feet to the head · 1 slice is at the position of another one" in page
 
 
 def wrong(change, images=None, **options):
@@ -132,10 +170,6 @@ def two_series(labels):
     return labels
 
 
-def one_place(labels):
-    return labels.assign(position=labels.position.clip(lower=1))
-
-
 def no_label(labels):
     return labels.assign(pe_present_on_image=labels.pe_present_on_image.where(labels.position != 3))
 
@@ -146,7 +180,6 @@ def no_label(labels):
         (wrong(lambda labels: labels, study="b"), "no study 'b' in the labels\n  found: 1 others, such as a"),
         (wrong(two_series), "study a has 2 series, .*\n  found: [st], [st]\n  fix:   show_study.*series="),
         (wrong(two_series, series="u"), "has no series 'u'"),
-        (wrong(one_place), "2 slices of study a are at the position of another one\n  found: .* at 1"),
         (wrong(no_label), "pe_present_on_image is missing for 1 slices of study a\n  found: image as3"),
         (
             wrong(lambda labels: labels.drop(columns="position")),

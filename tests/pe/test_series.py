@@ -4,9 +4,10 @@ import pytest
 
 np = pytest.importorskip("numpy")
 pydicom = pytest.importorskip("pydicom")
+Image = pytest.importorskip("PIL.Image")
 
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom  # noqa: E402
-from tpukit.pe.series import CHUNK, arrange, find_files, header_type, read_headers, turns  # noqa: E402
+from tpukit.pe.series import CHUNK, arrange, find_files, header_type, read_headers, turn  # noqa: E402
 
 HEAD_FIRST = [1, 0, 0, 0, 1, 0]
 
@@ -63,6 +64,12 @@ def unscaled():
     return made
 
 
+def unnamed():
+    made = headers([0, 2, 4])
+    made["unnamed"][1] = True
+    return made
+
+
 ODD = {  # the series, its order, what is said
     "one slice": (headers([3]), [0], "1 series of a single slice"),
     "a gap": (headers([0, 2, 4, 10, 12]), [0, 1, 2, 3, 4], "2 slices are missing between others"),
@@ -74,6 +81,8 @@ ODD = {  # the series, its order, what is said
     "a localizer": (localizer(), [3, 2, 1, 0], "1 slices of another orientation"),
     "one without a place": (placeless(), [1, 2, 0], "1 slices without a place"),
     "one without a slope": (unscaled(), [0, 1, 2], "1 slices without RescaleSlope"),
+    "one without a modality": (unnamed(), [0, 1, 2], "1 slices without a Modality: they are taken for CT"),
+    "lying": (headers([0, 2], orientation=[0, 1, 0, -1, 0, 0]), [0, 1], "1 series stored mirrored, upside down or ly"),
 }  # fmt: skip
 
 
@@ -89,20 +98,42 @@ def test_nothing_is_said_about_series_as_they_should_be():
     assert arrange(np.concatenate([headers([0, 1.25, 2.5, 3.75]), headers([-7, -5, -3], series="t")]))[1] == []
 
 
-@pytest.mark.parametrize(
-    ("orientation", "expected"),
-    [
-        (HEAD_FIRST, (False, False)),
-        ([-1, 0, 0, 0, 1, 0], (False, True)),
-        ([1, 0, 0, 0, -1, 0], (True, False)),
-        ([-1, 0, 0, 0, -1, 0], (True, True)),
-        ([0.98, 0.17, 0, -0.17, 0.98, 0], (False, False)),
-        ([1, 0, 0, 0, 0, -1], (False, False)),
-        ([0, 1, 0, 0, 0, -1], (False, False)),
-    ],
-)
-def test_only_axial_images_that_are_mirrored_or_upside_down_are_turned(orientation, expected):
-    assert turns(orientation) == expected
+@pytest.mark.parametrize("small", [[0.0049, 0.0051], [0.004, 0.006], [-0.008, 0.008]])
+def test_angles_on_both_sides_of_a_rounding_edge_are_one_orientation(small):
+    made = headers(range(0, 20, 2))
+    made["orientation"][:, 4] = 1 - np.resize(small, 10) ** 2
+    made["orientation"][:, 5] = np.resize(small, 10)
+    order, noticed = arrange(made)
+    assert order.tolist() == list(range(10))
+    assert noticed == []
+
+
+AXES = np.array([[1, 0, 0], [0, 1, 0]])
+
+
+@pytest.mark.parametrize("flip", [(1, 1), (1, -1), (-1, 1), (-1, -1)])
+@pytest.mark.parametrize("lying", [False, True])
+@pytest.mark.parametrize("tilt", [0, 20, -35])
+def test_axial_images_are_turned_until_rows_go_to_the_left_and_columns_to_the_back(flip, lying, tilt):
+    # Greys that say where in the patient a pixel lies: 1 for each step to the left, 10 for each to the back.
+    angle = np.radians(tilt)
+    axes = AXES @ [[np.cos(angle), np.sin(angle), 0], [-np.sin(angle), np.cos(angle), 0], [0, 0, 1]]
+    row, column = (flip[0] * axes[int(lying)], flip[1] * axes[int(not lying)])
+    steps = np.arange(3) - 1
+    place = steps[None, :, None] * row + steps[:, None, None] * column
+    greys = (100 + place @ [10, 40, 0]).round().astype(np.uint8)
+    how = turn([*row, *column])
+    image = Image.fromarray(greys)
+    upright = np.asarray(image.transpose(Image.Transpose[how]) if how else image).astype(int)
+    assert (np.diff(upright, axis=0).min(), np.diff(upright, axis=1).min()) > (0, 0)
+    if not tilt:
+        assert upright.tolist() == [[50, 60, 70], [90, 100, 110], [130, 140, 150]]
+    assert (how is None) == (flip == (1, 1) and not lying)
+
+
+@pytest.mark.parametrize("orientation", [[1, 0, 0, 0, 0, -1], [0, 1, 0, 0, 0, -1]])
+def test_other_planes_stay_as_they_are(orientation):
+    assert turn(orientation) is None
 
 
 # ---- files ---------------------------------------------------------------------------------------------------------

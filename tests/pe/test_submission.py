@@ -101,4 +101,4 @@ def test_one_half_everywhere_scores_the_logarithm_of_two_through_the_file(tmp_pa
     half = labels.assign(**dict.fromkeys(pe.LABELS, 0.5))
     half = pe.make_consistent(half)
     path = pe.write_submission(half, tmp_path / "submission.csv")
-    assert pe.challenge_loss(pe.read_submission(path, labels), labels) == pytest.approx(math.log(2), abs=1e-5)
+    assert pe.challenge_loss(labels, pe.read_submission(path, labels)) == pytest.approx(math.log(2), abs=1e-5)

@@ -5,12 +5,13 @@ from tpukit.pe.activation_figure import show_activation
 from tpukit.pe.baselines import pool_slices, position_prior
 from tpukit.pe.calibration import calibration_table, fit_temperatures
 from tpukit.pe.calibration_figure import show_calibration
-from tpukit.pe.challenge import challenge_loss
+from tpukit.pe.challenge import challenge_loss, exam_loss
 from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_index import index_dicom
 from tpukit.pe.dicom_packing import pack_dicom
+from tpukit.pe.exam_check import check_exams
 from tpukit.pe.exam_figures import show_exams
 from tpukit.pe.exam_sequences import ExamSequences
 from tpukit.pe.images import PEImages, index_images
@@ -39,8 +40,8 @@ def __getattr__(name: str):
 __all__ = [
     "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages", "SliceFeatures",
     "Study", "assign_folds", "attention_in_mask", "augment", "calibration_table", "challenge_loss", "check_consistency",
-    "class_activation", "embolus_masks", "embolus_places", "fit_temperatures", "hounsfield", "index_dicom",
-    "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom", "pool_slices",
-    "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34", "show_activation", "show_calibration",
-    "show_exams", "show_ladder", "show_slices", "show_study", "three_windows", "write_submission",
+    "check_exams", "class_activation", "embolus_masks", "embolus_places", "exam_loss", "fit_temperatures", "hounsfield",
+    "index_dicom", "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom",
+    "pool_slices", "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34", "show_activation",
+    "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study", "three_windows", "write_submission",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """Answers to exams without a network that reads along the body: what its score has to beat."""
 
 from tpukit.pe.challenge import IMAGE, STUDY
-from tpukit.pe.labels import EXAM_LABELS, LABELS
+from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
@@ -38,6 +38,7 @@ def position_prior(labels, table, bins: int = 20):
     """
     import numpy as np
 
+    check_yes_or_no(labels, LABELS)
     heights = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], _share_of_height(labels))
     count = np.bincount(heights, minlength=bins)
     positive = np.bincount(heights, weights=labels[LABELS[0]], minlength=bins)

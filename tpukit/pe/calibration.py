@@ -56,15 +56,15 @@ class Temperatures:
         return changed
 
 
-def fit_temperatures(predictions, labels) -> Temperatures:
+def fit_temperatures(labels, predictions) -> Temperatures:
     """Find for each label the temperature with the least log loss on these studies.
 
     Exams count once for each of the nine answers about them; images count as in the challenge's score, so only those of
     positive exams do. A label that fewer than 5 exams have, or lack, keeps a temperature of 1.
 
     Args:
-        predictions: a row for each image with probabilities, see `challenge_loss`.
-        labels: the same with 0 and 1.
+        labels: a row for each image with 0 and 1, see `challenge_loss`.
+        predictions: the same with probabilities.
 
     Raises:
         ValueError: see `challenge_loss`.
@@ -74,7 +74,7 @@ def fit_temperatures(predictions, labels) -> Temperatures:
     from scipy.special import expit, logit
 
     values, notes = {}, {}
-    for one in answers(predictions, labels):
+    for one in answers(labels, predictions):
         values[one.label] = 1.0
         if few := one.too_few():
             notes[one.label] = few
@@ -82,7 +82,7 @@ def fit_temperatures(predictions, labels) -> Temperatures:
         logits = logit(np.clip(one.chances, 1e-12, 1 - 1e-12))
 
         def cost(log_temperature, one=one, logits=logits):
-            return one.mean(log_loss(expit(logits / np.exp(log_temperature)), one.truth))
+            return one.mean(log_loss(one.truth, expit(logits / np.exp(log_temperature))))
 
         found = minimize_scalar(cost, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
         values[one.label] = float(np.exp(found.x))
@@ -103,14 +103,14 @@ def calibration_table(labels, before, after=None):
     import numpy as np
     import pandas as pd
 
-    first, *others = [answers(table, labels) for table in (before, after) if table is not None]
+    first, *others = [answers(labels, table) for table in (before, after) if table is not None]
     rows = []
     for number, one in enumerate(first):
         row = {"label": one.label.replace("_", " "), "positives": int(one.truth.sum()), "of": len(one.truth)}
         columns = {"frequency alone": np.full(len(one.truth), one.mean(one.truth)), "log loss": one.chances}
         if others:
             columns["calibrated"] = others[0][number].chances
-        rows.append(row | {name: one.mean(log_loss(of, one.truth)) for name, of in columns.items()})
+        rows.append(row | {name: one.mean(log_loss(one.truth, of)) for name, of in columns.items()})
         rows[-1]["note"] = one.too_few()
     return pd.DataFrame(rows).set_index("label")
 
@@ -145,11 +145,11 @@ class Answers:
         return f"only {', '.join(few)}: too few to tell" if few else ""
 
 
-def answers(predictions, labels) -> list[Answers]:
+def answers(labels, predictions) -> list[Answers]:
     """Return what was said of each label; images weigh as in the challenge's score, exams one each."""
     import numpy as np
 
-    said, truth = beside(predictions, labels)
+    truth, said = beside(labels, predictions)
     images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
     numbers, once = np.arange(len(truth.studies)), np.ones(len(truth.studies))
     return [Answers(LABELS[0], said.images, truth.images, truth.exam, images)] + [

@@ -25,7 +25,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
     Args:
         labels, before, after: as for `calibration_table`, which says what is raised, too.
     """
-    tables = [answers(table, labels)[1:] for table in (before, after) if table is not None]
+    tables = [answers(labels, table)[1:] for table in (before, after) if table is not None]
     with look.style():
         figure = look.new_figure(9, 9.4, layout="constrained")
         grid = figure.subplots(3, 3, sharex=True, sharey=True)
@@ -35,7 +35,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
             for one, color in zip(of_label, (look.COLORS[3], look.COLORS[1])[: len(of_label)], strict=True):
                 _curve(axes, one, color)
             first = of_label[0]
-            losses = " to ".join(f"{one.mean(log_loss(one.chances, one.truth)):.3f}" for one in of_label)
+            losses = " to ".join(f"{one.mean(log_loss(one.truth, one.chances)):.3f}" for one in of_label)
             axes.set_title(WORDS[first.label], loc="left", fontsize=look.SMALL + 1.5, fontweight="bold", pad=16)
             count = f"{first.truth.sum():.0f} of {len(first.truth)} exams, log loss {losses}"
             axes.text(0, 1.03, count, transform=axes.transAxes, fontsize=look.SMALL - 0.5, color=look.MUTED)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.show import WrongValue
-from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_columns
+from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_columns, check_yes_or_no
 
 EXAM_WEIGHTS = {
     "negative_exam_for_pe": 0.0736196319,
@@ -104,38 +104,66 @@ def exams_of(table, name: str = "table") -> Exams:
     return Exams(studies, answers, values[:, 0], exam)
 
 
-def challenge_loss(predictions, labels):
+def challenge_loss(labels, predictions) -> float:
     """Return the challenge's score, the weighted log loss; less is better, ln 2 = 0.693 is "0.5 everywhere".
 
     Every exam counts its nine answers by `EXAM_WEIGHTS`, and each of its images by `IMAGE_WEIGHT` times the share of
     its images that are positive: in a negative exam no image counts. The sum is divided by the sum of all weights.
 
-    Of tables it scores; of tensors it is the loss that `fit` trains an `ExamNetwork` with.
+    `exam_loss` is the same of tensors, to train an `ExamNetwork` with.
 
     Args:
-        predictions: a row for each image with probabilities, see `exams_of`, in any order. Or what an `ExamNetwork`
-            returns for B exams: logits, (B, 9) "answers" in the order of `EXAM_LABELS` and (B, S) "images".
-        labels: the same with 0 and 1, as `read_labels` returns them. Or the targets of `ExamSequences`: "answers" and
-            "images" in [0, 1], and (B,) "image_weight", what all images of an exam weigh together.
-
-    Returns:
-        A float; of tensors, () float32.
+        labels: a row for each image with 0 and 1, as `read_labels` returns them. They come first, as in scikit-learn.
+        predictions: the same with probabilities, see `exams_of`, in any order.
 
     Raises:
-        ValueError: the two tables are not of the same images and studies; or see `exams_of`.
+        ValueError: a label is neither 0 nor 1; the two tables are not of the same images and studies; or see
+            `exams_of`.
     """
-    if isinstance(predictions, Mapping):
-        return _loss_of_tensors(predictions, labels)
-    predicted, truth = beside(predictions, labels)
+    if isinstance(labels, Mapping):
+        raise WrongValue("challenge_loss scores tables, got tensors", fix="pe.exam_loss(outputs, targets) trains")
+    truth, predicted = beside(labels, predictions)
     images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
-    cost = (log_loss(predicted.answers, truth.answers) @ WEIGHTS).sum()
-    cost += (log_loss(predicted.images, truth.images) * images).sum()
+    cost = (log_loss(truth.answers, predicted.answers) @ WEIGHTS).sum()
+    cost += (log_loss(truth.images, predicted.images) * images).sum()
     return float(cost / (len(truth.studies) * sum(WEIGHTS) + images.sum()))
 
 
-def beside(predictions, labels) -> tuple[Exams, Exams]:
-    """Return the predictions and the labels, both in the order of the labels; raises as `challenge_loss`."""
+def exam_loss(outputs: Mapping, targets: Mapping):
+    """Return the challenge's score as a loss, for `fit`: what a network says comes first, as in PyTorch.
+
+    Args:
+        outputs: of an `ExamNetwork` for B exams: logits, (B, 9) "answers" in the order of `EXAM_LABELS` and (B, S)
+            "images".
+        targets: of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S) "image_weight", what the images of
+            each part of an exam weigh together.
+
+    Returns:
+        () float32.
+
+    Raises:
+        ValueError: the targets have no "image_weight": they are the outputs.
+    """
+    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+    if "image_weight" not in targets:
+        raise WrongValue(
+            "the targets of exam_loss have no image_weight",
+            found=", ".join(targets),
+            fix="pe.exam_loss(outputs of an ExamNetwork, targets of ExamSequences)",
+        )
+    answers = cross_entropy(outputs["answers"], targets["answers"], reduction="none").sum(0)
+    images = cross_entropy(outputs["images"], targets["images"], reduction="none")
+    # Python numbers, not a tensor of weights: that would be copied to the device in every step.
+    cost = sum(weight * answers[column] for column, weight in enumerate(WEIGHTS))
+    cost = cost + (images * targets["image_weight"]).sum()
+    return cost / (len(outputs["answers"]) * sum(WEIGHTS) + targets["image_weight"].sum())
+
+
+def beside(labels, predictions) -> tuple[Exams, Exams]:
+    """Return the labels and the predictions, both in the order of the labels; raises as `challenge_loss`."""
     truth = exams_of(labels, "labels")
+    check_yes_or_no(labels, LABELS)
     predicted = exams_of(_in_order_of(predictions, labels), "predictions")
     elsewhere = predicted.studies[predicted.exam] != truth.studies[truth.exam]
     if elsewhere.any():
@@ -145,18 +173,7 @@ def beside(predictions, labels) -> tuple[Exams, Exams]:
             found=f"image {labels[IMAGE].iloc[row]}",
             fix=f"take {STUDY} from the labels",
         )
-    return predicted, truth
-
-
-def _loss_of_tensors(logits: Mapping, targets: Mapping):
-    from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
-
-    answers = cross_entropy(logits["answers"], targets["answers"], reduction="none").sum(0)
-    images = cross_entropy(logits["images"], targets["images"], reduction="none").mean(1)
-    # Python numbers, not a tensor of weights: that would be copied to the device in every step.
-    cost = sum(weight * answers[column] for column, weight in enumerate(WEIGHTS))
-    cost = cost + (images * targets["image_weight"]).sum()
-    return cost / (len(logits["answers"]) * sum(WEIGHTS) + targets["image_weight"].sum())
+    return truth, predicted
 
 
 def image_share(exams: Exams):
@@ -164,7 +181,7 @@ def image_share(exams: Exams):
     return exams.sums(exams.images) / exams.counts()
 
 
-def log_loss(predicted, truth):
+def log_loss(truth, predicted):
     """Return the log loss of each answer, unweighted; `truth` may be a probability, too."""
     import numpy as np
 

@@ -62,8 +62,8 @@ def make_consistent(table):
 
 def _cost(exams: Exams, version: Exams):
     """Return what a version costs each exam in the score, if the answers before it were the truth."""
-    cost = (log_loss(version.answers, exams.answers) - log_loss(exams.answers, exams.answers)) @ WEIGHTS
-    images = log_loss(version.images, exams.images) - log_loss(exams.images, exams.images)
+    cost = (log_loss(exams.answers, version.answers) - log_loss(exams.answers, exams.answers)) @ WEIGHTS
+    images = log_loss(exams.images, version.images) - log_loss(exams.images, exams.images)
     return cost + IMAGE_WEIGHT * image_share(exams) * exams.sums(images)
 
 
@@ -116,6 +116,6 @@ def _move_one(answers, names, exams, to: float) -> None:
 
     part = _part(answers, names)
     weights = np.array([EXAM_WEIGHTS[name] for name in names])
-    cost = (log_loss(np.full_like(part, to), part) - log_loss(part, part)) * weights
+    cost = (log_loss(part, np.full_like(part, to)) - log_loss(part, part)) * weights
     column = np.array(_columns(names))[cost.argmin(axis=1)]
     answers[exams, column[exams]] = to

@@ -13,6 +13,7 @@ from pathlib import Path
 from tpukit.essentials.show import Explained, NotInstalled, SystemFailed, WrongValue, explain
 
 AIR = -1000  # HU
+OTHER_MODALITY = "modality "  # begins why a file is no CT slice, where another kind of scanner made it
 
 # What decodes each transfer syntax for pydicom, beside what comes with it and with Pillow (uncompressed, RLE, mostly
 # JPEG 2000): https://pydicom.github.io/pydicom/stable/guides/plugin_table.html. python-gdcm is under BSD, the other
@@ -60,7 +61,8 @@ def read_dicom(path):
 
     Returns:
         (H, W) float32 Hounsfield units: stored values times RescaleSlope plus RescaleIntercept, 1 and 0 where the file
-        leaves them out, which a warning says. What PixelPaddingValue marks as not measured is no denser than air.
+        leaves them out, which a warning says, as it does where the Modality is missing. What PixelPaddingValue marks as
+        not measured is no denser than air.
 
     Raises:
         ImportError: pydicom, or what it needs to decode this file, is not installed.
@@ -96,6 +98,8 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
         ) from error
     if pixels.ndim != 2 or pixels.dtype.itemsize > 2:
         raise not_a_slice(path, f"pixels of shape {pixels.shape} and dtype {pixels.dtype}")
+    if warn and not file.get("Modality"):
+        warnings.warn("a slice does not say its Modality: it is taken for CT", stacklevel=3)
     if warn and missing:
         warnings.warn(f"a slice has no {' and no '.join(missing)}: {told(missing)}, DICOM's default", stacklevel=3)
     return StoredSlice(pixels.astype("uint16", copy=False), scale, orientation)
@@ -157,8 +161,11 @@ def _undecodable(syntax: str) -> str | None:
 def find_scale(file, path) -> tuple[Scale, list[str]]:
     """Return what the stored values of a file mean, and which of slope and intercept it leaves out."""
     missing = [name for name in ("RescaleSlope", "RescaleIntercept") if file.get(name) in (None, "")]
-    if "RescaleSlope" in missing and file.get("Modality") != "CT":
-        raise not_a_slice(path, f"modality {file.get('Modality', 'not given')}, RescaleSlope not given")
+    modality = file.get("Modality") or None
+    if modality not in (None, "CT"):  # PET has a RescaleSlope, too, to becquerels
+        raise not_a_slice(path, f"{OTHER_MODALITY}{modality}")
+    if "RescaleSlope" in missing and modality is None:
+        raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
     slope, intercept = (
         default if name in missing else float(file[name].value)
         for name, default in (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))

@@ -7,15 +7,31 @@ from pathlib import Path
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.labels import IDS
 from tpukit.pe.missing_images import check_missing, match_headers
-from tpukit.pe.series import along_body, find_files, read_headers
+from tpukit.pe.series import (
+    TURNED,
+    UNNAMED,
+    UNSCALED,
+    along_body,
+    find_files,
+    of_other_modalities,
+    read_headers,
+    without_others,
+)
+
+_AGAIN = "copy them again, if they are slices"
+_TOLD = {  # of what `along_body` notices; slices that lack, or share, a place are found by position
+    TURNED: "nothing",
+    UNSCALED: "look at one: without slope and intercept the greys may mean something else",
+    UNNAMED: "look at one: another scanner's numbers are no Hounsfield units",
+}
 
 
 def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None = None, progress: str | None = None):
     """Add two columns to the labels: the `path` of each image, and its `position` along the body, in mm.
 
     The headers say what a file is, so its name does not matter. Along the body is from the feet to the head, by
-    ImagePositionPatient, whichever way the slices were numbered. Files without a row are ignored; one printed line says
-    how many. `ExamSequences` checks what the positions say.
+    ImagePositionPatient, whichever way the slices were numbered. Files without a row, and of another modality than CT,
+    are ignored; a printed line says how many. `check_exams` puts all that is odd into one table.
 
     Args:
         labels: as `read_labels` returns them, or the competition's test.csv: only the three identifiers are read.
@@ -34,17 +50,21 @@ def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None =
     names = find_files(folder)
     with tempfile.TemporaryDirectory() as work:
         headers, others = read_headers(folder, names, Path(work), workers, progress)
-    if others:
+    noticed = [[*fact, "nothing: only CT is read"] for fact in of_other_modalities(names, others)]
+    if others := without_others(folder, names, others):
+        noticed.append([f"{len(others):,} files are no CT slices", f"{names[others[0][0]]}: {others[0][1]}", _AGAIN])
         print(f"{len(others)} files in {folder} are no CT slices, for instance {names[others[0][0]]}: {others[0][1]}")
     headers = headers[headers["image"].argsort(kind="stable")]
     _check_once(headers, names)
     headers, rows = match_headers(headers, labels, missing, folder=folder, call="index_dicom(labels, folder")
     labels = labels.iloc[rows]
     _check_identifiers(labels, headers, names)
-    position = _positions(headers, names)
+    position = _positions(headers, names, noticed)
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
     table = labels.assign(path=paths, position=position)
-    return table.sort_values([*IDS[:2], "position"], kind="stable").reset_index(drop=True)
+    table = table.sort_values([*IDS[:2], "position"], kind="stable").reset_index(drop=True)
+    table.attrs["noticed"] = noticed
+    return table
 
 
 def _check_once(headers, names: list[str]) -> None:
@@ -68,14 +88,24 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
             )
 
 
-def _positions(headers, names: list[str]):
-    """Return the (N,) places along the body, in mm."""
+def _positions(headers, names: list[str], noticed: list):
+    """Return the (N,) places along the body, in mm; add what `check_exams` is to say of the series."""
     import numpy as np
 
-    position = np.empty(len(headers))
+    position, told = np.empty(len(headers)), {}
     _, series, counts = np.unique(headers["series"], return_inverse=True, return_counts=True)
     for member in np.split(np.argsort(series, kind="stable"), counts.cumsum()[:-1]):
-        position[member], _ = along_body(headers[member])
+        position[member], found = along_body(headers[member])
+        for what in _TOLD:
+            if found.get(what):
+                count, first = told.get(what, (0, headers["series"][member[0]].decode()))
+                told[what] = count + int(found[what]), first
+    noticed += [
+        [f"{count:,} {what}", f"series {first}", do]
+        for what, do in _TOLD.items()
+        if what in told
+        for count, first in [told[what]]
+    ]
     if not np.isfinite(position).all():
         nowhere = np.flatnonzero(~np.isfinite(position))
         raise WrongValue(

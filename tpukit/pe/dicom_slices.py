@@ -12,7 +12,7 @@ from tpukit.packs import NOT_DAMAGE, Names
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.lungs import lung_box
-from tpukit.pe.series import turns
+from tpukit.pe.series import turn
 
 LOOKS = 16  # slices of a series in which its lungs are looked for
 
@@ -127,10 +127,8 @@ def _resized(image, size: int, crop: tuple | None):
 def _upright(image, orientation):
     from PIL import Image
 
-    upside_down, mirrored = turns(orientation) if orientation else (False, False)
-    for wrong, turn in ((upside_down, Image.Transpose.FLIP_TOP_BOTTOM), (mirrored, Image.Transpose.FLIP_LEFT_RIGHT)):
-        image = image.transpose(turn) if wrong else image
-    return image
+    how = turn(orientation) if orientation else None
+    return image.transpose(Image.Transpose[how]) if how else image
 
 
 class _Recent:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import WrongValue
 from tpukit.essentials.show import house_style as look
+from tpukit.pe.labels import check_yes_or_no
 from tpukit.scores import as_array
 
 if TYPE_CHECKING:
@@ -13,7 +14,13 @@ if TYPE_CHECKING:
 
 
 def show_exams(
-    labels: Any, probabilities: Any, *, attention: Any = None, limit: int = 8, threshold: float = 0.5
+    labels: Any,
+    probabilities: Any,
+    *,
+    consistent: Any = None,
+    attention: Any = None,
+    limit: int = 8,
+    threshold: float = 0.5,
 ) -> Figure:
     """Draw the probability of an embolus along the body, a panel an exam, over where it truly is.
 
@@ -23,14 +30,15 @@ def show_exams(
     Args:
         labels: a table with StudyInstanceUID, position and pe_present_on_image, as `index_images` makes it; of the
             images that were predicted.
-        probabilities: (N,) of pe_present_on_image, in the order of the table.
+        probabilities: (N,) of pe_present_on_image, in the order of the table, as the network gave them.
+        consistent: (N,) the same after `make_consistent`, drawn as a second, thin line; None for none.
         attention: (N,) how much each slice counted in the answers about its exam, 0 or more; None where nothing does.
             Drawn in green, to the height of 1 where it is highest.
         limit: the most exams to draw.
         threshold: drawn as a dotted line.
 
     Raises:
-        ValueError: there is not one probability for each row, or the table lacks a column.
+        ValueError: there is not one probability for each row, a label is neither 0 nor 1, or the table lacks a column.
     """
     import numpy as np
 
@@ -43,13 +51,16 @@ def show_exams(
         )
     missing = [name for name in ("StudyInstanceUID", "position", "pe_present_on_image") if name not in labels.columns]
     chances = as_array(probabilities)
-    if missing or chances.shape != (len(labels),):
-        raise WrongValue(
-            f"show_exams takes a table and one probability for each of its {len(labels)} rows, got {chances.shape}"
-            f"{', and no column ' + missing[0] if missing else ''}",
-            fix="labels of index_images(read_labels(...), ...), and probabilities[:, 0]",
-        )
-    table = labels.assign(chance=chances, weight=0.0 if weighs is None else weighs)
+    repaired = chances if consistent is None else as_array(consistent)
+    for given in (chances, repaired):
+        if missing or given.shape != (len(labels),):
+            raise WrongValue(
+                f"show_exams takes a table and one probability for each of its {len(labels)} rows, got {given.shape}"
+                f"{', and no column ' + missing[0] if missing else ''}",
+                fix="labels of index_images(read_labels(...), ...), and probabilities[:, 0]",
+            )
+    check_yes_or_no(labels, ["pe_present_on_image"])
+    table = labels.assign(chance=chances, repaired=repaired, weight=0.0 if weighs is None else weighs)
     table = table.sort_values(["StudyInstanceUID", "position"])
     if table.position.dtype.kind == "f":  # in mm, of DICOM files: slices are counted
         table["position"] = table.groupby("StudyInstanceUID").cumcount()
@@ -81,7 +92,9 @@ def show_exams(
                     axes.set_title(share, loc="right", fontsize=look.SMALL, color=look.COLORS[2], pad=4)
                     shares.append(f"{study[:6]} {share}")
             mark = {"marker": "o", "markersize": 3} if len(places) <= 40 else {}
-            axes.plot(places, exam.chance, color=look.COLORS[0], linewidth=1.5, **mark)
+            axes.plot(places, exam.chance, color=look.COLORS[0], linewidth=1.5, zorder=3, **mark)
+            if consistent is not None:  # below the other: it is seen where they differ
+                axes.plot(places, exam.repaired, color=look.INK, linewidth=1, linestyle=(0, (4, 2)), zorder=2.5)
             axes.axhline(threshold, color=look.MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
             axes.set(ylim=(-0.03, 1.03), xlim=(places.min() - 0.5, places.max() + 0.5), yticks=[0, 0.5, 1])
             axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
@@ -92,6 +105,7 @@ def show_exams(
             axes.set_visible(False)
         figure.supylabel("probability of an embolus", fontsize=look.SMALL, color=look.MUTED)
         about = "slice of the series    orange: slices that truly show an embolus    blue: what the network says"
+        about += "\ndashed: without contradictions" * (consistent is not None)
         about += "    green: its attention, and how much of it lies on orange" * (weighs is not None)
         figure.supxlabel(about, fontsize=look.SMALL, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 from torch.nn.modules.rnn import GRU  # torch_xla puts another one into torch.nn, which knows one direction only
 
+from tpukit.essentials.show import WrongValue
 from tpukit.pe.labels import EXAM_LABELS
 
 
@@ -33,26 +34,28 @@ class ExamNetwork(nn.Module):
 
     The nine come from two summaries of the exam: the maximum over its slices, and a mean weighted by attention, which
     the network decides slice by slice. The design is that of the published first place, in small. XLA unrolls the GRU,
-    so S slices are S steps of one graph in each direction: that is why exams are resampled to one, moderate length.
+    so S parts are S steps of one graph in each direction: that is why exams are divided into one, moderate number.
 
-    Takes (B, S, F) float32, as `ExamSequences` gives them. Returns {"answers": (B, 9) logits in the order of
-    `EXAM_LABELS`, "images": (B, S) logits, "attention": (B, S), which adds up to 1 over an exam}.
+    Takes (B, S, 2F) float32, as `ExamSequences` gives them: mean and maximum of each part. Returns logits, "answers"
+    (B, 9) in the order of `EXAM_LABELS` and "images" (B, S), and "attention" (B, S), which adds up to 1 over an exam.
 
     Args:
-        features: F.
+        features: F, of a slice.
         hidden: width of the GRU in each direction.
         dropout: share of the numbers that are left out in training, before and after the GRU.
     """
 
     def __init__(self, features: int, hidden: int = 64, dropout: float = 0.3):
         super().__init__()
+        pooled = 2 * features
         self.enter = nn.Sequential(
-            nn.LayerNorm(features), nn.Dropout(dropout), nn.Linear(features, hidden), nn.ReLU(), nn.Dropout(dropout)
+            nn.LayerNorm(pooled), nn.Dropout(dropout), nn.Linear(pooled, hidden), nn.ReLU(), nn.Dropout(dropout)
         )
         self.gru = GRU(hidden, hidden, batch_first=True, bidirectional=True)
         self.leave = nn.Dropout(dropout)
         self.image, self.attend = nn.Linear(2 * hidden, 1), nn.Linear(2 * hidden, 1)
         self.exam = nn.Linear(4 * hidden, len(EXAM_LABELS))
+        self.register_load_state_dict_pre_hook(_check_weights)
 
     def forward(self, features: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the logits of the exams and of their slices, and the attention."""
@@ -62,3 +65,15 @@ class ExamNetwork(nn.Module):
         attended = (attention.unsqueeze(2) * along).sum(1)
         answers = self.exam(torch.cat([attended, along.amax(1)], dim=1))
         return {"answers": answers, "images": self.image(along).squeeze(2), "attention": attention}
+
+
+def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None:
+    """Raise WrongValue for the weights of a network that was made for other features."""
+    given, own = weights.get(f"{prefix}enter.0.weight"), network.enter[0].weight
+    if given is not None and given.shape != own.shape:
+        raise WrongValue(
+            f"these weights are of an ExamNetwork that read {len(given)} features of each part, and this one reads "
+            f"{len(own)}",
+            found=f"mean and maximum of {len(own) // 2}; a network from before both were read has half as many",
+            fix="train the network of exams again, in another folder; or pe.ExamNetwork(features) as it was trained",
+        )

@@ -2,35 +2,36 @@
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
-from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns
-
-_WIDE = 1.5  # times the usual step from slice to slice: there a slice is missing
-_SAME = 0.01  # mm: a place is rounded when it is written
+from tpukit.pe.exam_check import find_irregular
+from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns, check_yes_or_no
 
 
 class ExamSequences:
-    """A map-style dataset of exams, for `core.batches`: the slices of each resampled to the same number.
+    """A map-style dataset of exams, for `core.batches`: the slices of each, divided into the same number of parts.
 
-    `[i]` is `(features, targets)`: (slices, F) float32, from the feet to the head, and what `challenge_loss` takes:
-    "answers" (9,) in the order of `EXAM_LABELS`, "images" (slices,) in [0, 1], and "image_weight" (). Without labels it
-    is the features alone.
+    `[i]` is `(features, targets)`: (slices, 2F) float32, from the feet to the head, and what `exam_loss` takes:
+    "answers" (9,) in the order of `EXAM_LABELS`, "images" (slices,) in [0, 1], and "image_weight" (slices,). Without
+    labels it is the features alone.
 
-    Resampling is linear, by number: exams of 60 and of 600 slices become equally long, so that a batch has one shape.
+    Exams of 60 and of 600 slices become equally long, so that a batch has one shape, and every slice has its say: a
+    part is the mean of the features of its slices, and beside it their maximum, in which an embolus of two slices is
+    not lost. Where slices are fewer than parts, each stands in several.
 
     Args:
         table: a row for each image: the three identifiers, `position`, and the ten `LABELS` or none of them; as
             `index_images` and `index_dicom` return it, in any order.
         features: (N, F), of the image in each row of the table.
-        slices: that an exam is resampled to.
+        slices: parts of an exam.
         irregular: "raise" an error if an exam has two series, two slices at one place, or a gap where a slice is
             missing; or "keep" it, its slices in the order of their positions, and print how many there are.
+            `check_exams` says it of a table before anything is trained.
 
     Attributes:
         studies: (E,) their StudyInstanceUIDs; exam i of the dataset is studies[i].
 
     Raises:
-        ValueError: an exam is irregular, a label or a position is missing, or there is not one row of features for each
-            row of the table.
+        ValueError: an exam is irregular, a position is missing, a label is missing or neither 0 nor 1, or there is not
+            one row of features for each row of the table.
     """
 
     def __init__(self, table, features, slices: int = 96, *, irregular: str = "raise"):
@@ -45,7 +46,7 @@ class ExamSequences:
         position = table["position"].to_numpy(np.float64)
         self._order = np.lexsort((position, exam))  # by exam, then along the body
         self._starts = np.searchsorted(exam[self._order], np.arange(len(self.studies) + 1))
-        _check_order(table.iloc[self._order], position[self._order], self._starts, irregular)
+        _check_order(table, irregular)
         self._identifiers = table[[STUDY, IMAGE]].reset_index(drop=True)
         self._features = features
         if self._labelled:
@@ -59,21 +60,30 @@ class ExamSequences:
         import torch
 
         start, end = self._starts[:-1][index], self._starts[1:][index]  # IndexError ends a loop over the exams
-        features = torch.as_tensor(self._features[self._order[start:end]], dtype=torch.float32)
-        places = np.linspace(0, end - start - 1, self.slices)
-        below = torch.from_numpy(np.floor(places).astype(np.int64))
-        above = (below + 1).clamp(max=int(end - start) - 1)
-        share = torch.from_numpy((places % 1).astype(np.float32))
-        resampled = torch.lerp(features[below], features[above], share[:, None])
+        slices, parts = self._divide(end - start)
+        begin, count = np.searchsorted(parts, np.arange(self.slices)), np.bincount(parts)[:, None]
+        features = torch.as_tensor(self._features[self._order[start:end][slices]], dtype=torch.float32).numpy()
+        mean, most = np.add.reduceat(features, begin) / count, np.maximum.reduceat(features, begin)
+        pooled = torch.from_numpy(np.concatenate([mean, most], axis=1, dtype=np.float32))
         if not self._labelled:
-            return resampled
-        labels = torch.from_numpy(self._labels[start:end])
-        images = labels[:, 0]
-        return resampled, {
-            "answers": labels[0, 1:].clone(),
-            "images": torch.lerp(images[below], images[above], share),
-            "image_weight": IMAGE_WEIGHT * images.sum(),  # times the share of positive ones, of each of the images
+            return pooled
+        labels = self._labels[start:end]
+        # As the challenge has it: each image weighs as the exam's share of positive ones, whichever part it fell to.
+        weight = IMAGE_WEIGHT * labels[:, 0].mean() * np.add.reduceat(1 / np.bincount(slices)[slices], begin)
+        images = np.add.reduceat(labels[slices, 0], begin) / count[:, 0]
+        return pooled, {
+            "answers": torch.from_numpy(labels[0, 1:].copy()),
+            "images": torch.from_numpy(images.astype(np.float32)),
+            "image_weight": torch.from_numpy(weight.astype(np.float32)),
         }
+
+    def _divide(self, count: int) -> tuple:
+        """Return which slice falls to which part: all slices, or, where these are fewer, all parts with one each."""
+        import numpy as np
+
+        if count >= self.slices:
+            return np.arange(count), np.arange(count) * self.slices // count
+        return np.arange(self.slices) * count // self.slices, np.arange(self.slices)
 
     def table(self, outputs):
         """Return the answers for every image, as `challenge_loss`, `make_consistent` and `write_submission` take them.
@@ -95,13 +105,14 @@ class ExamSequences:
         return self._identifiers.assign(**dict(zip(LABELS, columns, strict=True)))
 
     def to_slices(self, values):
-        """Return (E, S) numbers along the resampled exams as (N,), one for each row of the table, interpolated."""
+        """Return (E, S) numbers of parts as (N,), one for each row of the table: that of the part it fell to."""
         import numpy as np
 
         values, of_rows = np.asarray(values, np.float64), np.empty(len(self._order))
         for exam, (start, end) in enumerate(zip(self._starts[:-1], self._starts[1:], strict=True)):
-            places = np.linspace(0, values.shape[1] - 1, end - start)
-            of_rows[self._order[start:end]] = np.interp(places, np.arange(values.shape[1]), values[exam])
+            slices, parts = self._divide(end - start)
+            sums = np.bincount(slices, weights=values[exam, parts])  # of several parts, where slices are fewer
+            of_rows[self._order[start:end]] = sums / np.bincount(slices)
         return of_rows
 
 
@@ -128,6 +139,7 @@ def _check_table(table, features) -> bool:
             fix="features of the same images in the same order: table.iloc[images.rows]",
         )
     if given:
+        check_yes_or_no(table, LABELS)
         answers = table[list(EXAM_LABELS)].to_numpy()
         vary = (answers != table.groupby(STUDY)[list(EXAM_LABELS)].transform("first").to_numpy()).any(axis=1)
         if vary.any():
@@ -139,35 +151,10 @@ def _check_table(table, features) -> bool:
     return bool(given)
 
 
-def _check_order(ordered, position, starts, irregular: str) -> None:
+def _check_order(table, irregular: str) -> None:
     """Raise ValueError for exams whose slices are not one series with even steps, or say how many there are."""
-    for what, evidence, fix in _irregular(ordered, position, starts):
+    for what, evidence, fix in find_irregular(table):
         if irregular == "raise":
             fix += '; or take the exams as they are: ExamSequences(..., irregular="keep")'
-            raise WrongValue(what, found=evidence, fix=fix)
+            raise WrongValue(f"some exams are irregular: {what}", found=evidence, fix=fix)
         print(f"{what}, and are taken as they are; {evidence}")
-
-
-def _irregular(ordered, position, starts):
-    """Yield what is wrong with exams, an example, and what would mend it."""
-    import numpy as np
-
-    exam = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-    studies, series, images = (ordered[name].to_numpy() for name in (STUDY, SERIES, IMAGE))
-    other = series != series[starts[exam]]
-    if other.any():
-        row = int(other.argmax())
-        evidence = f"{series[starts[exam[row]]]} and {series[row]} in study {studies[row]}"
-        yield f"{len(np.unique(exam[other]))} exams have several series", evidence, "keep the rows of one of them"
-    steps, within = np.diff(position), exam[1:] == exam[:-1]
-    ends = zip(starts[:-1], starts[1:], strict=True)
-    usual = np.array([np.median(steps[start : end - 1]) if end - start > 1 else 0.0 for start, end in ends])[exam[1:]]
-    for wrong, what, fix in (
-        (steps < _SAME, "have slices at equal positions", "leave out the rows of one of them"),
-        (steps > _WIDE * usual, "lack a slice", "copy its file again, and give it a row"),
-    ):
-        if (wrong & within).any():
-            row = int((wrong & within).argmax())
-            evidence = f"{images[row]} at {position[row]:g} and {images[row + 1]} at {position[row + 1]:g}, "
-            evidence += f"neighbours in study {studies[row]}, whose slices are {usual[row]:g} apart"
-            yield f"{len(np.unique(exam[1:][wrong & within]))} exams {what}", evidence, fix

@@ -190,6 +190,18 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
         raise WrongValue(f"{what} no column {', '.join(missing)}", found=", ".join(map(str, table.columns)), fix=fix)
 
 
+def check_yes_or_no(table, names: Iterable[str]) -> None:
+    """Raise WrongValue unless all labels of these columns are 0 or 1: a probability in their place is a prediction."""
+    for name in names:
+        wrong = ~table[name].isin([0, 1]).to_numpy()
+        if wrong.any():
+            raise WrongValue(
+                f"{name} has {int(wrong.sum())} labels that are neither 0 nor 1",
+                found=f"{table[name].iloc[int(wrong.argmax())]}, as predictions have",
+                fix="labels come first, predictions second; labels of pe.read_labels are 0 and 1",
+            )
+
+
 def _contradictions(table) -> dict[str, list[str]]:
     """Return what is wrong with the labels of studies, in words, with these studies."""
     groups = table.groupby("StudyInstanceUID", sort=False)[list(LABELS)]

@@ -10,7 +10,7 @@ from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns
+from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns, check_yes_or_no
 from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slice_viewer import Curve, Study, as_jpeg
 
@@ -31,21 +31,19 @@ class ReadStudy(Study):
     """One exam with a slider, made by `pe.show_study`; `montage()` is a picture of it, for print."""
 
     def montage(self) -> Figure:
-        """Draw twelve slices of the exam through the middle window, the one with the highest probability among them."""
-        import numpy as np
+        """Draw the slices of the overview through the middle window: of each twelfth of the exam the one that matters.
 
-        chosen = np.unique(np.linspace(0, len(self.pixels) - 1, min(_MONTAGE, len(self.pixels))).round().astype(int))
-        chances = [fact["chance"] for fact in self.facts]
-        if None not in chances:
-            highest = int(np.argmax(chances))
-            chosen[np.abs(chosen - highest).argmin()] = highest
+        That is one that shows an embolus, where one does, and the one with the highest probability. The highest of all
+        is among them.
+        """
+        chosen, chances = self.overview, [fact["chance"] for fact in self.facts]
         columns = min(6, len(chosen))
         rows, side = -(-len(chosen) // columns), look.WIDTH / 6 - look.MARGIN
         with look.style():
             up = rows * (side + 0.3) + 0.55
             figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, up)
             across = figure.get_figwidth()
-            for place, index in enumerate(chosen.tolist()):
+            for place, index in enumerate(chosen):
                 row, column = divmod(place, columns)
                 left, bottom = look.MARGIN + column * (side + look.MARGIN), up - 0.25 - (row + 1) * (side + 0.3)
                 axes = look.image_at(figure, self.pixels[index], left, bottom, side, side)
@@ -62,7 +60,7 @@ class ReadStudy(Study):
             about = "orange: an embolus on this image    " * any(fact["present"] for fact in self.facts)
             about += "blue: its probability    " * (None not in chances) + NOT_FOR_CLINICAL_USE
             look.note(figure, about)
-            listed = "; ".join(self.facts[index]["words"] for index in chosen.tolist())
+            listed = "; ".join(self.facts[index]["words"] for index in chosen)
             look.describe(figure, f"{len(chosen)} slices of {self.title}: {listed}. {NOT_FOR_CLINICAL_USE}")
         return figure
 
@@ -80,7 +78,8 @@ def show_study(
     """Show one exam: a slider through its slices in three windows, and the probability of an embolus along the body.
 
     It moves without a kernel, also by the arrow keys once it was clicked. A page that runs no scripts shows twelve
-    slices; `.montage()` draws them for print. The notebook keeps about 40 KB for each slice.
+    slices; `.montage()` draws them for print. The notebook keeps about 40 KB for each slice. What is left out of either
+    is never what matters: a button goes to the highest probability of all slices.
 
     Args:
         images: what was packed of these labels: `Records` or a `Cache`; or (N, 3, H, W) uint8, one for each of their
@@ -88,54 +87,72 @@ def show_study(
         labels: of `index_images` or `index_dicom`: a row for each image with `position`; labels and quality flags are
             shown where there are such columns.
         study: its StudyInstanceUID.
-        predictions: a row for each image with SOPInstanceUID and pe_present_on_image, and whichever exam labels and
-            "attention", how much the slice counted, 0 or more, are to be shown; None for none.
+        predictions: a row for each image with SOPInstanceUID and pe_present_on_image, as the network gave them, and
+            whichever exam labels are to be shown, "consistent", pe_present_on_image after `make_consistent`, and
+            "attention", how much the slice counted, 0 or more; None for none.
         series: its SeriesInstanceUID, where the study has several.
         views: what the three channels are: of a pack of one window "slice below", "slice", "slice above".
-        limit: slices that the slider reaches, at most; of more, every second, third, ... is taken.
+        limit: stretches that a longer exam is divided into: the slider reaches the one with the highest probability of
+            each, and all that show an embolus.
 
     Raises:
-        ValueError: there is no such study, it has several series or two slices at one position, none of its slices is
+        ValueError: there is no such study, it has several series, none of its slices is
             among the images, or a column is missing, a label is, or a prediction.
     """
     import numpy as np
 
     figure_inputs.at_least_one(limit=limit)
     rows = slices_of(labels, study, series)
-    notes = _gaps(rows.position.to_numpy(float))
+    notes = _irregularities(rows.position.to_numpy(float))
     rows, places = _found(images, labels, rows, notes)
-    step = -(-len(rows) // limit)
-    if step > 1:
-        notes.append(f"the slider takes every {step}th of {len(rows)} slices")
-        rows, places = rows.iloc[::step], places[::step]
-    pixels = _pixels(images, places, len(views))
-    said = _join(rows, predictions)
-
-    facts = [_facts(row, number, len(rows)) for number, row in enumerate(said.to_dict("records"))]
+    said, count = _join(rows, predictions), len(rows)
+    chances = said.chance.to_numpy() if "chance" in said else np.zeros(count)
+    present = said[LABELS[0]].to_numpy() == 1 if LABELS[0] in said else np.zeros(count, bool)
+    chosen = np.arange(count)
+    if count > limit:
+        chosen = np.union1d(_highest(chances, limit), np.flatnonzero(present))
+        notes.append(
+            f"the slider takes {len(chosen)} of {count}: the highest of {limit} stretches, and all with an embolus"
+        )
+    said, chances, present = said.iloc[chosen], chances[chosen], present[chosen]
+    pixels = _pixels(images, places[chosen], len(views))
+    facts = [_facts(row, int(number), count) for number, row in zip(chosen, said.to_dict("records"), strict=True)]
+    matters = chances + 2 * present + 4 * (chances == chances.max())
     marked = [number for number, fact in enumerate(facts) if fact["present"]]
     jump, curves = None, []
     if "chance" in said:
         jump = int(said.chance.argmax())
-        curves = [Curve("probability of an embolus", said.chance.tolist())]
+        curves = [Curve("probability of an embolus, as the network gave it", said.chance.tolist())]
+    if "consistent" in said:
+        curves.append(Curve("without contradictions", said.consistent.tolist(), look.MUTED, dashed=True))
     if "attention" in said:
         heights = (said.attention / (said.attention.max() or 1)).tolist()
         curves.insert(0, Curve("attention, to its own maximum", heights, look.COLORS[2], filled=True))
-    first, caption = rows.iloc[0], [f"{len(rows)} slices, from the feet to the head", *notes, NOT_FOR_CLINICAL_USE]
+    first, caption = rows.iloc[0], [f"{count} slices, from the feet to the head", *notes, NOT_FOR_CLINICAL_USE]
     shown = ReadStudy(
         [as_jpeg(np.hstack(image), (len(views) * _SIDE, _SIDE)) for image in pixels],
         [fact["words"] for fact in facts],
         marked,
         WORDS[LABELS[0]] if LABELS[0] in rows else "",
-        min(_MONTAGE, len(rows)),
+        _highest(matters, _MONTAGE),
         " · ".join(caption),
         views=views,
         curves=curves,
         jump=jump,
         above=_heading(first),
         below=_answers(first, said.iloc[0]),
+        numbers=[fact["number"] for fact in facts],
     )
     shown.pixels, shown.facts, shown.title = pixels[:, len(views) // 2], facts, f"study {study}"
     return shown
+
+
+def _highest(values, stretches: int) -> list[int]:
+    """Return which of (N,) values is the highest in each of so many stretches; the middle one of equal ones."""
+    import numpy as np
+
+    parts = np.array_split(np.arange(len(values)), min(stretches, len(values)))
+    return [int(part[np.lexsort((np.abs(part - part.mean()), -values[part]))[0]]) for part in parts]
 
 
 def slices_of(labels: Any, study: str, series: str | None = None):
@@ -161,13 +178,6 @@ def slices_of(labels: Any, study: str, series: str | None = None):
         if rows.empty:
             raise WrongValue(f"study {study} has no series {series!r}", found=f"{', '.join(there)}")
     rows = rows.sort_values("position", kind="stable")
-    if (twice := rows.position.duplicated(keep=False)).any():
-        few = ", ".join(rows[IMAGE][twice].astype(str)[:2])
-        raise WrongValue(
-            f"{int(twice.sum())} slices of study {study} are at the position of another one",
-            found=f"{few} at {rows.position[twice].iloc[0]}",
-            fix="leave out those that are wrong",
-        )
     for name in LABELS:
         if name in rows and (lacking := rows[name].isna()).any():
             raise WrongValue(
@@ -175,17 +185,20 @@ def slices_of(labels: Any, study: str, series: str | None = None):
                 found=f"image {rows[IMAGE][lacking].iloc[0]}",
                 fix="fill it in, or leave the column out",
             )
+    check_yes_or_no(rows, [name for name in LABELS if name in rows])
     return rows
 
 
-def _gaps(position) -> list[str]:
-    """Say how many slices are missing between others, by the usual step from one to the next."""
+def _irregularities(position) -> list[str]:
+    """Say how many slices are missing between others, by the usual step, and how many lie where another one does."""
     import numpy as np
 
     steps = np.diff(position)
+    twice = int((steps == 0).sum())
+    notes = [f"{twice} {'slices are' if twice > 1 else 'slice is'} at the position of another one"] if twice else []
     wide = steps[steps > 1.5 * np.median(steps)] if len(steps) else steps
     gone = int((np.round(wide / np.median(steps)) - 1).sum()) if len(wide) else 0
-    return [f"{gone} {'slices are' if gone > 1 else 'slice is'} missing between others"] if gone else []
+    return notes + ([f"{gone} {'slices are' if gone > 1 else 'slice is'} missing between others"] if gone else [])
 
 
 def _found(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple:
@@ -241,7 +254,7 @@ def _join(rows: Any, predictions: Any):
         return pd.DataFrame(rows)
     check_columns(predictions, (IMAGE, LABELS[0]), "the predictions have")
     named = {LABELS[0]: "chance"} | {name: f"said {name}" for name in EXAM_LABELS if name in predictions}
-    columns = [*named.values(), *(["attention"] if "attention" in predictions else [])]
+    columns = [*named.values(), *(name for name in ("attention", "consistent") if name in predictions)]
     by_image = predictions.rename(columns=named).drop_duplicates(IMAGE).set_index(IMAGE)[columns]
     found = by_image.reindex(rows[IMAGE])
     joined = rows.assign(**{name: found[name].to_numpy() for name in columns})
@@ -251,11 +264,11 @@ def _join(rows: Any, predictions: Any):
             found=f"none of image {joined[IMAGE][lacking].iloc[0]}",
             fix="predict all slices of the exam",
         )
-    if not joined.chance.between(0, 1).all():
-        raise WrongValue(
-            f"probabilities lie in [0, 1], got {joined.chance.min():.3g} to {joined.chance.max():.3g}",
-            fix="logits.sigmoid()",
-        )
+    for of in (joined[name] for name in ("chance", "consistent") if name in joined):
+        if not of.between(0, 1).all():
+            raise WrongValue(
+                f"probabilities lie in [0, 1], got {of.min():.3g} to {of.max():.3g}", fix="logits.sigmoid()"
+            )
     return joined
 
 

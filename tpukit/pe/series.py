@@ -9,11 +9,25 @@ from tpukit.essentials.data import run_ahead
 from tpukit.essentials.machine import cpus
 from tpukit.essentials.show import NoSuchFile
 from tpukit.packs import Names, look_at, npy, run_in_processes, write_file
-from tpukit.pe.dicom import NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
+from tpukit.pe.dicom import OTHER_MODALITY, NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
 
 CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
 READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than reading its header
 _ENDINGS = (".dcm", ".dicom")
+UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
+UNNAMED = "slices without a Modality: they are taken for CT"
+TURNED = "series stored mirrored, upside down or lying: their images are turned"
+_SAME_ORIENTATION = 0.02  # of each of six numbers from -1 to 1: a scanner writes them with small differences
+_TURNS = {  # rows and columns exchanged; then left and right; then up and down
+    (False, False, False): None,
+    (False, True, False): "FLIP_LEFT_RIGHT",
+    (False, False, True): "FLIP_TOP_BOTTOM",
+    (False, True, True): "ROTATE_180",
+    (True, False, False): "TRANSPOSE",
+    (True, True, False): "ROTATE_270",
+    (True, False, True): "ROTATE_90",
+    (True, True, True): "TRANSVERSE",
+}
 _TAGS = ["Modality", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "InstanceNumber", "Rows", "Columns"]
 _TAGS += ["ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"]
 
@@ -53,13 +67,14 @@ def header_type():
     """Return the dtype of what is kept of a header; NaN for a place that is not given.
 
     `file` is the number of the file, `position` is in mm from the patient's right, front and feet to the centre of the
-    first pixel, `orientation` holds the directions of a row and of a column.
+    first pixel, `orientation` holds the directions of a row and of a column. `unscaled` and `unnamed` lack the
+    slope or the intercept, and the modality.
     """
     import numpy
 
     uids = [(name, "S64") for name in ("study", "series", "image", "syntax")]
     numbers = [("number", "<i8"), ("position", "<f8", 3), ("orientation", "<f8", 6), ("shape", "<i4", 2)]
-    return numpy.dtype([("file", "<i8"), *uids, *numbers, ("unscaled", "?")])
+    return numpy.dtype([("file", "<i8"), *uids, *numbers, ("unscaled", "?"), ("unnamed", "?")])
 
 
 def read_headers(folder, names: list[str], work: Path, workers: int | None, progress: str | None):
@@ -138,6 +153,7 @@ def _read_header(path: str) -> tuple | str | None:
 
     try:
         file = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
+        _, missing = find_scale(file, path)
         uids = [str(file[name].value).encode() for name in _TAGS[1:4]]
         position, orientation = (
             [float(number) for number in file.get(name) or [float("nan")] * count]
@@ -145,7 +161,6 @@ def _read_header(path: str) -> tuple | str | None:
         )
         if (len(position), len(orientation)) != (3, 6):
             return "its ImagePositionPatient or ImageOrientationPatient is not complete"
-        _, missing = find_scale(file, path)
         shape = int(file.Rows), int(file.Columns)
         syntax = str(file.file_meta.TransferSyntaxUID).encode()
         number = int(file.get("InstanceNumber") or 0)
@@ -158,7 +173,23 @@ def _read_header(path: str) -> tuple | str | None:
         return found_in(error)
     except Exception as error:  # whatever pydicom raises for a damaged header
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return *uids, syntax, number, position, orientation, shape, bool(missing)
+    return *uids, syntax, number, position, orientation, shape, bool(missing), not file.get("Modality")
+
+
+def without_others(folder, names: list[str], others: list) -> list:
+    """Say which files another kind of scanner made, and return the rest of those that are no CT slices."""
+    for fact in of_other_modalities(names, others):
+        print(f"left out {fact[0]} in {folder}, for instance {fact[1]}: only CT has Hounsfield units")
+    return [other for other in others if not other[1].startswith(OTHER_MODALITY)]
+
+
+def of_other_modalities(names: list[str], others: list) -> list[tuple[str, str]]:
+    """Return how many files there are of each modality but CT, in words, and an example."""
+    found = {}
+    for number, why in others:
+        if why.startswith(OTHER_MODALITY):
+            found.setdefault(why, []).append(names[number])
+    return [(f"{len(files):,} files of {why}", files[0]) for why, files in found.items()]
 
 
 # ---- the order of the body -----------------------------------------------------------------------------------------
@@ -197,20 +228,20 @@ def along_body(slices) -> tuple:
     noticed = {
         "series of a single slice": len(slices) == 1,
         "series whose slices differ in size": len(numpy.unique(slices["shape"], axis=0)) > 1,
-        "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken": unscaled,
+        UNSCALED: unscaled,
+        UNNAMED: sum(slices["unnamed"]),
         "slices without a place: they are in the order of their InstanceNumber, before the others": sum(~given),
     }
     if not given.any():
         return place, noticed
-    seen = slices["orientation"][given].round(2)
-    directions, which, counts = numpy.unique(seen, axis=0, return_inverse=True, return_counts=True)
-    most = counts.argmax()
-    mine = numpy.flatnonzero(given)[which.reshape(-1) == most]
-    normal = numpy.cross(directions[most][:3], directions[most][3:])
+    directions = _usual_orientation(slices["orientation"][given])
+    same = (abs(slices["orientation"][given] - directions) < _SAME_ORIENTATION).all(1)
+    mine = numpy.flatnonzero(given)[same]
+    normal = numpy.cross(directions[:3], directions[3:])
     normal *= numpy.sign(normal[abs(normal).argmax()])  # to the left, the back or the head, as DICOM's axes
     place[mine] = slices["position"][mine] @ normal
-    noticed["slices of another orientation than their series, such as a localizer"] = given.sum() - counts[most]
-    noticed["series stored mirrored or upside down: their images are turned"] = any(turns(directions[most]))
+    noticed["slices of another orientation than their series, such as a localizer"] = (~same).sum()
+    noticed[TURNED] = turn(directions) is not None
     return place, noticed | _steps(place[mine], slices["number"][mine])
 
 
@@ -232,12 +263,24 @@ def _steps(place, number) -> dict:
     }
 
 
-def turns(orientation) -> tuple[bool, bool]:
-    """Tell whether axial images of this orientation are upside down, and whether they are mirrored.
+def _usual_orientation(orientations):
+    """Return the (6,) directions that most of (N, 6) have, whichever digits they were rounded to."""
+    import numpy
+
+    _, which, counts = numpy.unique(orientations.round(2), axis=0, return_inverse=True, return_counts=True)
+    return orientations[which.reshape(-1) == counts.argmax()].mean(0)
+
+
+def turn(orientation) -> str | None:
+    """Return which of Pillow's transpositions puts an axial image of this orientation upright; None where it is.
 
     Upright is as radiologists look: the patient's back below, the left side on the right. A patient who lies on the
-    belly, or feet first, may be stored otherwise, and left and right are labels. Other planes stay as they are.
+    belly or on a side, or feet first, may be stored otherwise, and left and right are labels. Other planes stay as they
+    are.
     """
-    right, down = orientation[0], orientation[4]  # how far a row goes to the left side, and a column to the back
-    axial = abs(right) > 0.7 and abs(down) > 0.7
-    return (down < 0, right < 0) if axial else (False, False)
+    (left, back), (down_left, down_back) = orientation[:2], orientation[3:5]  # of a row; of a column
+    if abs(left * down_back - back * down_left) < 0.7:  # of 1 where the slice is across the body
+        return None
+    lying = abs(back) + abs(down_left) > abs(left) + abs(down_back)
+    across, down = (down_left, back) if lying else (left, down_back)
+    return _TURNS[lying, across < 0, down < 0]

@@ -73,12 +73,14 @@ class Curve:
         values: one for each slice, 0 to 1; nan where there is none.
         color: of the line.
         filled: fills what is below the line, instead of the line.
+        dashed: draws a thin, dashed line.
     """
 
     name: str
     values: Sequence[float]
     color: str = look.COLORS[0]
     filled: bool = False
+    dashed: bool = False
 
 
 @dataclass(repr=False, eq=False)
@@ -90,25 +92,27 @@ class Study:
         words: about each slice.
         marked: numbers of the slices that are marked in orange.
         mark: what the mark means; empty for none.
-        overview: how many slices are shown beside the large one.
+        overview: which slices are shown beside the large one, and where a page runs no scripts.
         caption: below everything.
         views: what stands beside each other in an image; empty where it is one picture.
         curves: drawn above the slider.
         jump: the slice that a button goes to, None for no button.
         above, below: HTML of the caller's, above the slices and below the slider.
+        numbers: of the slices in their series, from 1; empty where all of it is here.
     """
 
     images: list[str]
     words: list[str]
     marked: list[int]
     mark: str
-    overview: int
+    overview: Sequence[int]
     caption: str
     views: Sequence[str] = ()
     curves: Sequence[Curve] = ()
     jump: int | None = None
     above: str = ""
     below: str = ""
+    numbers: Sequence[int] = ()
 
     def __repr__(self) -> str:
         marks = f"; {self.mark} on {len(self.marked)} of them" if self.mark else ""
@@ -116,8 +120,7 @@ class Study:
 
     def _repr_html_(self) -> str:
         count, name = len(self.images), uuid.uuid4().hex
-        seen = {round(index * (count - 1) / max(self.overview - 1, 1)) for index in range(self.overview)}
-        slices = "".join(self._slice(index, index in seen) for index in range(count))
+        slices = "".join(self._slice(index, index in self.overview) for index in range(count))
         columns, beside = (4, "flex") if not self.views else (6, "block")
         grid = f"grid-template-columns:repeat({columns},minmax(70px,120px));gap:8px"
         return (
@@ -182,7 +185,7 @@ class Study:
             f'<div style="display:{"block" if seen else "none"};cursor:pointer">'
             f'<div style="overflow:hidden"><img src="data:image/jpeg;base64,{self.images[index]}" alt="{words}" '
             f'title="{words}" style="{place}"></div><div style="height:4px;background:{edge}"></div>'
-            f'<div style="font-size:11px">{index + 1}</div></div>'
+            f'<div style="font-size:11px">{self.numbers[index] if self.numbers else index + 1}</div></div>'
         )
 
 
@@ -201,7 +204,8 @@ def _line(curve: Curve) -> str:
         if value == value:
             path.append(f"{'L' if open_ else 'M'}{index + 0.5} {1 - value:.3f}{'' if open_ else 'h0'}")
         open_ = value == value
-    return f"<path d='{''.join(path)}' stroke='{curve.color}' stroke-width='2' stroke-linecap='round' {_THIN}/>"
+    stroke = "stroke-width='1' stroke-dasharray='4 3'" if curve.dashed else "stroke-width='2' stroke-linecap='round'"
+    return f"<path d='{''.join(path)}' stroke='{curve.color}' {stroke} {_THIN}/>"
 
 
 def show_slices(
@@ -246,7 +250,10 @@ def show_slices(
     words = [f"slice {index + 1} of {count}{': ' * bool(words[index])}{words[index]}" for index in kept]
     caption = f"{len(kept):,} of {count:,} slices{caption[caption.index(',') :]}"
     marked = [place for place, index in enumerate(kept) if index in set(marked)]
-    return Study([as_jpeg(image) for image in pixels], words, marked, mark, min(overview, len(kept)), caption)
+    shown = min(overview, len(kept))
+    beside = [round(place * (len(kept) - 1) / max(shown - 1, 1)) for place in range(shown)]
+    numbers = [index + 1 for index in kept]
+    return Study([as_jpeg(image) for image in pixels], words, marked, mark, beside, caption, numbers=numbers)
 
 
 def as_jpeg(pixels: np.ndarray, largest: tuple[int, int] = (_LARGEST, _LARGEST)) -> str:

@@ -87,6 +87,7 @@ def auroc_table(
             f"and {len(names)} names",
             fix="one name for each column, and one probability for each label",
         )
+    check_yes_or_no(labels)
     rows, with_label = [], f"positive {plural(group)}"
     for name, truth, chance in zip(names, labels.T, probabilities.T, strict=True):
         row = {"label": name.replace("_", " "), "positives": int(truth.sum())}
@@ -141,18 +142,28 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> tuple:
             f"{len(groups)}",
             fix="pass them of the same samples, in the same order",
         )
-    if not set(np.unique(truth).tolist()) <= {0.0, 1.0} or np.isnan(chances).any():
-        raise WrongValue(
-            "labels are 0 or 1 and probabilities are numbers",
-            found=f"labels {np.unique(truth)[:4].tolist()}, {np.isnan(chances).sum()} probabilities that are nan",
-            fix="labels in the first argument, the model's outputs in the second",
-        )
+    check_yes_or_no(truth)
+    if np.isnan(chances).any():
+        found = f"{np.isnan(chances).sum()} probabilities that are nan"
+        raise WrongValue("probabilities are numbers", found=found, fix="look at the loss first")
     if not 0 < truth.sum() < len(truth):
         raise WrongValue(
             f"curves need samples with the label and without, and {truth.sum():.0f} of {len(truth)} have it",
             fix="a larger validation set, or another label",
         )
     return truth, chances, groups
+
+
+def check_yes_or_no(labels: np.ndarray) -> None:
+    """Raise WrongValue unless all labels are 0 or 1: a probability in their place is a prediction."""
+    import numpy as np
+
+    if (wrong := ~np.isin(labels, (0, 1))).any():
+        raise WrongValue(
+            "labels are 0 or 1",
+            found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
+            fix="labels in the first argument, the model's outputs in the second",
+        )
 
 
 def count_groups(truth, groups) -> tuple[int, int]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
-from tpukit.scores.areas import as_array
+from tpukit.scores.areas import as_array, check_yes_or_no
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,7 +20,7 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
     """Return (N,) the words "hit", "miss", "false alarm" or "true negative" of (N,) labels and probabilities.
 
     Raises:
-        ValueError: the shapes are not (N,), or differ.
+        ValueError: the shapes are not (N,), or differ; or a label is neither 0 nor 1.
     """
     import numpy as np
 
@@ -30,6 +30,7 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
             f"an outcome is of one label, (N,), and its probability, got {truth.shape} and {chances.shape}",
             fix="labels[:, 0] and probabilities[:, 0] for the first label",
         )
+    check_yes_or_no(truth)
     said, true = chances >= threshold, truth > 0.5
     return np.select([true & said, true, said], OUTCOMES[:3], OUTCOMES[3])
 

@@ -22,6 +22,7 @@ from tpukit.pe import (  # noqa: E402
     assign_folds,
     embolus_masks,
     embolus_places,
+    index_dicom,
     index_images,
     phantom,
     read_dicom,
@@ -29,7 +30,7 @@ from tpukit.pe import (  # noqa: E402
     three_windows,
 )
 from tpukit.pe.phantoms.anatomy import HEIGHT, Findings, make_patient  # noqa: E402
-from tpukit.pe.phantoms.drawing import decide_findings  # noqa: E402
+from tpukit.pe.phantoms.drawing import decide_findings, height_of  # noqa: E402
 from tpukit.pe.phantoms.scanner import scan  # noqa: E402
 
 SMALL = {"studies": 3, "slices": 4, "size": 64}
@@ -374,3 +375,27 @@ def test_masks_are_where_the_emboli_were_drawn_and_the_images_are_the_same_witho
 def test_data_of_patients_say_no_places(made, tmp_path):
     table = index_images(read_labels(made), made / "train-jpegs")
     assert np.isnan(embolus_places(tmp_path, table)).all()
+
+
+def test_short_emboli_show_on_two_to_six_slices_and_nowhere_else():
+    recipe = {"seed": 0, "studies": 12, "slices": 150, "positive": 1.0, "short": True}
+    for number, findings in enumerate(decide_findings(recipe)[:6]):
+        patient = make_patient(np.random.default_rng(number), findings)
+        assert 2 <= findings.extent <= 6
+        heights = [height_of(position, 150) for position in range(150)]
+        cut = [z for z in heights if any(embolus.at(z) for embolus in patient.emboli)]
+        seen = [z for z in cut if scan(patient, z, 64, np.random.default_rng(0))[1].any()]
+        assert 2 <= len(seen) <= 5 * len(patient.emboli)
+        beside = max(seen) + 3 * (heights[0] - heights[1])
+        assert any(embolus.at(beside) for embolus in patient.emboli) or not (
+            scan(patient, beside, 64, np.random.default_rng(0))[1].any()
+        )
+
+
+def test_phantoms_with_short_emboli_have_consistent_labels_at_any_number_of_slices(tmp_path):
+    folder = phantom(tmp_path, 4, 6, size=64, positive=1.0, short=True, form="dicom", masks=True, workers=1)
+    labels = read_labels(folder)  # a positive exam without a positive image would be refused
+    shown = labels.groupby("StudyInstanceUID").pe_present_on_image.sum()
+    assert shown.between(1, 5).all()
+    index = index_dicom(labels, folder / "train", progress="off")
+    assert (embolus_masks(folder, index).any((1, 2)) == index.pe_present_on_image).all()

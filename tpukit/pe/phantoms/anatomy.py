@@ -6,7 +6,7 @@ Millimetres throughout. x grows to the patient's left (the right of the picture)
 is the middle of the chest; z is 0 at the lung apices and `HEIGHT` below the domes of the diaphragm.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -111,6 +111,7 @@ class Findings:
     poor_contrast: bool = False
     flow_artifact: bool = False
     defect_not_pe: bool = False  # a filling defect in the left atrium, where no pulmonary embolus can be
+    extent: float = 0.0  # mm along the body that each embolus has; 0 for as long as its artery
 
     @property
     def positive(self) -> bool:
@@ -177,6 +178,11 @@ class Embolus:
     lumen: Tubes | None  # chronic: the channel that is left open
     calcium: Tubes | None
     hu: float
+    extent: tuple[float, float] | None = None  # first and last z; None for all of the clot
+
+    def at(self, z: float) -> bool:
+        """Tell whether a slice at z may cut the clot."""
+        return self.extent is None or self.extent[0] <= z < self.extent[1]
 
 
 @dataclass(frozen=True)
@@ -285,6 +291,10 @@ def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> l
         part = path[int(first * (len(path) - 1)) : int(np.ceil(last * (len(path) - 1))) + 1]
         old = findings.chronic and (not findings.acute or number % 2 == 0)
         emboli.append(old_clot(rng, part) if old else fresh_clot(rng, part))
+        if findings.extent:  # in the first half, where the artery is wide enough for it to be seen
+            middle = part[int(rng.uniform(0.1, 0.5) * (len(part) - 1)), 2]
+            extent = middle - findings.extent / 2, middle + findings.extent / 2
+            emboli[-1] = replace(emboli[-1], extent=extent)
     return emboli
 
 
@@ -350,7 +360,8 @@ def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
     widths = {name: rng.normal(1, 0.05) for name in PATHS}
     for name in ARTERIES:
         clotted = findings.right if "right" in name else findings.left if "left" in name else False
-        widths[name] *= (1.12 if strained else 1.0) * (1.22 if clotted and "main" not in name else 1.0)
+        swollen = clotted and "main" not in name and not findings.extent  # else it would give a short clot away
+        widths[name] *= (1.12 if strained else 1.0) * (1.22 if swollen else 1.0)
     shift = dict.fromkeys(PATHS, np.zeros(3)) | {n: rng.normal(0, 1.5, 3) for n in ("aorta", "cava", "azygos")}
     paths = {}
     for name, given in PATHS.items():

@@ -6,7 +6,10 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """Where a slice belongs: three identifiers, its number in the series; z, its pixels and the next slice in mm."""
+    """Where a slice belongs: three identifiers, its number in the series; z, its pixels and the next slice in mm.
+
+    `orientation` is how it is stored: the directions of a row and of a column.
+    """
 
     study: str
     series: str
@@ -15,6 +18,8 @@ class Place:
     z: float
     pixel: float
     apart: float = 1.0
+    orientation: tuple[int, ...] = (1, 0, 0, 0, 1, 0)
+    modality: str = "CT"
 
 
 def write_dicom(path: Path, hounsfield, place: Place) -> None:
@@ -32,10 +37,11 @@ def write_dicom(path: Path, hounsfield, place: Place) -> None:
         file.file_meta.MediaStorageSOPClassUID = file.SOPClassUID = CTImageStorage
         file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID = place.image
         file.StudyInstanceUID, file.SeriesInstanceUID = place.study, place.series
-        file.Modality, file.PatientPosition, file.InstanceNumber = "CT", "HFS", place.number
-        file.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
+        file.Modality, file.PatientPosition, file.InstanceNumber = place.modality, "HFS", place.number
+        file.ImageOrientationPatient = list(place.orientation)
         corner = round(-place.pixel * (stored.shape[0] - 1) / 2, 3)
-        file.ImagePositionPatient = [corner, corner, round(place.z, 3)]
+        across, back = (place.orientation[axis] + place.orientation[3 + axis] for axis in (0, 1))
+        file.ImagePositionPatient = [across * corner, back * corner, round(place.z, 3)]
         file.PixelSpacing = [round(place.pixel, 4)] * 2
         file.SliceLocation, file.SliceThickness = round(place.z, 3), round(place.apart, 3)
         file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"

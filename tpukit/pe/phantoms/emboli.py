@@ -91,7 +91,7 @@ def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
     size = recipe["size"]
     canvas = Canvas(patient, height_of(position, recipe["slices"]), size)
     canvas.hu[:] = 0
-    for embolus in patient.emboli:
+    for embolus in (one for one in patient.emboli if one.at(canvas.z)):
         canvas.tubes(embolus.clot, 1.0)
         if embolus.lumen is not None:  # the blood that still flows past an old clot
             canvas.tubes(embolus.lumen, 0.0)

@@ -294,7 +294,7 @@ def draw_emboli(canvas: Canvas):
     """Paint clots, and return the mask of what they changed: all False, and nothing painted, if too little of it."""
     before = canvas.hu.copy()
     artery = canvas.patient.contrast["artery"]
-    for embolus in canvas.patient.emboli:
+    for embolus in (one for one in canvas.patient.emboli if one.at(canvas.z)):
         canvas.tubes(embolus.clot, embolus.hu)
         if embolus.lumen is not None:
             canvas.tubes(embolus.lumen, artery)
