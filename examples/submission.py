@@ -30,6 +30,7 @@ def main() -> None:
 
     tpukit.prepare()
     settings = json.loads((options.networks / "settings.json").read_text())
+    prepared = pe.Preparation.read(settings["images"])
     images = pe.index_dicom(pandas.read_csv(options.table, dtype=str), options.images)
 
     resnet = pe.resnet34(options.networks / "slices.pt")
@@ -38,8 +39,9 @@ def main() -> None:
     # A pack joins labels; nobody knows these yet, and nothing reads them.
     unknown = images.assign(**dict.fromkeys(pe.LABELS, 0))
     with tempfile.TemporaryDirectory() as work:
-        records = pe.pack_dicom(options.images, Path(work) / "records", unknown, size=settings["packed_size"])
-        slices = tpukit.cache_or_decode(records, size=settings["image_size"])
+        records = prepared.pack(options.images, Path(work) / "records", unknown)
+        slices = tpukit.Records(records.folder, size=prepared.image_size, exact=True)
+        prepared.check(slices)
         seen = tpukit.launch(see, resnet, slices, options.batch_size, cores=options.cores).results[0]
         table = images.iloc[slices.rows].reset_index(drop=True)
     features = torch.cat([seen["features"], seen["logits"]], dim=1)

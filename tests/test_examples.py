@@ -152,6 +152,9 @@ def test_a_linter_of_dockerfiles_finds_nothing(image):
     assert (done.returncode, done.stdout) == (0, "")
 
 
+FREQUENCIES = {name: 0.75 if name == "negative_exam_for_pe" else 0.25 for name in tpukit.pe.LABELS}
+
+
 def test_a_submission_is_made_from_dicom_files_and_two_networks_without_the_labels(tmp_path):
     pytest.importorskip("pydicom")
     torch = pytest.importorskip("torch")
@@ -164,8 +167,9 @@ def test_a_submission_is_made_from_dicom_files_and_two_networks_without_the_labe
     resnet, network = tpukit.pe.resnet34(), tpukit.pe.ExamNetwork(522)
     torch.save(resnet.state_dict(), networks / "slices.pt")
     torch.save(network.state_dict(), networks / "exams.pt")
-    settings = {"image_size": 32, "packed_size": 32, "exam_slices": 6, "features": 522}
-    (networks / "settings.json").write_text(json.dumps(settings))
+    prepared = tpukit.pe.Preparation(size=32, window=None, crop=None, form="jpeg", quality=85, image_size=32)
+    settings = {"images": prepared.as_dict(), "exam_slices": 6, "features": 522, "frequencies": FREQUENCIES}
+    (networks / "settings.json").write_text(json.dumps({**settings, "trained_on": {}}))
     done = subprocess.run(
         [sys.executable, ROOT / "examples" / "submission.py", "--table", "test.csv", "--images", drawn / "train"]
         + ["--networks", networks, "--batch-size", "4", "--cores", "1"],

@@ -292,6 +292,7 @@ def _publish(target: CacheFolder, records: Records) -> None:
         classes=records.classes,
         group_names=records.group_names,
         masks=records.has_masks,
+        made=records.made,
         files={
             "images.npy": {"bytes": layout_of(target.plan).bytes},
             **{name: size_and_checksum(data) for name, data in written.items()},
