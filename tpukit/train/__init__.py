@@ -9,6 +9,7 @@ from tpukit.train.log_files import CsvWriter, TensorBoardWriter
 from tpukit.train.losses import NotFinite
 from tpukit.train.prediction import predict
 from tpukit.train.resume import parse_duration
+from tpukit.train.run_settings import keep_settings
 from tpukit.train.trainer import fit
 
 
@@ -23,5 +24,5 @@ def __getattr__(name: str):
 
 __all__ = [
     "CsvWriter", "Evaluation", "History", "KeptFolder", "LARS", "NotFinite", "TensorBoardWriter", "evaluate", "fit",
-    "keep_folder", "parse_duration", "predict", "schedules", "sync_batchnorm",
+    "keep_folder", "keep_settings", "parse_duration", "predict", "schedules", "sync_batchnorm",
 ]  # fmt: skip
