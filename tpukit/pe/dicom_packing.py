@@ -22,7 +22,7 @@ from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import LABELS, check_columns
 from tpukit.pe.missing_images import match_headers
-from tpukit.pe.series import arrange, find_files, read_headers
+from tpukit.pe.series import arrange, find_files, header_type, read_headers
 
 
 def pack_dicom(
@@ -55,7 +55,8 @@ def pack_dicom(
         folder: whatever is in it and in its sub-folders and ends in .dcm or in nothing, each one slice.
         to: a new or empty folder, or one where the same pack was begun.
         labels: as `read_labels` returns them, or some rows: the ten LABELS, joined by SOPInstanceUID; the images
-            without a row are left out, which is said. None packs all slices without labels.
+            without a row are left out, which is said. None packs all slices without labels. As `index_dicom` returns
+            them, they say which file each image is and where it lies: no header is read again.
         window: None for the lung, embolism and mediastinal windows as red, green and blue; or one window, by name
             ("lung", "embolism", "mediastinum") or as (level, width) in Hounsfield units, of the slice below, the slice
             itself and the one above. At the end of a series the slice stands for its neighbour.
@@ -83,6 +84,8 @@ def pack_dicom(
         FileExistsError: `to` holds another pack, or somebody's files.
         ImportError: pydicom, what it needs to decode these files, or array_record is not installed.
     """
+    import numpy
+
     check_arguments(damaged, size=size, shard=shard, workers=workers)
     load_pydicom()
     if form not in ("jpeg", "int16") or missing not in ("raise", "drop") or not 1 <= quality <= 95:
@@ -97,9 +100,13 @@ def pack_dicom(
     if labels is not None:
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
         check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
-    names = find_files(folder)
-    inside = os.path.relpath(to, folder)
-    names = [name for name in names if not name.startswith(inside + os.sep)]
+    names = _indexed(labels, folder)
+    placed = names is not None
+    if placed:
+        names = sorted(names)
+    else:
+        inside = os.path.relpath(to, folder)
+        names = [name for name in find_files(folder) if not name.startswith(inside + os.sep)]
     settings = {"pixels": whole_number("size", size, 1), "window": _window(window), "form": form}
     if form == "jpeg":
         settings["quality"] = whole_number("quality", quality, 1)
@@ -112,6 +119,9 @@ def pack_dicom(
         if any(work.parent.glob("*.array_record")):  # a file copied again since changes neither rows nor order
             return replace(source, group_names=json.loads((work / "studies.json").read_text()))
         (work / "rows.npy").unlink(missing_ok=True)  # nothing is packed: files that have changed are arranged anew
+        if placed:
+            headers, order = _of_index(labels, names, os.fspath(folder))
+            return _lay_out(source, names, labels, headers, numpy.arange(len(labels)), order, work)
         return _describe(source, names, labels, missing, share_of(damaged), work, workers, progress)
 
     source = PackSource(
@@ -157,9 +167,7 @@ def _facts(names: list[str], labels) -> dict:
 
 
 def _describe(source, names, labels, missing, share, work, workers, progress) -> PackSource:
-    """Read the headers, and return the source with its rows and names; what a slice's neighbours are is noted."""
-    import numpy
-
+    """Read the headers, and return the source with its rows and names."""
     headers, others = read_headers(source.root, names, work, workers, progress)
     _tell_others(source.root, names, others, share, len(headers))
     headers = _without_copies(headers)
@@ -168,8 +176,38 @@ def _describe(source, names, labels, missing, share, work, workers, progress) ->
     order, noticed = arrange(headers)
     for sentence in noticed:
         print(sentence)
+    return _lay_out(source, names, labels, headers, None if labels is None else table_rows, order, work)
+
+
+def _indexed(labels, folder) -> list[str] | None:
+    """Return the names in the folder of an index's images; None where the labels say nothing of files in it."""
+    start = os.path.join(os.fspath(folder), "")
+    if labels is None or not {"path", "position", "SeriesInstanceUID", "StudyInstanceUID"} <= {*labels.columns}:
+        return None
+    paths = labels["path"].tolist()
+    if labels["position"].isna().any() or not all(isinstance(path, str) and path.startswith(start) for path in paths):
+        return None
+    return [path[len(start) :] for path in paths]
+
+
+def _of_index(labels, names: list[str], folder: str):
+    """Return headers as far as an index holds them, and the order of the body."""
+    import numpy
+
+    headers = numpy.zeros(len(labels), header_type())
+    number = {name: file for file, name in enumerate(names)}
+    headers["file"] = [number[name] for name in _indexed(labels, folder)]
+    for field, column in (("study", "StudyInstanceUID"), ("series", "SeriesInstanceUID")):
+        headers[field] = labels[column].to_numpy().astype("S64")
+    return headers, numpy.lexsort((labels["position"].to_numpy(), headers["series"]))
+
+
+def _lay_out(source, names, labels, headers, table_rows, order, work) -> PackSource:
+    """Return the source with its rows and names; what a slice's neighbours are is noted."""
+    import numpy
+
     headers = headers[order]
-    numbers = numpy.arange(len(headers)) if labels is None else table_rows[order]
+    numbers = numpy.arange(len(headers)) if table_rows is None else table_rows[order]
     studies, groups = numpy.unique(headers["study"], return_inverse=True)
     rows = numpy.zeros(len(headers), row_type(len(source.label_names)))
     rows["row"], rows["group"] = numbers, groups
