@@ -318,6 +318,35 @@ def test_without_a_table_there_is_no_submission(networks, tmp_path, monkeypatch)
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("bundle", ["tpukit-bundle", "datasets/someone/tpukit-bundle"])
+@pytest.mark.parametrize("place", ["", "competitions/"])
+def test_the_bundles_notebook_finds_itself_and_the_data_where_kaggle_puts_them(place, bundle, tmp_path, monkeypatch):
+    made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))
+    cells = [source for kind, source in made["NOTEBOOK"] if kind == "code"][:2]
+    python = "\n".join(line for source in cells for line in source.splitlines() if line[:1] not in ("%", "!"))
+    python = python.replace('"/kaggle/input"', repr(str(tmp_path)))
+    looked, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(str(path)) or scandir(path))
+
+    def found():
+        names = {}
+        exec(python, names)
+        return names["bundle"], names["data"]
+
+    with pytest.raises(FileNotFoundError, match="Add Input > Datasets > your tpukit-bundle"):
+        found()
+    (tmp_path / bundle).mkdir(parents=True)
+    (tmp_path / bundle / "submission.py").touch()
+    with pytest.raises(FileNotFoundError, match=f"Add Input > Competitions > {made['SLUG']}"):
+        found()
+    data = tmp_path / f"{place}{made['SLUG']}"
+    (data / "test" / "study" / "series").mkdir(parents=True)
+    (data / "test.csv").touch()
+    looked.clear()
+    assert found() == (tmp_path / bundle, data)
+    assert not [folder for folder in looked if folder.startswith(str(data / "test"))]
+
+
 def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(tmp_path):
     nbformat = pytest.importorskip("nbformat")
     made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))
@@ -328,3 +357,9 @@ def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(t
     assert "there is no slices/best.pt in" in done.stdout
     assert "fix: `make exams`" in done.stdout
     assert not list(tmp_path.iterdir())
+    for name in made["NETWORKS"].values():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"images": {}, "packed_size": 128}')
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (done.returncode, "04b: exam_slices, features, frequencies, packed_size" in done.stdout) == (1, True)
+    assert not (tmp_path / "bundle").exists()

@@ -12,7 +12,6 @@ from tpukit.packs.resumable import ResumableFolder
 from tpukit.packs.source_files import Names
 from tpukit.packs.stored_images import StoredImages
 
-
 _NOT_PIXELS = ("seed", "shard", "missing")  # of a plan: which images, and in which order
 
 

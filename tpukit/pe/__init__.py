@@ -38,10 +38,11 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages", "Preparation", "SliceFeatures",
-    "Study", "assign_folds", "attention_in_mask", "augment", "calibration_table", "challenge_loss", "check_consistency",
-    "class_activation", "embolus_masks", "embolus_places", "fit_temperatures", "hounsfield", "index_dicom",
-    "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom", "pool_slices",
-    "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34", "show_activation", "show_calibration",
-    "show_exams", "show_ladder", "show_slices", "show_study", "three_windows", "write_submission",
+    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages", "Preparation",
+    "SliceFeatures", "Study", "assign_folds", "attention_in_mask", "augment", "calibration_table", "challenge_loss",
+    "check_consistency", "class_activation", "embolus_masks", "embolus_places", "fit_temperatures", "hounsfield",
+    "index_dicom", "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom",
+    "pool_slices", "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34", "show_activation",
+    "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study", "three_windows",
+    "write_submission",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ def keep_settings(folder, settings: Mapping, *, mirror=None) -> Path:
     Args:
         folder: of the run.
         settings: as JSON can carry them.
-        mirror: the folder that outlives the machine, see `keep_folder`: asked where the folder has none, and given them.
+        mirror: the folder that outlives the machine, see `keep_folder`; it knows and gets them, too.
 
     Returns:
         The file, settings.json in the folder.
