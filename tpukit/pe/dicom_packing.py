@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from tpukit.packs import (
 )
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
+from tpukit.pe.dicom_slices import SliceWeight
 from tpukit.pe.labels import LABELS, check_columns
 from tpukit.pe.missing_images import match_headers
 from tpukit.pe.series import arrange, find_files, header_type, read_headers
@@ -32,7 +34,7 @@ def pack_dicom(
     *,
     window: str | tuple[float, float] | None = None,
     crop: str | None = None,
-    size: int = 256,
+    size: int | Sequence[int] = 256,
     form: str = "jpeg",
     quality: int = 85,
     shard: int = 4096,
@@ -53,7 +55,7 @@ def pack_dicom(
 
     Args:
         folder: whatever is in it and in its sub-folders and ends in .dcm or in nothing, each one slice.
-        to: a new or empty folder, or one where the same pack was begun.
+        to: a new or empty folder, or one where the same pack was begun; or several, as for `tpukit.pack`.
         labels: as `read_labels` returns them, or some rows: the ten LABELS, joined by SOPInstanceUID; the images
             without a row are left out, which is said. None packs all slices without labels. As `index_dicom` returns
             them, they say which file each image is and where it lies: no header is read again.
@@ -62,7 +64,8 @@ def pack_dicom(
             itself and the one above. At the end of a series the slice stands for its neighbour.
         crop: None for whole slices; "lungs" cuts every slice of a series to one box around its lungs, see `lung_box`,
             found in 16 slices along the body. A series in which none is found stays whole.
-        size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept.
+        size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept. Or several sizes, of
+            which the first is taken that fits into one of the folders: `Records.shape` has it.
         form: "jpeg", or "int16" for Hounsfield units: `hounsfield` gives them back on the device.
         quality: of the JPEGs, 1 to 95. The colours are not halved, as they are three images: at 85 that is nearer to
             the original in each than 90 with halved colours, and 10 % larger.
@@ -86,7 +89,8 @@ def pack_dicom(
     """
     import numpy
 
-    check_arguments(damaged, size=size, shard=shard, workers=workers)
+    sizes = [whole_number("size", one, 1) for one in (size if isinstance(size, Sequence) else [size])]
+    check_arguments(damaged, size=sizes[0], shard=shard, workers=workers)
     load_pydicom()
     if form not in ("jpeg", "int16") or missing not in ("raise", "drop") or not 1 <= quality <= 95:
         raise ValueError(
@@ -105,9 +109,10 @@ def pack_dicom(
     if placed:
         names = sorted(names)
     else:
-        inside = os.path.relpath(to, folder)
-        names = [name for name in find_files(folder) if not name.startswith(inside + os.sep)]
-    settings = {"pixels": whole_number("size", size, 1), "window": _window(window), "form": form}
+        places = [to] if isinstance(to, str | os.PathLike) else to
+        inside = tuple(os.path.relpath(place, folder) + os.sep for place in places)
+        names = [name for name in find_files(folder) if not name.startswith(inside)]
+    settings = {"pixels": sizes[0], "window": _window(window), "form": form}
     if form == "jpeg":
         settings["quality"] = whole_number("quality", quality, 1)
     if crop is not None:
@@ -134,10 +139,11 @@ def pack_dicom(
         shuffled=False,
         reader="tpukit.pe.dicom_slices:Slices",
         settings=settings,
+        weight=SliceWeight(folder, names, len(names) if labels is None else min(len(names), len(labels))),
     )
-    return pack_described(
-        source, to, size=None, seed=0, shard=shard, damaged=damaged, workers=workers, progress=progress
-    )
+    otherwise = [{**settings, "pixels": one} for one in sizes[1:]]
+    options = {"shard": shard, "damaged": damaged, "workers": workers, "progress": progress}
+    return pack_described(source, to, size=None, seed=0, otherwise=otherwise, **options)
 
 
 def _window(window) -> list[float] | None:
