@@ -175,6 +175,7 @@ def ask(slices, table, options, networks: Networks, report: Report, late: Callab
     from tpukit import pe
 
     seen = tpukit.launch(see, networks.resnet, slices, options.batch_size, cores=options.cores).results[0]
+    seen = {name: value.half().float() for name, value in seen.items()}  # as 04b keeps them: the same answers
     try:
         if late():
             raise TimeoutError(f"nine tenths of the {options.budget} are over")

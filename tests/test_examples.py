@@ -209,7 +209,7 @@ def test_a_submission_says_what_the_networks_say_of_images_prepared_as_they_know
     resnet, network = pe.resnet34(networks / "slices.pt").eval(), pe.ExamNetwork(522).eval()
     network.load_state_dict(torch.load(networks / "exams.pt"))
     with torch.no_grad():
-        seen = pe.SliceFeatures(resnet)(pe.normalize(images))
+        seen = {name: value.half().float() for name, value in pe.SliceFeatures(resnet)(pe.normalize(images)).items()}
         exams = pe.ExamSequences(rows, torch.cat([seen["features"], seen["logits"]], 1), 6, irregular="keep")
         by_hand = pe.make_consistent(exams.table(network(torch.stack([one[0] for one in exams]))))
     answers = pe.read_submission(tmp_path / "submission.csv", by_hand)
