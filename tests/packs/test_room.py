@@ -85,6 +85,8 @@ def test_of_several_folders_the_first_with_room_is_taken_and_found_again(photos,
     assert again.folder == places[1]
     assert "begun by an earlier call" in capsys.readouterr().out
     assert not places[2].exists()
+    with pytest.raises(FileExistsError, match="temp holds another pack"):
+        pack(photos, places[1:], seed=1, **QUIET)
 
 
 def test_on_kaggle_the_folder_that_has_room_is_named_and_what_survives_there(photos, tmp_path, disks, monkeypatch):

@@ -56,9 +56,9 @@ class Room:
 
     def choose(self, targets: Sequence[PackFolder]) -> PackFolder:
         """Return the first target that holds its pack already, else the first with room, else the last; say which."""
-        if len(targets) == 1:
-            return targets[0]
         begun = next(filter(_is_begun, targets), None)
+        if len(targets) == 1 or (begun is None and _is_taken(targets[0])):
+            return targets[0]  # where another pack is, that is said, and nothing is packed elsewhere
         chosen = begun or next((target for target in targets if self._fits(target)), targets[-1])
         if chosen is not targets[0]:
             first = targets[0].plan
@@ -90,7 +90,7 @@ class Room:
         )
 
     def _fits(self, target: PackFolder) -> bool:
-        if not is_writable(target.folder) or (target.folder.is_dir() and any(target.folder.iterdir())):
+        if not is_writable(target.folder) or _is_taken(target):
             return False
         needed = self._left(target)
         return needed is None or needed <= free_in(target.folder)
@@ -170,6 +170,10 @@ def _is_begun(target: PackFolder) -> bool:
         return False
     found = target.read_manifest()["plan"] if target.is_finished else target.unfinished_plan()
     return bool(found) and not target.differences(found)
+
+
+def _is_taken(target: PackFolder) -> bool:
+    return target.is_finished or bool(target.find_outputs())
 
 
 def _mean(sizes: list[int]) -> float | None:
