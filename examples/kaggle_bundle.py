@@ -7,6 +7,7 @@ The wheels are for the Python of Kaggle's TPU image, and only what that image la
 
 import argparse
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,8 @@ KEPT = ("numpy",)  # the image has it, and what is built for it
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 NETWORKS = {"slices.pt": "slices/best.pt", "exams.pt": "exams/best.pt", "settings.json": "settings.json"}
 
+SLUG = "rsna-str-pulmonary-embolism-detection"
+
 NOTEBOOK = (
     (
         "markdown",
@@ -28,17 +31,28 @@ NOTEBOOK = (
     ),
     (
         "code",
+        # Two and three levels deep, and no deeper: the competition's folders hold 1.8 million files.
         "import pathlib\n\n"
-        'bundle = next(path.parent for path in pathlib.Path("/kaggle/input").rglob("submission.py"))\n'
+        'inputs = pathlib.Path("/kaggle/input")\n'
+        'found = [*inputs.glob("*/submission.py"), *inputs.glob("datasets/*/*/submission.py")]\n'
+        "if not found:\n"
+        '    raise FileNotFoundError("no submission.py in /kaggle/input: Add Input > Datasets > your tpukit-bundle")\n'
+        "bundle = found[0].parent\n"
         "%pip install -q --no-index --no-deps --find-links {bundle}/wheels tpukit\n"
         "%pip install -q --no-index --find-links {bundle}/wheels " + " ".join(p.partition(">")[0] for p in PACKAGES),
     ),
     (
         "code",
-        'data = "/kaggle/input/rsna-str-pulmonary-embolism-detection"\n'
-        "!python {bundle}/submission.py --table {data}/test.csv --images {data}/test --networks {bundle}/networks",
+        f'slug = "{SLUG}"\n'
+        'found = [place / slug for place in (inputs / "competitions", inputs)]\n'
+        'found = [folder for folder in found if (folder / "test.csv").is_file()]\n'
+        "if not found:\n"
+        '    raise FileNotFoundError(f"no test.csv of {slug} in /kaggle/input: Add Input > Competitions > {slug}")\n'
+        "data = found[0]\n"
+        "!python {bundle}/submission.py --table {data}/test.csv --images {data}/test --networks {bundle}/networks "
+        "--budget 8h",
     ),
-    ("code", "!head -3 submission.csv"),
+    ("code", "!head -3 submission.csv; head -5 submission-report.csv"),
 )
 
 
@@ -54,6 +68,10 @@ def main() -> int:
     missing = [name for name in NETWORKS.values() if not (options.run / name).is_file()]
     if missing:
         print(f"there is no {missing[0]} in {options.run}\n  fix: `make exams`, or run notebook 04b: it writes them")
+        return 1
+    known = set(runpy.run_path(str(ROOT / "examples" / "submission.py"))["SETTINGS"])
+    if other := known ^ json.loads((options.run / "settings.json").read_text()).keys():
+        print(f"{options.run}/settings.json is not of this kit's 04b: {', '.join(sorted(other))}\n  fix: run it again")
         return 1
     if (options.to / "wheels").is_dir():
         shutil.rmtree(options.to)

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import numpy
+import pandas
 import pytest
 import torch
 from packs.test_tfrecords import example, framed
@@ -152,33 +153,198 @@ def test_a_linter_of_dockerfiles_finds_nothing(image):
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_a_submission_is_made_from_dicom_files_and_two_networks_without_the_labels(tmp_path):
-    pytest.importorskip("pydicom")
-    torch = pytest.importorskip("torch")
-    drawn = tpukit.pe.phantom(tmp_path / "drawn", 3, 4, size=32, form="dicom", progress="off")
-    labels = tpukit.pe.read_labels(drawn)
-    labels.iloc[:, :3].to_csv(tmp_path / "test.csv", index=False)
-    networks = tmp_path / "networks"
-    networks.mkdir()
+FREQUENCIES = {name: 0.75 if name == "negative_exam_for_pe" else 0.25 for name in tpukit.pe.LABELS}
+SUBMISSION = ROOT / "examples" / "submission.py"
+
+
+@pytest.fixture(scope="module")
+def networks(tmp_path_factory):
+    """Two networks that nobody trained, and how their images are prepared."""
+    folder = tmp_path_factory.mktemp("networks")
     torch.manual_seed(0)
-    resnet, network = tpukit.pe.resnet34(), tpukit.pe.ExamNetwork(522)
-    torch.save(resnet.state_dict(), networks / "slices.pt")
-    torch.save(network.state_dict(), networks / "exams.pt")
-    settings = {"image_size": 32, "packed_size": 32, "exam_slices": 6, "features": 522}
-    (networks / "settings.json").write_text(json.dumps(settings))
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples" / "submission.py", "--table", "test.csv", "--images", drawn / "train"]
-        + ["--networks", networks, "--batch-size", "4", "--cores", "1"],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
-        capture_output=True,
-        text=True,
-        timeout=600,
+    torch.save(tpukit.pe.resnet34().state_dict(), folder / "slices.pt")
+    torch.save(tpukit.pe.ExamNetwork(522).state_dict(), folder / "exams.pt")
+    prepared = tpukit.pe.Preparation(size=32, window=None, crop="lungs", form="jpeg", quality=85, image_size=16)
+    settings = {"images": prepared.as_dict(), "exam_slices": 6, "features": 522, "frequencies": FREQUENCIES}
+    (folder / "settings.json").write_text(json.dumps({**settings, "trained_on": {}}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory):
+    """Four exams of five slices, in the order of the body, and test.csv."""
+    pytest.importorskip("pydicom")
+    folder = tpukit.pe.phantom(tmp_path_factory.mktemp("drawn"), 4, 5, size=48, form="dicom", progress="off")
+    index = tpukit.pe.index_dicom(tpukit.pe.read_labels(folder), folder / "train", progress="off")
+    index.iloc[:, :3].sample(frac=1, random_state=0).to_csv(folder / "test.csv", index=False)
+    return folder, index
+
+
+def submit(folder, monkeypatch, capfd, *, table, images, networks, options=()):
+    """Answer in this process; return the status, the last line, the report, and what was printed."""
+    arguments = ["--table", table, "--images", images, "--networks", networks, "--to", folder / "submission.csv"]
+    monkeypatch.setattr(sys, "argv", ["submission.py", *map(str, [*arguments, "--cores", 1, *options])])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(SUBMISSION), run_name="__main__")
+    said = capfd.readouterr().out
+    report = pandas.read_csv(folder / "submission-report.csv", dtype=str)
+    return ended.value.code, json.loads(said.splitlines()[-1]), report.set_index("what"), said
+
+
+def test_a_submission_says_what_the_networks_say_of_images_prepared_as_they_know_them(
+    drawn, networks, tmp_path, monkeypatch, capfd
+):
+    folder, index = drawn
+    status, counts, report, _ = submit(
+        tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=folder / "train", networks=networks
     )
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {"studies": 3, "images": 12, "inconsistent": 0}
-    said = tpukit.pe.read_submission(tmp_path / "submission.csv", labels)
-    assert said.pe_present_on_image.nunique() > 1  # the slices were looked at: no two are alike
+    assert (status, len(report), counts.pop("minutes") < 10) == (0, 0, True)
+    none = dict.fromkeys(["answered_by_neighbours", "answered_by_first_network", "answered_by_mean"], 0)
+    assert counts == {"studies": 4, "images": 20, "inconsistent": 0, **none}
+    # By hand, as the notebook does it.
+    pe = tpukit.pe
+    records = pe.pack_dicom(folder / "train", tmp_path / "records", index, size=32, crop="lungs", progress="off")
+    cache = tpukit.build_cache(records, size=16, progress="off")
+    rows, images = index.iloc[cache.rows].reset_index(drop=True), torch.stack([image for image, _ in cache])
+    resnet, network = pe.resnet34(networks / "slices.pt").eval(), pe.ExamNetwork(522).eval()
+    network.load_state_dict(torch.load(networks / "exams.pt"))
+    with torch.no_grad():
+        seen = {name: value.half().float() for name, value in pe.SliceFeatures(resnet)(pe.normalize(images)).items()}
+        exams = pe.ExamSequences(rows, torch.cat([seen["features"], seen["logits"]], 1), 6, irregular="keep")
+        by_hand = pe.make_consistent(exams.table(network(torch.stack([one[0] for one in exams]))))
+    answers = pe.read_submission(tmp_path / "submission.csv", by_hand)
+    numpy.testing.assert_allclose(answers[list(pe.LABELS)], by_hand[list(pe.LABELS)], atol=1e-5)
+
+
+def test_every_exam_is_answered_whatever_is_odd_about_its_images(drawn, networks, tmp_path, monkeypatch, capfd):
+    import pydicom
+
+    folder, index = drawn
+    images = shutil.copytree(folder / "train", tmp_path / "train")
+    files = [images / Path(path).relative_to(folder / "train") for path in index.path]  # five an exam
+    files[2].write_bytes(files[2].read_bytes()[:-500])
+    files[7].unlink()
+    file = pydicom.dcmread(files[11])
+    del file.ImagePositionPatient
+    with pydicom.config.disable_value_validation():
+        file.save_as(files[11])
+    for path in files[15:]:
+        path.write_bytes(b"not an image")
+    status, counts, report, said = submit(
+        tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=images, networks=networks
+    )
+    assert status == 0
+    assert (counts["answered_by_neighbours"], counts["answered_by_mean"], counts["inconsistent"]) == (3, 1, 0)
+    for row, why in ((2, "pixels cannot be read"), (7, "no file"), (11, "no place")):
+        uid = index.SOPInstanceUID[row]
+        assert report.answered_by[uid] == "its neighbours"
+        assert why in report.why[uid]
+        assert sum(line.startswith(uid) for line in said.splitlines()) == 1
+    study = index.StudyInstanceUID[15]
+    assert report.why[study] == "none of its images can be read"
+    answers = tpukit.pe.read_submission(tmp_path / "submission.csv", index)
+    assert answers.pe_present_on_image[15:].tolist() == [0.25] * 5
+    assert answers.negative_exam_for_pe[15:].tolist() == [0.75] * 5
+
+
+def test_odd_images_are_answered_from_their_neighbours_along_the_body():
+    fill, report = (runpy.run_path(str(SUBMISSION))[name] for name in ("fill", "Report"))
+    places = [0, 1, 2, 4, 5, float("nan"), 1.5, float("nan")]
+    index = pandas.DataFrame({"StudyInstanceUID": ["a"] * 7 + ["b"], "SOPInstanceUID": [*"ABCDEFGH"]})
+    index = index.assign(position=places, odd=["", "", "", "", "", "gone", "cut off", "gone"])
+    tenths = dict.fromkeys(tpukit.pe.LABELS, 0.1)
+    said = index.iloc[:5].assign(**{**tenths, "pe_present_on_image": [0, 0.2, 0.4, 0.8, 0]})
+    noted = report()
+    answers = fill(index, said, FREQUENCIES, noted).set_index("SOPInstanceUID")
+    assert answers.pe_present_on_image.round(6).to_dict() == {
+        **dict(zip("ABCDE", [0, 0.2, 0.4, 0.8, 0], strict=True)),
+        "F": 0.6,  # of the gap between C and D
+        "G": 0.3,  # half way from B to C
+        "H": 0.25,  # of an exam nobody saw
+    }
+    assert answers.central_pe.tolist() == [0.1] * 7 + [0.25]
+    assert [(what, by) for what, by, _ in noted.rows] == [
+        ("F", "its neighbours"),
+        ("G", "its neighbours"),
+        ("b", "the mean"),
+    ]
+
+
+def test_settings_with_an_unknown_key_are_not_followed_and_the_mean_answers(
+    drawn, networks, tmp_path, monkeypatch, capfd
+):
+    folder, index = drawn
+    other = shutil.copytree(networks, tmp_path / "networks")
+    settings = json.loads((other / "settings.json").read_text())
+    (other / "settings.json").write_text(json.dumps({**settings, "gamma": 2}))
+    status, counts, report, said = submit(
+        tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=folder / "train", networks=other
+    )
+    assert (status, counts["answered_by_mean"]) == (1, 4)
+    assert "all exams: answered by the mean, as ValueError: " in said
+    assert "unknown ['gamma'], missing []" in report.why["all exams"]
+    answers = tpukit.pe.read_submission(tmp_path / "submission.csv", index)
+    assert answers[list(FREQUENCIES)].drop_duplicates().to_dict("records") == [FREQUENCIES]
+
+
+def test_at_nine_tenths_of_the_time_the_first_network_answers_alone_and_then_the_mean(
+    drawn, networks, tmp_path, monkeypatch, capfd
+):
+    folder, index = drawn
+    script = runpy.run_path(str(SUBMISSION))
+    options = script["arguments"]().parse_args(
+        ["--table", "", "--images", str(folder / "train"), "--networks", "", "--exams", "1", "--budget", "1h"]
+        + ["--cores", "1"]
+    )
+    report, late = script["Report"](), iter([False, True, True])
+    index = index.assign(odd="")
+    loaded = script["Networks"].load(networks)
+    (alone,) = script["answer"](index, options, loaded, report, lambda: next(late))
+    assert alone.pe_present_on_image.nunique() == 5
+    assert [by for _, by, _ in report.rows] == ["the first network", "the mean"]
+    assert "3 exams: answered by the mean, as nine tenths of the 1h are over" in capfd.readouterr().out
+    arguments = {"table": folder / "test.csv", "images": folder / "train", "networks": networks}
+    status, counts, *_ = submit(tmp_path, monkeypatch, capfd, **arguments, options=["--budget", "0s"])
+    assert (status, counts["answered_by_mean"]) == (1, 4)
+
+
+def test_without_a_table_there_is_no_submission(networks, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["submission.py", "--table", "test.csv", "--images", ".", "--networks", str(networks)]
+    )
+    with pytest.raises(FileNotFoundError):
+        runpy.run_path(str(SUBMISSION), run_name="__main__")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("bundle", ["tpukit-bundle", "datasets/someone/tpukit-bundle"])
+@pytest.mark.parametrize("place", ["", "competitions/"])
+def test_the_bundles_notebook_finds_itself_and_the_data_where_kaggle_puts_them(place, bundle, tmp_path, monkeypatch):
+    made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))
+    cells = [source for kind, source in made["NOTEBOOK"] if kind == "code"][:2]
+    python = "\n".join(line for source in cells for line in source.splitlines() if line[:1] not in ("%", "!"))
+    python = python.replace('"/kaggle/input"', repr(str(tmp_path)))
+    looked, scandir = [], os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: looked.append(str(path)) or scandir(path))
+
+    def found():
+        names = {}
+        exec(python, names)
+        return names["bundle"], names["data"]
+
+    with pytest.raises(FileNotFoundError, match="Add Input > Datasets > your tpukit-bundle"):
+        found()
+    (tmp_path / bundle).mkdir(parents=True)
+    (tmp_path / bundle / "submission.py").touch()
+    with pytest.raises(FileNotFoundError, match=f"Add Input > Competitions > {made['SLUG']}"):
+        found()
+    data = tmp_path / f"{place}{made['SLUG']}"
+    (data / "test" / "study" / "series").mkdir(parents=True)
+    (data / "test.csv").touch()
+    looked.clear()
+    assert found() == (tmp_path / bundle, data)
+    assert not [folder for folder in looked if folder.startswith(str(data / "test"))]
 
 
 def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(tmp_path):
@@ -191,3 +357,9 @@ def test_the_notebook_of_the_bundle_is_one_and_a_run_that_is_not_there_is_said(t
     assert "there is no slices/best.pt in" in done.stdout
     assert "fix: `make exams`" in done.stdout
     assert not list(tmp_path.iterdir())
+    for name in made["NETWORKS"].values():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text('{"images": {}, "packed_size": 128}')
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert (done.returncode, "04b: exam_slices, features, frequencies, packed_size" in done.stdout) == (1, True)
+    assert not (tmp_path / "bundle").exists()

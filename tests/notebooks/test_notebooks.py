@@ -12,6 +12,8 @@ import copy
 import json
 import os
 import re
+import runpy
+import shutil
 import subprocess
 import sys
 import threading
@@ -19,6 +21,7 @@ import time
 from pathlib import Path
 
 import nbformat
+import pandas
 import psutil
 import pytest
 from nbclient import NotebookClient
@@ -247,6 +250,34 @@ def test_after_a_restart_it_runs_again_and_becomes_a_page(twice):
         execute(notebook, folder)
     page, _ = HTMLExporter().from_notebook_node(notebook)
     assert page.count("jp-CodeCell") >= 8
+    if folder.name.startswith("04b"):
+        the_submission_of_its_own_test_exams_is_the_notebooks(folder)
+
+
+def the_submission_of_its_own_test_exams_is_the_notebooks(folder):
+    """Answer the notebook's test exams with what it left, as Kaggle would, and compare."""
+    made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))["NETWORKS"]
+    networks = folder / "networks"
+    networks.mkdir()
+    for name, source in made.items():
+        shutil.copy(folder / SMALL["04b_exams_and_submission"]["keep"] / source, networks / name)
+    (data,) = (folder / "data" / "04b-phantoms").iterdir()
+    own = pandas.read_csv(folder / "runs/04b/submission.csv", index_col="id")
+    table = pandas.read_csv(data / "train.csv", dtype=str).iloc[:, :3]
+    table[table.SOPInstanceUID.isin(own.index)].to_csv(folder / "test.csv", index=False)
+    script = [ROOT / "examples" / "submission.py", "--table", "test.csv", "--images", data / "train"]
+    ended = subprocess.run(
+        [sys.executable, *script, "--networks", networks, "--cores", "1"],
+        cwd=folder,
+        env=with_the_kit(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, (ended.stdout + ended.stderr)[-6000:]
+    other = pandas.read_csv(folder / "submission.csv", index_col="id")
+    assert (own.label - other.label).abs().max() < 1e-5
+    assert len(own) == len(other)
 
 
 def test_a_walkthrough_whose_kernel_is_killed_half_way_finishes_when_it_is_run_again(tmp_path):

@@ -94,3 +94,33 @@ def test_files_without_a_row_are_told(drawn, capsys):
     kept = labels[labels.StudyInstanceUID == labels.StudyInstanceUID[0]]
     assert len(pe.index_dicom(kept, drawn / "train", progress="off")) == 4
     assert "8 slices" in capsys.readouterr().out
+
+
+def test_with_keep_every_row_stays_and_what_is_odd_about_its_image_is_said(copy, capsys):
+    labels, paths = pe.read_labels(copy), sorted((copy / "train").rglob("*.dcm"))
+    with pydicom.config.disable_value_validation():
+        for number, name in ((1, "ImagePositionPatient"), (2, "StudyInstanceUID"), (3, "SeriesInstanceUID")):
+            file = pydicom.dcmread(paths[number])
+            setattr(file, name, None if number == 1 else "other")
+            file.save_as(paths[number])
+        file = pydicom.dcmread(paths[4])
+        file.file_meta.TransferSyntaxUID = "1.2.840.10008.1.2.4.100"  # MPEG2, which nothing here decodes
+        file.PixelData = pydicom.encaps.encapsulate([file.PixelData])
+        file.save_as(paths[4])
+    paths[0].unlink()
+    paths[5].write_bytes(paths[5].read_bytes()[:200])
+    shutil.copy(paths[6], paths[6].with_name("again.dcm"))
+    table = pe.index_dicom(labels, copy / "train", missing="keep", progress="off").set_index("SOPInstanceUID")
+    odd = [table.odd[path.stem] for path in paths]
+    for words, said in zip(("no file", "no place", "another study", "another series", "compressed"), odd, strict=False):
+        assert words in said
+    assert odd[5].startswith("its file is no CT slice: ")
+    assert odd[6:] == [""] * 6
+    assert (table.path[table.odd != ""] == "").all()
+    assert table.position[table.odd != ""].isna().all()
+    assert table.position[table.odd == ""].notna().all()
+    assert len(table) == 12
+    for path in paths[1:]:
+        path.unlink()
+    again = pe.index_dicom(labels, copy / "train", missing="keep", progress="off")
+    assert (again.odd == "").sum() == 1  # the copy under another name is left

@@ -480,3 +480,18 @@ def test_from_compressed_dicom_to_a_trained_step(made, folder, tmp_path, compres
     losses = launch(train, records, cores=2, backend="cpu", progress="off").results
     assert np.isfinite(losses).all()
     assert len(losses[0]) == 3
+
+
+def test_what_index_dicom_found_is_packed_without_reading_a_header_again(made, tmp_path, monkeypatch):
+    from tpukit.pe import dicom_packing, index_dicom
+
+    labels = read_labels(made)
+    by_headers = pack_dicom(made / "train", tmp_path / "by-headers", labels, size=16, window="lung", **QUIET)
+    index = index_dicom(labels, made / "train", progress="off").sample(frac=1, random_state=0)
+    monkeypatch.setattr(dicom_packing, "read_headers", None)
+    monkeypatch.setattr(dicom_packing, "find_files", None)
+    records = pack_dicom(made / "train", tmp_path / "by-index", index, size=16, window="lung", **QUIET)
+    assert records.read(range(15)) == by_headers.read(range(15))
+    assert index.SOPInstanceUID.iloc[records.rows].tolist() == labels.SOPInstanceUID.iloc[by_headers.rows].tolist()
+    some = pack_dicom(made / "train", tmp_path / "some", index.iloc[:4], size=16, **QUIET)
+    assert {Path(some.name(number)).stem for number in range(4)} == {*index.SOPInstanceUID.iloc[:4]}

@@ -95,6 +95,26 @@ def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, tmp_p
     assert capsys.readouterr().out.count("is taken from the mirror") == 1
 
 
+def test_on_kaggle_a_run_of_several_networks_takes_all_of_them_and_what_lies_beside(tmp_path):
+    attached = tmp_path / "kaggle/input/my-notebook/exams"
+    for part in ("slices", "exams"):
+        checkpoints = Checkpoints(attached / part)
+        checkpoints.save({"step": 1}, step=1)
+        checkpoints.close()
+    for name in ("settings.json", "features/predictions.json", "features/000000000.npz", "features/other"):
+        (attached / name).parent.mkdir(exist_ok=True)
+        (attached / name).write_text(name)
+    for _ in range(2):
+        kept = keep_folder("exams", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
+    assert all(len(list((kept.folder / part).glob("step-00000001-*"))) == 1 for part in ("slices", "exams"))
+    there = {path.relative_to(kept.folder).as_posix() for path in kept.folder.rglob("*") if path.suffix != ".pt"}
+    assert there - {"slices", "exams", "features"} == {
+        "settings.json",
+        "features/predictions.json",
+        "features/000000000.npz",
+    }
+
+
 def test_elsewhere_it_is_a_plain_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert keep_folder("run", machine(tmp_path)) == KeptFolder(tmp_path / "run", None)

@@ -12,11 +12,12 @@ from tpukit.packs.pixel_cache import Cache
 from tpukit.packs.processes import run_in_processes
 from tpukit.packs.records import Records
 from tpukit.packs.resumable import ResumableFolder, fact
+from tpukit.packs.room import NoRoom, spread
 from tpukit.packs.source_files import Names, look_at
 from tpukit.packs.tfrecords import read_tfrecords
 
 __all__ = [
-    "Cache", "NOT_DAMAGE", "Names", "PackSource", "Records", "ResumableFolder", "build_cache", "cache_or_decode",
-    "check_arguments", "decode", "fact", "locks", "look_at", "npy", "pack", "pack_described", "read_tfrecords",
-    "row_type", "run_in_processes", "share_of", "whole_number", "write_file",
+    "Cache", "NOT_DAMAGE", "Names", "NoRoom", "PackSource", "Records", "ResumableFolder", "build_cache",
+    "cache_or_decode", "check_arguments", "decode", "fact", "locks", "look_at", "npy", "pack", "pack_described",
+    "read_tfrecords", "row_type", "run_in_processes", "share_of", "spread", "whole_number", "write_file",
 ]  # fmt: skip

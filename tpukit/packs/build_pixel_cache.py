@@ -9,21 +9,18 @@ import zlib
 from pathlib import Path
 
 from tpukit.essentials.machine import available_memory, cpus
-from tpukit.essentials.show import Explained, WrongValue, human_size
+from tpukit.essentials.show import WrongValue, human_size
 from tpukit.packs.checked_files import npy, size_and_checksum, whole_number, write_file
 from tpukit.packs.pixel_cache import Cache, CacheFolder, layout_of, map_file
 from tpukit.packs.processes import run_in_processes
 from tpukit.packs.records import Records
+from tpukit.packs.room import NoRoom, free_in, is_writable
 
 _PIECE = 128  # images that a process holds while it decodes: 6 MB at 128 pixels, 100 MB at 512
 _SPARE_DISK = 4 * 2**30  # for checkpoints, logs and outputs: with a full disk a notebook cannot even be saved
 # The workers come after the choice, 0.7 GiB each with torch and torch_xla loaded, then XLA's compiler. They take it
 # from the page cache, and a random read that misses that is 200 times slower: 772 images/s were measured.
 _SPARE_MEMORY = 1 / 4
-
-
-class NoRoom(Explained, OSError):
-    """The disk has no room for a cache, or nothing can be written there."""
 
 
 def build_cache(
@@ -64,10 +61,10 @@ def build_cache(
     plan = _plan(records, size, exact)
     if folder is None:
         places = _places(records, size)
-        folder = next((place for place in places if CacheFolder(place).is_finished or _is_writable(place)), places[0])
+        folder = next((place for place in places if CacheFolder(place).is_finished or is_writable(place)), places[0])
     target = CacheFolder(Path(folder), plan)
     if not target.is_finished:
-        if not _is_writable(target.folder):
+        if not is_writable(target.folder):
             raise NoRoom(f"nothing can be written to {folder}", fix="name a folder on another disk")
         with target.locked():
             if not target.is_finished:  # else another process has built it meanwhile
@@ -127,8 +124,8 @@ def cache_or_decode(
                 print(f"cache: {what}, found in {target.folder}")
                 return cache
         for place in places:
-            disk = shutil.disk_usage(_existing(place)).free if free is None else free
-            if not _is_writable(place):
+            disk = free_in(place) if free is None else free
+            if not is_writable(place):
                 reasons.append(f"nothing can be written to {place}")
             elif needed - _taken(place) > disk - _SPARE_DISK:
                 reasons.append(f"{human_size(disk)} of disk is free for {place}, and 4 GiB of it stay free")
@@ -179,14 +176,6 @@ def _places(records: Records, size: int) -> list[Path]:
     """
     name = f"{records.folder.name}-cache-{size}"
     return [records.folder.with_name(name), Path(tempfile.gettempdir(), f"{name}-{records.digest[:8]}")]
-
-
-def _existing(folder: Path) -> Path:
-    return next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-
-
-def _is_writable(folder: Path) -> bool:
-    return os.access(_existing(folder), os.W_OK | os.X_OK)
 
 
 def _taken(folder: Path) -> int:
@@ -292,6 +281,7 @@ def _publish(target: CacheFolder, records: Records) -> None:
         classes=records.classes,
         group_names=records.group_names,
         masks=records.has_masks,
+        made=records.made,
         files={
             "images.npy": {"bytes": layout_of(target.plan).bytes},
             **{name: size_and_checksum(data) for name, data in written.items()},

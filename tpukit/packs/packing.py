@@ -4,6 +4,7 @@ import errno
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections import Counter
@@ -19,6 +20,7 @@ from tpukit.packs.items import store_items
 from tpukit.packs.pack_shards import contents_of, note_of, prepare, read_shards_so_far, shard_files, write_shards
 from tpukit.packs.pack_sources import PackSource, describe_source, make_rows
 from tpukit.packs.records import PackFolder, Records
+from tpukit.packs.room import Room
 from tpukit.packs.source_files import Files, Names, find_changed, look_at
 
 _FEW = 0.1  # of the images may be left out; more are rather a wrong path than damage
@@ -67,7 +69,8 @@ def pack(
             pixels. Labels are one number or several.
             Items are written twice, in their order and then in the random one, so until the end they take twice the
             disk. Interrupted, a source with numbers is read on from where it stopped, any other from its start.
-        folder: a new or empty folder, or one where the same pack was begun.
+        folder: a new or empty folder, or one where the same pack was begun; or several, of which the first is taken
+            that holds this pack or has room for it, which is said.
         labels: the columns that are labels, of a table; of items their names, which are the keys of dicts (None:
             the first of label, labels, fine_label, target, targets; [] for none). Stored as float32. A single column
             of words is stored as classes.
@@ -101,6 +104,7 @@ def pack(
     Raises:
         ValueError: an argument or the source is not as above, images have no labels of one length, a label would not
             be the same as float32, or more images are damaged than may be left out.
+        NoRoom: the disk is too small, which is known before the first image is packed, and what would fit.
         OSError: an image is damaged or missing, named in the message; or the disk is full.
         FileExistsError: the folder holds another pack, or somebody's files.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
@@ -111,9 +115,8 @@ def pack(
             "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
-    described = describe_source(
-        source, labels, groups, classes, Columns(path, root, image, masks=masks, window=window), without=Path(folder)
-    )
+    columns = Columns(path, root, image, masks=masks, window=window)
+    described = describe_source(source, labels, groups, classes, columns, without=_folders(folder)[0])
     return pack_described(
         described, folder, size=size, seed=seed, shard=shard, damaged=damaged, workers=workers, progress=progress
     )
@@ -136,12 +139,22 @@ def share_of(damaged: str | float) -> float:
     return damaged
 
 
-def pack_described(described: PackSource, folder, *, size, seed, shard, damaged, workers, progress) -> Records:
-    """Pack what a PackSource describes; everything else is as for `pack`."""
+def _folders(folder) -> list[Path]:
+    return [Path(folder)] if isinstance(folder, str | os.PathLike) else [Path(one) for one in folder]
+
+
+def pack_described(
+    described: PackSource, folder, *, size, seed, shard, damaged, workers, progress, otherwise: Sequence[dict] = ()
+) -> Records:
+    """Pack what a PackSource describes; everything else is as for `pack`.
+
+    `otherwise` are settings in place of the source's own, the first of which is taken that fits the disk.
+    """
     size, shard, workers = (whole_number(*each, 1) for each in (("size", size), ("shard", shard), ("workers", workers)))
     numbers = {"size": size, "seed": whole_number("seed", seed, 0), "shard": shard}
-    plan = {**described.facts, **numbers, **described.settings}
-    target, share = PackFolder(Path(folder), plan), share_of(damaged)
+    plans = [{**described.facts, **numbers, **settings} for settings in (described.settings, *otherwise)]
+    room, share = Room(described), share_of(damaged)
+    target = room.choose([PackFolder(one, plan) for plan in plans for one in _folders(folder)])
     with target.locked():
         if target.is_finished:
             if another := target.differences(target.read_manifest()["plan"]):
@@ -153,10 +166,11 @@ def pack_described(described: PackSource, folder, *, size, seed, shard, damaged,
                         raise target.damaged(fault)
                 _compare_files(described, target, target.folder, records.shards)
             elif not described.items.by_number:
-                print(f"pack: {folder} is finished; of a source without numbers only the first item was compared")
+                print(f"pack: {target.folder} is finished; of a source without numbers only the first was compared")
             target.remove_work()  # which an earlier call had no time for
         else:
-            _fill(target, described, share, workers, progress)
+            room.check(target)
+            _fill(target, described, share, workers, progress, room)
             records = Records(target.folder)
     print(f"pack: {records.report}")
     if records.skipped:
@@ -171,7 +185,7 @@ def pack_described(described: PackSource, folder, *, size, seed, shard, damaged,
     return records
 
 
-def _fill(target: PackFolder, described: PackSource, share: float, workers: int | None, progress) -> None:
+def _fill(target: PackFolder, described: PackSource, share: float, workers: int | None, progress, room: Room) -> None:
     """Pack what no earlier call has packed."""
     begun = target.unfinished_plan()
     if begun and target.find_outputs() and (another := target.differences(begun)):
@@ -183,6 +197,8 @@ def _fill(target: PackFolder, described: PackSource, share: float, workers: int 
         if described.look:
             described = described.look(target.work)
         _lay_out(described, target, share > 0, progress)
+        if described.items is not None:
+            room.check(target, stored=True)
         write_shards(described, target, share > 0, workers, progress)
         _finish(described, target, share)
     except OSError as error:

@@ -64,7 +64,7 @@ class Cache(StoredImages):
             if fault := find_fault(folder / name, expected):
                 raise cache.damaged(fault)
         super().__init__(folder, numpy.load(folder / "index.npy"), manifest)
-        self.plan = manifest["plan"]
+        self.plan, self.made = manifest["plan"], manifest.get("made", {})
         self._layout = layout = layout_of(self.plan)
         self.shape = layout.shape
         self._mapping = map_file(folder / "images.npy")

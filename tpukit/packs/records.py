@@ -13,6 +13,8 @@ from tpukit.packs.resumable import ResumableFolder
 from tpukit.packs.source_files import Names
 from tpukit.packs.stored_images import StoredImages
 
+_NOT_PIXELS = ("seed", "shard", "missing")  # of a plan: which images, and in which order
+
 
 class PackFolder(ResumableFolder):
     """A folder that `pack` writes: shards, their index, and the names of the files that were packed."""
@@ -66,6 +68,8 @@ class Records(StoredImages):
         self._manifest = manifest
         self.size, self.exact, self._window = size, exact, manifest["plan"].get("window")
         self.encoding, self.skipped = manifest["encoding"], manifest["skipped"]
+        plan = manifest["plan"]
+        self.made = {key: plan[key] for key in plan if not isinstance(plan[key], dict) and key not in _NOT_PIXELS}
         self.digest = hashlib.sha256(seal(manifest)).hexdigest()
         self.shards = Shards(
             [folder / shard["file"] for shard in shards],

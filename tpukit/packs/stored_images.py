@@ -27,6 +27,8 @@ class StoredImages:
         classes: what the class numbers stand for: sub-folders, words, a dataset's classes; empty without classes.
         rows: (N,) int64, the row of the table that each image was, or the number of the item or file, from 0:
             `table.fold.to_numpy()[images.rows]` is each image's fold.
+        made: what decided the pixels when they were packed, such as size and window, by the names of the pack's plan;
+            empty for a cache from before this was kept.
     """
 
     def __init__(self, folder: Path, index, manifest: dict):

@@ -23,6 +23,7 @@ from tpukit.pe.neighbours import NeighbouringSlices
 from tpukit.pe.notices import notice
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
+from tpukit.pe.preparation import Preparation
 from tpukit.pe.reader import show_study
 from tpukit.pe.slice_viewer import Study, show_slices
 from tpukit.pe.submission import read_submission, write_submission
@@ -38,10 +39,11 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages", "SliceFeatures",
-    "Study", "assign_folds", "attention_in_mask", "augment", "calibration_table", "challenge_loss", "check_consistency",
-    "check_exams", "class_activation", "embolus_masks", "embolus_places", "exam_loss", "fit_temperatures", "hounsfield",
-    "index_dicom", "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom",
-    "pool_slices", "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34", "show_activation",
-    "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study", "three_windows", "write_submission",
+    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages", "Preparation",
+    "SliceFeatures", "Study", "assign_folds", "attention_in_mask", "augment", "calibration_table", "challenge_loss",
+    "check_consistency", "check_exams", "class_activation", "embolus_masks", "embolus_places", "exam_loss",
+    "fit_temperatures", "hounsfield", "index_dicom", "index_images", "lung_box", "make_consistent", "normalize",
+    "notice", "pack_dicom", "phantom", "pool_slices", "position_prior", "read_dicom", "read_labels", "read_submission",
+    "resnet34", "show_activation", "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study",
+    "three_windows", "write_submission",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tpukit.essentials.show import WrongValue
+from tpukit.pe.dicom import check_decoder
 from tpukit.pe.labels import IDS
 from tpukit.pe.missing_images import check_missing, match_headers
 from tpukit.pe.series import (
@@ -36,35 +37,83 @@ def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None =
     Args:
         labels: as `read_labels` returns them, or the competition's test.csv: only the three identifiers are read.
         folder: train, the folder that contains the study folders.
-        missing, workers, progress: as for `pack_dicom`.
+        missing: "raise" if a row has no file, or "drop" such rows and print how many; or "keep" all rows, whatever is
+            odd about their images: a column `odd` says what, "" where nothing is.
+        workers, progress: as for `pack_dicom`.
 
     Returns:
-        A copy of the labels with a new index, `path` (str) and `position` (float), ordered by study, series, position.
+        A copy of the labels with a new index, `path` (str) and `position` (float), ordered by study, series, position;
+        of an odd image they are "" and NaN. `pack_dicom` takes it as labels, and reads no header again.
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has none.
         ValueError: two files are of one image, an image has no place, or lies in another study than the labels say.
         ImportError: pydicom is not installed.
     """
-    check_missing(missing)
-    names = find_files(folder)
+    import numpy as np
+
+    check_missing(missing, "keep")
+    names, keep = find_files(folder), missing == "keep"
     with tempfile.TemporaryDirectory() as work:
-        headers, others = read_headers(folder, names, Path(work), workers, progress)
+        headers, others = read_headers(folder, names, Path(work), workers, progress, decoders=not keep)
+    why = {Path(names[number]).stem: words for number, words in others}
     noticed = [[*fact, "nothing: only CT is read"] for fact in of_other_modalities(names, others)]
     if others := without_others(folder, names, others):
         noticed.append([f"{len(others):,} files are no CT slices", f"{names[others[0][0]]}: {others[0][1]}", _AGAIN])
         print(f"{len(others)} files in {folder} are no CT slices, for instance {names[others[0][0]]}: {others[0][1]}")
     headers = headers[headers["image"].argsort(kind="stable")]
-    _check_once(headers, names)
+    if keep:
+        headers = headers[np.unique(headers["image"], return_index=True)[1]]
+    else:
+        _check_once(headers, names)
     headers, rows = match_headers(headers, labels, missing, folder=folder, call="index_dicom(labels, folder")
-    labels = labels.iloc[rows]
-    _check_identifiers(labels, headers, names)
-    position = _positions(headers, names, noticed)
+    position = _positions(headers, noticed)
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
-    table = labels.assign(path=paths, position=position)
+    if keep:
+        table = _with_the_odd(labels, rows, headers, position, paths, why)
+    else:
+        _check_identifiers(labels.iloc[rows], headers, names)
+        _check_places(position, headers, names)
+        table = labels.iloc[rows].assign(path=paths, position=position)
     table = table.sort_values([*IDS[:2], "position"], kind="stable").reset_index(drop=True)
     table.attrs["noticed"] = noticed
     return table
+
+
+def _with_the_odd(labels, rows, headers, position, paths: list[str], why: dict):
+    """Return all rows of the labels, with the place of the images that have one, and what is odd about the others."""
+    import numpy as np
+
+    odd = [f"its file is no CT slice: {why[uid]}" if uid in why else "it has no file" for uid in labels[IDS[2]]]
+    odd, at, path = np.array(odd, object), np.full(len(labels), np.nan), np.full(len(labels), "", object)
+    odd[rows], at[rows], path[rows] = "", position, paths
+    found = labels.iloc[rows]
+    for wrong, words in (
+        (~np.isfinite(position), "it has no place in the body"),
+        (_undecodable(headers), "it is compressed, and nothing that is installed decodes it"),
+        (_elsewhere(found, headers, 0), "its file says that it is of another study"),
+        (_elsewhere(found, headers, 1), "its file says that it is of another series"),
+    ):
+        odd[rows[wrong]], at[rows[wrong]], path[rows[wrong]] = words, np.nan, ""
+    return labels.assign(path=path, position=at, odd=odd)
+
+
+def _undecodable(headers):
+    """Return (N,) bool of the images whose compression nothing that is installed decodes."""
+    import numpy as np
+
+    wrong = np.zeros(len(headers), bool)
+    for syntax in np.unique(headers["syntax"]):
+        try:
+            check_decoder(syntax.decode(), "")
+        except ImportError:
+            wrong |= headers["syntax"] == syntax
+    return wrong
+
+
+def _elsewhere(labels, headers, which: int):
+    """Return (N,) bool of the images that have another study (0), or series (1), in their file than in the labels."""
+    return labels[IDS[which]].to_numpy().astype("S64") != headers[("study", "series")[which]]
 
 
 def _check_once(headers, names: list[str]) -> None:
@@ -76,20 +125,19 @@ def _check_once(headers, names: list[str]) -> None:
 
 
 def _check_identifiers(labels, headers, names: list[str]) -> None:
-    for column, field in ((IDS[0], "study"), (IDS[1], "series")):
-        said = labels[column].to_numpy().astype("S64")
-        if (other := said != headers[field]).any():
+    for which, field in enumerate(("study", "series")):
+        if (other := _elsewhere(labels, headers, which)).any():
             first = int(other.argmax())
             file = f"{headers[field][first].decode()} in {names[headers['file'][first]]}"
             raise WrongValue(
-                f"{int(other.sum()):,} images have another {column} in their file than in the labels",
-                found=f"{file}, {said[first].decode()} in the labels",
+                f"{int(other.sum()):,} images have another {IDS[which]} in their file than in the labels",
+                found=f"{file}, {labels[IDS[which]].iloc[first]} in the labels",
                 fix="copy the files again, or correct these rows",
             )
 
 
-def _positions(headers, names: list[str], noticed: list):
-    """Return the (N,) places along the body, in mm; add what `check_exams` is to say of the series."""
+def _positions(headers, noticed: list):
+    """Return the (N,) places along the body, in mm, -inf where there is none; add what `check_exams` is to say."""
     import numpy as np
 
     position, told = np.empty(len(headers)), {}
@@ -106,6 +154,12 @@ def _positions(headers, names: list[str], noticed: list):
         if what in told
         for count, first in [told[what]]
     ]
+    return position
+
+
+def _check_places(position, headers, names: list[str]) -> None:
+    import numpy as np
+
     if not np.isfinite(position).all():
         nowhere = np.flatnonzero(~np.isfinite(position))
         raise WrongValue(
@@ -113,4 +167,3 @@ def _positions(headers, names: list[str], noticed: list):
             found=f"no ImagePositionPatient along its series in {names[headers['file'][nowhere[0]]]}",
             fix="leave their rows out of the labels: a localizer is no slice of the exam",
         )
-    return position

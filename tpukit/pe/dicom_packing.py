@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,9 +21,10 @@ from tpukit.packs import (
 )
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
+from tpukit.pe.dicom_slices import SliceWeight
 from tpukit.pe.labels import LABELS, check_columns
 from tpukit.pe.missing_images import match_headers
-from tpukit.pe.series import arrange, find_files, read_headers, without_others
+from tpukit.pe.series import arrange, find_files, header_type, read_headers, without_others
 
 
 def pack_dicom(
@@ -32,7 +34,7 @@ def pack_dicom(
     *,
     window: str | tuple[float, float] | None = None,
     crop: str | None = None,
-    size: int = 256,
+    size: int | Sequence[int] = 256,
     form: str = "jpeg",
     quality: int = 85,
     shard: int = 4096,
@@ -53,15 +55,17 @@ def pack_dicom(
 
     Args:
         folder: whatever is in it and in its sub-folders and ends in .dcm or in nothing, each one slice.
-        to: a new or empty folder, or one where the same pack was begun.
+        to: a new or empty folder, or one where the same pack was begun; or several, as for `tpukit.pack`.
         labels: as `read_labels` returns them, or some rows: the ten LABELS, joined by SOPInstanceUID; the images
-            without a row are left out, which is said. None packs all slices without labels.
+            without a row are left out, which is said. None packs all slices without labels. As `index_dicom` returns
+            them, they say which file each image is and where it lies: no header is read again.
         window: None for the lung, embolism and mediastinal windows as red, green and blue; or one window, by name
             ("lung", "embolism", "mediastinum") or as (level, width) in Hounsfield units, of the slice below, the slice
             itself and the one above. At the end of a series the slice stands for its neighbour.
         crop: None for whole slices; "lungs" cuts every slice of a series to one box around its lungs, see `lung_box`,
             found in 16 slices along the body. A series in which none is found stays whole.
-        size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept.
+        size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept. Or several sizes, of
+            which the first is taken that fits into one of the folders: `Records.shape` has it.
         form: "jpeg", or "int16" for Hounsfield units: `hounsfield` gives them back on the device.
         quality: of the JPEGs, 1 to 95. The colours are not halved, as they are three images: at 85 that is nearer to
             the original in each than 90 with halved colours, and 10 % larger.
@@ -83,7 +87,10 @@ def pack_dicom(
         FileExistsError: `to` holds another pack, or somebody's files.
         ImportError: pydicom, what it needs to decode these files, or array_record is not installed.
     """
-    check_arguments(damaged, size=size, shard=shard, workers=workers)
+    import numpy
+
+    sizes = [whole_number("size", one, 1) for one in (size if isinstance(size, Sequence) else [size])]
+    check_arguments(damaged, size=sizes[0], shard=shard, workers=workers)
     load_pydicom()
     if form not in ("jpeg", "int16") or missing not in ("raise", "drop") or not 1 <= quality <= 95:
         raise ValueError(
@@ -97,10 +104,15 @@ def pack_dicom(
     if labels is not None:
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
         check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
-    names = find_files(folder)
-    inside = os.path.relpath(to, folder)
-    names = [name for name in names if not name.startswith(inside + os.sep)]
-    settings = {"pixels": whole_number("size", size, 1), "window": _window(window), "form": form}
+    names = _indexed(labels, folder)
+    placed = names is not None
+    if placed:
+        names = sorted(names)
+    else:
+        places = [to] if isinstance(to, str | os.PathLike) else to
+        inside = tuple(os.path.relpath(place, folder) + os.sep for place in places)
+        names = [name for name in find_files(folder) if not name.startswith(inside)]
+    settings = {"pixels": sizes[0], "window": _window(window), "form": form}
     if form == "jpeg":
         settings["quality"] = whole_number("quality", quality, 1)
     if crop is not None:
@@ -112,6 +124,9 @@ def pack_dicom(
         if any(work.parent.glob("*.array_record")):  # a file copied again since changes neither rows nor order
             return replace(source, group_names=json.loads((work / "studies.json").read_text()))
         (work / "rows.npy").unlink(missing_ok=True)  # nothing is packed: files that have changed are arranged anew
+        if placed:
+            headers, order = _of_index(labels, names, os.fspath(folder))
+            return _lay_out(source, names, labels, headers, numpy.arange(len(labels)), order, work)
         return _describe(source, names, labels, missing, share_of(damaged), work, workers, progress)
 
     source = PackSource(
@@ -124,10 +139,11 @@ def pack_dicom(
         shuffled=False,
         reader="tpukit.pe.dicom_slices:Slices",
         settings=settings,
+        weight=SliceWeight(folder, names, len(names) if labels is None else min(len(names), len(labels))),
     )
-    return pack_described(
-        source, to, size=None, seed=0, shard=shard, damaged=damaged, workers=workers, progress=progress
-    )
+    otherwise = [{**settings, "pixels": one} for one in sizes[1:]]
+    options = {"shard": shard, "damaged": damaged, "workers": workers, "progress": progress}
+    return pack_described(source, to, size=None, seed=0, otherwise=otherwise, **options)
 
 
 def _window(window) -> list[float] | None:
@@ -157,9 +173,7 @@ def _facts(names: list[str], labels) -> dict:
 
 
 def _describe(source, names, labels, missing, share, work, workers, progress) -> PackSource:
-    """Read the headers, and return the source with its rows and names; what a slice's neighbours are is noted."""
-    import numpy
-
+    """Read the headers, and return the source with its rows and names."""
     headers, others = read_headers(source.root, names, work, workers, progress)
     _tell_others(source.root, names, others, share, len(headers))
     headers = _without_copies(headers)
@@ -168,8 +182,38 @@ def _describe(source, names, labels, missing, share, work, workers, progress) ->
     order, noticed = arrange(headers)
     for sentence in noticed:
         print(sentence)
+    return _lay_out(source, names, labels, headers, None if labels is None else table_rows, order, work)
+
+
+def _indexed(labels, folder) -> list[str] | None:
+    """Return the names in the folder of an index's images; None where the labels say nothing of files in it."""
+    start = os.path.join(os.fspath(folder), "")
+    if labels is None or not {"path", "position", "SeriesInstanceUID", "StudyInstanceUID"} <= {*labels.columns}:
+        return None
+    paths = labels["path"].tolist()
+    if labels["position"].isna().any() or not all(isinstance(path, str) and path.startswith(start) for path in paths):
+        return None
+    return [path[len(start) :] for path in paths]
+
+
+def _of_index(labels, names: list[str], folder: str):
+    """Return headers as far as an index holds them, and the order of the body."""
+    import numpy
+
+    headers = numpy.zeros(len(labels), header_type())
+    number = {name: file for file, name in enumerate(names)}
+    headers["file"] = [number[name] for name in _indexed(labels, folder)]
+    for field, column in (("study", "StudyInstanceUID"), ("series", "SeriesInstanceUID")):
+        headers[field] = labels[column].to_numpy().astype("S64")
+    return headers, numpy.lexsort((labels["position"].to_numpy(), headers["series"]))
+
+
+def _lay_out(source, names, labels, headers, table_rows, order, work) -> PackSource:
+    """Return the source with its rows and names; what a slice's neighbours are is noted."""
+    import numpy
+
     headers = headers[order]
-    numbers = numpy.arange(len(headers)) if labels is None else table_rows[order]
+    numbers = numpy.arange(len(headers)) if table_rows is None else table_rows[order]
     studies, groups = numpy.unique(headers["study"], return_inverse=True)
     rows = numpy.zeros(len(headers), row_type(len(source.label_names)))
     rows["row"], rows["group"] = numbers, groups

@@ -4,17 +4,18 @@ import io
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from tpukit.packs import NOT_DAMAGE, Names
+from tpukit.packs import NOT_DAMAGE, Names, spread
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.lungs import lung_box
 from tpukit.pe.series import turn
 
 LOOKS = 16  # slices of a series in which its lungs are looked for
+_WEIGHED = 64  # slices, by which is told what all take: under a second
 
 
 class Slices:
@@ -53,10 +54,7 @@ class Slices:
         else:
             below, above = self._neighbours[row].tolist()
             image = Image.merge("RGB", [self._plane(one) for one in (below, row, above)])
-        encoded = io.BytesIO()
-        # Not halved: the colours are different slices or windows, and no eye looks at them.
-        image.save(encoded, "JPEG", quality=self._plan["quality"], subsampling=0)
-        return encoded.getvalue()
+        return _encoded(image, self._plan["quality"])
 
     def name(self, row: int) -> str:
         """Say which file it is."""
@@ -85,6 +83,57 @@ class Slices:
                 raise
             return None
         return hounsfield_table(stored.scale)[stored.codes]
+
+
+class SliceWeight:
+    """What slices take in a pack, by some of them: as `PackSource.weight`."""
+
+    def __init__(self, root, names: Sequence[str], count: int):
+        self.count, self._root, self._names = count, root, names
+
+    def at_most(self, plan: dict) -> int:
+        """Return the bytes of the pixels: no JPEG of up to 95 has more."""
+        return plan["pixels"] ** 2 * (3 if plan["form"] == "jpeg" else 2)
+
+    def sample(self, plan: dict) -> list[int]:
+        """Return the bytes of some slices; whole ones, as a crop to the lungs takes 4 % more."""
+        if plan["form"] == "int16":
+            return [self.at_most(plan)]
+        sizes = []
+        for row in spread(len(self._names), _WEIGHED):
+            try:
+                sizes.append(len(_encoded(self._image(row, plan), plan["quality"])))
+            except (OSError, ValueError):  # is said where it is packed
+                continue
+        return sizes
+
+    def smaller(self, plan: dict) -> Iterator[tuple[str, int, dict]]:
+        """Yield lower qualities and sizes."""
+        for quality in (70, 50):
+            if quality < plan.get("quality", 0):
+                yield "quality", quality, {"quality": quality}
+        for part in (0.75, 0.5, 0.375, 0.25):
+            size = int(plan["pixels"] * part)
+            yield "size", size, {"pixels": size}
+
+    def _image(self, row: int, plan: dict):
+        from PIL import Image
+
+        def see(row: int, *windows):
+            return to_windows(os.path.join(self._root, self._names[row]), plan["pixels"], windows)
+
+        if plan["window"] is None:
+            return see(row, *WINDOWS.values())
+        # In the order of names, neighbours are other slices of the series: a little less alike than true ones.
+        rows = (row, min(row + 1, len(self._names) - 1), max(row - 1, 0))
+        return Image.merge("RGB", [see(one, plan["window"]) for one in rows])
+
+
+def _encoded(image, quality: int) -> bytes:
+    encoded = io.BytesIO()
+    # Not halved: the colours are different slices or windows, and no eye looks at them.
+    image.save(encoded, "JPEG", quality=quality, subsampling=0)
+    return encoded.getvalue()
 
 
 def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from tpukit.essentials.show import NoSuchFile
 
 
-def check_missing(missing: str) -> None:
-    """Raise ValueError unless `missing` is one of its two words."""
-    if missing not in ("raise", "drop"):
-        raise ValueError(f'missing is "raise" or "drop", got {missing!r}')
+def check_missing(missing: str, *also: str) -> None:
+    """Raise ValueError unless `missing` is one of its two words, or of `also`."""
+    if missing not in ("raise", "drop", *also):
+        raise ValueError(f"missing is {' or '.join(map(repr, ('raise', 'drop', *also)))}, got {missing!r}")
 
 
 def leave_out(gone: Sequence[str], wanted: int, missing: str, *, folder, found: str, call: str) -> None:
@@ -22,6 +22,8 @@ def leave_out(gone: Sequence[str], wanted: int, missing: str, *, folder, found: 
     if not gone:
         return
     few = ", ".join(gone[:3])
+    if missing == "keep":
+        return
     if missing == "raise" or len(gone) == wanted:
         raise NoSuchFile(
             f"{len(gone):,} of {wanted:,} images are not in {folder}",

@@ -77,8 +77,12 @@ def header_type():
     return numpy.dtype([("file", "<i8"), *uids, *numbers, ("unscaled", "?"), ("unnamed", "?")])
 
 
-def read_headers(folder, names: list[str], work: Path, workers: int | None, progress: str | None):
+def read_headers(
+    folder, names: list[str], work: Path, workers: int | None, progress: str | None, *, decoders: bool = True
+):
     """Read the headers of files, but for those that an earlier call left in `work`.
+
+    `decoders` asks whether what is installed decodes all of them.
 
     Returns:
         (N,) of `header_type`, and a list of [number of the file, why] of those that are no CT slices. One that is
@@ -106,7 +110,9 @@ def read_headers(folder, names: list[str], work: Path, workers: int | None, prog
     parts = [numpy.load(_kept(work, chunk, "npy")) for chunk in chunks]
     others = [other for chunk in chunks for other in json.loads(_kept(work, chunk, "json").read_text())]
     headers = numpy.concatenate(parts)
-    for syntax, first in zip(*numpy.unique(headers["syntax"], return_index=True), strict=True):
+    for syntax, first in zip(
+        *numpy.unique(headers["syntax"][: None if decoders else 0], return_index=True), strict=True
+    ):
         check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
     return headers, others
 

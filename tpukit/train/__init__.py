@@ -5,10 +5,12 @@ from tpukit.train.batchnorm import sync_batchnorm
 from tpukit.train.evaluation import Evaluation, evaluate
 from tpukit.train.history import History
 from tpukit.train.kept_folder import KeptFolder, keep_folder
+from tpukit.train.kept_predictions import predict_to, read_predictions
 from tpukit.train.log_files import CsvWriter, TensorBoardWriter
 from tpukit.train.losses import NotFinite
 from tpukit.train.prediction import predict
 from tpukit.train.resume import parse_duration
+from tpukit.train.run_settings import keep_settings
 from tpukit.train.trainer import fit
 
 
@@ -23,5 +25,6 @@ def __getattr__(name: str):
 
 __all__ = [
     "CsvWriter", "Evaluation", "History", "KeptFolder", "LARS", "NotFinite", "TensorBoardWriter", "evaluate", "fit",
-    "keep_folder", "parse_duration", "predict", "schedules", "sync_batchnorm",
+    "keep_folder", "keep_settings", "parse_duration", "predict", "predict_to", "read_predictions", "schedules",
+    "sync_batchnorm",
 ]  # fmt: skip

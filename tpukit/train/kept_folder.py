@@ -1,13 +1,16 @@
 """A folder for what a run trains, and where the platform lets it outlive the machine."""
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.machine import THIS_MACHINE, Host, Machine
+from tpukit.essentials.machine import THIS_MACHINE, Host, Machine, write_whole
 from tpukit.essentials.show import WrongValue, explain
 from tpukit.train.checkpoints import Checkpoints
+from tpukit.train.kept_predictions import PLAN
 from tpukit.train.mirror import Mirror
+from tpukit.train.run_settings import FILE
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def keep_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> Kep
     kept.folder.mkdir(parents=True, exist_ok=True)
     if platform == "Kaggle":
         for earlier in _inputs(machine.kaggle / "input", name):
-            Mirror(earlier).take(Checkpoints(kept.folder))
+            _take(earlier, kept.folder)
     if says:
         print(says)
     return kept
@@ -95,7 +98,19 @@ def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
     return folder
 
 
+def _take(earlier: Path, folder: Path) -> None:
+    """Take what an earlier version has trained there, in the folder and in those in it, and what it has kept beside."""
+    for trained in {path.parent for path in (*earlier.glob("step-*.pt"), *earlier.glob("*/step-*.pt"))}:
+        Mirror(trained).take(Checkpoints(folder / trained.relative_to(earlier)))
+    for kept in (earlier / FILE, *earlier.glob("*/*.npz"), *earlier.glob(f"*/{PLAN}")):
+        target = folder / kept.relative_to(earlier)
+        if kept.is_file() and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with write_whole(target) as written, open(kept, "rb") as read:
+                shutil.copyfileobj(read, written)
+
+
 def _inputs(attached: Path, name: str | os.PathLike) -> list[Path]:
     """Return where the output of a notebook, attached as an input, holds such a folder."""
     found = [folder for pattern in ("*", "notebooks/*/*") for folder in attached.glob(f"{pattern}/{Path(name)}")]
-    return [folder for folder in found if any(folder.glob("step-*.pt"))]
+    return [folder for folder in found if any((*folder.glob("step-*.pt"), *folder.glob("*/step-*.pt")))]

@@ -1,0 +1,76 @@
+"""How images were prepared stays with the network: kept, read back, and asked for again."""
+
+import json
+
+import pytest
+
+pytest.importorskip("pydicom")
+pytest.importorskip("array_record")
+
+from tpukit import pe  # noqa: E402
+from tpukit.packs import Cache, Records, build_cache  # noqa: E402
+
+QUIET = {"progress": "off", "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A folder with slices, and a pack of them with everything other than by default."""
+    folder = pe.phantom(tmp_path_factory.mktemp("drawn"), 2, 3, size=48, form="dicom", **QUIET)
+    options = {"size": 32, "window": "embolism", "crop": "lungs", "quality": 70}
+    return folder, pe.pack_dicom(folder / "train", folder / "records", **options, **QUIET)
+
+
+def test_all_that_decides_the_pixels_is_kept_and_packs_other_slices_the_same(made, tmp_path):
+    folder, records = made
+    kept = pe.Preparation.of(Records(records.folder, size=16))
+    assert (kept.size, kept.window, kept.crop, kept.form, kept.quality) == (32, (100, 700), "lungs", "jpeg", 70)
+    assert (kept.image_size, kept.orientation, len(kept.mean)) == (16, "upright", 3)
+    again = pe.Preparation.read(json.loads(json.dumps(kept.as_dict())))
+    assert again == kept
+    other = again.pack(folder / "train", tmp_path / "other", **QUIET)
+    assert other.read(range(6)) == records.read(range(6))
+    again.check(Records(other.folder, size=16))
+
+
+def test_a_cache_says_what_its_records_say(made, tmp_path):
+    records = made[1]
+    cache = build_cache(records, tmp_path / "cache", size=16, **QUIET)
+    assert pe.Preparation.of(cache) == pe.Preparation.of(Records(records.folder, size=16))
+    assert pe.Preparation.of(Cache(cache.folder)) == pe.Preparation.of(cache)
+
+
+def test_a_network_that_is_asked_about_images_prepared_otherwise_refuses(made, tmp_path):
+    folder, records = made
+    whole = pe.pack_dicom(folder / "train", tmp_path / "whole", size=32, window="embolism", quality=70, **QUIET)
+    trained = pe.Preparation.of(Records(records.folder, size=16))
+    with pytest.raises(ValueError, match=r"prepared otherwise than those of .*\n  found: crop lungs, here None\n"):
+        trained.check(Records(whole.folder, size=16))
+    with pytest.raises(ValueError, match="found: image_size 16, here 32\n"):
+        trained.check(records)
+    trained.check(Records(trained.pack(folder / "train", tmp_path / "mended", **QUIET).folder, size=16))  # the fix
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        ({"gamma": 2}, "unknown: gamma; missing: none"),
+        ({"crop": ...}, "unknown: none; missing: crop"),
+        ({"orientation": "as stored"}, "orientation as stored, here upright"),
+        ({"mean": [0.5, 0.5, 0.5]}, "mean .0.5, 0.5, 0.5., here .0.485"),
+    ],
+)
+def test_settings_that_this_kit_cannot_follow_are_refused(made, change, found):
+    values = {**pe.Preparation.of(made[1]).as_dict(), **change}
+    with pytest.raises(ValueError, match=f"found: {found}"):
+        pe.Preparation.read({key: value for key, value in values.items() if value is not ...})
+
+
+def test_images_of_another_pack_have_no_preparation(tmp_path):
+    import numpy
+
+    from tpukit import pack
+
+    records = pack([(numpy.zeros((8, 8, 3), "uint8"), 0), (numpy.ones((8, 8, 3), "uint8"), 1)], tmp_path / "p", **QUIET)
+    with pytest.raises(ValueError, match="does not say how its images were made of DICOM slices"):
+        pe.Preparation.of(records)

@@ -1,0 +1,58 @@
+"""What a model says is kept piece by piece: nothing is computed twice, and other weights begin anew."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tpukit import launch  # noqa: E402
+from tpukit.train import predict_to, read_predictions  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
+NUMBERS = torch.arange(22, dtype=torch.float32).reshape(11, 2)
+
+
+class Twice(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+    def forward(self, numbers):
+        return {"sums": numbers.sum(1) * self.weight, "rows": numbers}
+
+
+def work(core, folder, weight, limit=99):
+    seen = []
+
+    def count(numbers):
+        seen.append(len(numbers))
+        if len(seen) > limit:
+            raise KeyError("cut off")
+        return numbers
+
+    model = core.model(Twice(weight))
+    predict_to(folder, core, model, torch.utils.data.TensorDataset(NUMBERS), batch_size=2, prepare=count, piece=4)
+    return len(seen)
+
+
+def run(*arguments):
+    return launch(work, *arguments, cores=2, backend="cpu", progress="off").results
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path, capsys):
+    from tpukit import WorkerFailed
+
+    with pytest.raises(WorkerFailed, match="cut off"):
+        run(tmp_path, 2.0, 2)
+    assert sorted(file.name for file in tmp_path.glob("*.npz")) == ["000000000.npz", "000000004.npz"]
+    with pytest.raises(FileNotFoundError, match="2 of 3 pieces"):
+        read_predictions(tmp_path)
+    assert run(tmp_path, 2.0) == [1, 1]  # the third piece alone
+    assert "2 of 3 pieces of what the model says are found in" in capsys.readouterr().out
+    kept = read_predictions(tmp_path)
+    assert kept["sums"].tolist() == (NUMBERS.sum(1) * 2).tolist()
+    assert (kept["rows"].dtype, kept["rows"].tolist()) == (torch.float16, NUMBERS.tolist())
+    assert run(tmp_path, 2.0) == [0, 0]
+    assert run(tmp_path, 3.0) == [3, 3]  # of other weights nothing is taken
+    assert read_predictions(tmp_path)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()

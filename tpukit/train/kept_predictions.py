@@ -1,0 +1,121 @@
+"""What a model says of every sample, kept in files as it is computed, and found again by the next session."""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+from tpukit.essentials.machine import write_whole
+from tpukit.essentials.run import Core
+from tpukit.essentials.show import NoSuchFile
+from tpukit.train.prediction import predict
+
+PLAN = "predictions.json"
+
+
+def predict_to(
+    folder,
+    core: Core,
+    model,
+    dataset,
+    *,
+    batch_size: int,
+    prepare: Callable | None = None,
+    bf16: bool = False,
+    piece: int = 65_536,
+) -> None:
+    """Write a model's outputs for every sample into a folder, piece by piece, together; what is there is not computed.
+
+    A run that was cut off goes on with the first piece that is missing. With other weights, or another number of
+    samples, all begins anew. Outputs are kept in half the bytes, as float16: `read_predictions` returns them.
+
+    Args:
+        folder: of nothing else, on this machine.
+        core, model, prepare, bf16: as for `predict`.
+        dataset: map-style, as for `core.batches`, in order.
+        batch_size: samples a core and step.
+        piece: samples that are computed again at most.
+    """
+    import torch
+    from torch.utils.data import Subset
+
+    folder, count = Path(folder), len(dataset)
+    starts = range(0, count, piece)
+    plan = {"weights": _digest(core.to_host(model.state_dict())), "count": count, "piece": piece}
+    there = torch.zeros(len(starts), dtype=torch.float32)
+    if core.is_main:
+        _begin(folder, plan)
+        there += torch.tensor([(folder / _name(start)).is_file() for start in starts])
+    # Core 0 alone looks: where others saw what it writes meanwhile, they would not compute the same pieces.
+    there = core.to_host(core.all_reduce(*core.to_device([there]), "max")).tolist()
+    if any(there):
+        core.print(f"{int(sum(there))} of {len(starts)} pieces of what the model says are found in {folder}")
+    for start, found in zip(starts, there, strict=True):
+        if not found:
+            part = Subset(dataset, range(start, min(start + piece, count)))
+            batches = core.batches(part, batch_size=batch_size)
+            outputs = predict(core, model, batches, prepare=prepare, bf16=bf16)
+            if core.is_main:
+                _write(folder / _name(start), outputs)
+    core.barrier()  # all is there when any core goes on
+
+
+def read_predictions(folder) -> object:
+    """Return what `predict_to` kept of all samples: (N, ...) float16, a tensor, or a dict of them as the model's.
+
+    Raises:
+        FileNotFoundError: not all of it is there.
+    """
+    import numpy
+    import torch
+
+    folder = Path(folder)
+    plan = json.loads((folder / PLAN).read_text()) if (folder / PLAN).is_file() else {"count": 0, "piece": 1}
+    files = [folder / _name(start) for start in range(0, plan["count"], plan["piece"])]
+    gone = [file.name for file in files if not file.is_file()]
+    if gone or not files:
+        raise NoSuchFile(
+            f"{folder} does not hold what a model says of all samples",
+            found=f"{len(files) - len(gone)} of {len(files)} pieces",
+            fix="call predict_to again: it continues where it was interrupted",
+        )
+    pieces = []
+    for file in files:
+        with numpy.load(file) as piece:
+            pieces.append(dict(piece))
+    whole = {name: torch.from_numpy(numpy.concatenate([piece[name] for piece in pieces])) for name in pieces[0]}
+    return whole[""] if whole.keys() == {""} else whole
+
+
+def _begin(folder: Path, plan: dict) -> None:
+    """Make the folder one of this plan; the pieces of another one are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = folder / PLAN
+    if kept.is_file() and json.loads(kept.read_text()) == plan:
+        return
+    kept.unlink(missing_ok=True)
+    for piece in folder.glob("[0-9]*.npz"):
+        piece.unlink()
+    with write_whole(kept) as file:
+        file.write(json.dumps(plan).encode())
+
+
+def _write(file: Path, outputs) -> None:
+    import numpy
+
+    named = outputs if isinstance(outputs, dict) else {"": outputs}
+    with write_whole(file) as written:
+        numpy.savez(written, **{name: value.half().numpy() for name, value in named.items()})
+
+
+def _name(start: int) -> str:
+    return f"{start:09d}.npz"
+
+
+def _digest(state: dict) -> str:
+    """Return what tells these weights from others."""
+    digest = hashlib.sha256()
+    for name, value in state.items():
+        digest.update(name.encode())
+        digest.update(value.contiguous().numpy().tobytes())
+    return digest.hexdigest()
