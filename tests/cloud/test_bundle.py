@@ -17,6 +17,7 @@ from cloud.bundles import CASES
 from kernels import Kernel
 
 import tpukit
+from tpukit.cloud import job_start
 from tpukit.cloud.bundle import make_bundle
 from tpukit.cloud.folders import checkpoint_folder, model_folder, mounted
 
@@ -162,6 +163,7 @@ def test_a_script_is_run_as_it_is_without_tpukit(tmp_path):
     write(tmp_path, beside="HERE = 'beside'\n")
     bundle = make_bundle(tmp_path / "script.py")
     assert bundle.contents.keys() == {"__main__.py", "tpukit.json", "script.py", "beside.py"}
+    assert bundle.contents["__main__.py"] == Path(job_start.__file__).read_bytes()
     assert (bundle.launches, bundle.needs) == (False, ())
     done = run(bundle, tmp_path, "--steps", "3")
     assert done.stdout.split() == ["['--steps',", "'3']", "beside", "False"], done.stderr

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.cloud import contents, job_start
+from tpukit.cloud.contents import NOT_DEFINED, NOTEBOOK, contents, module_names
 from tpukit.cloud.kit_wheel import NAME, kit_wheel, zipped
 from tpukit.cloud.notebook_source import notebook_source
 from tpukit.cloud.requirements import Imports, parse
@@ -23,6 +23,7 @@ from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongType, WrongVal
 
 _MOST_BYTES = 10 * 2**20
 _SECONDS_TO_IMPORT = 600
+_CONTENTS, _START = (Path(__file__).with_name(name) for name in ("contents.py", "job_start.py"))
 
 
 @dataclass(frozen=True)
@@ -105,8 +106,8 @@ def make_bundle(trainer: Callable | str | Path, *, needs: Mapping[str, str] | No
     file = getattr(module, "__file__", None)
     if trainer.__module__ == "__main__" or not file:
         folder = Path(file).resolve().parent if file else Path.cwd()
-        own = {f"{contents.NOTEBOOK}.py": notebook_source(trainer).encode()}
-        return _bundle(own, Imports(folder, needs or {}), contents.NOTEBOOK, trainer.__name__, trainer)
+        own = {f"{NOTEBOOK}.py": notebook_source(trainer).encode()}
+        return _bundle(own, Imports(folder, needs or {}), NOTEBOOK, trainer.__name__, trainer)
     root = Path(file).resolve().parents[module.__name__.count(".") + (Path(file).name == "__init__.py")]
     imports = Imports(root, needs or {})
     imports.add(f"import {module.__name__}", f"{module.__name__}")
@@ -154,7 +155,7 @@ def _bundle(
     needed = tuple(sorted(imports.requirements))
     python = "{}.{}".format(*sys.version_info)
     about = {"trainer": name, "module": module, "function": function, "python": python, "needs": needed}
-    files |= {"__main__.py": Path(job_start.__file__).read_bytes(), "tpukit.json": json.dumps(about, indent=1).encode()}
+    files |= {"__main__.py": _START.read_bytes(), "tpukit.json": json.dumps(about, indent=1).encode()}
     tried = "its imports were found" if not function else _try(files, imports, module, function, trainer)
     if function or imports.uses_kit:
         files[NAME] = kit_wheel()
@@ -176,14 +177,14 @@ def _try(files: dict[str, bytes], imports: Imports, module: str, function: str, 
             fix=f"make {told['where'].partition(',')[0] or 'the trainer'} one that `python` imports in an empty folder",
         )
     rows = told["rows"]
-    open_names = [name.rpartition(".")[2] for name, row in rows.items() if row == contents.NOT_DEFINED]
+    open_names = [name.rpartition(".")[2] for name, row in rows.items() if row == NOT_DEFINED]
     if open_names:
         raise WrongValue(
             f"{function} uses {', '.join(open_names)}, which nothing defines",
             fix=f"define or import {open_names[0]} where {function} is; or pass it through args=",
         )
     if trainer:
-        _compare(contents.contents(trainer, contents.module_names(files)), rows, function)
+        _compare(contents(trainer, module_names(files)), rows, function)
     return "imported in an interpreter of its own" + (", and compared" if trainer else "")
 
 
@@ -211,7 +212,7 @@ def _imported(files: tuple[tuple[str, bytes], ...], module: str, function: str, 
             (sent / path).parent.mkdir(parents=True, exist_ok=True)
             (sent / path).write_bytes(content)
         # -P: the folder of contents.py, which is this room, is not where modules are looked for
-        command = [sys.executable, "-P", contents.__file__, sent, module, function, to]
+        command = [sys.executable, "-P", _CONTENTS, sent, module, function, to]
         environ = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
         options = {"cwd": empty, "env": environ, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
         try:

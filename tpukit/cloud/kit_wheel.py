@@ -5,23 +5,23 @@ import functools
 import hashlib
 import io
 import re
+import sys
 import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
 
-from tpukit import __version__
-
+_VERSION = sys.modules["tpukit"].__version__  # no room imports the face
 _KIT = Path(__file__).parents[1]
-NAME = f"tpukit-{__version__}-py3-none-any.whl"
+NAME = f"tpukit-{_VERSION}-py3-none-any.whl"
 _WHEEL = "Wheel-Version: 1.0\nGenerator: tpukit\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
 
 
 @functools.lru_cache(1)
 def kit_wheel(kit: Path = _KIT) -> bytes:
     """Return the wheel; the same files give the same bytes. Nothing is built, so that nothing is fetched for it."""
-    about = f"tpukit-{__version__}.dist-info"
-    head = [f"Metadata-Version: 2.1\nName: tpukit\nVersion: {__version__}\nProvides-Extra: tpu"]
+    about = f"tpukit-{_VERSION}.dist-info"
+    head = [f"Metadata-Version: 2.1\nName: tpukit\nVersion: {_VERSION}\nProvides-Extra: tpu"]
     files = {
         f"{about}/METADATA": "\n".join(head + [f"Requires-Dist: {one}" for one in _requirements(kit)] + [""]).encode()
     }

@@ -130,9 +130,14 @@ def imported(tree: ast.AST, needed: bool = True) -> Iterator[tuple[str, bool]]:
             for other in node.orelse:  # what is below is for checkers of types, and never runs
                 yield from imported(ast.Module([other], []), needed)
         else:
-            caught = " ".join(ast.unparse(one.type) if one.type else "" for one in getattr(node, "handlers", []))
-            without = isinstance(node, ast.Try) and re.search("ImportError|ModuleNotFound|Exception|^$", caught)
-            yield from imported(node, needed and not without)
+            yield from imported(node, needed and not _may_fail(node))
+
+
+def _may_fail(node: ast.AST) -> bool:
+    """Say whether a statement goes on where an import in it fails."""
+    caught = [ast.unparse(one.type) if one.type else "Exception" for one in getattr(node, "handlers", ())]
+    caught += [ast.unparse(one) for one in getattr(node, "items", ()) if "suppress(" in ast.unparse(one)]
+    return any(re.search(r"\b(ImportError|ModuleNotFoundError|(Base)?Exception)\b", one) for one in caught)
 
 
 def _find(module: str, path: Iterable[str]) -> tuple[ModuleSpec | None, ModuleSpec | None]:
@@ -210,5 +215,6 @@ def _not_known(module: str, where: str) -> WrongValue:
     return WrongValue(
         f"{where} imports {module}, and no installed package of this machine has it, nor a folder beside {where}",
         found="a name is never guessed: on an index it may be anybody's",
-        fix=f'install it here, or name what brings it: --needs {top}={package}, or needs={{"{top}": "{package}"}}',
+        fix=f"install it here; or name what brings it, nothing where it runs without: --needs {top}={package}, "
+        f'needs={{"{top}": "{package}"}}',
     )
