@@ -43,7 +43,7 @@ for folder in sys.argv[2:]:
 def read_cases(text):
     """Return {name: cells}: a case begins with "== name", "--" stands between its cells, and "####" is a heading."""
     parts = re.split("^== (.*)\n", re.sub("^####.*\n", "", text, flags=re.MULTILINE), flags=re.MULTILINE)[1:]
-    cells = ([cell.strip("\n") + "\n" for cell in re.split("^--\n", case, flags=re.MULTILINE)] for case in parts[1::2])
+    cells = ([cell.rstrip("\n") + "\n" for cell in re.split("^--\n", case, flags=re.MULTILINE)] for case in parts[1::2])
     return dict(zip(parts[::2], cells, strict=True))
 
 

@@ -336,6 +336,13 @@ def test_what_a_trainer_reads_beside_itself_comes_with_it(tmp_path):
     assert run(bundle, tmp_path.parent).stdout == "a word\n"
 
 
+def test_a_package_that_is_named_may_be_missing_here_and_that_is_said(tmp_path):
+    (tmp_path / "train.py").write_text("import only_there\n\ndef train(core):\n    pass\n")
+    bundle = make_bundle(f"{tmp_path}/train.py:train", needs={"only_there": "only-there==1.0"})
+    assert "only-there==1.0" in bundle.needs
+    assert bundle.tried == "not imported: only_there is not installed here"
+
+
 def test_nothing_that_is_there_is_overwritten(tmp_path):
     write(tmp_path, script="print(1)\n")
     bundle = make_bundle(tmp_path / "script.py")

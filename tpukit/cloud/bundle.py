@@ -117,7 +117,7 @@ def make_bundle(trainer: Callable | str | Path, *, needs: Mapping[str, str] | No
 def _of_a_file(given: str, needs: Mapping[str, str]) -> Bundle:
     place, _, function = given.partition(".py:")
     file = Path(place + ".py") if function else Path(place)
-    if ".ipynb" in given:
+    if given.partition(":")[0].endswith(".ipynb"):
         raise WrongValue(
             f"{given}: a function of a notebook is sent from its kernel, which knows what its cells have made",
             fix="in the notebook: tpukit.cloud.vertex.job(train, ...); or put the function into train.py",
@@ -138,20 +138,16 @@ def _bundle(
     while waiting:
         path = waiting.pop()
         if path not in files:
+            _check_size({one: file.stat().st_size for one, file in imports.files.items()})  # before it is read
             files[path] = imports.files[path].read_bytes()
         if path.endswith(".py"):
             text = _text(files[path], path)
             waiting += imports.add(text, path)
             waiting += imports.beside(text, path)
+    _check_size({path: len(content) for path, content in files.items()})
     if function:
         for one in ("torch", "torch_xla"):  # what the kit itself imports where it launches
             imports.require(one)
-    if (size := sum(map(len, files.values()))) > _MOST_BYTES:
-        raise WrongValue(
-            f"the trainer has {len(files)} files of more than 10 MiB in all",
-            found=f"{size / 2**20:.1f} MiB: {', '.join(sorted(files, key=lambda path: -len(files[path]))[:3])}, ...",
-            fix="put what is large into the image, or into a package that it installs",
-        )
     needed = tuple(sorted(imports.requirements))
     python = "{}.{}".format(*sys.version_info)
     about = {"trainer": name, "module": module, "function": function, "python": python, "needs": needed}
@@ -222,6 +218,15 @@ def _imported(files: tuple[tuple[str, bytes], ...], module: str, function: str, 
         if to.exists():
             return json.loads(to.read_text())
         return {"error": f"exit status {done.returncode}: {done.stderr.strip()[-300:]}", "where": "", "module": None}
+
+
+def _check_size(sizes: dict[str, int]) -> None:
+    if sum(sizes.values()) > _MOST_BYTES:
+        raise WrongValue(
+            f"the trainer has {len(sizes)} files of more than 10 MiB in all",
+            found=f"{', '.join(sorted(sizes, key=lambda path: -sizes[path])[:3])}, ...",
+            fix="put what is large into the image, or into a bucket whose path comes through args=",
+        )
 
 
 def _check_defined(tree: ast.Module, file: Path, function: str) -> None:

@@ -69,7 +69,9 @@ def _look_whose_checkpoints(files: dict[str, bytes], arguments: list[str]) -> No
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / _KEPT
     if not kept.exists():
-        kept.write_text(json.dumps(this))
+        new = folder / f"{_KEPT}.{os.getpid()}"  # whole or not at all
+        new.write_text(json.dumps(this))
+        new.replace(kept)
         return
     before = json.loads(kept.read_text())
     for what in ("trainer", "arguments"):

@@ -14,6 +14,7 @@ import inspect
 import itertools
 import linecache
 import math
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -204,8 +205,8 @@ def _as_python(cell: str) -> str:
     """Return what a cell runs: without its %% lines, with its magics as IPython writes them."""
     from IPython.core.inputtransformer2 import TransformerManager
 
-    while cell.startswith("%%"):
-        cell = cell.partition("\n")[2]
+    while re.match(r"\s*%%", cell):
+        cell = cell.lstrip().partition("\n")[2]
     return TransformerManager().transform_cell(cell)
 
 
@@ -217,7 +218,7 @@ def _parsed(text: str) -> Iterator[tuple[str, ast.Module]]:
 
 
 def _below(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, those in its ifs and withs included, not those of its functions."""
+    """Yield the statements of a module, those under an if or a with included, not those of its functions."""
     for node in body:
         yield node
         if isinstance(node, _COMPOUND):

@@ -77,7 +77,8 @@ def job(
     for argument, given in (("name", name), ("continues", continues)):
         if given is not None:
             _check(argument, given, "[A-Za-z0-9][A-Za-z0-9._-]{0,127}", f'{argument}="train-1"')
-    check_place("region", region), check_place("project", project)
+    check_place("region", region)
+    check_place("project", project)
     seconds = parse_duration(timeout, "timeout")
     if not _SHORTEST <= seconds < math.inf:
         raise WrongValue(
