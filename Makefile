@@ -2,7 +2,7 @@
 # takes torch's build for the CPU, without the 4 GB of CUDA libraries; UV_INDEX in the environment names a mirror.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
 .PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-exams bench-preflight
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -42,6 +42,9 @@ test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, j
 	    $(python) -m uv run --quiet --no-project --python $(python) --with $$one --with pytest \
 	        python -m pytest -o filterwarnings= tests/cloud/test_handover.py -k "$${one%%=*} and itself" || exit; \
 	done
+
+bundles: $(installed)  ## two minutes: notebook functions of every construct, in the notebook and as the bundle of a job; none may differ
+	$(python) tests/cloud/bundles.py
 
 torchtpu: .platforms/torchtpu/installed  ## minutes, 6 GB: the TorchTPU backend beside the real package; PYTHON of 3.12 to 3.14
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/essentials/backends/test_torch_tpu.py

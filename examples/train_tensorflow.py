@@ -2,7 +2,8 @@
 
 A hundred steps tell what a machine is worth; then the same trainer runs as long as it should:
 
-    python -m tpukit job examples/train_tensorflow.py --target vertex --args '["gs://my-bucket/train*.tfrec"]' ...
+    python -m tpukit job examples/train_tensorflow.py --target vertex --args '["gs://my-bucket/train*.tfrec"]' \\
+        --needs tensorflow=tensorflow-tpu==2.19.1 --needs keras=tensorflow-tpu==2.19.1 ...
 
 It is a script, so its image has TensorFlow and needs no tpukit: Dockerfile.tensorflow. Each record of the TFRecord
 files has an `image`, a JPEG, and its `class`, a number from 0. Without a TPU, two CPU devices stand in for its cores:

@@ -74,8 +74,10 @@ def test_the_tensorflow_trainer_trains_here_as_the_file_that_a_job_gets_saves_an
             pixels, encoded = random.integers(0, 100, (32, 32, 3)) + 150 * (number % 2), io.BytesIO()
             Image.fromarray(pixels.astype("uint8")).save(encoded, "JPEG")
             file.write(framed(example(image=encoded.getvalue(), **{"class": number % 2})))
-    bundle = make_bundle(TWIN)
-    assert (bundle.launches, bundle.needs) == (False, ("keras", "libtpu", "tensorflow"))
+    tpu = "tensorflow-tpu==2.19.1"
+    bundle = make_bundle(TWIN, needs={"tensorflow": tpu, "keras": tpu})
+    assert not bundle.launches
+    assert tpu in bundle.needs
     (tmp_path / "trainer.zip").write_bytes(bundle.to_bytes())
     options = ["--classes", "2", "--steps", "3", "--epochs", "2", "--batch-size", "8", "--size", "32", "--rehearse"]
     folders = {f"AIP_{name.upper()}_DIR": f"{tmp_path}/bucket/{name}/" for name in ("model", "checkpoint")}

@@ -10,6 +10,7 @@ import time
 import zipfile
 from concurrent import futures
 from contextlib import contextmanager, suppress
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -49,7 +50,7 @@ class Cloud:
         self.creating, self.states, self.storing = list(creating), list(states), list(storing)
         self.listing, self.cancelling = list(listing), list(cancelling)
         self.asked, self.uploads, self.job, self.error = [], {}, None, ""
-        self.headers = {}
+        self.headers, self.paths = {}, []
 
     def names(self):
         return [name for name, _ in self.asked]
@@ -91,6 +92,7 @@ class Cloud:
 
     def rest(self, request):
         self.headers |= request.headers
+        self.paths.append(request.path)
         if request.path.startswith("/upload/"):
             fate = self.storing.pop(0) if self.storing else "OK"
             if fate != "OK":
@@ -102,7 +104,9 @@ class Cloud:
             self.uploads[name] = data.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n")
             return 200, {"name": name, "bucket": "demo-bucket", "generation": "1", "metageneration": "1"}
         path = request.path.partition("?")[0]
-        if path.startswith("/storage/"):  # the client of buckets asks for the bucket's place, beside the upload
+        if path.startswith(
+            ("/storage/", "/download/")
+        ):  # the client of buckets asks for the bucket's place, beside the upload
             return refusal(403, "not for you")
         assert path.startswith(f"/v1/{PARENT}/customJobs"), path
         if request.method == "POST" and path.endswith(":cancel"):
@@ -173,7 +177,7 @@ def transport(request):
 
 @pytest.fixture
 def trainer(tmp_path):
-    (tmp_path / "train.py").write_text("import torch\nimport timm\n\ndef train(core, epochs, config):\n    pass\n")
+    (tmp_path / "train.py").write_text("import psutil\n\ndef train(core, epochs, config):\n    pass\n")
     return f"{tmp_path}/train.py:train"
 
 
@@ -192,8 +196,9 @@ def test_the_request_arrives_field_by_field_and_the_trainer_in_the_bucket(traine
         sent = make(
             trainer, chip="v5e-4", args=[3, {"lr": 0.1}], service_account=account, timeout="6h", **connection
         ).submit()
-    ((name, request),) = cloud.asked
-    assert (name, request.parent) == ("create", PARENT)
+    assert cloud.names() == ["list", "create"]  # it may be there already
+    request = cloud.asked[-1][1]
+    assert request.parent == PARENT
     made = request.custom_job
     assert made.display_name == "flowers-1"
     assert re.fullmatch("[0-9a-f]{12}", made.labels["tpukit-job"])
@@ -205,7 +210,8 @@ def test_the_request_arrives_field_by_field_and_the_trainer_in_the_bucket(traine
     assert pool.container_spec.image_uri == IMAGE
     assert list(pool.container_spec.command) == ["python", "/gcs/demo-bucket/runs/flowers-1/trainer.zip"]
     assert list(pool.container_spec.args) == ['[3, {"lr": 0.1}]']
-    assert [(one.name, one.value) for one in pool.container_spec.env] == [("PJRT_DEVICE", "TPU")]
+    variables = {one.name: one.value for one in pool.container_spec.env}
+    assert variables == {"PJRT_DEVICE": "TPU", "TPUKIT_JOB": made.labels["tpukit-job"]}
     assert spec.scheduling.timeout.total_seconds() == 6 * 3600
     assert spec.service_account == account
     assert spec.base_output_directory.output_uri_prefix == "gs://demo-bucket/runs/flowers-1"
@@ -227,7 +233,7 @@ def test_every_tpu_is_a_machine_that_the_sdk_knows(trainer, chip, machine, monke
     cloud = Cloud()
     with serving(cloud, "rest", monkeypatch) as connection:
         make(trainer, chip=chip, **connection).submit()
-    assert cloud.asked[0][1].custom_job.job_spec.worker_pool_specs[0].machine_spec == sdk.MachineSpec(machine)
+    assert cloud.asked[-1][1].custom_job.job_spec.worker_pool_specs[0].machine_spec == sdk.MachineSpec(machine)
 
 
 def test_show_tells_everything_before_anything_is_sent(trainer, capsys):
@@ -240,7 +246,8 @@ def test_show_tells_everything_before_anything_is_sent(trainer, capsys):
         "about $9.60 an hour",
         "Compute Engine's list prices in the US, November 2026",
         "at most 10 h, $96.00",
-        "timm, torch, tpukit",
+        f"psutil=={metadata.version('psutil')}, torch-xla=={metadata.version('torch-xla')}, torch==",
+        "tried here imported in an interpreter of its own",
         "gs://demo-bucket/runs/flowers-1/checkpoints",
     ):
         assert words in text
@@ -249,15 +256,16 @@ def test_show_tells_everything_before_anything_is_sent(trainer, capsys):
 
 def test_a_script_of_any_framework_gets_its_arguments_as_words_and_arrives_as_it_is(monkeypatch):
     cloud, script = Cloud(), Path(__file__).parents[2] / "examples" / "train_tensorflow.py"
+    needs = dict.fromkeys(("tensorflow", "keras"), "tensorflow-tpu==2.19.1")
     with serving(cloud, "rest", monkeypatch) as connection:
-        sent = make(script, args=["gs://demo-bucket/*.tfrec", "--epochs", 3], **connection).submit()
-    (pool,) = cloud.asked[0][1].custom_job.job_spec.worker_pool_specs
+        sent = make(script, args=["gs://demo-bucket/*.tfrec", "--epochs", 3], needs=needs, **connection).submit()
+    (pool,) = cloud.asked[-1][1].custom_job.job_spec.worker_pool_specs
     assert list(pool.container_spec.args) == ["gs://demo-bucket/*.tfrec", "--epochs", "3"]
-    assert sent.bundle.needs == ("keras", "libtpu", "tensorflow")
+    assert "tensorflow-tpu==2.19.1" in sent.bundle.needs
     (uploaded,) = cloud.uploads.values()
     with zipfile.ZipFile(io.BytesIO(uploaded)) as files:
-        assert files.namelist() == ["__main__.py"]
-        assert files.read("__main__.py") == script.read_bytes()
+        assert files.namelist() == ["__main__.py", "tpukit.json", "train_tensorflow.py"]
+        assert files.read("train_tensorflow.py") == script.read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -275,6 +283,15 @@ def test_a_script_of_any_framework_gets_its_arguments_as_words_and_arrives_as_it
         ({"name": "a job:1"}, ValueError, "name is none"),
         ({"service_account": "me@gmail.com"}, ValueError, "service_account is none"),
         ({"timeout": "soon"}, ValueError, 'timeout="8h30m"'),
+        ({"timeout": 0}, ValueError, "of at least a minute; got 0"),
+        ({"timeout": 0.4}, ValueError, "of at least a minute; got 0.4"),
+        ({"timeout": "59s"}, ValueError, "of at least a minute; got '59s'"),
+        ({"timeout": float("inf")}, ValueError, "of at least a minute; got inf"),
+        ({"region": "us-west4; echo"}, ValueError, "is no region of Google Cloud"),
+        ({"project": "mine\n"}, ValueError, "is no project of Google Cloud"),
+        ({"continues": "first"}, ValueError, "has two names"),
+        ({"name": None, "continues": "a b"}, ValueError, "continues is none"),
+        ({"needs": ["cv2"]}, TypeError, "needs is a dict of module and package"),
         ({"args": "3"}, TypeError, "args is a list"),
         ({"args": {"epochs": 3}}, TypeError, "args is a list"),
         ({"args": [object()]}, TypeError, "args travel as JSON"),
@@ -309,6 +326,7 @@ def test_a_refusal_is_an_error_with_its_fix_and_is_not_repeated(
     cloud = Cloud(creating=[status] * 5)
     with serving(cloud, transport, monkeypatch) as connection, pytest.raises(CloudFailed) as caught:
         make(trainer, **connection).submit()
+    assert cloud.names()[0] == "list"
     fact, found, fix = str(caught.value).splitlines()
     assert fact.startswith("job flowers-1: ")
     if (transport, status) != ("rest", 401):  # there the SDK renews the credential first, and this one cannot be
@@ -316,7 +334,7 @@ def test_a_refusal_is_an_error_with_its_fix_and_is_not_repeated(
         assert f"refused with {status}" in found
     assert fix.startswith("  fix:   ")
     assert [word for word in words if word not in str(caught.value)] == []
-    assert (caught.value.status, cloud.names()) == (status, requests)
+    assert (caught.value.status, cloud.names()[1:]) == (status, requests)
     assert pickle.loads(pickle.dumps(caught.value)).status == status
 
 
@@ -337,7 +355,7 @@ def test_a_service_that_says_it_is_not_available_is_asked_again_after_a_look_for
     cloud = Cloud(creating=[503])
     with serving(cloud, "rest", monkeypatch) as connection:
         assert make(trainer, **connection).submit().resource == RESOURCE
-    assert cloud.names() == ["create", "list", "create"]
+    assert cloud.names() == ["list", "create", "list", "create"]
 
 
 @pytest.mark.parametrize("fate", [HANG, LOSE])
@@ -355,29 +373,29 @@ def test_without_an_answer_it_is_not_sent_twice_and_the_error_says_what_is_not_k
         assert fact.endswith("; whether it was created is not known")
         assert "no job is labelled tpukit-job=" in found
         assert "submit() again, which looks for flowers-1 first" in fix
-        assert cloud.names() == ["create", "list"]
+        assert cloud.names() == ["list", "create", "list"]
         assert not caught.value.answered
         assert sent.submit().resource == RESOURCE  # as the fix says
-        assert cloud.names() == ["create", "list", "list", "create"]
+        assert cloud.names() == ["list", "create", "list", "list", "create"]
 
 
 def test_a_job_whose_answer_was_lost_is_found_by_its_label_and_not_made_again(trainer, transport, monkeypatch):
     cloud = Cloud(creating=[SILENT])
     with serving(cloud, transport, monkeypatch) as connection:
         sent = make(trainer, **connection).submit()
-    assert (sent.resource, cloud.names()) == (RESOURCE, ["create", "list"])
-    assert sent.request["labels"]["tpukit-job"] in str(cloud.asked[1][1].filter)
+    assert (sent.resource, cloud.names()) == (RESOURCE, ["list", "create", "list"])
+    assert sent.request["labels"]["tpukit-job"] in str(cloud.asked[2][1].filter)
 
 
 @pytest.mark.parametrize("fate", [503, HANG, LOSE])
 def test_where_the_jobs_cannot_be_listed_either_it_is_not_sent_again(trainer, transport, fate, monkeypatch):
-    cloud = Cloud(creating=[503] * 3, listing=[fate] * 3)
+    cloud = Cloud(creating=[503] * 3, listing=[None, *[fate] * 3])
     with (
         serving(cloud, transport, monkeypatch, request_timeout=2.0) as connection,
         pytest.raises(CloudFailed, match=r"is not known(.|\n)*cannot be listed either(.|\n)*submit\(\) again"),
     ):
         make(trainer, **connection).submit()
-    assert cloud.names() == ["create", "list", "list", "list"]
+    assert cloud.names() == ["list", "create", "list", "list", "list"]
 
 
 def test_submitting_twice_sends_once(trainer, transport, monkeypatch):
@@ -385,7 +403,48 @@ def test_submitting_twice_sends_once(trainer, transport, monkeypatch):
     with serving(cloud, transport, monkeypatch) as connection:
         sent = make(trainer, **connection).submit()
         assert sent.submit() is sent
+    assert cloud.names() == ["list", "create"]
+
+
+def test_a_cell_run_again_finds_its_job_and_another_trainer_gets_another_name(trainer, transport, monkeypatch, capsys):
+    cloud = Cloud()
+    with serving(cloud, transport, monkeypatch) as connection:
+        sent = make(trainer, args=[1], **connection).submit()
+        again = make(trainer, args=[1], **connection).submit()
+        assert (again.resource, again.state) == (sent.resource, "PENDING")
+        assert "flowers-1 runs already, and is not sent again" in capsys.readouterr().out
+        for name in ({"name": "flowers-1"}, {"name": None, "continues": "flowers-1"}):
+            with pytest.raises(
+                ValueError, match="a job flowers-1 is there, and runs, with another(.|\n)*fix: .*another name"
+            ):
+                make(trainer, args=[2], **name, **connection).submit()
+        cloud.job.state = sdk.JobState.JOB_STATE_SUCCEEDED
+        with pytest.raises(ValueError, match='a job flowers-1 is there, and is over(.|\n)*continues="flowers-1"'):
+            make(trainer, args=[1], **connection).submit()
+        assert cloud.names().count("create") == 1
+        goes_on = make(trainer, args=[1], name=None, continues="flowers-1", **connection).submit()
+    assert cloud.names().count("create") == 2
+    assert goes_on.folder == sent.folder
+    assert "TPUKIT_CONTINUE" in [one.name for one in cloud.job.job_spec.worker_pool_specs[0].container_spec.env]
+    assert len(cloud.uploads) == 2, "the first trainer is as it was"
+    assert cloud.uploads["runs/flowers-1/trainer.zip"] == sent.bundle.to_bytes()
+
+
+def test_a_job_without_a_name_gets_one_of_its_own_and_nothing_is_looked_for(trainer, monkeypatch):
+    cloud = Cloud()
+    with serving(cloud, "rest", monkeypatch) as connection:
+        names = {make(trainer, name=None, **connection).request["displayName"] for _ in range(3)}
+        make(trainer, name=None, **connection).submit()
+    assert len(names) == 3
     assert cloud.names() == ["create"]
+
+
+def test_another_file_in_the_bucket_is_not_replaced(trainer, monkeypatch):
+    cloud = Cloud(storing=[412])
+    with serving(cloud, "rest", monkeypatch) as connection, pytest.raises(CloudFailed):
+        make(trainer, **connection).submit()
+    assert (cloud.uploads, cloud.names()) == ({}, ["list"])
+    assert any("ifGenerationMatch=0" in path for path in cloud.paths)
 
 
 @contextmanager
@@ -418,7 +477,7 @@ def test_a_server_that_is_not_there_or_closes_the_connection_is_told(trainer, tr
         else:
             connection["transport"] = JobServiceGrpcTransport(channel=grpc.insecure_channel(f"127.0.0.1:{port}"))
         with pytest.raises(CloudFailed, match="whether it was created is not known") as caught:
-            make(trainer, **connection).submit()
+            make(trainer, name=None, **connection).submit()
     assert "network and its proxy" in str(caught.value) or "status.cloud.google.com" in str(caught.value)
 
 
@@ -431,7 +490,7 @@ def test_a_bucket_that_refuses_ends_it_before_a_job_is_made(trainer, storing, wo
     with serving(cloud, "rest", monkeypatch) as connection, pytest.raises(CloudFailed) as caught:
         make(trainer, **connection).submit()
     assert words in str(caught.value)
-    assert cloud.asked == []
+    assert cloud.names() == ["list"]
 
 
 @pytest.mark.parametrize("fate", [429, 503, LOSE, HANG])

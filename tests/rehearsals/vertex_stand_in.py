@@ -113,7 +113,7 @@ class VertexStandIn:
         path, query = urlsplit(address).path, parse_qs(urlsplit(address).query)
         self.requests.append((method, path))
         if path.startswith("/upload/storage/v1/b/"):
-            return self._upload(path.split("/")[5], content_type, body)
+            return self._upload(path.split("/")[5], content_type, body, once=query.get("ifGenerationMatch") == ["0"])
         collection = re.fullmatch("/v1/(projects/[^/]+/locations/[^/]+/customJobs)", path)
         if collection and method == "POST":
             return 200, self._create(collection[1], json.loads(body))
@@ -127,11 +127,13 @@ class VertexStandIn:
             return self._cancel(there)
         return 200, there.answer()
 
-    def _upload(self, bucket: str, content_type: str, body: bytes) -> tuple[int, dict]:
+    def _upload(self, bucket: str, content_type: str, body: bytes, once: bool) -> tuple[int, dict]:
         boundary = re.search('boundary="?([^";]+)', content_type)[1].encode()
         _, about, data, _ = body.split(b"--" + boundary)  # its name, then the file, as multipart/related
         name = json.loads(about.partition(b"\r\n\r\n")[2])["name"]
         path = self.folder / bucket / name
+        if once and path.exists():
+            return _refusal(412, f"{name} is there")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n"))
         return 200, {"name": name, "bucket": bucket, "generation": "1", "metageneration": "1"}
@@ -142,8 +144,8 @@ class VertexStandIn:
         container = spec["workerPoolSpecs"][0]["containerSpec"]
         folder = self._here(spec["baseOutputDirectory"]["outputUriPrefix"])
         folder.mkdir(parents=True, exist_ok=True)
-        # The container's own variables are left out: PJRT_DEVICE says TPU.
-        variables = {"AIP_CHECKPOINT_DIR": f"{folder}/checkpoints", "AIP_MODEL_DIR": f"{folder}/model"}
+        variables = {one["name"]: one["value"] for one in container.get("env", []) if one["name"] != "PJRT_DEVICE"}
+        variables |= {"AIP_CHECKPOINT_DIR": f"{folder}/checkpoints", "AIP_MODEL_DIR": f"{folder}/model"}
         variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_KIT), os.environ.get("PYTHONPATH")]))
         command = [self._here(word) if word.startswith("/gcs/") else word for word in container["command"]]
         with (folder / _OUTPUT).open("wb") as output:

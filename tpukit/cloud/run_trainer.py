@@ -1,11 +1,11 @@
 """What a trainer's bundle does when it is run, `python trainer.zip`: its function on every core of the machine."""
 
-import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tpukit.cloud.contents import load_trainer
 from tpukit.cloud.folders import checkpoint_folder
 from tpukit.essentials.machine import prepare
 from tpukit.essentials.run import Run, launch
@@ -30,6 +30,6 @@ def run_trainer(
         folder.mkdir(parents=True, exist_ok=True)
         os.chdir(folder)
     prepare()
-    run = launch(getattr(importlib.import_module(module), function), *values, progress="text")
+    run = launch(load_trainer(module, function), *values, progress="text")
     print(run, f"core 0: {run.results[0]!r}", sep="\n", flush=True)
     return run

@@ -1,6 +1,8 @@
 """A worker function as a Vertex AI custom job: looked at first, then sent, watched, and cancelled if need be."""
 
+import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -10,13 +12,15 @@ from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed, find_credentials
 from tpukit.cloud.bundle import Bundle, make_bundle
+from tpukit.cloud.handover import check_place
 from tpukit.cloud.slices import MACHINE_SPECS
-from tpukit.cloud.vertex_api import LABEL, VertexApi
+from tpukit.cloud.vertex_api import LABEL, TRAINER, VertexApi
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
 from tpukit.essentials.show import Table, WrongType, WrongValue, running_shell
 from tpukit.train import parse_duration
 
 _SECONDS_BETWEEN_LINES = 60.0  # of watch, while nothing changes
+_SHORTEST = 60.0  # seconds: below it a job ends before its machine has begun
 _OVER = ("SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED")
 _BUCKET = "[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]"
 _ACCOUNT = "[^@ ]+@[^@ ]+[.]gserviceaccount[.]com"
@@ -31,6 +35,8 @@ def job(
     bucket: str,
     args: Sequence[object] = (),
     name: str | None = None,
+    continues: str | None = None,
+    needs: Mapping[str, str] | None = None,
     service_account: str | None = None,
     project: str | None = None,
     region: str = "us-central1",
@@ -47,10 +53,13 @@ def job(
     Args:
         trainer: the function, "train.py:train", or a script of any framework, "train.py"; see `make_bundle`.
         chip: v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8 or v3-8.
-        image: a container with Python, torch_xla, libtpu and, unless the trainer is a script, tpukit.
+        image: a container with Python, torch_xla, libtpu and what the trainer imports; tpukit comes with the trainer.
         bucket: "gs://bucket", or a folder of it, in the same region.
         args: passed to the function after its `Core`, as JSON: numbers, text, lists, dicts. Of a script: its arguments.
-        name: None for the function's name and the time. The name of an earlier job continues from its checkpoints.
+        name: None for the function's name and the time. A name is one job's: sent again, it finds the job that runs.
+        continues: the name of an earlier job, whose folder and checkpoints this one goes on with; trainer and arguments
+            must be the same.
+        needs: what brings a module that this machine does not have; see `make_bundle`.
         service_account: as which it runs; None for Vertex AI's own.
         project: None for GOOGLE_CLOUD_PROJECT, or the credential's own.
         region: with TPUs of that kind, and quota for them.
@@ -63,15 +72,32 @@ def job(
         TypeError: the trainer or its arguments cannot be sent.
     """
     place = find_tpu(chip, among=MACHINE_SPECS, without="Vertex AI trains on no")
-    bundle = make_bundle(trainer)
-    name = name or f"{bundle.name}-{time.strftime('%m%d-%H%M%S')}"
-    _check("name", name, "[A-Za-z0-9][A-Za-z0-9._-]{0,127}", 'name="train-1"')
+    if name and continues:
+        raise WrongValue(f"a job with name={name!r} and continues={continues!r} has two names", fix="give one of them")
+    for argument, given in (("name", name), ("continues", continues)):
+        if given is not None:
+            _check(argument, given, "[A-Za-z0-9][A-Za-z0-9._-]{0,127}", f'{argument}="train-1"')
+    check_place("region", region)
+    check_place("project", project)
+    seconds = parse_duration(timeout, "timeout")
+    if not _SHORTEST <= seconds < math.inf:
+        raise WrongValue(
+            f"timeout is the time after which a job is ended, of at least a minute; got {timeout!r}",
+            found="Vertex AI does not say what none would be, and a number is of seconds",
+            fix='timeout="8h", or timeout="7d" for Vertex AI\'s longest default',
+        )
+    bundle = make_bundle(trainer, needs=needs)
+    words = arguments(bundle, args)
     _check("image", image, _IMAGE, 'image="us-docker.pkg.dev/my-project/kit/trainer:1"')
     if service_account is not None:
         _check("service_account", service_account, _ACCOUNT, 'service_account="me@my-project.iam.gserviceaccount.com"')
-    folder = f"{find_bucket(bucket)}/{name}"
+    label, own_name = uuid.uuid4().hex[:12], continues or name or new_name(bundle.name)
+    folder = f"{find_bucket(bucket)}/{own_name}"
+    digest = hashlib.sha256(bundle.to_bytes() + json.dumps(words).encode()).hexdigest()[:12]
+    file = f"trainer-{digest}.zip" if continues else "trainer.zip"
+    variables = {"PJRT_DEVICE": "TPU", "TPUKIT_JOB": label} | ({"TPUKIT_CONTINUE": "1"} if continues else {})
     request = {
-        "displayName": name,
+        "displayName": own_name,
         "jobSpec": {
             "workerPoolSpecs": [
                 {
@@ -79,20 +105,25 @@ def job(
                     "replicaCount": 1,  # the SDK: TPU jobs allow one
                     "containerSpec": {
                         "imageUri": image,
-                        "command": ["python", f"/gcs/{folder.removeprefix('gs://')}/trainer.zip"],
-                        "args": arguments(bundle, args),
-                        "env": [{"name": "PJRT_DEVICE", "value": "TPU"}],
+                        "command": ["python", f"/gcs/{folder.removeprefix('gs://')}/{file}"],
+                        "args": words,
+                        "env": [{"name": one, "value": value} for one, value in variables.items()],
                     },
                 }
             ],
-            "scheduling": {"timeout": f"{parse_duration(timeout, 'timeout'):.0f}s"},
+            "scheduling": {"timeout": f"{seconds:.0f}s"},
             "baseOutputDirectory": {"outputUriPrefix": folder},
         },
-        "labels": {LABEL: uuid.uuid4().hex[:12]},
+        "labels": {LABEL: label, TRAINER: digest},
     }
     if service_account is not None:
         request["jobSpec"]["serviceAccount"] = service_account
-    return Job(request, bundle, place, project, region, environ, connection)
+    return Job(request, bundle, place, project, region, environ, connection, may_be_there=bool(name or continues))
+
+
+def new_name(name: str) -> str:
+    """Return a name that no other job has: it begins as given, and goes on with the time and four random letters."""
+    return f"{name[:20].rstrip('-')}-{time.strftime('%m%d-%H%M')}-{uuid.uuid4().hex[:4]}"
 
 
 class Job(Table):
@@ -114,6 +145,8 @@ class Job(Table):
         region: str,
         environ: Mapping[str, str],
         connection: dict,
+        *,
+        may_be_there: bool,
     ):
         self.request, self.bundle = request, bundle
         self._tpu, self._project, self._region = place, project, region
@@ -121,7 +154,7 @@ class Job(Table):
         self.resource: str | None = None
         self.state: str | None = None
         self._api: VertexApi | None = None
-        self._sent = False
+        self._sent, self._may_be_there = False, may_be_there
 
     @property
     def title(self) -> str:
@@ -132,6 +165,12 @@ class Job(Table):
     def folder(self) -> str:
         """The folder in the bucket that it writes into."""
         return self.request["jobSpec"]["baseOutputDirectory"]["outputUriPrefix"]
+
+    @property
+    def file(self) -> str:
+        """Where the trainer goes, in the bucket."""
+        spec = self.request["jobSpec"]["workerPoolSpecs"][0]["containerSpec"]
+        return spec["command"][1].replace("/gcs/", "gs://", 1)
 
     def rows(self) -> list[tuple[str, str]]:
         """Return (what, value) of all that is sent, and what it costs."""
@@ -145,6 +184,7 @@ class Job(Table):
             ("cost", f"about ${self._tpu.dollars:.2f} an hour ({PRICES_OF}; Vertex AI has its own); {most}"),
             ("image", pool["containerSpec"]["imageUri"]),
             ("it must have", ", ".join(self.bundle.needs) or "Python alone"),
+            ("tried here", self.bundle.tried),
             ("trainer", f"{len(self.bundle.files)} files: {', '.join(sorted(self.bundle.files))}"),
             ("command", " ".join([*pool["containerSpec"]["command"], *pool["containerSpec"]["args"]])),
             ("writes", f"{self.folder}, checkpoints in {self.folder}/checkpoints"),
@@ -161,28 +201,46 @@ class Job(Table):
         display(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the trainer's bundle to a file, to rehearse it: `python trainer.zip`."""
-        Path(path).write_bytes(self.bundle.to_bytes())
-        return Path(path)
+        """Write the trainer's bundle to a file, to rehearse it: `python trainer.zip`; never over another file."""
+        return self.bundle.save(path)
 
     def submit(self) -> "Job":
-        """Upload the trainer and create the job. Sent once, it is not sent again: a second call looks for it first.
+        """Upload the trainer and create the job; one of its name that runs is taken, and not sent again.
 
         Raises:
             CloudFailed: it was not created; or whether it was is not known, and the message says so.
+            ValueError: a job of this name was sent before, with another trainer or other arguments, or is over.
             ImportError: the SDK is not installed.
         """
         if self.resource is None:
             api, label = self._connect(), self.request["labels"][LABEL]
-            there = api.find(label) if self._sent else None
+            there = api.find(label) if self._sent else self._of_that_name(api) if self._may_be_there else None
             if there is None:
-                bucket, _, path = self.folder.removeprefix("gs://").partition("/")
-                api.upload(self.bundle.to_bytes(), bucket, f"{path}/trainer.zip")
+                bucket, _, path = self.file.removeprefix("gs://").partition("/")
+                api.upload(self.bundle.to_bytes(), bucket, path)
                 self._sent = True
                 there = api.create(self.request, label)
             self._is_now(there)
             print(f"{self.title}\n  cancel: .cancel(), or `gcloud ai custom-jobs cancel {self.resource}`")
         return self
+
+    def _of_that_name(self, api: VertexApi):
+        """Return the job of this name and folder that is not over, None where there is none; refuse to share one."""
+        name, continues = self.request["displayName"], "TPUKIT_CONTINUE" in json.dumps(self.request)
+        found = [one for one in api.named(name) if _folder(one) == self.folder]
+        running = [one for one in found if one.state.name.removeprefix("JOB_STATE_") not in _OVER]
+        for one in running:
+            if one.labels.get(TRAINER) == self.request["labels"][TRAINER]:
+                print(f"{name} runs already, and is not sent again")
+                return one
+        if running or (found and not continues):
+            over = "is over" if not running else "runs, with another trainer or other arguments"
+            raise WrongValue(
+                f"a job {name} is there, and {over}: {(running or found)[0].name}",
+                found=f"both would write into {self.folder}",
+                fix=f'another name; or continues="{name}" once it is over, with the same trainer and arguments',
+            )
+        return None
 
     def watch(self, *, every: float = 15.0, patience: str | float = "15m") -> "Job":
         """Wait until the job is over, with a line when its state changes, and every minute; return it.
@@ -269,13 +327,13 @@ class Job(Table):
 def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:
     """Return a trainer's arguments as they stand in a command: one JSON list for a function, words for a script.
 
+    A text is a word as it is; what else a script gets is JSON: null, true, {"lr": 0.1}.
+
     Raises:
         TypeError: JSON would lose or change one.
     """
     if isinstance(args, str | Mapping):
         raise WrongType(f"args is a list of arguments, got {args!r}", fix=f"args=[{args!r}]")
-    if not bundle.launches:
-        return [str(one) for one in args]
     try:
         same = json.loads(text := json.dumps(list(args), allow_nan=False)) == list(args)
     except (TypeError, ValueError):
@@ -286,7 +344,14 @@ def arguments(bundle: Bundle, args: Sequence[object]) -> list[str]:
             found="it has numbers, text, True, None, lists, and dicts with text as keys",
             fix="pass a path or a dict of settings, and make the objects inside the function",
         )
-    return [text] if args else []
+    if bundle.launches:
+        return [text] if args else []
+    words = [one if isinstance(one, str) else json.dumps(one) for one in args]
+    if any("\0" in one for one in words):
+        raise WrongValue(
+            "no command takes an argument with a zero character in it", found=repr(args), fix="leave it out"
+        )
+    return words
 
 
 def find_bucket(bucket: str) -> str:
@@ -294,6 +359,10 @@ def find_bucket(bucket: str) -> str:
     address = (bucket if bucket.startswith("gs://") else f"gs://{bucket}").rstrip("/")
     _check("bucket", address, f"gs://{_BUCKET}(/[A-Za-z0-9._-]+)*", 'bucket="gs://my-bucket/runs"')
     return address
+
+
+def _folder(answer) -> str:
+    return answer.job_spec.base_output_directory.output_uri_prefix
 
 
 def _check(argument: str, given: str, pattern: str, example: str) -> None:

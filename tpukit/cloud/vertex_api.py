@@ -11,6 +11,7 @@ from tpukit.essentials.show import NotInstalled
 _T = TypeVar("_T")
 _ROLE = "roles/aiplatform.user"
 LABEL = "tpukit-job"  # by which a job is found again whose answer was lost
+TRAINER = "tpukit-trainer"  # by which a job of the same name is known to do the same
 
 
 class VertexApi:
@@ -58,14 +59,26 @@ class VertexApi:
             self._client = aiplatform_v1.JobServiceClient(transport=transport, client_options=options, **given)
 
     def upload(self, data: bytes, bucket: str, path: str) -> None:
-        """Write a file into a bucket; the same bytes again change nothing."""
+        """Write a file into a bucket, where there is none; the same bytes again change nothing.
+
+        Raises:
+            CloudFailed: it was not written; 412 where another file has this name.
+        """
         from google.cloud import storage
 
-        cloud = Service("Cloud Storage", "storage.googleapis.com", "roles/storage.objectAdmin", self._project)
+        fixes = {412: "another name: the file is another job's, and it is never replaced"}
+        role = "roles/storage.objectAdmin"
+        cloud = Service("Cloud Storage", "storage.googleapis.com", role, self._project, fixes)
         with storage.Client(project=self._project, credentials=self._credentials) as client:
-            write = client.bucket(bucket).blob(path).upload_from_string
-            once = {"content_type": "application/zip", "timeout": self._timeout, "retry": None}
-            self._repeat(f"gs://{bucket}/{path}", lambda: write(data, **once), cloud)
+            blob = client.bucket(bucket).blob(path)
+            limits = {"timeout": self._timeout, "retry": None}
+            new = {"content_type": "application/zip", "if_generation_match": 0, **limits}
+            try:
+                self._repeat(f"gs://{bucket}/{path}", lambda: blob.upload_from_string(data, **new), cloud)
+            except CloudFailed as error:
+                with cloud.asked(f"gs://{bucket}/{path}"):
+                    if error.status != 412 or blob.download_as_bytes(**limits) != data:
+                        raise
 
     def create(self, request: dict, label: str):
         """Create a job and return it.
@@ -95,13 +108,20 @@ class VertexApi:
 
     def find(self, label: str):
         """Return the job with that label; None where there is none."""
-        request = {"parent": self._parent, "filter": f'labels.{LABEL}="{label}"'}
+        found = self._list(f'labels.{LABEL}="{label}"')
+        return next((job for job in found if job.labels.get(LABEL) == label), None)
+
+    def named(self, name: str) -> list:
+        """Return the jobs that show this name."""
+        return [job for job in self._list(f'display_name="{name}"') if job.display_name == name]
+
+    def _list(self, which: str) -> list:
+        request = {"parent": self._parent, "filter": which}
 
         def ask() -> list:
             return list(self._client.list_custom_jobs(request=request, retry=None, timeout=self._timeout))
 
-        found = self._repeat("the list of jobs", ask)
-        return next((job for job in found if job.labels.get(LABEL) == label), None)
+        return self._repeat("the list of jobs", ask)
 
     def get(self, resource: str):
         """Return a job as it is now."""
