@@ -446,7 +446,7 @@ import os, pathlib, subprocess, sys
 from tpukit.packs.packing import pack
 from tpukit.packs.records import Records
 from tpukit.packs.room import Room
-Room.check = lambda room, target: None  # else it is known before; another program may take the room meanwhile
+Room.check = lambda *_, **__: None  # else it is known before; another program may take the room meanwhile
 images, disk = sys.argv[1], pathlib.Path(sys.argv[2])
 old = pack(images, disk / "old", progress="off", workers=1)
 before = old.read(range(len(old)))
