@@ -163,7 +163,8 @@ def test_a_function_that_ends_itself_after_its_step_came_back_is_recorded(error)
 
 
 def test_a_function_goes_on_for_a_dozen_steps_and_no_further(tmp_path):
-    record(functools.partial(workers.by_hand, after=workers.notes_each_step(tmp_path / "steps")), chip=CHIP)
+    with (tmp_path / "steps").open("a") as file:  # opened here: the function itself may open none
+        record(functools.partial(workers.by_hand, after=workers.notes_each_step(file)), chip=CHIP)
     assert 10 <= len((tmp_path / "steps").read_text()) <= 16
 
 

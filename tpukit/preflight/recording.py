@@ -24,6 +24,7 @@ from tpukit.essentials.run import (
 from tpukit.essentials.show import Explained, screen
 from tpukit.preflight.scopes import name_operations
 from tpukit.preflight.step_clock import StepClock
+from tpukit.preflight.write_guard import guard_files
 from tpukit.standin import Imagined, why_not
 
 _LOOK_SECONDS = 0.02
@@ -142,6 +143,7 @@ def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | 
 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     """Run the function; once its step came back and was timed, say so to the kernel, which then ends this process."""
+    guard_files(folder)
     places, end_naming = name_operations(core.backend)
     clock = StepClock(before=end_naming)  # names and lines take longer than the step
     batches = ()

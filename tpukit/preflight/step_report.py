@@ -320,6 +320,9 @@ def preflight(
     `tpukit.preflight.recording.record`; the step is then compiled by libtpu, the TPU's own compiler, in a process of
     its own. That takes seconds to minutes, once for each graph: results are kept in the user's cache folder.
 
+    No file is changed by it: `core.save` and `fit` write nothing meanwhile, and where the function itself would write
+    outside of a temporary folder, as with `torch.save`, it is refused with the line that tried.
+
     Args:
         train: the worker function, as for `launch`; `train(core, *args)`.
         *args: passed on.
@@ -335,7 +338,7 @@ def preflight(
     Raises:
         ValueError: there is no such chip.
         NoPreflight: the step cannot be recorded here; its kinds: NoLibtpu, CompileFailed.
-        WorkerFailed: the worker function raised.
+        WorkerFailed: the worker function raised, or would have changed a file.
     """
     place = find_tpu(chip)
     recording = record(train, *args, chip=place, timeout=timeout or 900.0, progress=progress)
