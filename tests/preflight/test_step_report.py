@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -81,6 +83,11 @@ def compilers():
 def test_a_chip_is_what_its_name_says(name, topology, cores, hbm):
     chip = find_tpu(name)
     assert (chip.topology, chip.cores, chip.hbm) == (topology, cores, hbm * 2**30)
+
+
+def test_a_price_of_no_chip_is_refused_before_anything_is_compiled():
+    with pytest.raises(ValueError, match="there is no TPU 'v5e8'"):
+        tpukit.preflight.preflight(workers.by_hand, chip="v5litepod-8", prices={"v5e8": 5.0})
 
 
 def test_a_mistyped_chip_is_answered_with_the_nearest():
@@ -353,7 +360,7 @@ def test_a_step_is_compiled_and_kept(recorded, real_libtpu, tmp_path, monkeypatc
 
 def test_a_report_holds_what_it_promises(real_libtpu):
     found = tpukit.preflight.preflight(
-        workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5e-8": 3600}, progress="off"
+        workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5litepod-8": 3600}, progress="off"
     )
     assert found.fits
     assert found.seconds == found.cycles / 1.5e9
@@ -431,9 +438,40 @@ def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):
     assert find_function(f"{tmp_path / 'trainer.py'}:train")(None) == 1
     assert find_function("preflight_workers:by_hand") is workers.by_hand
     cells = ["size = 3", "def train(core):\n    return size", "raise RuntimeError('not run')"]
-    cells = ", ".join(f'{{"cell_type": "code", "source": [{cell!r}]}}' for cell in cells).replace("'", '"')
-    (tmp_path / "n.ipynb").write_text('{"cells": [' + cells.replace('("not run")', "()") + "]}")
-    assert find_function(f"{tmp_path / 'n.ipynb'}:train")(None) == 3
+    assert find_function(f"{notebook(tmp_path, *cells)}:train")(None) == 3
+
+
+def notebook(folder, *cells):
+    file = folder / "n.ipynb"
+    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [text]} for text in cells]}))
+    return file
+
+
+def test_the_last_of_two_cells_that_define_a_function_is_meant(tmp_path, capsys):
+    cells = ["def train(core):\n    return 1", "size = 2", "def train(core):\n    return size", "size = 3"]
+    assert find_function(f"{notebook(tmp_path, *cells)}:train")(None) == 2
+    assert "n.ipynb defines train in code cells 1, 3: the last is meant" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cell", ["%%bash\nls -la | head", "files = !ls", "if True:\n    !true", "%time 1", "display"])
+def test_a_notebooks_cells_are_run_as_jupyter_runs_them(cell, tmp_path):
+    main, text = sys.modules["__main__"], "\n% of LaTeX\n!important\n"
+    file = notebook(tmp_path, cell, f'text = """{text}"""', "def train(core):\n    return text")
+    assert find_function(f"{file}:train")(None) == text
+    assert sys.modules["__main__"] is main
+
+
+@pytest.mark.parametrize("cell", ["1 +", "1 / 0"])
+def test_a_cell_that_does_not_run_is_told_by_its_number(cell, tmp_path):
+    file = notebook(tmp_path, "size = 1", cell, "def train(core):\n    return size")
+    with pytest.raises(ValueError, match=f"code cell 2 of n.ipynb does not run(.|\n)*found: {re.escape(cell)}"):
+        find_function(f"{file}:train")
+
+
+def test_a_file_that_is_no_python_is_told(tmp_path):
+    (tmp_path / "broken.py").write_text("def train(core:\n")
+    with pytest.raises(ValueError, match=r"broken.py is no Python(.|\n)*line 1: def train"):
+        find_function(f"{tmp_path / 'broken.py'}:train")
 
 
 @pytest.mark.parametrize(

@@ -331,16 +331,17 @@ def preflight(
             torch. `tpukit.preflight.fetch_libtpu` brings it.
         samples: of an epoch, for what that costs.
         pipeline: samples a second that your input was measured to give, for all cores.
-        prices: dollars an hour by chip, as {"v5e-8": 9.6}, in place of the list's.
+        prices: dollars an hour by chip, as {"v5e-8": 9.6}, in place of the list's; names as for `chip`.
         progress: as in `launch`.
         timeout: seconds for the compiler; None for no limit.
 
     Raises:
-        ValueError: there is no such chip.
+        ValueError: there is no such chip, or a price is of none.
         NoPreflight: the step cannot be recorded here; its kinds: NoLibtpu, CompileFailed.
         WorkerFailed: the worker function raised, or would have changed a file.
     """
     place = find_tpu(chip)
+    own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}  # before it takes minutes
     recording = record(train, *args, chip=place, timeout=timeout or 900.0, progress=progress)
     compiled, too_large = [], None
     for number, graph in enumerate(recording.graphs, start=1):
@@ -351,7 +352,7 @@ def preflight(
         except DoesNotFit as error:
             compiled, too_large = [], error
             break
-    dollars = (prices or {}).get(place.name, place.dollars)
+    dollars = own_prices.get(place.name, place.dollars)
     return Preflight(place, recording, tuple(compiled), too_large, samples, pipeline, dollars)
 
 
