@@ -23,7 +23,7 @@ import tpukit
 from tpukit.essentials.machine import find_tpu
 from tpukit.preflight import compiler, libtpu
 from tpukit.preflight.command import find_function
-from tpukit.preflight.compiler import compile_graph
+from tpukit.preflight.compiler import Compiled, compile_graph
 from tpukit.preflight.hazards import find_hazards
 from tpukit.preflight.hlo import Array, read_program, without_sources
 from tpukit.preflight.recording import record
@@ -106,7 +106,7 @@ def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
     assert (CHIP.cores, bytes(range(8)) in graph.options) == (8, True)  # the device assignment: 0 to 7
     inputs = {str(one.arrays[0]) for one in program.operations if one.opcode == "parameter"}
     assert "u8[4,3,8,8]" in inputs
-    assert recorded.batches == (((4, 3, 8, 8), "uint8"), ((4, 10), "float32"))
+    assert recorded.batches == ((((4, 3, 8, 8), "uint8"), ((4, 10), "float32")),)
 
 
 def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(recorded, monkeypatch):
@@ -177,12 +177,57 @@ def test_a_function_goes_on_for_a_dozen_steps_and_no_further(tmp_path):
 
 def test_what_comes_after_the_step_changes_nothing():
     found = record(workers.evaluates_larger_batches, chip=CHIP, progress="off")
-    assert found.batches == (((4, 192), "float32"), ((4, 10), "float32"))
+    assert found.batches == ((((4, 192), "float32"), ((4, 10), "float32")),)
 
 
 def test_steps_of_two_networks_by_turns_have_no_time_of_the_host():
     found = record(workers.two_by_turns, chip=CHIP, progress="off")
     assert (len(found.graphs), found.host_seconds) == (2, None)
+    # Weights and Adam's two moments of the other network are alive while the graph of one runs.
+    held = [3 * 4 * 193 * width for width in (16, 32)]
+    beside = sorted(graph.beside for graph in found.graphs)
+    assert all(0 <= there - other < 2**13 for there, other in zip(beside, held, strict=True)), (beside, held)
+    made = [Compiled(CHIP, "", 0.0, 1000, 0, 0, 100, 10, 0.0, 0.0, b"") for _ in found.graphs]
+    assert Preflight(CHIP, found, tuple(made)).hbm_bytes == 1100 + 2 * 10 + beside[1]
+
+
+def test_a_step_of_added_up_gradients_has_all_its_batches_and_no_loop_before_it():
+    found = record(workers.adds_gradients_up, chip=CHIP, progress="off")
+    assert (found.is_steady, found.syncs, len(found.graphs), found.recompiled) == (True, 4, 4, 0)
+    programs = [read_program(graph.module) for graph in found.graphs]
+    assert ["all-reduce" in {one.opcode for one in program.operations} for program in programs] == [False] * 3 + [True]
+    assert Preflight(CHIP, found, ()).batch_size == 16  # and the rates, one number each, are no samples
+    (graphs,) = [one for one in find_hazards(found, programs) if one.name == "graphs a step"]
+    assert (graphs.state, graphs.fact[:30]) == ("ok", "4 graphs, each of a core.step(")
+
+
+def test_a_step_of_fit_counts_the_samples_of_all_its_batches():
+    found = record(workers.by_fit_of_four_batches, chip=CHIP, progress="off")
+    assert (len(found.graphs), Preflight(CHIP, found, ()).batch_size) == (1, 16)
+
+
+def test_a_loop_that_writes_to_its_parameters_is_a_training():
+    found = record(workers.updates_by_hand, chip=CHIP, progress="off")
+    assert (found.is_steady, found.has_optimizer, len(found.graphs)) == (True, True, 1)
+
+
+def test_a_function_without_an_optimizer_is_told():
+    assert "no optimizer stepped" in hazards(workers.largest_of_int64)["optimizer"]
+
+
+def test_a_step_that_is_compiled_again_is_named_with_its_line():
+    told = hazards(workers.cuts_windows_out, 6)["recompiles"]
+    assert "graphs were compiled again after the second of 1" in told
+    assert "slice" in told
+    assert "near `model(inputs[:, start : start + 100])" in told
+
+
+def test_batches_of_two_lengths_are_two_shapes_of_one_step():
+    found = record(workers.of_two_lengths, chip=CHIP, progress="off")
+    assert (len(found.graphs), found.recompiled, len(found.shapes)) == (1, 0, 1)
+    assert found.batches[0][0] == ((4, 64), "int32")
+    (other,) = found.shapes
+    assert (len(other.graphs), other.batches[0][0]) == (1, ((4, 16), "int32"))
 
 
 def test_the_host_time_is_that_of_its_thread_and_of_whole_steps():

@@ -75,9 +75,9 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
     ran = subprocess.run(command, cwd=user, env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
-    assert {name: "ChangesFiles: preflight only looks" in words for name, words in said["told"].items()} == dict.fromkeys(
-        WAYS, True
-    )
+    assert {
+        name: "ChangesFiles: preflight only looks" in words for name, words in said["told"].items()
+    } == dict.fromkeys(WAYS, True)
     assert (user / "kept").read_text() == "mine" or said["shell"] == 0  # a kernel without Landlock lets programs write
     assert [path.name for path in user.iterdir()] == ["kept"]
 
