@@ -89,6 +89,6 @@ class StepMarks:
         from torch.optim import Optimizer
 
         known = set(map(id, self._optimizers))
-        others = (one for one in gc.get_objects() if isinstance(one, Optimizer) and id(one) not in known)
+        others = (one for one in gc.get_objects() if issubclass(type(one), Optimizer) and id(one) not in known)
         parameters = (one for other in others for group in other.param_groups for one in group["params"][:1])
         return any(one.device == self._backend.device for one in parameters)

@@ -34,11 +34,6 @@ class RecordingTpu(Tpu):
     def __init__(self) -> None:
         super().__init__()
         self.sent: dict[tuple, None] = {}
-        self.after_sync: Callable[[], None] = lambda: None
-
-    def sync(self) -> None:
-        super().sync()
-        self.after_sync()
 
     def wait_for_launches(self) -> None:
         """Return when all that was handed over has run, and add nothing to it, as `wait` does."""
