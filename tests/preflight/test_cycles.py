@@ -92,17 +92,25 @@ def test_one_shape_and_many_graphs_is_a_step_compiled_again():
     assert [after.programs for _, after in recompiled(found)] == [(2,), (3,), (4,)]
 
 
-def test_an_evaluation_between_steps_is_no_recompile():
+def test_an_evaluation_between_steps_is_no_recompile_and_no_part_of_the_step():
     assert recompiled(trained("aDbDbDebDbDbDebD")[0]) == []
+    found, letters = trained("aDbDebDbDebDbD")
+    assert [letters[number] for number in main_cycle(found).programs] == ["b"]
 
 
 def test_the_samples_are_those_of_the_largest_transfers():
     batch, rate = (((4, 16), "float32"), ((4, 1), "float32")), (((1,), "float32"),)
-    taken = [*batch * 3, *rate, ((2, 2), "float32")]
+    taken = [*batch * 3, *rate, ((7,), "float32")]  # the last by the optimiser, not by the loop
     groups = grouped(taken, [rate, batch])
-    assert groups == (batch, batch, batch, rate, (((2, 2), "float32"),))
+    assert groups == (batch, batch, batch, rate)
     assert samples(groups) == 12
+    assert samples(grouped(batch[:1], [])) == 4  # of a loop that calls .to(device)
     assert samples(()) is None
+
+
+def test_a_mask_that_no_graph_takes_is_left_out():
+    texts, mask = ((4, 64), "int32"), ((4, 64), "bool")
+    assert grouped([texts], [(texts, mask)]) == ((texts,),)
 
 
 def test_two_views_of_a_sample_are_one_sample():

@@ -126,12 +126,16 @@ def _by_shape(found: Sequence[Cycle]) -> list[Cycle]:
     counts = Counter(one.programs for one in settled)
     first = {one.programs: one for one in reversed(settled)}
     ordered = [first[programs] for programs, _ in counts.most_common()]
-    same_kind = [one for one in ordered if _kinds(one) == _kinds(ordered[0])]
+    main = ordered[0]
+    for one in ordered:  # an evaluation after each second step is no part of the step
+        main = one if counts[one.programs] > 1 and _has_more(main, one) else main
+    same_kind = [one for one in ordered if _kinds(one) == _kinds(main)]
+    same_kind.sort(key=lambda one: one is not main)
     by_shape = {}
     for one in same_kind:
         by_shape.setdefault(tuple(sorted(one.taken)), one)
     few = len(by_shape) <= max(1, len(settled) // 2)  # else each batch has a shape of its own
-    return list(by_shape.values()) if few else ordered[:1]
+    return list(by_shape.values()) if few else [main]
 
 
 def _kinds(cycle: Cycle) -> tuple:
@@ -181,14 +185,17 @@ def _has_more(one: Cycle, step: Cycle) -> bool:
 
 
 def grouped(taken: Iterable[Shape], sent: Iterable[tuple[Shape, ...]]) -> tuple[tuple[Shape, ...], ...]:
-    """Return what was taken as the transfers in which it came: those known first, what is left one by one."""
+    """Return what was taken as the transfers in which it came, without what no program took, as a mask it may not need.
+
+    Where the loop sends nothing by `core`, each tensor counts by itself; else what is left is no batch: Adam's numbers.
+    """
     left, groups = Counter(taken), []
     for group in sorted(set(sent), key=lambda group: -group_bytes(group)):
-        wanted = Counter(group)
-        while wanted and not wanted - left:
-            left -= wanted
-            groups.append(group)
-    return (*groups, *((one,) for one in left.elements()))
+        while left[max(group, key=_bytes)]:
+            found = Counter(group) & left
+            left -= found
+            groups.append(tuple(shape for shape in group if shape in found))
+    return tuple(groups) or tuple((one,) for one in left.elements())
 
 
 def samples(groups: Iterable[tuple[Shape, ...]]) -> int | None:
