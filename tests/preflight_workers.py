@@ -47,11 +47,11 @@ def raises(error, *, at):
 
 
 def notes_each_step(file):
-    """What `by_hand` may do after a step: write a letter into a file."""
+    """What `by_hand` may do after a step: write a letter into a file that is open."""
 
     def after(_loss):
-        with file.open("a") as there:
-            there.write("x")
+        file.write("x")
+        file.flush()
 
     return after
 
@@ -122,3 +122,91 @@ def fails(core):
 
 def runs_nothing(core):
     return core.rank
+
+
+def saves_by_itself(core, file):
+    """Write the weights as most trainers do, before any step comes back."""
+    model = core.model(network())
+    optimizer = torch.optim.Adam(model.parameters())
+    for _ in range(20):
+        inputs, targets = core.to_device([torch.zeros(4, 192), torch.ones(4, 10)])
+        with core.step():
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            core.optimizer_step(optimizer)
+        torch.save(core.to_host(model.state_dict()), file)
+
+
+def adds_gradients_up(core):
+    """Train on four batches a step, after a loop that looks at the inputs, and with a rate of the step's own."""
+    model = core.model(network())
+    optimizer = torch.optim.Adam(model.parameters())
+    (covariance,) = core.to_device([torch.zeros(192, 192)])
+    for _ in range(8):
+        (inputs,) = core.to_device([torch.ones(4, 192)])
+        with core.step():
+            covariance.addmm_(inputs.T, inputs)
+    for number, (images, labels) in enumerate(core.batches(Drawn(), batch_size=4), start=1):
+        (rate,) = core.to_device([torch.tensor([0.1])])
+        with core.step():
+            (nn.functional.mse_loss(model(images.float()), labels) * rate / 4).backward()
+            if number % 4 == 0:
+                core.optimizer_step(optimizer)
+
+
+def updates_by_hand(core):
+    model = core.model(nn.Linear(192, 10))
+    for _ in range(12):
+        inputs, targets = core.to_device([torch.zeros(4, 192), torch.ones(4, 10)])
+        with core.step():
+            nn.functional.mse_loss(model(inputs), targets).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter -= 0.1 * parameter.grad
+                    parameter.grad = None
+
+
+def cuts_windows_out(core, places):
+    """Cut each batch at a place that Python draws: another graph for each place."""
+    model = core.model(nn.Linear(100, 1))
+    optimizer = torch.optim.Adam(model.parameters())
+    for number in range(12):
+        (inputs,) = core.to_device([torch.zeros(4, 192)])
+        with core.step():
+            start = number % places
+            model(inputs[:, start : start + 100]).square().mean().backward()
+            core.optimizer_step(optimizer)
+
+
+class Texts(torch.utils.data.Dataset):
+    """Texts of 10 and of 60 words, and a label."""
+
+    def __len__(self):
+        return 512
+
+    def __getitem__(self, index):
+        return torch.zeros(10 if index % 2 else 60, dtype=torch.int32), torch.zeros(1)
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(50, 8), nn.Linear(8, 1)
+
+    def forward(self, texts):
+        return self.out(self.words(texts).mean(1))
+
+
+def of_two_lengths(core):
+    model = core.model(Words())
+    optimizer = torch.optim.Adam(model.parameters())
+    batches = core.batches(Texts(), batch_size=4, shuffle=True, drop_last=True, buckets=(16, 64))
+    tpukit.fit(
+        core, model, optimizer, lambda outputs, targets, mask: (outputs - targets).square().mean(), batches, epochs=2
+    )
+
+
+def by_fit_of_four_batches(core):
+    model = core.model(network())
+    batches = core.batches(Drawn(), batch_size=4, shuffle=True, drop_last=True)
+    options = {"prepare": lambda x: x / 255, "epochs": 1, "accumulate": 4}
+    tpukit.fit(core, model, torch.optim.Adam(model.parameters()), nn.BCEWithLogitsLoss(), batches, **options)

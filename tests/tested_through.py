@@ -78,6 +78,7 @@ TESTED_THROUGH = {
         "preflight/scopes.py",
         "preflight/search.py",
         "preflight/step_clock.py",
+        "preflight/step_marks.py",
         "standin/recording_runtime.py",
     ],
     "scores/test_areas.py": ["scores/operating_point.py", "scores/score_figures.py"],

@@ -3,7 +3,9 @@
 import contextlib
 import functools
 import importlib.util
+import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -21,7 +23,7 @@ import tpukit
 from tpukit.essentials.machine import find_tpu
 from tpukit.preflight import compiler, libtpu
 from tpukit.preflight.command import find_function
-from tpukit.preflight.compiler import compile_graph
+from tpukit.preflight.compiler import Compiled, compile_graph
 from tpukit.preflight.hazards import find_hazards
 from tpukit.preflight.hlo import Array, read_program, without_sources
 from tpukit.preflight.recording import record
@@ -83,6 +85,11 @@ def test_a_chip_is_what_its_name_says(name, topology, cores, hbm):
     assert (chip.topology, chip.cores, chip.hbm) == (topology, cores, hbm * 2**30)
 
 
+def test_a_price_of_no_chip_is_refused_before_anything_is_compiled():
+    with pytest.raises(ValueError, match="there is no TPU 'v5e8'"):
+        tpukit.preflight.preflight(workers.by_hand, chip="v5litepod-8", prices={"v5e8": 5.0})
+
+
 def test_a_mistyped_chip_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r'no TPU .v5e8.(.|\n)*fix:   pass "v5e-8"'):
         tpukit.preflight.preflight(workers.by_hand, chip="v5e8")
@@ -99,7 +106,7 @@ def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
     assert (CHIP.cores, bytes(range(8)) in graph.options) == (8, True)  # the device assignment: 0 to 7
     inputs = {str(one.arrays[0]) for one in program.operations if one.opcode == "parameter"}
     assert "u8[4,3,8,8]" in inputs
-    assert recorded.batches == (((4, 3, 8, 8), "uint8"), ((4, 10), "float32"))
+    assert recorded.batches == ((((4, 3, 8, 8), "uint8"), ((4, 10), "float32")),)
 
 
 def test_a_v5e_may_use_more_of_its_fast_memory_unless_the_user_says_otherwise(recorded, monkeypatch):
@@ -163,18 +170,64 @@ def test_a_function_that_ends_itself_after_its_step_came_back_is_recorded(error)
 
 
 def test_a_function_goes_on_for_a_dozen_steps_and_no_further(tmp_path):
-    record(functools.partial(workers.by_hand, after=workers.notes_each_step(tmp_path / "steps")), chip=CHIP)
+    with (tmp_path / "steps").open("a") as file:  # opened here: the function itself may open none
+        record(functools.partial(workers.by_hand, after=workers.notes_each_step(file)), chip=CHIP)
     assert 10 <= len((tmp_path / "steps").read_text()) <= 16
 
 
 def test_what_comes_after_the_step_changes_nothing():
     found = record(workers.evaluates_larger_batches, chip=CHIP, progress="off")
-    assert found.batches == (((4, 192), "float32"), ((4, 10), "float32"))
+    assert found.batches == ((((4, 192), "float32"), ((4, 10), "float32")),)
 
 
 def test_steps_of_two_networks_by_turns_have_no_time_of_the_host():
     found = record(workers.two_by_turns, chip=CHIP, progress="off")
     assert (len(found.graphs), found.host_seconds) == (2, None)
+    # Weights and Adam's two moments of the other network are alive while the graph of one runs.
+    held = [3 * 4 * 193 * width for width in (16, 32)]
+    beside = sorted(graph.beside for graph in found.graphs)
+    assert all(0 <= there - other < 2**13 for there, other in zip(beside, held, strict=True)), (beside, held)
+    made = [Compiled(CHIP, "", 0.0, 1000, 0, 0, 100, 10, 0.0, 0.0, b"") for _ in found.graphs]
+    assert Preflight(CHIP, found, tuple(made)).hbm_bytes == 1100 + 2 * 10 + beside[1]
+
+
+def test_a_step_of_added_up_gradients_has_all_its_batches_and_no_loop_before_it():
+    found = record(workers.adds_gradients_up, chip=CHIP, progress="off")
+    assert (found.is_steady, found.syncs, len(found.graphs), found.recompiled) == (True, 4, 4, 0)
+    programs = [read_program(graph.module) for graph in found.graphs]
+    assert ["all-reduce" in {one.opcode for one in program.operations} for program in programs] == [False] * 3 + [True]
+    assert Preflight(CHIP, found, ()).batch_size == 16  # and the rates, one number each, are no samples
+    (graphs,) = [one for one in find_hazards(found, programs) if one.name == "graphs a step"]
+    assert (graphs.state, graphs.fact[:30]) == ("ok", "4 graphs, each of a core.step(")
+
+
+def test_a_step_of_fit_counts_the_samples_of_all_its_batches():
+    found = record(workers.by_fit_of_four_batches, chip=CHIP, progress="off")
+    assert (len(found.graphs), Preflight(CHIP, found, ()).batch_size) == (1, 16)
+
+
+def test_a_loop_that_writes_to_its_parameters_is_a_training():
+    found = record(workers.updates_by_hand, chip=CHIP, progress="off")
+    assert (found.is_steady, found.has_optimizer, len(found.graphs)) == (True, True, 1)
+
+
+def test_a_function_without_an_optimizer_is_told():
+    assert "no optimizer stepped" in hazards(workers.largest_of_int64)["optimizer"]
+
+
+def test_a_step_that_is_compiled_again_is_named_with_its_line():
+    told = hazards(workers.cuts_windows_out, 6)["recompiles"]
+    assert "graphs were compiled again after the second of 1" in told
+    assert "slice" in told
+    assert "near `model(inputs[:, start : start + 100])" in told
+
+
+def test_batches_of_two_lengths_are_two_shapes_of_one_step():
+    found = record(workers.of_two_lengths, chip=CHIP, progress="off")
+    assert (len(found.graphs), found.recompiled, len(found.shapes)) == (1, 0, 1)
+    assert found.batches[0][0] == ((4, 64), "int32")
+    (other,) = found.shapes
+    assert (len(other.graphs), other.batches[0][0]) == (1, ((4, 16), "int32"))
 
 
 def test_the_host_time_is_that_of_its_thread_and_of_whole_steps():
@@ -352,7 +405,7 @@ def test_a_step_is_compiled_and_kept(recorded, real_libtpu, tmp_path, monkeypatc
 
 def test_a_report_holds_what_it_promises(real_libtpu):
     found = tpukit.preflight.preflight(
-        workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5e-8": 3600}, progress="off"
+        workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5litepod-8": 3600}, progress="off"
     )
     assert found.fits
     assert found.seconds == found.cycles / 1.5e9
@@ -430,9 +483,40 @@ def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):
     assert find_function(f"{tmp_path / 'trainer.py'}:train")(None) == 1
     assert find_function("preflight_workers:by_hand") is workers.by_hand
     cells = ["size = 3", "def train(core):\n    return size", "raise RuntimeError('not run')"]
-    cells = ", ".join(f'{{"cell_type": "code", "source": [{cell!r}]}}' for cell in cells).replace("'", '"')
-    (tmp_path / "n.ipynb").write_text('{"cells": [' + cells.replace('("not run")', "()") + "]}")
-    assert find_function(f"{tmp_path / 'n.ipynb'}:train")(None) == 3
+    assert find_function(f"{notebook(tmp_path, *cells)}:train")(None) == 3
+
+
+def notebook(folder, *cells):
+    file = folder / "n.ipynb"
+    file.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [text]} for text in cells]}))
+    return file
+
+
+def test_the_last_of_two_cells_that_define_a_function_is_meant(tmp_path, capsys):
+    cells = ["def train(core):\n    return 1", "size = 2", "def train(core):\n    return size", "size = 3"]
+    assert find_function(f"{notebook(tmp_path, *cells)}:train")(None) == 2
+    assert "n.ipynb defines train in code cells 1, 3: the last is meant" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("cell", ["%%bash\nls -la | head", "files = !ls", "if True:\n    !true", "%time 1", "display"])
+def test_a_notebooks_cells_are_run_as_jupyter_runs_them(cell, tmp_path):
+    main, text = sys.modules["__main__"], "\n% of LaTeX\n!important\n"
+    file = notebook(tmp_path, cell, f'text = """{text}"""', "def train(core):\n    return text")
+    assert find_function(f"{file}:train")(None) == text
+    assert sys.modules["__main__"] is main
+
+
+@pytest.mark.parametrize("cell", ["1 +", "1 / 0"])
+def test_a_cell_that_does_not_run_is_told_by_its_number(cell, tmp_path):
+    file = notebook(tmp_path, "size = 1", cell, "def train(core):\n    return size")
+    with pytest.raises(ValueError, match=f"code cell 2 of n.ipynb does not run(.|\n)*found: {re.escape(cell)}"):
+        find_function(f"{file}:train")
+
+
+def test_a_file_that_is_no_python_is_told(tmp_path):
+    (tmp_path / "broken.py").write_text("def train(core:\n")
+    with pytest.raises(ValueError, match=r"broken.py is no Python(.|\n)*line 1: def train"):
+        find_function(f"{tmp_path / 'broken.py'}:train")
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from tpukit.measure.device_report import Report, report
 from tpukit.measure.parity import Comparison, LayerDifference, compare
 from tpukit.measure.profiler import profile
-from tpukit.measure.recompiles import RecompileMonitor
+from tpukit.measure.recompiles import RecompileMonitor, difference
 from tpukit.measure.stopwatch import Stopwatch
 
-__all__ = ["Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "compare", "profile", "report"]
+__all__ = [
+    "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "compare", "difference", "profile",
+    "report",
+]  # fmt: skip

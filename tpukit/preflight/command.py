@@ -6,12 +6,14 @@ import importlib
 import importlib.util
 import json
 import sys
+import tempfile
+import types
 from collections.abc import Callable
 from pathlib import Path
 
 from tpukit.cloud import parse_args
 from tpukit.essentials.machine import find_tpu
-from tpukit.essentials.show import NoSuchFile, WrongValue
+from tpukit.essentials.show import NoSuchFile, NotInstalled, WrongValue
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.recording import NoPreflight
 from tpukit.preflight.step_report import preflight
@@ -77,23 +79,54 @@ def _of_a_file(file: Path) -> dict:
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(file.stem, module)
     sys.path.insert(0, str(file.parent))  # its neighbours, as when it is run
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except SyntaxError as error:
+        text = (error.text or "").strip()
+        raise WrongValue(f"{file} is no Python: {error.msg}", found=f"line {error.lineno}: {text}") from error
     return vars(module)
 
 
 def _of_a_notebook(file: Path, function: str) -> dict:
-    """Run the code cells up to the one that defines the function, in their order, as "Run before" would."""
-    scope: dict = {"__name__": "__main__"}
+    """Run the code cells up to the last that defines the function, as "Run before" would; %, %% and ! are IPython's."""
+    shell = _shell()
     sources = ["".join(cell["source"]) for cell in json.loads(file.read_text())["cells"] if cell["cell_type"] == "code"]
-    cells = ["\n".join("pass" if line[:1] in "%!" and line else line for line in text.splitlines()) for text in sources]
-    last = [number for number, text in enumerate(cells) if _defines(text, function)]
-    for number, text in enumerate(cells[: last[0] + 1] if last else []):
-        exec(compile(text, f"{file.name}, code cell {number + 1}", "exec"), scope)
-    return scope
+    texts = [shell.transform_cell(text) for text in sources]
+    defining = [number for number, text in enumerate(texts, start=1) if _defines(text, function)]
+    if len(defining) > 1:
+        print(f"{file.name} defines {function} in code cells {', '.join(map(str, defining))}: the last is meant")
+    for number, text in enumerate(texts[: defining[-1]] if defining else [], start=1):
+        try:
+            with shell.builtin_trap:  # get_ipython, display
+                exec(compile(text, f"{file.name}, code cell {number}", "exec"), shell.user_ns)
+        except Exception as error:
+            raise WrongValue(
+                f"code cell {number} of {file.name} does not run: {type(error).__name__}: {error}",
+                found=sources[number - 1].splitlines()[0] if sources[number - 1] else "",
+                fix=f"make the notebook run up to {function}, or save the function as a file: train.py:{function}",
+            ) from error
+    return shell.user_ns
+
+
+def _shell():
+    """Return a shell of its own, which keeps no history and is nobody's `get_ipython()`."""
+    try:
+        from IPython.core.interactiveshell import InteractiveShell
+        from traitlets.config import Config
+    except ImportError as error:
+        raise NotInstalled("cells are read by IPython, which is not here", fix="pip install ipython") from error
+    with tempfile.TemporaryDirectory() as folder:  # for its profile
+        no_history = Config(HistoryManager={"enabled": False})
+        module = types.ModuleType("notebook")  # IPython puts it into sys.modules, where __main__ is this command
+        shell = InteractiveShell(ipython_dir=folder, config=no_history, user_module=module)
+    shell.user_ns["__name__"] = "__main__"
+    return shell
 
 
 def _defines(text: str, function: str) -> bool:
     try:
-        return any(getattr(node, "name", None) == function for node in ast.parse(text).body)
+        body = ast.parse(text).body
     except SyntaxError:
         return False
+    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
+    return function in [getattr(node, "name", None) for node in body] + [getattr(one, "id", None) for one in targets]

@@ -20,11 +20,17 @@ def find_hazards(recording: Recording, programs: Iterable[Program]) -> list[Find
         *_wide(programs, "s64", "int64", "a TPU counts in 32 bits and takes two operations for 64", "int32", recording),
         *_dynamic(programs),
     ]
-    if not recording.is_steady:
-        fact = "the function ended before its step came back unchanged; this is the largest graph that it ran"
+    if recording.recompiled:
+        found.insert(0, _compiled_again(recording))
+    if not recording.has_optimizer:
+        fact = "no optimizer stepped in what was run, so this is no training step but the largest graph there was"
+        found.insert(0, Finding("optimizer", "warning", fact, "a loop with core.optimizer_step(optimizer), or fit"))
+    elif not recording.is_steady and not recording.recompiled:
+        fact = "the function ended before its step came back unchanged; this is the last that it ran"
         found.insert(0, Finding("steady step", "warning", fact, "more data or epochs: at least five steps"))
-    clean = "no fallbacks to the host, no float64, no large int64, no dynamic shapes; one graph a step"
-    return found or [Finding("hazards", "ok", clean)]
+    clean = "no fallbacks to the host, no float64, no large int64, no dynamic shapes; nothing compiled again"
+    worth_saying = [one for one in found if one.state != "ok"]
+    return found if worth_saying else [*found, Finding("hazards", "ok", clean)]
 
 
 def padding(program: Program) -> Iterator[Array]:
@@ -34,11 +40,23 @@ def padding(program: Program) -> Iterator[Array]:
             yield from (array for array in one.arrays if array.in_hbm and array.dimensions)
 
 
+def _compiled_again(recording: Recording) -> Finding:
+    """Name the worst that can happen on a TPU: seconds to minutes of compiling, again and again."""
+    graphs, steps = recording.recompiled, recording.steps
+    reason, _, fix = recording.reason.partition("\n  fix:")
+    fact = f"{graphs} graphs were compiled again after the second of {steps} steps, each for seconds to minutes"
+    return Finding("recompiles", "warning", f"{fact}\n{reason}".strip(), fix.strip() or "the same shapes in every step")
+
+
 def _cut(recording: Recording) -> list[Finding]:
-    graphs = len(recording.graphs)
+    graphs, syncs = len(recording.graphs), recording.syncs
     if graphs == 1:
         return []
-    fact = f"one step runs {graphs} graphs: something reads a tensor in it, and the chip waits for the host each time"
+    if graphs <= syncs:
+        fact = f"{graphs} graphs, each of a core.step(), from one step of the optimizers to the next"
+        return [Finding("graphs a step", "ok", fact)]
+    several = f" in {syncs} core.step()" if syncs > 1 else ""
+    fact = f"one step runs {graphs} graphs{several}: something reads a tensor in it, and the chip waits for the host"
     return [Finding("graphs a step", "warning", fact, "no .item(), print or if on a tensor inside of core.step()")]
 
 

@@ -1,11 +1,10 @@
 """The graphs of a worker function's step, recorded as one core of a TPU would send them to its compiler."""
 
-import contextlib
 import functools
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -21,12 +20,26 @@ from tpukit.essentials.run import (
     sigterm_ends_the_run,
     worker_failed,
 )
-from tpukit.essentials.show import Explained, screen
+from tpukit.essentials.show import Explained, explain, screen
+from tpukit.measure import difference
+from tpukit.preflight.cycles import (
+    SETTLED,
+    Cycle,
+    Ran,
+    Shape,
+    came_back,
+    cycles,
+    grouped,
+    main_cycle,
+    other_shapes,
+    read_log,
+    recompiled,
+)
 from tpukit.preflight.scopes import name_operations
 from tpukit.preflight.step_clock import StepClock
+from tpukit.preflight.step_marks import StepMarks
+from tpukit.preflight.write_guard import guard_files
 from tpukit.standin import Imagined, why_not
-
-_LOOK_SECONDS = 0.02
 
 
 class NoPreflight(Explained, RuntimeError):
@@ -40,23 +53,31 @@ class Graph:
     Attributes:
         module: HloModuleProto, serialised.
         options: CompileOptionsProto, serialised: the number of replicas and their devices.
+        beside: bytes that were on the device while it ran and are none of its arguments, without padding.
     """
 
     module: bytes = field(repr=False)
     options: bytes = field(repr=False)
+    beside: int = 0
 
 
 @dataclass(frozen=True)
 class Recording:
-    """The step of a worker function.
+    """The step of a worker function: what its core runs from one step of the optimisers to the next.
 
     Attributes:
         chip: the machine it was recorded for.
-        graphs: what one step runs, in order; one, unless something in the step cuts it.
-        is_steady: whether the step came back unchanged; otherwise the run ended before, and `graphs` is its last.
+        graphs: what one step runs, in order: of a GAN for all networks, of added-up gradients for all batches.
+        is_steady: whether the step came back unchanged; otherwise the run ended before.
+        has_optimizer: whether an optimiser stepped; otherwise `graphs` is the largest graph that ran.
+        steps: how many were seen.
+        syncs: how often the loop hands its work over in one, with core.step(); more graphs than that are cut.
+        shapes: of batches of several shapes, as with `buckets`, the steps of the others; `graphs` is of the largest.
+        recompiled: graphs compiled after the second step that no such shape explains.
+        reason: what was different in the first of these.
         places: the calls that scopes in the graphs name, as (module, line of Python, direction); see `scopes`.
         counters: torch_xla's counters as of the recording's end, by name; "aten::" are fallbacks to the host.
-        batches: of the step, each (shape, dtype) of a tensor sent to the device, if the loop used `core.batches`.
+        batches: what a step takes from the host, by transfer: (shape, dtype) of each of its tensors.
         flags: what libtpu gets as LIBTPU_INIT_ARGS in a launch on that machine.
         seconds: that the recording took.
         host_seconds: of one of this machine's processors, that Python and torch_xla take for a step; None if not known.
@@ -65,12 +86,26 @@ class Recording:
     chip: Tpu
     graphs: tuple[Graph, ...]
     is_steady: bool
+    has_optimizer: bool = True
+    steps: int = 0
+    syncs: int = 1
+    shapes: tuple["OtherShape", ...] = ()
+    recompiled: int = 0
+    reason: str = ""
     places: tuple[tuple[str, str, str], ...] = field(repr=False, default=())
     counters: dict[str, float] = field(repr=False, default_factory=dict)
-    batches: tuple = field(repr=False, default=())
+    batches: tuple[tuple[Shape, ...], ...] = ()
     flags: str = ""
     seconds: float = 0.0
     host_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class OtherShape:
+    """The step of batches of another shape: its graphs, and what it takes from the host."""
+
+    graphs: tuple[Graph, ...]
+    batches: tuple[tuple[Shape, ...], ...]
 
 
 def record(
@@ -142,34 +177,37 @@ def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | 
 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     """Run the function; once its step came back and was timed, say so to the kernel, which then ends this process."""
+    guard_files(folder)
     places, end_naming = name_operations(core.backend)
     clock = StepClock(before=end_naming)  # names and lines take longer than the step
-    batches = ()
-
-    def after_sync() -> None:
-        nonlocal batches
-        if clock.after_sync():
-            batches = core.backend.sent
-        if clock.has_ended:
-            threading.Event().wait()  # the kernel gets the facts, and ends this process
-
-    core.backend.after_sync = after_sync
+    marks = StepMarks(core.backend, folder / "log")
+    known = {}
 
     def facts() -> dict:
         counters = {name: total for name, (total, _) in core.backend.metrics().items()}
-        sent = batches or core.backend.sent  # what is sent between steps may be for an evaluation
-        return {"places": tuple(places), "counters": counters, "batches": sent, "host_seconds": None}
+        return {"places": tuple(places), "counters": counters}
 
-    def look() -> None:
-        while not _is_steady(_log(folder)):
-            time.sleep(_LOOK_SECONDS)
-        found = facts()  # of the step that came back, whatever the function does next
-        clock.start()
-        (folder / "go").touch()
+    def finish() -> dict:
+        reason = _reason(core.backend, folder, cycles(read_log(folder / "log"), marks.all))
+        return {"marks": marks.all, "sent": tuple(core.backend.sent), "reason": reason}
+
+    def send() -> None:
         clock.wait()
-        core._send(("result", core.rank, found | {"host_seconds": clock.seconds}))
+        core._send(("result", core.rank, known | finish() | {"host_seconds": clock.seconds}))
 
-    threading.Thread(target=look, daemon=True).start()
+    def after_sync() -> None:
+        clock.after_sync()
+        marks.after_sync()
+        if clock.has_ended:
+            threading.Event().wait()  # the kernel gets the facts, and ends this process
+
+    def after_step() -> None:
+        if not clock.is_started and (marks.are_steady() or marks.are_enough()):
+            known.update(facts())  # of the step that came back, whatever the function does next
+            clock.start()
+            threading.Thread(target=send, daemon=True).start()
+
+    core.backend.after_sync, marks.after_step = after_sync, after_step
     try:
         fn(core, *args)
         core.backend.sync()
@@ -180,45 +218,66 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     if clock.is_started:
         clock.end()
         after_sync()
-    return facts()
+    return facts() | finish() | {"host_seconds": None}
 
 
-def _log(folder: Path) -> list[tuple[str, int]]:
-    """Return what was compiled and run so far, in order."""
-    with contextlib.suppress(FileNotFoundError):
-        lines = (folder / "log").read_text().splitlines()
-        return [(word, int(number)) for word, number in map(str.split, lines)]
-    return []
+def _reason(backend, folder: Path, found: list[Cycle]) -> str:
+    """Say what is different in a step that was compiled again; of the first, as its operations have their lines."""
+    for before, after in recompiled(found):
+        if sorted(before.taken) != sorted(after.taken):
+            was, now = (_listed(set(one.taken) - set(other.taken)) for one, other in ((before, after), (after, before)))
+            return explain(f"a step takes {now}, the one before {was}", fix=_ONE_SHAPE)
+        pairs = zip(before.programs, after.programs, strict=False)
+        pair = next(((one, other) for one, other in pairs if one != other and other in after.compiled), None)
+        if pair:
+            return difference(*(backend.text_of(folder / f"{number}.hlo") for number in pair))
+    return ""
 
 
-def _is_steady(log: list[tuple[str, int]]) -> bool:
-    return bool(log) and log[-1][0] == "steady"
+_ONE_SHAPE = "batches of one shape: core.batches makes them, with drop_last=True; of several lengths, buckets="
+
+
+def _listed(shapes: Iterable[Shape]) -> str:
+    return ", ".join(f"{size} {dtype}" for size, dtype in sorted(shapes)) or "as before"
 
 
 def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
-    log = _log(folder)
-    runs = [number for word, number in log if word in ("run", "steady")]
-    if not runs:
+    log = read_log(folder / "log")
+    if not any(isinstance(one, Ran) for one in log):
         raise NoPreflight(
             "the worker function ended before it ran anything on the device",
             found="no graph was compiled",
             fix="it has to run a step: in a loop over core.batches, with core.step(), or fit",
         )
-    steady = _is_steady(log)
-    step = _last_cycle(runs) if steady else [_largest(folder, runs)]
-    graphs = tuple(
-        Graph((folder / f"{number}.hlo").read_bytes(), (folder / f"{number}.options").read_bytes()) for number in step
+    marks, sent = facts.pop("marks"), facts.pop("sent")
+    found = cycles(log, marks)
+    step, others, again = main_cycle(found), other_shapes(found), recompiled(found)
+    if step is None:
+        step = Cycle((max((one for one in reversed(log) if isinstance(one, Ran)), key=lambda one: _size(folder, one)),))
+    beside: dict[int, int] = {}
+    for one in (one for cycle in found[SETTLED:] or [step] for one in cycle.runs):
+        beside[one.program] = max(beside.get(one.program, 0), one.beside)
+
+    def graphs(cycle: Cycle) -> tuple[Graph, ...]:
+        return tuple(
+            Graph(*((folder / f"{number}.{kind}").read_bytes() for kind in ("hlo", "options")), beside.get(number, 0))
+            for number in cycle.programs
+        )
+
+    return Recording(
+        chip,
+        graphs(step),
+        came_back(found),
+        has_optimizer=bool(found),
+        steps=len(found),
+        syncs=step.syncs,
+        shapes=tuple(OtherShape(graphs(one), grouped(one.taken, sent)) for one in others),
+        recompiled=sum(len(after.compiled) for _, after in again),
+        batches=grouped(step.taken, sent),
+        flags=(folder / "flags").read_text(),
+        **facts,
     )
-    flags = (folder / "flags").read_text()
-    return Recording(chip, graphs, steady, flags=flags, **facts)
 
 
-def _last_cycle(runs: list[int]) -> list[int]:
-    """Return what ran from the last but one run of the last program up to that, without that."""
-    last = runs[-1]
-    start = max(place for place, number in enumerate(runs[:-1]) if number == last)
-    return runs[start:-1]
-
-
-def _largest(folder: Path, runs: list[int]) -> int:
-    return max(dict.fromkeys(reversed(runs)), key=lambda number: (folder / f"{number}.hlo").stat().st_size)
+def _size(folder: Path, one: Ran) -> int:
+    return (folder / f"{one.program}.hlo").stat().st_size

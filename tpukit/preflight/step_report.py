@@ -11,9 +11,11 @@ from pathlib import Path
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
 from tpukit.essentials.show import Finding, Findings, as_html, as_text, human_size
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
+from tpukit.preflight.cycles import group_bytes
+from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
-from tpukit.preflight.recording import Recording, record
+from tpukit.preflight.recording import Graph, Recording, record
 
 _MOST_OPERATIONS = 10
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -51,6 +53,7 @@ class Preflight(Findings):
         chip: the TPU.
         recording: the step.
         compiled: what libtpu made of each of its graphs; empty where one does not fit.
+        shapes: the same for batches of each other shape that the recording has.
         too_large: why it does not fit, else None.
         samples: of an epoch, if known.
         pipeline: samples a second that the input was measured to give, for all cores; None if not known.
@@ -64,6 +67,7 @@ class Preflight(Findings):
     samples: int | None = None
     pipeline: float | None = None
     dollars: float = 0.0
+    shapes: tuple[tuple[Compiled, ...], ...] = ()
 
     @property
     def subject(self) -> str:
@@ -81,16 +85,28 @@ class Preflight(Findings):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples a core and step, from what the loop sent to the device last; None if that is not known."""
-        sizes = [shape[0] for shape, _ in self.recording.batches if shape]
-        return sizes[0] if sizes else None
+        """Samples a core and step, of all batches that it takes from the host; None if it takes none."""
+        return samples_of(self.recording.batches)
 
     @property
     def hbm_bytes(self) -> int:
-        """What the largest graph of the step takes; where it does not fit, what the compiler says it would."""
+        """The most that is in use: a graph's arguments and temporaries, all else that is alive, the code of all graphs.
+
+        Where a graph alone does not fit, what the compiler says it would take.
+        """
         if self.too_large is not None:
             return self.too_large.needed or self.chip.hbm + 1
-        return max(one.hbm_bytes for one in self.compiled)
+        compiled, beside = self._largest
+        return compiled.hbm_bytes + beside
+
+    @property
+    def _largest(self) -> tuple[Compiled, int]:
+        """The graph that runs when most is in use, and the bytes beside it: what is alive, and other graphs' code."""
+        graphs = [*self.recording.graphs, *(graph for one in self.recording.shapes for graph in one.graphs)]
+        compiled = [*self.compiled, *(made for one in self.shapes for made in one)]
+        code = sum({id(one): one.code_bytes for one in compiled}.values())
+        beside = [graph.beside + code - one.code_bytes for graph, one in zip(graphs, compiled, strict=False)]
+        return max(zip(compiled, beside, strict=False), key=lambda both: both[0].hbm_bytes + both[1])
 
     @property
     def cycles(self) -> int:
@@ -170,6 +186,7 @@ class Preflight(Findings):
         return (
             self._memory(),
             Finding("step", "ok", self._time()),
+            *self._shapes(),
             Finding("use of the chip", "ok", self._use()),
             *self._host(),
             *self._padding(),
@@ -213,9 +230,12 @@ class Preflight(Findings):
             if wanted and limit:
                 fact += f", of which a program gets {human_size(limit)}: {human_size(wanted - limit)} too much"
             return Finding("memory", "failure", f"{fact}\n{self.too_large.words.splitlines()[0][:300]}", fix)
-        one = max(self.compiled, key=lambda one: one.hbm_bytes)
+        one, beside = self._largest
         parts = f"arguments {human_size(one.argument_bytes)}, temporaries {human_size(one.temporary_bytes)}, "
-        fact = f"{parts}code {human_size(one.code_bytes)}: {human_size(one.hbm_bytes)} a core; {has}"
+        parts += f"code {human_size(one.code_bytes)}"
+        if beside:
+            parts += f", alive beside that {human_size(beside)}"
+        fact = f"{parts}: {human_size(self.hbm_bytes)} a core; {has}"
         if not self.fits:
             return Finding("memory", "failure", f"does not fit: {fact}", fix)
         return Finding("memory", "ok", f"fits: {fact}")
@@ -234,6 +254,21 @@ class Preflight(Findings):
             sent = human_size(self.collective_bytes)
             fact += f"; a core sends {sent} through collectives, for which it gives no cycles"
         return fact
+
+    def _shapes(self) -> list[Finding]:
+        """One row for each shape of batches, as with buckets: what is said elsewhere is of the largest."""
+        if not self.shapes:
+            return []
+        steps = [(self.recording.batches, self.compiled)]
+        steps += [(one.batches, made) for one, made in zip(self.recording.shapes, self.shapes, strict=True)]
+        rows = []
+        for batches, compiled in sorted(steps, key=lambda step: -sum(map(group_bytes, step[0]))):
+            seconds = sum(one.cycles for one in compiled) / self.chip.clock
+            size = human_size(max(one.hbm_bytes for one in compiled))
+            rate = samples_of(batches) * self.chip.cores / seconds
+            fact = f"{_written(batches)}: {seconds * 1e3:.2f} ms, {rate:,.0f} samples/s, {size} a core"
+            rows.append(Finding("shape", "ok", fact))
+        return rows
 
     def _use(self) -> str:
         flops, used = (sum(getattr(one, name) for one in self.compiled) for name in ("flops", "bytes_accessed"))
@@ -282,8 +317,7 @@ class Preflight(Findings):
         return [Finding("input", "warning", fact, "notebook 05: a cache of decoded pixels, threads, workers")]
 
     def _batch_bytes(self) -> int:
-        widths = {"uint8": 1, "bool": 1, "int8": 1, "bfloat16": 2, "float16": 2, "int16": 2, "float64": 8, "int64": 8}
-        return sum(math.prod(shape) * widths.get(dtype, 4) for shape, dtype in self.recording.batches)
+        return sum(map(group_bytes, self.recording.batches))
 
     def _cost(self) -> str:
         price = f"${self.dollars:.2f} an hour ({PRICES_OF})"
@@ -320,6 +354,9 @@ def preflight(
     `tpukit.preflight.recording.record`; the step is then compiled by libtpu, the TPU's own compiler, in a process of
     its own. That takes seconds to minutes, once for each graph: results are kept in the user's cache folder.
 
+    No file is changed by it: `core.save` and `fit` write nothing meanwhile, and where the function itself would write
+    outside of a temporary folder, as with `torch.save`, it is refused with the line that tried.
+
     Args:
         train: the worker function, as for `launch`; `train(core, *args)`.
         *args: passed on.
@@ -328,28 +365,42 @@ def preflight(
             torch. `tpukit.preflight.fetch_libtpu` brings it.
         samples: of an epoch, for what that costs.
         pipeline: samples a second that your input was measured to give, for all cores.
-        prices: dollars an hour by chip, as {"v5e-8": 9.6}, in place of the list's.
+        prices: dollars an hour by chip, as {"v5e-8": 9.6}, in place of the list's; names as for `chip`.
         progress: as in `launch`.
         timeout: seconds for the compiler; None for no limit.
 
     Raises:
-        ValueError: there is no such chip.
+        ValueError: there is no such chip, or a price is of none.
         NoPreflight: the step cannot be recorded here; its kinds: NoLibtpu, CompileFailed.
-        WorkerFailed: the worker function raised.
+        WorkerFailed: the worker function raised, or would have changed a file.
     """
     place = find_tpu(chip)
+    own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}  # before it takes minutes
     recording = record(train, *args, chip=place, timeout=timeout or 900.0, progress=progress)
-    compiled, too_large = [], None
-    for number, graph in enumerate(recording.graphs, start=1):
-        label = "the step" if len(recording.graphs) == 1 else f"graph {number} of {len(recording.graphs)} of the step"
-        options = {"libtpu": libtpu, "flags": recording.flags, "progress": progress, "timeout": timeout}
-        try:
-            compiled.append(compile_graph(graph, place, label=label, **options))
-        except DoesNotFit as error:
-            compiled, too_large = [], error
-            break
-    dollars = (prices or {}).get(place.name, place.dollars)
-    return Preflight(place, recording, tuple(compiled), too_large, samples, pipeline, dollars)
+    options = {"libtpu": libtpu, "flags": recording.flags, "progress": progress, "timeout": timeout}
+    steps = (recording.graphs, *(one.graphs for one in recording.shapes))
+    made, compiled, too_large = {}, [], None
+    try:
+        for number, graphs in enumerate(steps, start=1):
+            label = "the step" if len(steps) == 1 else f"the step of shape {number} of {len(steps)}"
+            compiled.append(_compiled(graphs, place, made, label=label, **options))
+    except DoesNotFit as error:
+        compiled, too_large = [()], error
+    dollars = own_prices.get(place.name, place.dollars)
+    return Preflight(place, recording, compiled[0], too_large, samples, pipeline, dollars, tuple(compiled[1:]))
+
+
+def _compiled(graphs: tuple[Graph, ...], chip: Tpu, made: dict, *, label: str, **options) -> tuple[Compiled, ...]:
+    """Compile each graph once, however often it is in a step: one of added-up gradients has the same many times."""
+    for graph in graphs:
+        if graph.module not in made:
+            several = f"graph {len(made) + 1} of {label}" if len({one.module for one in graphs}) > 1 else label
+            made[graph.module] = compile_graph(graph, chip, label=several, **options)
+    return tuple(made[graph.module] for graph in graphs)
+
+
+def _written(batches: tuple) -> str:
+    return ", ".join(f"{shape} {dtype}" for group in dict.fromkeys(batches) for shape, dtype in group)
 
 
 def _place(one: Operation, program: Program, places: tuple) -> tuple[str, str, str]:

@@ -40,6 +40,17 @@ static int partitions(const char* options, size_t size) {
   return count;
 }
 
+static size_t outputs_of(PJRT_LoadedExecutable* loaded) {
+  PJRT_LoadedExecutable_GetExecutable_Args get = {
+      PJRT_LoadedExecutable_GetExecutable_Args_STRUCT_SIZE, NULL, loaded, NULL};
+  if (plugin->PJRT_LoadedExecutable_GetExecutable(&get)) return 0;
+  PJRT_Executable_NumOutputs_Args count = {PJRT_Executable_NumOutputs_Args_STRUCT_SIZE, NULL, get.executable, 0};
+  PJRT_Executable_Destroy_Args destroy = {PJRT_Executable_Destroy_Args_STRUCT_SIZE, NULL, get.executable};
+  if (plugin->PJRT_Executable_NumOutputs(&count)) count.num_outputs = 0;
+  plugin->PJRT_Executable_Destroy(&destroy);
+  return count.num_outputs;
+}
+
 static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives, Recorded* recorded) {
   const PJRT_Program* given = args->program;
   PJRT_Program mine = *given;
@@ -49,7 +60,7 @@ static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives,
   recorded->number = programs_compiled++;
   if (is_hlo && is_recording()) {
     record_program(recorded->number, given->code, given->code_size, args->compile_options, args->compile_options_size);
-    is_replaced = stand_in_for(given->code, given->code_size, recorded, &code);
+    is_replaced = stand_in_for(given->code, given->code_size, &code);
   }
   if (is_hlo && !is_replaced && partitions(args->compile_options, args->compile_options_size) == 1)
     error = rewrite((const uint8_t*)given->code, given->code_size, &code, collectives);
@@ -61,6 +72,7 @@ static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives,
   if (!error) error = plugin->PJRT_Client_Compile(args);
   args->program = given;
   free(code.bytes);
+  if (!error && is_recording()) recorded->outputs = outputs_of(args->executable);
   return error;
 }
 
@@ -167,16 +179,21 @@ static PJRT_Error* launch(PJRT_LoadedExecutable_Execute_Args* args) {
   return error;
 }
 
-static void note_run(const PJRT_LoadedExecutable* executable) {
+static Recorded recorded_of(const PJRT_LoadedExecutable* executable) {
   pthread_mutex_lock(&programs_lock);
   Program* program = programs;
   while (program && program->executable != executable) program = program->next;
+  Recorded recorded = program ? program->recorded : (Recorded){-1, 0};
   pthread_mutex_unlock(&programs_lock);
-  if (program) record_run(&program->recorded);
+  return recorded;
 }
 
 static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
-  if (is_recording()) note_run(args->executable);
+  Recorded recorded = {0};
+  if (is_recording()) {
+    recorded = recorded_of(args->executable);
+    if (recorded.number >= 0) record_run(&recorded, args);
+  }
   // An older caller's options are shorter than the plugin's.
   PJRT_ExecuteOptions options = {0}, *given = args->options;
   memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
@@ -184,6 +201,13 @@ static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
   args->options = &options;
   PJRT_Error* error = args->execute_device ? launch(args) : plugin->PJRT_LoadedExecutable_Execute(args);
   args->options = given;
+  for (size_t i = 0; !error && i < recorded.outputs; i++) note_buffer(args->output_lists[0][i], 0);
+  return error;
+}
+
+static PJRT_Error* buffer_from_host(PJRT_Client_BufferFromHostBuffer_Args* args) {
+  PJRT_Error* error = plugin->PJRT_Client_BufferFromHostBuffer(args);
+  if (!error && is_recording()) note_buffer(args->buffer, 1);
   return error;
 }
 
@@ -223,6 +247,7 @@ static void* free_buffers(void* nothing) {
 
 static PJRT_Error* buffer_destroy(PJRT_Buffer_Destroy_Args* args) {
   Unwanted* last = malloc(sizeof *last);
+  if (is_recording()) forget_buffer(args->buffer);
   *last = (Unwanted){NULL, args->buffer};
   pthread_mutex_lock(&free_lock);
   pthread_t thread;
@@ -244,5 +269,6 @@ void answer_for_programs(PJRT_Api* api) {
   api->PJRT_Client_Compile = compile;
   api->PJRT_LoadedExecutable_Execute = execute;
   api->PJRT_LoadedExecutable_Destroy = executable_destroy;
+  api->PJRT_Client_BufferFromHostBuffer = buffer_from_host;
   api->PJRT_Buffer_Destroy = buffer_destroy;
 }

@@ -3,12 +3,10 @@
 // With STANDIN_RECORD=folder the process plays one core of a machine whose other cores it only imagines, each doing what
 // it does itself (exchange.c). Every program is written to the folder as it came; a large one is then replaced by one
 // that takes the same arguments and returns zeros, which costs nothing. So what comes back from the device is no result.
-// The file "log" in the folder has a line for each program that is compiled or run. It ends with "steady N" once program
-// N, which overwrites some of its arguments as a training step does, is about to run a third time. The process then stays
-// there until there is a file "go", and nothing of what follows is written.
+// The file "log" in the folder has a line for each program that is compiled, "compile N", or run: "run N B 11:4,10 ...",
+// where B are the bytes on the device that are none of its arguments, and the rest type (PJRT_Buffer_Type) and shape of
+// those arguments that came from the host and that no program has taken before: a batch, above all.
 #include <fcntl.h>
-#include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +16,7 @@
 #include "protobuf.h"
 #include "standin.h"
 
-enum { MANY_INSTRUCTIONS = 1000, SOME_INSTRUCTIONS = 100, STEADY_RUNS = 3 };
+enum { MANY_INSTRUCTIONS = 1000 };
 
 static const char* folder(void) {
   const char* folder = getenv("STANDIN_RECORD");
@@ -26,8 +24,6 @@ static const char* folder(void) {
 }
 
 int is_recording(void) { return folder() != NULL; }
-
-static atomic_int is_steady;
 
 static void write_file(const char* path, int flags, const void* bytes, size_t size) {
   int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0600);
@@ -44,38 +40,32 @@ static void write_file(const char* path, int flags, const void* bytes, size_t si
   close(file);
 }
 
-static void note(const char* format, ...) {
-  char path[4096], line[64];
-  va_list values;
-  va_start(values, format);
-  int size = vsnprintf(line, sizeof line, format, values);
-  va_end(values);
+static void note(const char* line, size_t size) {
+  char path[4096];
   snprintf(path, sizeof path, "%s/log", folder());
-  write_file(path, O_APPEND, line, (size_t)size);
+  write_file(path, O_APPEND, line, size);
 }
 
 void record_program(int number, const char* code, size_t code_size, const char* options, size_t options_size) {
-  char path[4096];
-  if (is_steady) return;
+  char path[4096], line[64];
   snprintf(path, sizeof path, "%s/%d.hlo", folder(), number);
   write_file(path, O_TRUNC, code, code_size);
   snprintf(path, sizeof path, "%s/%d.options", folder(), number);
   write_file(path, O_TRUNC, options, options_size);
-  note("compile %d\n", number);
+  note(line, (size_t)snprintf(line, sizeof line, "compile %d\n", number));
 }
 
-static void wait_for_go(void) {
-  char path[4096];
-  snprintf(path, sizeof path, "%s/go", folder());
-  while (access(path, F_OK)) usleep(1000);
-}
-
-void record_run(Recorded* program) {
-  if (is_steady) return;
-  program->runs++;
-  is_steady = program->is_step && program->runs == STEADY_RUNS;
-  note(is_steady ? "steady %d\n" : "run %d\n", program->number);
-  if (is_steady) wait_for_go();
+void record_run(const Recorded* program, const PJRT_LoadedExecutable_Execute_Args* args) {
+  char* line = NULL;
+  size_t size = 0;
+  FILE* text = open_memstream(&line, &size);
+  if (!text) return;
+  fprintf(text, "run %d", program->number);
+  write_memory(args, text);
+  fputc('\n', text);
+  fclose(text);
+  note(line, size);
+  free(line);
 }
 
 // ---- a program that only looks like another
@@ -104,11 +94,6 @@ static int count_of(Span message, int number) {
   int count = 0;
   while (next_field(&message, &field)) count += field.number == number;
   return count;
-}
-
-// HloInputOutputAliasProto and HloBufferDonorProto: each entry is an argument whose memory the program may overwrite.
-static int overwrites(Span module) {
-  return count_of(content_of(module, MODULE_ALIAS), 1) + count_of(content_of(module, MODULE_DONORS), 1);
 }
 
 static void read_source(Source* source) {
@@ -225,12 +210,11 @@ static int is_heavy(Span module, int* instructions) {
   return heavy;
 }
 
-int stand_in_for(const char* code, size_t size, Recorded* recorded, Bytes* to) {
+int stand_in_for(const char* code, size_t size, Bytes* to) {
   int instructions;
   Field field;
   Source source = {.module = {(const uint8_t*)code, (const uint8_t*)code + size}};
   int heavy = is_heavy(source.module, &instructions);
-  recorded->is_step = overwrites(source.module) && (heavy || instructions > SOME_INSTRUCTIONS);
   read_source(&source);
   if ((!heavy && instructions <= MANY_INSTRUCTIONS) || !count_of(source.root_shape, SHAPE_TUPLE)) return 0;
   for (Span rest = source.module; next_field(&rest, &field);)

@@ -33,18 +33,26 @@ class RecordingTpu(Tpu):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sent: tuple = ()
-        self.after_sync: Callable[[], None] = lambda: None
+        self.sent: dict[tuple, None] = {}
 
-    def sync(self) -> None:
-        super().sync()
-        self.after_sync()
+    def wait_for_launches(self) -> None:
+        """Return when all that was handed over has run, and add nothing to it, as `wait` does."""
+        import torch_xla.core.xla_model as xm
+
+        xm.wait_device_ops()
 
     def to_device(self, tensors: list) -> list:
-        """Note shape and dtype of the last transfer of more than one number: the batch of a loop."""
-        if any(tensor.ndim for tensor in tensors):
-            self.sent = tuple((tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for tensor in tensors)
+        """Note shapes and dtypes of what is sent together, as the images and labels of a batch are."""
+        sent = tuple((tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors if one.ndim)
+        if sent:
+            self.sent[sent] = None
         return super().to_device(tensors)
+
+    def text_of(self, program: Path) -> str:
+        """Return a recorded program as HLO text, with the lines of Python that torch_xla has noted."""
+        import torch_xla.core.xla_builder as xb
+
+        return xb.get_computation_hlo(xb.computation_from_module_proto("step", program.read_bytes()))
 
 
 class RecordingRuntime(StandInRuntime):

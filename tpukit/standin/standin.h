@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "pjrt_c_api.h"
 #include "xla_ffi.h"
@@ -65,15 +66,20 @@ XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame);
 
 // ---- record.c: programs written down instead of run
 typedef struct {
-  int number;   // of the program, in the order in which they came
-  int is_step;  // it overwrites some of its arguments, as a training step does
-  int runs;
+  int number;  // of the program, in the order in which they came
+  size_t outputs;
 } Recorded;
 int is_recording(void);
 void record_program(int number, const char* code, size_t code_size, const char* options, size_t options_size);
 // Writes a program that takes and returns the same and does nothing, if this one is large; returns 0 if it is not.
-int stand_in_for(const char* code, size_t size, Recorded* recorded, Bytes* to);
-void record_run(Recorded* program);  // does not return where the recording is complete
+int stand_in_for(const char* code, size_t size, Bytes* to);
+void record_run(const Recorded* program, const PJRT_LoadedExecutable_Execute_Args* args);
+
+// ---- buffers.c: what lies on the device meanwhile
+void note_buffer(PJRT_Buffer* buffer, int is_from_host);
+void forget_buffer(const PJRT_Buffer* buffer);
+// Writes the bytes that are no arguments, and which arguments come from the host.
+void write_memory(const PJRT_LoadedExecutable_Execute_Args* args, FILE* to);
 
 // ---- programs.c: compiling and running
 void answer_for_programs(PJRT_Api* api);

@@ -1,0 +1,125 @@
+"""cycles: which graphs are a step of the training, what it takes, and which graphs were compiled again."""
+
+import pytest
+
+from tpukit.preflight.cycles import (
+    Cycle,
+    Mark,
+    Ran,
+    cycles,
+    grouped,
+    is_steady,
+    main_cycle,
+    other_shapes,
+    read_log,
+    recompiled,
+    samples,
+)
+
+
+def trained(text):
+    """Return the cycles of a run: a letter is a graph, compiled when it first comes; D and G are optimisers' steps."""
+    log, marks, seen = [], [], {}
+    for one in text:
+        if one in "DG":
+            marks.append(Mark(len(log), frozenset(one)))
+            continue
+        if one not in seen:
+            seen[one] = len(seen)
+            log.append(seen[one])
+        log.append(Ran(seen[one]))
+    letters = {number: letter for letter, number in seen.items()}
+    return cycles(log, marks), letters
+
+
+def letters_of(text):
+    found, letters = trained(text)
+    return ["".join(letters[number] for number in one.programs) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("text", "steps"),
+    [
+        ("aD bD bD bD", ["a", "b", "b", "b"]),
+        ("aaab D aaac D aaac D", ["aaab", "aaac", "aaac"]),  # added-up gradients
+        ("xxxxxxxx aD bD bD", ["xxxxxxxxa", "b", "b"]),  # a loop before the training
+        ("aD bG aD bG aD bG", ["ab", "ab", "ab"]),  # a GAN
+        ("aDaDaDbG aDaDaDbG", ["aaab", "aaab"]),  # whose critic steps three times
+        ("bG aDaDaDbG aDaDaDbG aDaDaDbG", ["ba", "aab", "aaab", "aaab"]),
+        ("pG pG pG" + "aD" * 16, ["pppa", *"a" * 15]),  # another network before; its optimiser is not in use any more
+        ("aD bD tbD tbD", ["a", "b", "tb", "tb"]),  # a teacher
+        ("aDD bDD", ["a", "b"]),  # two optimisers' steps in one graph
+        ("xxx", []),
+    ],
+)
+def test_a_cycle_ends_when_all_optimisers_in_use_have_stepped(text, steps):
+    assert letters_of(text.replace(" ", "")) == steps
+
+
+def test_a_cycle_is_steady_when_it_comes_a_third_time():
+    assert [is_steady(trained("aDbDbDbDcD"[: 2 * count])[0]) for count in range(6)] == [False] * 4 + [True, False]
+
+
+def of_shapes(*names):
+    """Return cycles of one graph each; "16" and "64" are lengths of the batch, a letter behind it another graph."""
+    seen, found = {}, []
+    for name in names:
+        new = (len(seen),) if name not in seen else ()
+        number = seen.setdefault(name, len(seen))
+        length = int(name.rstrip("abcdefgh"))
+        found.append(Cycle((Ran(number, 100, (((4, length), "int32"), ((4, 1), "float32"))),), new))
+    return found
+
+
+def test_batches_of_a_few_lengths_are_steps_of_a_few_shapes():
+    found = of_shapes("16a", "64", "16", "64", "16", "16", "16")
+    assert main_cycle(found).taken[0] == ((4, 64), "int32")  # the largest, though the other came more often
+    assert [one.taken[0] for one in other_shapes(found)] == [((4, 16), "int32")]
+    assert recompiled(found) == []
+
+
+def test_a_length_that_comes_once_in_a_while_is_one_shape_more():
+    assert recompiled(of_shapes(*["16"] * 8, "12", *["16"] * 3)) == []
+
+
+def test_a_new_length_in_each_step_is_a_step_compiled_again():
+    found = of_shapes(*map(str, range(10, 30)))
+    assert (len(recompiled(found)), other_shapes(found)) == (18, [])
+
+
+def test_one_shape_and_many_graphs_is_a_step_compiled_again():
+    found = of_shapes("16a", "16b", "16c", "16d", "16c", "16e", "16c")
+    assert [after.programs for _, after in recompiled(found)] == [(2,), (3,), (4,)]
+
+
+def test_an_evaluation_between_steps_is_no_recompile_and_no_part_of_the_step():
+    assert recompiled(trained("aDbDbDebDbDbDebD")[0]) == []
+    found, letters = trained("aDbDebDbDebDbD")
+    assert [letters[number] for number in main_cycle(found).programs] == ["b"]
+
+
+def test_the_samples_are_those_of_the_largest_transfers():
+    batch, rate = (((4, 16), "float32"), ((4, 1), "float32")), (((1,), "float32"),)
+    taken = [*batch * 3, *rate, ((7,), "float32")]  # the last by the optimiser, not by the loop
+    groups = grouped(taken, [rate, batch])
+    assert groups == (batch, batch, batch, rate)
+    assert samples(groups) == 12
+    assert samples(grouped(batch[:1], [])) == 4  # of a loop that calls .to(device)
+    assert samples(()) is None
+
+
+def test_a_mask_that_no_graph_takes_is_left_out():
+    texts, mask = ((4, 64), "int32"), ((4, 64), "bool")
+    assert grouped([texts], [(texts, mask)]) == ((texts,),)
+
+
+def test_two_views_of_a_sample_are_one_sample():
+    views = (((4, 3, 8, 8), "uint8"), ((4, 3, 8, 8), "uint8"))
+    assert samples(grouped(views, [views])) == 4
+
+
+def test_what_the_stand_in_writes_is_read(tmp_path):
+    assert read_log(tmp_path / "log") == []
+    (tmp_path / "log").write_text("compile 3\nrun 3 120 6:4,3,8,8 13:4\nrun 4 0\nrun 5 1")
+    taken = (((4, 3, 8, 8), "uint8"), ((4,), "bfloat16"))
+    assert read_log(tmp_path / "log") == [3, Ran(3, 120, taken), Ran(4)]

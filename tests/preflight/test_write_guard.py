@@ -1,0 +1,92 @@
+"""While preflight looks at a function no file of the user's changes, whatever writes it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import preflight_workers as workers
+import pytest
+
+import tpukit
+from tpukit.essentials.machine import find_tpu
+from tpukit.preflight.recording import record
+from tpukit.standin import why_not
+
+ROOT = Path(__file__).parents[2]
+
+# Each is tried in a folder with the file "kept", which holds "mine", in one process.
+WAYS = {
+    "open": 'open("kept", "w")',
+    "append": 'open("kept", "a")',
+    "read and write": 'open("kept", "r+b")',
+    "a new file": 'Path("new").write_text("x")',
+    "os.open": 'os.open("kept", os.O_WRONLY | os.O_TRUNC)',
+    "remove": 'os.remove("kept")',
+    "rename": 'os.replace("kept", "other")',
+    "from elsewhere": 'Path(tempfile.mkdtemp(), "x").write_text("x") and os.replace(tempfile.gettempdir(), "there")',
+    "copy": 'shutil.copy(__import__("torch").__file__, "kept")',
+    "rmtree": 'shutil.rmtree(".")',
+    "folder": 'os.mkdir("folder")',
+    "truncate": 'os.truncate("kept", 0)',
+    "torch.save": 'torch.save({}, "kept")',
+    "torch.save, by its own name": 'save({}, Path("kept"))',
+    "torch.save, the old format": 'save({}, "kept", _use_new_zipfile_serialization=False)',
+    "numpy": 'numpy.save("kept.npy", numpy.zeros(3))',
+    "sqlite": 'sqlite3.connect("kept")',
+    "a link": 'os.symlink("kept", "link")',
+}
+ALLOWED = {
+    "reading": 'Path("kept").read_text()',
+    "a temporary file": 'tempfile.TemporaryFile().write(b"x")',
+    "a temporary folder": 'torch.save({}, Path(tempfile.mkdtemp(), "weights.pt"))',
+    "a folder that is there": 'Path(".").mkdir(exist_ok=True)',
+    "nowhere": 'open(os.devnull, "w").write("x")',
+    "the cache": 'Path(os.environ["XDG_CACHE_HOME"], "weights").write_text("x")',
+    "memory": 'sqlite3.connect(":memory:")',
+    "a buffer": "torch.save({}, io.BytesIO())",
+}
+TRY = """
+import io, json, os, shutil, sqlite3, sys, tempfile
+from pathlib import Path
+import numpy, torch
+from torch import save
+from tpukit.preflight.write_guard import guard_files
+guard_files(Path(sys.argv[1]))
+told = {}
+for name, code in json.loads(sys.argv[2]).items():
+    try:
+        eval(compile(code, "cell 7", "eval"))
+    except OSError as error:
+        told[name] = f"{type(error).__name__}: {error}"
+shell = os.system("(echo x > kept) 2>/dev/null")
+print(json.dumps({"told": told, "shell": shell}))
+"""
+
+
+def test_no_way_of_writing_changes_a_file(tmp_path):
+    user, temporary, cache = (tmp_path / name for name in ("user", "temporary", "cache"))
+    for folder in (user, temporary, cache):
+        folder.mkdir()
+    (user / "kept").write_text("mine")
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
+    command = [sys.executable, "-c", TRY, str(temporary), json.dumps(WAYS | ALLOWED)]
+    ran = subprocess.run(command, cwd=user, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 0, ran.stderr
+    said = json.loads(ran.stdout)
+    assert {
+        name: "ChangesFiles: preflight only looks" in words for name, words in said["told"].items()
+    } == dict.fromkeys(WAYS, True)
+    assert (user / "kept").read_text() == "mine" or said["shell"] == 0  # a kernel without Landlock lets programs write
+    assert [path.name for path in user.iterdir()] == ["kept"]
+
+
+@pytest.mark.xla
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_weights_of_a_real_training_are_not_replaced(tmp_path):
+    weights = tmp_path / "weights.pt"
+    weights.write_bytes(b"of a real training")
+    with pytest.raises(tpukit.WorkerFailed, match=r"keeps it from writing(.|\n)*torch.save(.|\n)*fix: +core.save"):
+        record(workers.saves_by_itself, weights, chip=find_tpu("v5e-1"), progress="off")
+    assert weights.read_bytes() == b"of a real training"
