@@ -123,3 +123,8 @@ def test_what_the_stand_in_writes_is_read(tmp_path):
     (tmp_path / "log").write_text("compile 3\nrun 3 120 6:4,3,8,8 13:4\nrun 4 0\nrun 5 1")
     taken = (((4, 3, 8, 8), "uint8"), ((4,), "bfloat16"))
     assert read_log(tmp_path / "log") == [3, Ran(3, 120, taken), Ran(4)]
+
+
+def test_without_a_step_of_an_optimizer_there_is_no_cycle():
+    assert main_cycle([]) is None
+    assert other_shapes([]) == recompiled([]) == []
