@@ -60,8 +60,9 @@ def script(platform: str, arguments: Sequence[str], *, root: Path | None = None)
     """
     root = root or Path(__file__).parents[2]
     sent = [path for part in ("tpukit", "tools/chip") for path in (root / part).rglob("*.[pch]*")]
-    files = {path.relative_to(root).as_posix(): path.read_text() for path in sent if path.suffix in (".py", ".c", ".h")}
-    packed = base64.encodebytes(Bundle("tpukit", files, (), launches=False).to_bytes()).decode().strip()
+    sent = [path for path in sent if path.suffix in (".py", ".c", ".h")]
+    files = {path.relative_to(root).as_posix(): path.read_bytes() for path in sent}
+    packed = base64.encodebytes(Bundle("tpukit", files, (), launches=False, tried="").to_bytes()).decode().strip()
     text = _TEMPLATE.format(platform=platform, kit=packed, arguments=list(arguments), end=_END[platform])
     if len(text) > MOST_BYTES:
         raise ValueError(f"the script has {len(text):,} bytes, more than {MOST_BYTES:,}, which Kaggle may refuse")

@@ -43,9 +43,10 @@ def padding(program: Program) -> Iterator[Array]:
 def _compiled_again(recording: Recording) -> Finding:
     """Name the worst that can happen on a TPU: seconds to minutes of compiling, again and again."""
     graphs, steps = recording.recompiled, recording.steps
-    reason, _, fix = recording.reason.partition("\n  fix:")
+    reason, _, fix = recording.reason.partition("  fix:")
     fact = f"{graphs} graphs were compiled again after the second of {steps} steps, each for seconds to minutes"
-    return Finding("recompiles", "warning", f"{fact}\n{reason}".strip(), fix.strip() or "the same shapes in every step")
+    fix = fix.strip() or "the same shapes in every step"
+    return Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix)
 
 
 def _cut(recording: Recording) -> list[Finding]:
