@@ -104,10 +104,9 @@ def pack_dicom(
     if labels is not None:
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
         check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
-    names = _indexed(labels, folder)
-    placed = names is not None
-    if placed:
-        names = sorted(names)
+    placed = _indexed(labels, folder)
+    if placed is not None:
+        names = sorted(placed)
     else:
         places = [to] if isinstance(to, str | os.PathLike) else to
         inside = tuple(os.path.relpath(place, folder) + os.sep for place in places)
@@ -124,8 +123,8 @@ def pack_dicom(
         if any(work.parent.glob("*.array_record")):  # a file copied again since changes neither rows nor order
             return replace(source, group_names=json.loads((work / "studies.json").read_text()))
         (work / "rows.npy").unlink(missing_ok=True)  # nothing is packed: files that have changed are arranged anew
-        if placed:
-            headers, order = _of_index(labels, names, os.fspath(folder))
+        if placed is not None:
+            headers, order = _of_index(labels, names, placed)
             return _lay_out(source, names, labels, headers, numpy.arange(len(labels)), order, work)
         return _describe(source, names, labels, missing, share_of(damaged), work, workers, progress)
 
@@ -196,13 +195,13 @@ def _indexed(labels, folder) -> list[str] | None:
     return [path[len(start) :] for path in paths]
 
 
-def _of_index(labels, names: list[str], folder: str):
-    """Return headers as far as an index holds them, and the order of the body."""
+def _of_index(labels, names: list[str], placed: list[str]):
+    """Return headers as far as an index holds them, of its files in its own order, and the order of the body."""
     import numpy
 
     headers = numpy.zeros(len(labels), header_type())
     number = {name: file for file, name in enumerate(names)}
-    headers["file"] = [number[name] for name in _indexed(labels, folder)]
+    headers["file"] = [number[name] for name in placed]
     for field, column in (("study", "StudyInstanceUID"), ("series", "SeriesInstanceUID")):
         headers[field] = labels[column].to_numpy().astype("S64")
     return headers, numpy.lexsort((labels["position"].to_numpy(), headers["series"]))

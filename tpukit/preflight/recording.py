@@ -119,8 +119,8 @@ def record(
     """Run `fn(core, *args)` as core 0 of a chip that is not there, until its step comes back, and return the graphs.
 
     In a process of its own, as a launch, and with the same data; but no large graph is run: losses and all else that
-    comes back from the device are zeros. `core.save` and `fit` write nothing meanwhile; what the function itself writes
-    to files in its first dozen steps is written; those after the third are for `host_seconds`.
+    comes back from the device are zeros. `core.save` and `fit` write nothing meanwhile, and what the function itself
+    would write is refused, see `guard_files`. The dozen steps after the third are for `host_seconds`.
 
     Args:
         fn: the worker function; `*args`, `timeout` and `progress` as in `preflight`.
