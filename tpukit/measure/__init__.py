@@ -3,10 +3,10 @@
 from tpukit.measure.device_report import Report, report
 from tpukit.measure.parity import Comparison, LayerDifference, compare
 from tpukit.measure.profiler import profile
-from tpukit.measure.recompiles import RecompileMonitor, difference
+from tpukit.measure.recompiles import RecompileMonitor, what_differs
 from tpukit.measure.stopwatch import Stopwatch
 
 __all__ = [
-    "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "compare", "difference", "profile",
-    "report",
+    "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "compare", "profile", "report",
+    "what_differs",
 ]  # fmt: skip

@@ -138,7 +138,13 @@ class RecompileMonitor:
 
 
 def difference(before: str, after: str) -> str:
-    """Describe in one line what differs between two graphs, given as HLO text, and which line of Python wrote it."""
+    """Return what `what_differs` does as a message."""
+    what, fix = what_differs(before, after)
+    return explain(what, fix=fix)
+
+
+def what_differs(before: str, after: str) -> tuple[str, str]:
+    """Return what differs between two graphs, given as HLO text, with the line of Python that wrote it; and the fix."""
     old, new = (_operations(text) for text in (before, after))
     gone, come = Counter(old), Counter(new)
     gone, come = gone - come, come - gone
@@ -158,9 +164,8 @@ def difference(before: str, after: str) -> str:
         what = f"{counts}; the first that differs: {_described(first)}"
         fix = "the same operations in every step: torch.where instead of if, a tensor [x] for a number that is 0 or 1"
     else:
-        same = "the graphs differ only in the order of operations"
-        return explain(same, fix="call the parts of the model in one order")
-    return explain(f"{what}{_place(after, now) if now else _place(before, first)}", fix=fix)
+        return "the graphs differ only in the order of operations", "call the parts of the model in one order"
+    return f"{what}{_place(after, now) if now else _place(before, first)}", fix
 
 
 def _operations(text: str) -> list[str]:

@@ -42,11 +42,9 @@ def padding(program: Program) -> Iterator[Array]:
 
 def _compiled_again(recording: Recording) -> Finding:
     """Name the worst that can happen on a TPU: seconds to minutes of compiling, again and again."""
-    graphs, steps = recording.recompiled, recording.steps
-    reason, _, fix = recording.reason.partition("  fix:")
+    graphs, steps, (reason, fix) = recording.recompiled, recording.steps, recording.reason
     fact = f"{graphs} graphs were compiled again after the second of {steps} steps, each for seconds to minutes"
-    fix = fix.strip() or "the same shapes in every step"
-    return Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix)
+    return Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix or "the same shapes in every step")
 
 
 def _cut(recording: Recording) -> list[Finding]:

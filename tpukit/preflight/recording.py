@@ -20,8 +20,8 @@ from tpukit.essentials.run import (
     sigterm_ends_the_run,
     worker_failed,
 )
-from tpukit.essentials.show import Explained, explain, screen
-from tpukit.measure import difference
+from tpukit.essentials.show import Explained, screen
+from tpukit.measure import what_differs
 from tpukit.preflight.cycles import (
     SETTLED,
     Cycle,
@@ -74,7 +74,7 @@ class Recording:
         syncs: how often the loop hands its work over in one, with core.step(); more graphs than that are cut.
         shapes: of batches of several shapes, as with `buckets`, the steps of the others; `graphs` is of the largest.
         recompiled: graphs compiled after the second step that no such shape explains.
-        reason: what was different in the first of these.
+        reason: what was different in the first of these, and the fix.
         places: the calls that scopes in the graphs name, as (module, line of Python, direction); see `scopes`.
         counters: torch_xla's counters as of the recording's end, by name; "aten::" are fallbacks to the host.
         batches: what a step takes from the host, by transfer: (shape, dtype) of each of its tensors.
@@ -91,7 +91,7 @@ class Recording:
     syncs: int = 1
     shapes: tuple["OtherShape", ...] = ()
     recompiled: int = 0
-    reason: str = ""
+    reason: tuple[str, str] = ("", "")
     places: tuple[tuple[str, str, str], ...] = field(repr=False, default=())
     counters: dict[str, float] = field(repr=False, default_factory=dict)
     batches: tuple[tuple[Shape, ...], ...] = ()
@@ -221,17 +221,17 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     return facts() | finish() | {"host_seconds": None}
 
 
-def _reason(backend, folder: Path, found: list[Cycle]) -> str:
-    """Say what is different in a step that was compiled again; of the first, as its operations have their lines."""
+def _reason(backend, folder: Path, found: list[Cycle]) -> tuple[str, str]:
+    """Return what is different in a step that was compiled again, and the fix; of the first, whose lines are known."""
     for before, after in recompiled(found):
         if sorted(before.taken) != sorted(after.taken):
             was, now = (_listed(set(one.taken) - set(other.taken)) for one, other in ((before, after), (after, before)))
-            return explain(f"a step takes {now}, the one before {was}", fix=_ONE_SHAPE)
+            return f"a step takes {now}, the one before {was}", _ONE_SHAPE
         pairs = zip(before.programs, after.programs, strict=False)
         pair = next(((one, other) for one, other in pairs if one != other and other in after.compiled), None)
         if pair:
-            return difference(*(backend.text_of(folder / f"{number}.hlo") for number in pair))
-    return ""
+            return what_differs(*(backend.text_of(folder / f"{number}.hlo") for number in pair))
+    return "", ""
 
 
 _ONE_SHAPE = "batches of one shape: core.batches makes them, with drop_last=True; of several lengths, buckets="
