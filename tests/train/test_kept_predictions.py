@@ -36,6 +36,21 @@ def work(core, folder, weight, limit=99):
     return len(seen)
 
 
+class Far(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(1e4))
+
+    def forward(self, numbers):
+        return {"scores": numbers * self.weight, "classes": numbers.long() + 4097}
+
+
+def far(core, folder, scale):
+    model = core.model(Far())
+    numbers = torch.utils.data.TensorDataset(NUMBERS * scale)
+    predict_to(folder, core, model, numbers, batch_size=2)
+
+
 def run(*arguments):
     return launch(work, *arguments, cores=2, backend="cpu", progress="off").results
 
@@ -56,3 +71,14 @@ def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path,
     assert run(tmp_path, 2.0) == [0, 0]
     assert run(tmp_path, 3.0) == [3, 3]  # of other weights nothing is taken
     assert read_predictions(tmp_path)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
+
+
+def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(tmp_path):
+    from tpukit import WorkerFailed
+
+    with pytest.raises(WorkerFailed, match=r"ends at 65504: .*'scores' goes up to 210000"):
+        launch(far, tmp_path, 1, cores=1, backend="cpu", progress="off")
+    assert not list(tmp_path.glob("*.npz"))
+    launch(far, tmp_path, 0.1, cores=1, backend="cpu", progress="off")
+    classes = read_predictions(tmp_path)["classes"]
+    assert (classes.dtype, classes[:, 0].tolist()) == (torch.int64, [int(n * 0.1) + 4097 for n in range(0, 22, 2)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run import Core
-from tpukit.essentials.show import NoSuchFile
+from tpukit.essentials.show import NoSuchFile, WrongValue
 from tpukit.train.prediction import predict
 
 PLAN = "predictions.json"
@@ -27,7 +27,7 @@ def predict_to(
     """Write a model's outputs for every sample into a folder, piece by piece, together; what is there is not computed.
 
     A run that was cut off goes on with the first piece that is missing. With other weights, or another number of
-    samples, all begins anew. Outputs are kept in half the bytes, as float16: `read_predictions` returns them.
+    samples, all begins anew. Floating outputs are kept in half the bytes, as float16: `read_predictions` returns them.
 
     Args:
         folder: of nothing else, on this machine.
@@ -35,6 +35,9 @@ def predict_to(
         dataset: map-style, as for `core.batches`, in order.
         batch_size: samples a core and step.
         piece: samples that are computed again at most.
+
+    Raises:
+        ValueError: an output is larger than float16 can say.
     """
     import torch
     from torch.utils.data import Subset
@@ -61,7 +64,7 @@ def predict_to(
 
 
 def read_predictions(folder) -> object:
-    """Return what `predict_to` kept of all samples: (N, ...) float16, a tensor, or a dict of them as the model's.
+    """Return what `predict_to` kept of all samples: (N, ...), a tensor, or a dict of them as the model's.
 
     Raises:
         FileNotFoundError: not all of it is there.
@@ -104,8 +107,23 @@ def _write(file: Path, outputs) -> None:
     import numpy
 
     named = outputs if isinstance(outputs, dict) else {"": outputs}
+    arrays = {name: _halved(name, value).numpy() for name, value in named.items()}
     with write_whole(file) as written:
-        numpy.savez(written, **{name: value.half().numpy() for name, value in named.items()})
+        numpy.savez(written, **arrays)
+
+
+def _halved(name: str, value):
+    """Return floating numbers as float16, others as they are; ValueError where finite ones became infinite."""
+    if not value.is_floating_point():
+        return value
+    half = value.half()
+    if (lost := value[half.isinf() & value.isfinite()]).numel():
+        raise WrongValue(
+            f"float16, as which outputs are kept, ends at 65504: what the model says{f' as {name!r}' * bool(name)} "
+            f"goes up to {lost.abs().max().item():.6g}",
+            fix="let the model return numbers near 1, such as logits; or predict(...), which keeps float32",
+        )
+    return half
 
 
 def _name(start: int) -> str:
