@@ -507,7 +507,7 @@ def labels(folder: Path) -> dict[str, float]:
     found = json.loads(subprocess.check_output(command, text=True).splitlines()[-1])
     parts = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in found["parts"].items())
     print(f"\n{ROWS:,} rows of labels on one processor: {parts}")
-    print(f"{'  in all, seconds':60}{found['labels_seconds']:>10,.3g}   target <= 15")
+    print(f"{'  in all, seconds':60}{found['labels_seconds']:>10,.3g}   target <= 12")
     print(f"{'  the most memory of the process, GB':60}{found['labels_gb']:>10,.3g}   target <= 1.5\n")
     return {name: value for name, value in found.items() if name != "parts"}
 

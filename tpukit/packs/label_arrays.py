@@ -171,12 +171,19 @@ def number_groups(values):
     """Return each value's number (int32), and the values, sorted: the same whatever the order of the images."""
     import numpy
 
-    values = list(values)
+    values = as_list(values)
     # None and NaN belong to no group, and would put the same patient on both sides of a split.
-    if missing := [number for number, value in enumerate(values) if _is_missing(value)]:
+    if missing := [number for number, value in enumerate(values) if type(value) is not str and _is_missing(value)]:
         raise WrongValue(f"{len(missing)} images have no group, first image {missing[0]}", fix="name a group for each")
-    names, numbers = numpy.unique([str(value) for value in values], return_inverse=True)
-    return numbers.astype(numpy.int32), names.tolist()
+    texts = list(map(str, values))
+    names = sorted(set(texts))  # the few groups, and not the many images: numpy.unique would take seconds
+    places = {name: place for place, name in enumerate(names)}
+    return numpy.fromiter(map(places.__getitem__, texts), numpy.int32, len(texts)), names
+
+
+def as_list(values) -> list:
+    """Return the values of a column; of words in Arrow's memory, four times faster than one by one."""
+    return values.to_numpy(object).tolist() if hasattr(values, "iloc") else list(values)
 
 
 def _is_missing(value) -> bool:

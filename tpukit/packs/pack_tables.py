@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, WrongValue
 from tpukit.packs.image_folders import FoundFiles
-from tpukit.packs.label_arrays import as_labels, encode_words, number_groups
+from tpukit.packs.label_arrays import as_labels, as_list, encode_words, number_groups
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
 _READERS = {  # of pandas, for tables in other files
@@ -119,7 +119,7 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
 
 def _paths(column, name: Hashable) -> list[str]:
     try:
-        names = [path if type(path) is str else os.fsdecode(path) for path in column]
+        names = [path if type(path) is str else os.fsdecode(path) for path in as_list(column)]
     except TypeError as error:
         other = next(path for path in column if not isinstance(path, str | bytes | os.PathLike))
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"

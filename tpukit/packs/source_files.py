@@ -61,7 +61,7 @@ class Names:
     @staticmethod
     def encode(names: Iterable[str]) -> bytes:
         """Return the bytes of such a file."""
-        return b"".join(os.fsencode(name) + b"\0" for name in names)
+        return os.fsencode("\0".join([*names, ""]))
 
 
 # ---- has a file changed? -------------------------------------------------------------------------------------------
