@@ -44,7 +44,7 @@ def _become(command, files, env):
     try:
         for number, file in enumerate(files):
             os.dup2(file, number)
-        sys.stdin, sys.stdout, sys.stderr = (open(number, "rw"[number > 0], closefd=False) for number in range(3))
+        sys.stdin, sys.stdout, sys.stderr = (os.fdopen(number, "rw"[number > 0]) for number in range(3))
         os.environ.clear()
         os.environ.update(env)
         sys.path.insert(0, kit)

@@ -304,9 +304,7 @@ def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     run_cell(page, 3).get_by_text("again [0, 1]").wait_for(timeout=300_000)
 
 
-@pytest.mark.parametrize(
-    "name", ["03_every_core", pytest.param("04_pulmonary_embolism", marks=pytest.mark.only_soak)]
-)
+@pytest.mark.parametrize("name", ["03_every_core", pytest.param("04_pulmonary_embolism", marks=pytest.mark.only_soak)])
 def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(server, name):
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     small(notebook, NOTEBOOKS[name])

@@ -248,14 +248,11 @@ def clipped(table):
 
 def expected_cost(table, version):
     """Return the score's expected cost of a version if the table's own probabilities were the truth, exam by exam."""
-    costs = {}
-    for study, rows in table.groupby("StudyInstanceUID"):
-        other = version.loc[rows.index]
-        share = rows[PRESENT].mean()
-        terms = [(EXAM_WEIGHTS[name], rows[name].iloc[0], other[name].iloc[0]) for name in EXAM_LABELS]
-        terms += [(IMAGE_WEIGHT * share, p, v) for p, v in zip(rows[PRESENT], other[PRESENT], strict=True)]
-        costs[study] = sum(-w * (p * math.log(v) + (1 - p) * math.log(1 - v)) for w, p, v in terms)
-    return costs
+    p, said = (one[[*EXAM_LABELS, PRESENT]] for one in (table, version.loc[table.index]))
+    costs = (-p * numpy.log(said) - (1 - p) * numpy.log(1 - said)).groupby(table.StudyInstanceUID)
+    of_exams = sum(EXAM_WEIGHTS[name] * costs[name].first() for name in EXAM_LABELS)
+    share = p[PRESENT].groupby(table.StudyInstanceUID).mean()
+    return (of_exams + IMAGE_WEIGHT * share * costs[PRESENT].sum()).to_dict()
 
 
 def test_mending_never_costs_more_than_clipping():

@@ -147,15 +147,16 @@ def upright(made, tmp_path_factory):
 
 
 @pytest.mark.parametrize("orientation", STORED)
-def test_images_that_are_stored_mirrored_upside_down_or_lying_are_turned(folder, upright, tmp_path, orientation, capsys):
-    expected = upright
+def test_images_that_are_stored_mirrored_upside_down_or_lying_are_turned(
+    folder, upright, tmp_path, orientation, capsys
+):
     for path in paths(folder):
         stored = STORED[orientation](pydicom.dcmread(path).pixel_array)
         change(path, PixelData=stored.tobytes(), ImageOrientationPatient=list(orientation))
     records = pack_dicom(folder, tmp_path / "turned", form="int16", size=32, **QUIET)
-    assert [records.name(k) for k in range(15)] == [expected.name(k) for k in range(15)]
+    assert [records.name(k) for k in range(15)] == [upright.name(k) for k in range(15)]
     assert (
-        abs(hounsfield(torch.stack([x for x, _ in records])) - hounsfield(torch.stack([x for x, _ in expected]))) <= 1
+        abs(hounsfield(torch.stack([x for x, _ in records])) - hounsfield(torch.stack([x for x, _ in upright]))) <= 1
     ).all()
     assert "3 series stored mirrored, upside down or lying: their images are turned" in capsys.readouterr().out
 
