@@ -28,6 +28,9 @@ def pytest_configure(config):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # XLA:CPU compiles in a third of the time then, also in kernels and programs; these graphs run a few times only.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # A thread of torch's that waits for another spins, and with more threads than processors that is most of the work:
+    # 25 steps of a small network took 4.8 s of processor time, and take 0.6.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True, scope="session")
