@@ -52,9 +52,9 @@ torchtpu: .platforms/torchtpu/installed  ## minutes, 6 GB: the TorchTPU backend 
 faults: $(installed)  ## minutes, on a quiet machine: every fault a launch may meet, in a table, each over within ten seconds
 	$(python) tests/faults/matrix.py
 
-soak: $(installed)  ## minutes: what chance decides, often: 200 launches in one kernel, kills at twenty moments
+soak: $(installed)  ## minutes: what chance decides, often, and what `make test` tries in one place only, in the others
 	$(python) tests/faults/soak.py
-	TPUKIT_SOAK=1 $(python) -m pytest -m soak
+	TPUKIT_SOAK=1 $(python) -m pytest $(streams) -m "soak or only_soak"
 
 fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files; none may give wrong pixels or hang
 	$(python) tests/fuzz/fuzz.py

@@ -28,12 +28,26 @@ def pytest_configure(config):
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     # XLA:CPU compiles in a third of the time then, also in kernels and programs; these graphs run a few times only.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
+    # A thread of torch's that waits for another spins, and with more threads than processors that is most of the work:
+    # 25 steps of a small network took 4.8 s of processor time, and take 0.6.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 @pytest.fixture(autouse=True, scope="session")
 def _processes_meet_where_pytest_cleans_up(tmp_path_factory):
     """A DataLoader's processes that are ended by a signal leave the folder in which they hand tensors over."""
     multiprocessing.current_process()._config["tempdir"] = str(tmp_path_factory.mktemp("processes"))
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _packs_are_made_by_forks():
+    """A pack of ten images takes two processes, each of which would import for half a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(os, "fork") and (HERE / "forks.py").exists():
+            import forks
+
+            patch.setattr("tpukit.packs.processes.subprocess", forks.in_place_of_subprocess)
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -50,16 +64,20 @@ def how_often():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only `make standin` runs; skip what needs torch_xla where it has no wheel."""
-    if "every_machine" not in config.option.markexpr:
-        left_out = [item for item in items if item.get_closest_marker("every_machine")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
+    """Leave out what only `make standin` or `make soak` runs; skip what needs torch_xla where it has no wheel."""
+    asked = set(re.findall(r"\w+", config.option.markexpr))
+    left_out = {item for mark in ("every_machine", "only_soak") if mark not in asked for item in marked(items, mark)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):
                 item.add_marker(pytest.mark.skip(reason="torch_xla has wheels for Linux on x86-64 only"))
+
+
+def marked(items, mark):
+    return [item for item in items if item.get_closest_marker(mark)]
 
 
 @pytest.hookimpl(optionalhook=True)

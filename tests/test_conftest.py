@@ -29,7 +29,7 @@ def test_nothing_runs_beside_a_test_that_is_marked_alone_and_others_run_at_once(
     for name, alone in FILES.items():
         text = TESTS.format(times=str(times), alone=alone)
         (tmp_path / f"{name}.py").write_text(text + "pytestmark = pytest.mark.alone\n" * alone)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n xla\n every_machine\n soak\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = alone\n xla\n every_machine\n soak\n only_soak\n")
     command = [sys.executable, "-m", "pytest", "-n3", "--dist=loadfile", "-p", "no:cacheprovider"]
     ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600)
     assert ended.returncode == 0, ended.stdout

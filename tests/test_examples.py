@@ -40,7 +40,7 @@ def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(t
     environ["AIP_CHECKPOINT_DIR"] = f"{tmp_path}/bucket/checkpoints/"
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "trainer.zip", f'["{tmp_path}/packed", 2, 2, 4, 32]'],
+            [sys.executable, "trainer.zip", f'["{tmp_path}/packed", 1, 2, 2, 16]'],
             cwd=tmp_path,
             env=environ,
             capture_output=True,
@@ -50,7 +50,7 @@ def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(t
         assert done.returncode == 0, done.stderr
         assert re.search(r"core 0: {'images_per_second': [\d.]+, .*'epoch': 2.*valid_loss", done.stdout), done.stdout
     assert (tmp_path / "bucket" / "model" / "model.pt").is_file()
-    assert list((tmp_path / "bucket" / "checkpoints" / "2x2").glob("*"))
+    assert list((tmp_path / "bucket" / "checkpoints" / "1x2").glob("*"))
 
 
 # ---- TensorFlow, in an environment of its own ------------------------------------------------------------------------

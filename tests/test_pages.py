@@ -75,23 +75,47 @@ def has_compiler():
 RUNS_ALL = {"standin": has_stand_in, "preflight": has_compiler}
 
 
+# A fork for each room, so that all of them together import torch once.
+EXAMPLES = """
+import doctest, os, sys
+import torch._dynamo
+flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+for room in sys.argv[1:]:
+    if os.fork():
+        _, status = os.wait()
+        print(room, os.waitstatus_to_exitcode(status))
+        continue
+    os.chdir(room)
+    os.environ["TORCH_HOME"] = room  # weights that this machine has kept would change what pe.resnet34() says
+    said = os.open("said", os.O_WRONLY | os.O_CREAT)
+    os.dup2(said, 1), os.dup2(said, 2)
+    sys.exit(doctest.testfile("examples.txt", module_relative=False, optionflags=flags, encoding="utf-8").failed > 0)
+"""
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """Run the examples of all rooms; return by room the exit status, and what was printed."""
+    folders = {}
+    for room in pages.rooms():
+        folders[room] = tmp_path_factory.mktemp(room)
+        code = "\n".join(one.code for one in pages.examples(room))
+        if RUNS_ALL.get(room, bool)():
+            code = code.replace("  # doctest: +SKIP", "")
+        (folders[room] / "examples.txt").write_text(code)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg"}
+    command = [sys.executable, "-W", "ignore", "-u", "-c", EXAMPLES, *folders.values()]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    ended = dict(line.split() for line in done.stdout.splitlines())
+    return {room: (ended[str(folder)], (folder / "said").read_text()) for room, folder in folders.items()}
+
+
 @pytest.mark.parametrize("room", pages.rooms())
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
-def test_the_examples_of_a_room_run(room, tmp_path):
-    program = (
-        "import doctest, sys\n"
-        "flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE\n"
-        "sys.exit(doctest.testfile(sys.argv[1], module_relative=False, optionflags=flags, encoding='utf-8').failed > 0)"
-    )
-    code = "\n".join(one.code for one in pages.examples(room))
-    if RUNS_ALL.get(room, bool)():
-        code = code.replace("  # doctest: +SKIP", "")
-    (tmp_path / "examples.txt").write_text(code)
-    # TORCH_HOME: weights that this machine has kept would change what pe.resnet34() says.
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "MPLBACKEND": "agg", "TORCH_HOME": str(tmp_path)}
-    command = [sys.executable, "-W", "ignore", "-c", program, "examples.txt"]
-    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+def test_the_examples_of_a_room_run(room, ran):
+    status, said = ran[room]
+    assert status == "0", said[-6000:]
 
 
 def test_every_message_that_can_be_raised_has_an_entry():
@@ -160,6 +184,7 @@ def test_links_that_lead_nowhere_are_found(tmp_path):
     ]
 
 
+@pytest.mark.only_soak  # make docs does it
 @pytest.mark.skipif(
     importlib.util.find_spec("myst_nb") is None, reason="needs Sphinx and myst-nb: pip install '.[docs]'"
 )

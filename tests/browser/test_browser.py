@@ -69,7 +69,8 @@ NOTEBOOKS = {
 }
 
 
-@pytest.fixture(scope="module", params=["lab", "notebook"])
+# Both are JupyterLab's cells, outputs and kernels; the second has a page for each notebook around them.
+@pytest.fixture(scope="module", params=["lab", pytest.param("notebook", marks=pytest.mark.only_soak)])
 def server(request, tmp_path_factory):
     """Run JupyterLab, or the classic notebook; yield it with a browser and the folder that its notebooks are in."""
     module = {"lab": "jupyterlab", "notebook": "notebook"}[request.param]
@@ -303,7 +304,7 @@ def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     run_cell(page, 3).get_by_text("again [0, 1]").wait_for(timeout=300_000)
 
 
-@pytest.mark.parametrize("name", NOTEBOOKS)
+@pytest.mark.parametrize("name", ["03_every_core", pytest.param("04_pulmonary_embolism", marks=pytest.mark.only_soak)])
 def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(server, name):
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     small(notebook, NOTEBOOKS[name])

@@ -27,7 +27,7 @@ PYTHON = sys.executable
 # ---- the script ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)])
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=[pytest.mark.xla, pytest.mark.only_soak])])
 def test_the_script_proves_the_kit_it_carries_in_an_empty_folder(tmp_path, backend):
     file = tmp_path / "prove.py"
     file.write_text(

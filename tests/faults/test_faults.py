@@ -7,7 +7,29 @@ from faults.matrix import BACKENDS, BY_NAME, Benches, can_mount, names
 
 from tpukit.standin.build import why_not
 
-MARKS = {"cpu": [], "xla:cpu": [pytest.mark.xla], "xla:standin": [pytest.mark.xla]}
+# What a backend decides. All else is the same code under each, so that `make test` tries it under one.
+OF_THE_BACKEND = {
+    "exception while others wait in a collective",
+    "XLA tensor as result",
+    "SIGKILL of one rank",
+    "a rank that sleeps for ever",
+    "different collectives",
+    "DataLoader process killed",
+    "interrupt during a collective",
+    "fork after threaded torch operations and backward",
+    "SIGKILL of a rank that is not its process's number",
+    "gradients of other parameters on each core",
+    "kernel kill -9",
+}
+
+
+def marks(backend, name):
+    once_more = [pytest.mark.only_soak] * (backend == "xla:cpu" and name not in OF_THE_BACKEND)
+    return [pytest.mark.xla] * (backend != "cpu") + once_more
+
+
+def test_what_a_backend_decides_is_among_the_faults():
+    assert set(names("xla:cpu")) >= OF_THE_BACKEND
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +41,7 @@ def benches():
 @pytest.mark.parametrize(
     ("backend", "fault"),
     [
-        pytest.param(backend, name, marks=MARKS[backend], id=f"{backend}: {name}")
+        pytest.param(backend, name, marks=marks(backend, name), id=f"{backend}: {name}")
         for backend in BACKENDS
         for name in names(backend, only_in_graph=backend == "xla:standin")
     ],

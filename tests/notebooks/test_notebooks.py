@@ -3,8 +3,8 @@
 The second time in a kernel the exercises are filled in with their folded answers, and their checks have to say so.
 The second kernel finds the files of the first; a notebook that leaves none has nothing to find. Of BY_PROGRAMS
 papermill runs the first kernel and nbconvert the second, as people do; the others are run from here, where no program
-has to start. They run in an empty folder: the kit is found where it is installed, and files go where they can be
-thrown away.
+has to start, and after a restart by `make soak`: the walkthrough's is killed and run again in any case. They run in an
+empty folder: the kit is found where it is installed, and files go where they can be thrown away.
 """
 
 import ast
@@ -237,25 +237,34 @@ def test_the_kernel_never_started_the_xla_runtime(twice):
     assert [probe["runtime"] for probe in probes] == [False, False]
 
 
-def test_after_a_restart_it_runs_again_and_becomes_a_page(twice):
+@pytest.mark.parametrize(
+    "twice",
+    [pytest.param(path, marks=[pytest.mark.only_soak] * (path.stem != BY_PROGRAMS)) for path in NOTEBOOKS],
+    ids=[path.stem for path in NOTEBOOKS],
+    indirect=True,
+)
+def test_after_a_restart_it_runs_again(twice):
     folder, notebook, *_ = twice
-    if not any(folder.iterdir()):
-        notebook = nbformat.read(FOR_THE_PAGES / f"{folder.name.rstrip('0123456789')}.ipynb", as_version=4)
-    elif folder.name.startswith(BY_PROGRAMS):
+    if folder.name.startswith(BY_PROGRAMS):
         nbformat.write(notebook, folder / "notebook.ipynb")
         timeout = f"--ExecutePreprocessor.timeout={SECONDS_A_CELL}"
         run(["nbconvert", "--to=notebook", "--inplace", "--execute", timeout, "notebook.ipynb"], folder)
-        notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
-    else:
+    elif any(folder.iterdir()):
         execute(notebook, folder)
-    page, _ = HTMLExporter().from_notebook_node(notebook)
+
+
+def test_it_becomes_a_page(twice):
+    folder, *_ = twice
+    page, _ = HTMLExporter().from_filename(FOR_THE_PAGES / f"{folder.name.rstrip('0123456789')}.ipynb")
     assert page.count("jp-CodeCell") >= 8
-    if folder.name.startswith("04b"):
-        the_submission_of_its_own_test_exams_is_the_notebooks(folder)
+    assert "jp-OutputArea-output" in page
 
 
-def the_submission_of_its_own_test_exams_is_the_notebooks(folder):
-    """Answer the notebook's test exams with what it left, as Kaggle would, and compare."""
+@pytest.mark.parametrize(
+    "twice", [path for path in NOTEBOOKS if path.stem.startswith("04b")], ids=lambda path: path.stem, indirect=True
+)
+def test_its_test_exams_answered_with_what_it_left_as_on_kaggle_are_its_submission(twice):
+    folder, *_ = twice
     made = runpy.run_path(str(ROOT / "examples" / "kaggle_bundle.py"))["NETWORKS"]
     networks = folder / "networks"
     networks.mkdir()

@@ -141,7 +141,11 @@ OF_A_FOLDER = '"flowers", "packed"'
 OF_A_CSV_FILE = '"train.csv", "packed", path="file_name", root="images", labels="species"'
 
 
-@pytest.mark.parametrize("arguments", [OF_A_FOLDER, OF_A_CSV_FILE], ids=["a folder", "a CSV file"])
+@pytest.mark.parametrize(
+    "arguments",
+    [OF_A_FOLDER, pytest.param(OF_A_CSV_FILE, marks=pytest.mark.only_soak)],
+    ids=["a folder", "a CSV file"],
+)
 def test_ten_lines_train_a_model(flowers, tmp_path, arguments):
     (tmp_path / "images").symlink_to(flowers / "images")
     (tmp_path / "train.csv").write_text((flowers / "train.csv").read_text())

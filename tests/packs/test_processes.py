@@ -54,7 +54,8 @@ def one_fails(job):
 
 
 @pytest.fixture
-def run(tmp_path):
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpukit.packs.processes.subprocess", subprocess)  # fresh ones, see tests/forks.py
     (tmp_path / "tasks.py").write_text(TASKS)
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
 

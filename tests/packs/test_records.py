@@ -408,7 +408,7 @@ def test_after_many_kills_nothing_is_lost_or_doubled_and_every_byte_is_the_same(
     whole = contents(tmp_path / "undisturbed")
     random = np.random.default_rng()
     folders, moments = [tmp_path / "0"], set()
-    for _ in range(how_often(6, 20)):
+    for _ in range(how_often(4, 20)):
         process = started(many, folders[-1])
         enough = random.integers(len(shards(folders[-1])), 27)  # of 24; from 25 on, it may end by itself
         while process.poll() is None and len(shards(folders[-1])) < enough:
@@ -689,7 +689,8 @@ def test_a_fork_reads_what_its_parent_has_read_before(kind, request):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")  # which is the point
-def test_a_fork_while_array_records_threads_are_busy_does_not_hang(pixels):
+@pytest.mark.soak
+def test_a_fork_while_array_records_threads_are_busy_does_not_hang(pixels, how_often):
     from array_record.python.array_record_module import ArrayRecordReader
 
     records, stop = Records(pixels), threading.Event()
@@ -703,7 +704,7 @@ def test_a_fork_while_array_records_threads_are_busy_does_not_hang(pixels):
     thread = threading.Thread(target=keep_reading)
     thread.start()
     try:
-        for _ in range(60):
+        for _ in range(how_often(15, 60)):
             assert in_a_fork(lambda: all(records.read(range(COUNT)) == expected for _ in range(5))) == 0
     finally:
         stop.set()

@@ -141,17 +141,22 @@ STORED = {  # by what makes it of an upright one
 }
 
 
+@pytest.fixture(scope="module")
+def upright(made, tmp_path_factory):
+    return pack_dicom(made / "train", tmp_path_factory.mktemp("upright"), form="int16", size=32, **QUIET)
+
+
 @pytest.mark.parametrize("orientation", STORED)
-def test_images_that_are_stored_mirrored_upside_down_or_lying_are_turned(folder, made, tmp_path, orientation, capsys):
-    expected = pack_dicom(made / "train", tmp_path / "upright", form="int16", size=32, **QUIET)
-    capsys.readouterr()
+def test_images_that_are_stored_mirrored_upside_down_or_lying_are_turned(
+    folder, upright, tmp_path, orientation, capsys
+):
     for path in paths(folder):
         stored = STORED[orientation](pydicom.dcmread(path).pixel_array)
         change(path, PixelData=stored.tobytes(), ImageOrientationPatient=list(orientation))
     records = pack_dicom(folder, tmp_path / "turned", form="int16", size=32, **QUIET)
-    assert [records.name(k) for k in range(15)] == [expected.name(k) for k in range(15)]
+    assert [records.name(k) for k in range(15)] == [upright.name(k) for k in range(15)]
     assert (
-        abs(hounsfield(torch.stack([x for x, _ in records])) - hounsfield(torch.stack([x for x, _ in expected]))) <= 1
+        abs(hounsfield(torch.stack([x for x, _ in records])) - hounsfield(torch.stack([x for x, _ in upright]))) <= 1
     ).all()
     assert "3 series stored mirrored, upside down or lying: their images are turned" in capsys.readouterr().out
 
@@ -371,18 +376,25 @@ def written(to):
     return [*(to / "unfinished").glob("headers-*.json"), *to.glob("*.array_record")]
 
 
-@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
-def test_ended_at_six_moments_nothing_is_done_twice_and_every_byte_is_the_same(tmp_path, ending):
-    source, rng = tmp_path / "source", np.random.default_rng(0)
-    source.mkdir()
+@pytest.fixture(scope="module")
+def many(tmp_path_factory):
+    """Four series of 80 slices, and the pack that nothing has ended."""
+    made, rng = tmp_path_factory.mktemp("many"), np.random.default_rng(0)
+    (made / "source").mkdir()
     for number in range(320):
         place = Place("st", f"se{number % 4}", f"i{number}", number, z=7.0 * number % 97, pixel=0.5)
-        write_dicom(source / f"{number:03}.dcm", rng.normal(0, 500, (16, 16)), place)
-    assert start(source, tmp_path / "at once", "embolism").wait(120) == 0
-    to, ended = tmp_path / "ended", 0
-    for progress in (0, 1, 2, 10, 40, 70):  # of 2 files of headers and 107 shards
+        write_dicom(made / "source" / f"{number:03}.dcm", rng.normal(0, 500, (16, 16)), place)
+    assert start(made / "source", made / "at once", "embolism").wait(120) == 0
+    return made
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT])
+def test_ended_at_some_moments_nothing_is_done_twice_and_every_byte_is_the_same(many, tmp_path, ending, how_often):
+    to, ended, moments = tmp_path / "ended", 0, how_often((1, 20), (0, 1, 2, 10, 40, 70))
+    for progress in moments:  # of 2 files of headers and 107 shards
         before = {path: path.stat().st_mtime_ns for path in written(to)}
-        process = start(source, to, "embolism")
+        process = start(many / "source", to, "embolism")
         while len(written(to)) < max(progress, len(before)) and process.poll() is None:
             time.sleep(0.005)
         if process.poll() is None:
@@ -392,9 +404,10 @@ def test_ended_at_six_moments_nothing_is_done_twice_and_every_byte_is_the_same(t
         if (to / "manifest.json").exists():
             break
         assert before.items() <= {path: path.stat().st_mtime_ns for path in written(to)}.items()
-    assert ended >= 4
-    assert start(source, to, "embolism").wait(120) == 0
-    assert contents(to) == contents(tmp_path / "at once")
+    assert ended >= len(moments) - 2
+    assert ended
+    assert start(many / "source", to, "embolism").wait(120) == 0
+    assert contents(to) == contents(many / "at once")
     assert not (to / "unfinished").exists()
 
 
@@ -464,13 +477,20 @@ def train(core, records):
 COMPRESSIONS = [compress_rle, compress_jpeg2000, compress_jpeg_lossless, compress_jpeg_ls]
 
 
-@pytest.mark.parametrize("compress", COMPRESSIONS)
-def test_from_compressed_dicom_to_a_trained_step(made, folder, tmp_path, compress):
-    labels = read_labels(made)
-    for path in paths(folder):  # unsigned, as JPEG is
+@pytest.fixture(scope="module")
+def unsigned(made, tmp_path_factory):
+    """The slices with unsigned pixels, as JPEG's are, and their pack."""
+    folder = tmp_path_factory.mktemp("unsigned")
+    for path in paths(shutil.copytree(made / "train", folder / "train")):
         stored = pydicom.dcmread(path).pixel_array.clip(min=0).astype("<u2")
         change(path, PixelData=stored.tobytes(), PixelRepresentation=0)
-    plain = pack_dicom(folder, tmp_path / "plain", labels, size=16, **QUIET)
+    return folder / "train", pack_dicom(folder / "train", folder / "plain", read_labels(made), size=16, **QUIET)
+
+
+@pytest.mark.parametrize("compress", COMPRESSIONS)
+def test_from_compressed_dicom_to_a_trained_step(made, unsigned, tmp_path, compress):
+    labels, (folder, plain) = read_labels(made), unsigned
+    folder = shutil.copytree(folder, tmp_path / "train")
     for path in paths(folder):
         file = pydicom.dcmread(path)
         compress(file)

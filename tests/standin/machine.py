@@ -21,9 +21,11 @@ from tpukit.standin import build, shapes, shared_memory
 IN_CI = ("two cores", "colab v5e-1", "kaggle v5e-8")
 
 
-def machines(names) -> list:
+def machines(names, *, only_soak=()) -> list:
     """Return the names of machines as parameters of a test, those that are not run every time marked so."""
-    return [pytest.param(name, marks=[] if name in IN_CI else pytest.mark.every_machine) for name in names]
+    marks = {name: pytest.mark.every_machine for name in names if name not in IN_CI}
+    marks |= dict.fromkeys(only_soak, pytest.mark.only_soak)
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
 @dataclass

@@ -45,7 +45,7 @@ def run(version: str, report: Path) -> None:
     """Run the whole suite with this version, and leave its report."""
     report.parent.mkdir(exist_ok=True)
     report.unlink(missing_ok=True)
-    everything = "every_machine or not every_machine"
+    everything = "every_machine or only_soak or not every_machine"
     subprocess.run(
         [python_with(version), "-m", "pytest", str(HERE), "-q", "-m", everything, f"--junitxml={report}"], cwd=ROOT
     )

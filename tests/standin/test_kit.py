@@ -73,12 +73,13 @@ def everything(core):
     }
 
 
+@pytest.mark.soak
 @EVERY_MACHINE
-def test_five_launches_in_a_row_give_every_core_its_results(machine):
+def test_launches_in_a_row_give_every_core_its_results(machine, how_often):
     shape = shapes.SHAPES[machine]
     world = CORES[shape.name]
     every = torch.stack([torch.arange(3) + rank for rank in range(world)])
-    for _ in range(5):
+    for _ in range(how_often(2, 5)):
         results = on(shape, everything).results
         for rank, result in enumerate(results):
             assert result["rank"] == (rank, rank, world, "TPU")
@@ -299,7 +300,7 @@ def test_cores_that_share_a_process_are_said_to_share_random_numbers(capsys):
     assert "share" not in capsys.readouterr().out
 
 
-@EVERY_MACHINE
+@pytest.mark.parametrize("machine", machines(shapes.SHAPES, only_soak=("kaggle v5e-8",)))
 def test_fit_trains_evaluates_and_resumes_to_the_last_bit(machine, tmp_path):
     shape = shapes.SHAPES[machine]
     network = small_net(True)  # made here: on a v3, two cores would draw its weights from one generator

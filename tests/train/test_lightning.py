@@ -16,7 +16,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and tor
 STANDIN = pytest.param(
     "xla:standin", marks=[pytest.mark.xla, pytest.mark.skipif(bool(why_not()), reason=why_not() or "")]
 )
-EVERY_BACKEND = pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla), STANDIN])
+XLA_CPU = pytest.param("xla:cpu", marks=[pytest.mark.xla, pytest.mark.only_soak])  # the stand-in goes further
+EVERY_BACKEND = pytest.mark.parametrize("backend", ["cpu", XLA_CPU, STANDIN])
 
 inputs = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, (inputs[:, :1] * 2 + inputs[:, 1:2]).tanh())

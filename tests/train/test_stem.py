@@ -222,8 +222,11 @@ def _in_graph(monkeypatch):
 class Shades:
     """Images (3, 32, 32) and whether each is light."""
 
+    def __init__(self, count):
+        self.count = count
+
     def __len__(self):
-        return 48
+        return self.count
 
     def __getitem__(self, index):
         generator = torch.Generator().manual_seed(index)
@@ -242,8 +245,9 @@ def training(core, options, *, epochs=2, on_epoch=None):
 
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9)) if options.pop("ema", False) else None
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    train = core.batches(Shades(), batch_size=8, shuffle=True, drop_last=True)
-    valid = core.batches(Shades(), batch_size=8)
+    data = Shades(options.pop("count", 48))
+    train = core.batches(data, batch_size=8, shuffle=True, drop_last=True)
+    valid = core.batches(data, batch_size=8)
     loss = nn.BCEWithLogitsLoss()
     options = {"average": average, "on_epoch": look, "log_every": 1, "epochs": epochs, **options}
     found = fit(core, model, optimizer, loss, train, valid, **options)
@@ -270,17 +274,17 @@ def test_fit_uses_it_where_the_step_is_a_graph_and_training_is_the_same():
 
 
 def test_with_bfloat16_training_stays_near_float32():
-    usual, _, _ = run("cpu", epochs=1)
-    found, _, _ = run("in graph", epochs=1, bf16=True)
+    usual, _, _ = run("cpu", epochs=1, count=16)
+    found, _, _ = run("in graph", epochs=1, bf16=True, count=16)  # eight times slower on a CPU
     for one, other in zip(found.epochs, usual.epochs, strict=True):
         assert one["train_loss"] == pytest.approx(other["train_loss"], rel=0.1, abs=0.02)
 
 
 @pytest.mark.parametrize("ema", [False, True], ids=["the model", "its average"])
 def test_a_resumed_training_equals_the_uninterrupted_one(tmp_path, ema):
-    whole, weights, _ = run("in graph", epochs=3, ema=ema)
+    whole, weights, _ = run("in graph", epochs=2, ema=ema)
     run("in graph", epochs=1, ema=ema, folder=tmp_path)
-    resumed, continued, _ = run("in graph", epochs=3, ema=ema, folder=tmp_path)
+    resumed, continued, _ = run("in graph", epochs=2, ema=ema, folder=tmp_path)
     assert resumed.resumed
     assert all(torch.equal(continued[name], weights[name]) for name in weights)
     assert resumed.epochs[-1]["valid_loss"] == whole.epochs[-1]["valid_loss"]
@@ -294,7 +298,7 @@ def test_the_best_weights_come_back_after_an_early_stop():
     model = resnet()
     model.load_state_dict(weights)
     with torch.no_grad():
-        rows = [Shades()[index] for index in range(48)]
+        rows = [Shades(48)[index] for index in range(48)]
         out = model.eval()(torch.stack([row[0] for row in rows]))
         loss = nn.functional.binary_cross_entropy_with_logits(out, torch.stack([row[1] for row in rows]))
     assert loss.item() == pytest.approx(found.best["valid_loss"], rel=1e-3)
