@@ -6,6 +6,7 @@ import importlib.util
 
 from tpukit.essentials.backends.c_library import NotCompiled, cache_folder, compiled, why_no_compiler
 from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
+from tpukit.essentials.backends.kept_compiles import VARIABLE, Folders, folders_of
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
 from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
 
