@@ -6,7 +6,7 @@ import importlib.util
 
 from tpukit.essentials.backends.c_library import NotCompiled, cache_folder, compiled, why_no_compiler
 from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
-from tpukit.essentials.backends.kept_compiles import VARIABLE, Folders, folders_of
+from tpukit.essentials.backends.kept_compiles import KEEP_VARIABLE, Folders, KeptCompiles, folders_of, open_kept
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
 from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
 
@@ -42,7 +42,7 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "NotCompiled", "Runtime", "Topology", "Tpu", "cache_folder",
-    "compiled", "import_torch_xla", "libtpu_flags", "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt",
-    "why_no_compiler", "why_no_stand_in",
+    "Backend", "Compiling", "Cpu", "Folders", "Hosts", "KeptCompiles", "NotCompiled", "PLACES", "Runtime", "Topology", "Tpu",
+    "KEEP_VARIABLE", "cache_folder", "compiled", "folders_of", "import_torch_xla", "libtpu_flags", "open_kept", "rehearsal_cores",
+    "runtime_started", "runtimes", "start_pjrt", "why_no_compiler", "why_no_stand_in",
 ]  # fmt: skip

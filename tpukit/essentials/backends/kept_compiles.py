@@ -13,7 +13,7 @@ from tpukit.essentials.backends.c_library import NotCompiled, compiled
 from tpukit.essentials.show import WrongType, WrongValue, counted
 
 Folders = str | os.PathLike | Sequence[str | os.PathLike]
-VARIABLE = "TPUKIT_KEEP_COMPILES"  # what `prepare` sets for all launches
+KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # what `prepare` sets for all launches
 _SOURCES = Path(__file__).parent / "kept"
 _LIMIT = 2 * 10**9  # bytes
 _DAY = 86400.0  # seconds, after which a file that is not whole is nobody's any more
@@ -85,7 +85,7 @@ def folders_of(given: Folders | bool | None, environ: Mapping[str, str] = os.env
         TypeError: it is none of these, nor a folder or a list of them.
     """
     if given is None:
-        given = [one for one in environ.get(VARIABLE, "").split(os.pathsep) if one]
+        given = [one for one in environ.get(KEEP_VARIABLE, "").split(os.pathsep) if one]
     given = [] if given is False else [given] if isinstance(given, str | os.PathLike) else given
     if not isinstance(given, list | tuple) or not all(isinstance(one, str | os.PathLike) and str(one) for one in given):
         raise WrongType(

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.backends import VARIABLE, Folders, folders_of
+from tpukit.essentials.backends import KEEP_VARIABLE, Folders, folders_of
 from tpukit.essentials.machine.host_facts import Host
 from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, as_html, current_cell
@@ -154,10 +154,10 @@ def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]
 
 
 def _kept(environ: Mapping[str, str], folders: str) -> tuple[Change, ...]:
-    if environ.get(VARIABLE, "") == folders:
+    if environ.get(KEEP_VARIABLE, "") == folders:
         return ()
     why = "launches keep there what they compile, and the next session loads it" if folders else "not kept any more"
-    return (Change(VARIABLE, environ.get(VARIABLE), folders or None, why),)
+    return (Change(KEEP_VARIABLE, environ.get(KEEP_VARIABLE), folders or None, why),)
 
 
 def install_line(host: Host, *, rehearse_graphs: bool = False) -> str:

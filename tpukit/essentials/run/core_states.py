@@ -144,7 +144,7 @@ class CoreStates:
         return isinstance(state.doing, Compiling) and now - state.since > _COMPILE_SECONDS
 
     def _compile_words(self, compiles: Sequence[int], running: Sequence[int], now: float) -> str:
-        longest = min(compiles, key=lambda rank: self._states[rank].since)
+        longest = min(compiles, key=lambda rank: (self._states[rank].doing.is_waiting, self._states[rank].since))
         graph: Compiling = self._states[longest].doing
         last = f"; graph {graph.number - 1} took {duration(graph.last_seconds)}" if graph.last_seconds else ""
         others = [rank for rank in running if rank not in compiles]
