@@ -22,7 +22,8 @@ from tpukit.standin import build
 
 SOURCES = Path(kept_compiles.__file__).parent / "kept"
 PARTS = ("program", "options", "flags", "plugin", "version", "topology")
-HEAD = struct.Struct(f"<8s{32 * len(PARTS)}s32s32sQ")  # magic, the key's parts, the key, the content's digest, its size
+# Magic, the key's parts, the key, size and first bytes of the topology, the content's digest and size.
+HEAD = struct.Struct(f"<8s{32 * len(PARTS)}s32sQ120s32sQ")
 
 STANDS_IN = pytest.mark.skipif(build.why_not() is not None, reason=build.why_not() or "")
 pytestmark = pytest.mark.xla
@@ -95,7 +96,7 @@ def test_a_file_is_magic_key_checksum_length_and_content(first):
     files = sorted(first[0].iterdir())
     parts = [HEAD.unpack_from(file.read_bytes())[1] for file in files]
     for file in files:
-        magic, of_key, key, digest, size = HEAD.unpack_from(file.read_bytes())
+        magic, of_key, key, *_, digest, size = HEAD.unpack_from(file.read_bytes())
         content = file.read_bytes()[HEAD.size :]
         assert (magic, size, digest) == (b"TPUKEEP\1", len(content), hashlib.sha256(content).digest())
         assert key == hashlib.sha256(of_key).digest()  # and so this SHA-256 is Python's
@@ -153,8 +154,8 @@ def test_another_version_of_the_plugin_has_files_of_its_own(first, tmp_path, mon
 
 def rewritten(file, content):
     """Write another content under a header that fits it: only the plugin itself can refuse that."""
-    magic, parts, key, _, _ = HEAD.unpack_from(file.read_bytes())
-    file.write_bytes(HEAD.pack(magic, parts, key, hashlib.sha256(content).digest(), len(content)) + content)
+    *head, _, _ = HEAD.unpack_from(file.read_bytes())
+    file.write_bytes(HEAD.pack(*head, hashlib.sha256(content).digest(), len(content)) + content)
 
 
 def changed(file, at):

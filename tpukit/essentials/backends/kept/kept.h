@@ -26,6 +26,8 @@ enum { PROGRAM, OPTIONS, FLAGS, PLUGIN, VERSION, TOPOLOGY, PARTS };
 typedef struct {
   Digest part[PARTS];  // each by itself, so that two files tell what sets them apart
   Digest key;          // of all of them
+  uint64_t topology_size;
+  uint8_t topology[120];  // its first bytes: what libtpu has without a chip may not be what it has with one
 } Key;
 Key find_key(const Api* api, const Program* program, const char* options, size_t size, void* client, void* topology);
 int failed(const Api* api, Error* error);  // says whether there was one, and forgets it

@@ -107,6 +107,8 @@ Key find_key(const Api* api, const Program* program, const char* options, size_t
   Serialized bytes = ARGS(Serialized, .of = topology);
   if (topology && !failed(api, api->call[TOPOLOGY_SERIALIZE](&bytes))) {
     key.part[TOPOLOGY] = digest_of(bytes.bytes, bytes.size);
+    key.topology_size = bytes.size;
+    memcpy(key.topology, bytes.bytes, bytes.size < sizeof key.topology ? bytes.size : sizeof key.topology);
     bytes.destroy(bytes.owner);
   }
   key.key = digest_of(key.part, sizeof key.part);
