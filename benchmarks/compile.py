@@ -2,9 +2,9 @@
 
 The step is that of the walkthrough: a ResNet-34 with ten labels and Adam, on the stand-in for libtpu. Each round has a
 folder of its own; the first launch compiles and keeps, the second, in processes as new as those of a restarted session,
-loads. A turn's figure is what torch_xla counts as compiling, so reading, checking, writing and XLA's own loading are in
-it; that of a kind is the median of its turns. XLA:CPU loads the machine code of this processor: what libtpu takes to load
-a TPU's programs is not known.
+loads. A turn's figure is what torch_xla counts as compiling, so reading, checking, writing and XLA's own loading are
+in it; that of a kind is the median of its turns. XLA:CPU loads the machine code of this processor: what libtpu takes to
+load a TPU's programs is not known.
 """
 
 import argparse

@@ -92,8 +92,8 @@ def _compile_time(backend, seconds: float) -> list[Finding]:
     if compiling <= _LONG_COMPILE * seconds:
         return [Finding("compile time", "ok", fact)]
     fix = (
-        "`tpukit.launch(..., keep_compiles=folder)`, so that the next one does not compile them again; all epochs in one "
-        "launch, and more steps for the same graphs"
+        "`tpukit.launch(..., keep_compiles=folder)`, so that the next one does not compile them again; more steps for "
+        "the same graphs"
     )
     return [Finding("compile time", "warning", f"{fact}: this run was too short for its graphs", fix)]
 

@@ -1,4 +1,4 @@
-"""What is compiled is kept in a folder, and loaded by the next launch: with the same bits, and never from a bad file."""
+"""What is compiled is kept in a folder, and the next launch loads it: with the same bits, and never from a bad file."""
 
 import hashlib
 import os
@@ -377,7 +377,9 @@ def test_what_is_declared_of_pjrt_is_what_its_header_declares(tmp_path):
     }  # fmt: skip
     places = dict(re.findall(r"([A-Z_]+) = (\d+)", text))
     assert places.keys() == names.keys()
-    checks = [f"offsetof(Api, call) + {places[one]} * sizeof(void*) == offsetof(PJRT_Api, PJRT_{names[one]})" for one in names]
+    checks = [
+        f"offsetof(Api, call) + {places[one]} * sizeof(void*) == offsetof(PJRT_Api, PJRT_{names[one]})" for one in names
+    ]
     checks += ["offsetof(Api, version.minor) == offsetof(PJRT_Api, pjrt_api_version.minor_version)"]
     sizes = {
         "Text": ["PJRT_Client_PlatformVersion_Args", "PJRT_TopologyDescription_PlatformVersion_Args"],
@@ -390,7 +392,9 @@ def test_what_is_declared_of_pjrt_is_what_its_header_declares(tmp_path):
     checks += ["offsetof(Load, loaded) == offsetof(PJRT_Executable_DeserializeAndLoad_Args, loaded_executable)"]
     checks += ["sizeof(Load) >= PJRT_Executable_DeserializeAndLoad_Args_STRUCT_SIZE"]
     checks += ["offsetof(Compile, executable) == offsetof(PJRT_Client_Compile_Args, executable)"]
-    checks += ["offsetof(Serialized, destroy) == offsetof(PJRT_Executable_Serialize_Args, serialized_executable_deleter)"]
+    checks += [
+        "offsetof(Serialized, destroy) == offsetof(PJRT_Executable_Serialize_Args, serialized_executable_deleter)"
+    ]
     lines = ['#include "pjrt_c_api.h"', f'#include "{SOURCES / "pjrt.h"}"']
     lines += [f'_Static_assert({check}, "{number}");' for number, check in enumerate(checks)]
     (tmp_path / "check.c").write_text("\n".join(lines))

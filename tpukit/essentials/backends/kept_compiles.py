@@ -48,8 +48,8 @@ class KeptCompiles:
     page: int = 0
 
     def enter(self) -> Done:
-        """Have this process's client start with the library in front of its plugin; for a worker, before it starts."""
-        # torch_xla's C++ reads the one when the client starts (2.8 and 2.9); its import has set the other to libtpu's file.
+        """Put the library in front of the plugin that this worker's client will load; return what it counts."""
+        # torch_xla reads the one when the client starts (2.8 and 2.9); its import has set the other to libtpu's file.
         plugin = os.environ.get("TPU_LIBRARY_PATH") or os.environ["PTXLA_TPU_LIBRARY_PATH"]
         os.environ["TPU_LIBRARY_PATH"] = self.library._name
         return Done.from_address(self.library.kept_join(os.fsencode(plugin)))
@@ -108,7 +108,9 @@ def open_kept(folders: Iterable[Path], say: Callable[[str], object]) -> KeptComp
             raise NotCompiled("libtpu is for Linux on x86-64")
         library = ctypes.CDLL(str(compiled("libtpukit-kept.so", _SOURCES)))
     except (NotCompiled, OSError) as error:
-        say(f"keep_compiles: this launch goes on without it: {getattr(error, 'fact', error)}; nothing is kept or loaded")
+        say(
+            f"keep_compiles: this launch goes on without it: {getattr(error, 'fact', error)}; nothing is kept or loaded"
+        )
         return None
     library.kept_open.restype = library.kept_join.restype = ctypes.c_void_p
     library.kept_close.argtypes = [ctypes.c_void_p]

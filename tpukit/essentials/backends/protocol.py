@@ -8,6 +8,7 @@ from pathlib import Path
 
 from tpukit.essentials.backends.kept_compiles import KeptCompiles, open_kept
 
+
 @dataclass(frozen=True)
 class Hosts:
     """Which of several hosts of a run this is; every one launches the same function on as many cores.

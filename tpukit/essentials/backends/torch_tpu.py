@@ -176,7 +176,6 @@ class TorchTpuRuntime(CpuRuntime):
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
 
-
     def open_kept(self, folders: Iterable[Path], say: Callable[[str], object]) -> KeptCompiles:
         return KeptCompiles(own_folders(folders))  # TorchTPU has such a folder of its own, and reads no other
 

@@ -176,10 +176,10 @@ def launch(
             the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
             them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
-        keep_compiles: a folder where what is compiled is kept, so that the next session loads it instead, also on another
-            machine of the same kind; or a list of folders, the first of which is written, the others only read. False
-            for none; None for what `prepare(keep_compiles=...)` has named. What is loaded from there is code: the
-            folder is made for this user alone, and one that others can write to is refused. Of more than 2 GB, those
+        keep_compiles: a folder where what is compiled is kept, so that the next session loads it instead, also on
+            another machine of the same kind; or a list of folders, the first of which is written, the others only
+            read. False for none; None for what `prepare(keep_compiles=...)` has named. What is loaded from there is
+            code: the folder is made for this user alone, and one that others can write to is refused. Past 2 GB, those
             programs are removed that nobody has used for longest. Where it cannot be had, that is said, and the launch
             goes on without it.
         hosts: which of several hosts this is, where each of them calls launch with the same arguments; the run it
@@ -217,7 +217,10 @@ def launch(
         writers = LogWriters(to, display.line)
         if runtimes()[topology.backend].hardware == "TPU":
             wait_for_chips(topology.processes, display.line, chip=topology.device_number)
-        with keeping(topology, folders, display) as topology, group_type(topology, task, limits, display, writers) as group:
+        with (
+            keeping(topology, folders, display) as topology,
+            group_type(topology, task, limits, display, writers) as group,
+        ):
             if topology.rehearsal:
                 stand = "processes stand" if topology.cores > 1 else "process stands"
                 note = runtimes()[topology.backend].note
