@@ -42,7 +42,7 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "KEEP_VARIABLE", "PLACES", "Backend", "Compiling", "Cpu", "Folders", "Hosts", "KeptCompiles", "NotCompiled", "Runtime",
-    "Topology", "Tpu", "cache_folder", "compiled", "folders_of", "import_torch_xla", "libtpu_flags", "open_kept",
-    "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt", "why_no_compiler", "why_no_stand_in",
+    "KEEP_VARIABLE", "PLACES", "Backend", "Compiling", "Cpu", "Folders", "Hosts", "KeptCompiles", "NotCompiled",
+    "Runtime", "Topology", "Tpu", "cache_folder", "compiled", "folders_of", "import_torch_xla", "libtpu_flags",
+    "open_kept", "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt", "why_no_compiler", "why_no_stand_in",
 ]  # fmt: skip
