@@ -3,7 +3,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
-.PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-exams bench-preflight
+.PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-compile bench-exams bench-preflight
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
@@ -105,7 +105,7 @@ standin: $(installed)  ## twenty minutes: the TPU path on five machines that a s
 compile-check: $(installed)  ## minutes, fetches libtpu: every graph of the kit, compiled for v5e, v6e and v3 without a TPU
 	$(python) tests/compiler/table.py
 
-bench: bench-input bench-step bench-unet bench-recording bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: bench-input bench-step bench-unet bench-recording bench-compile bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
 	$(python) benchmarks/input.py
@@ -118,6 +118,9 @@ bench-unet: $(installed)  ## minutes: a U-Net's step by section, and fit against
 
 bench-recording: $(installed)  ## half a minute: how long the host takes to record a step of fit
 	$(python) benchmarks/recording.py
+
+bench-compile: $(installed)  ## minutes: what a session compiles, and what one takes that finds it compiled
+	$(python) benchmarks/compile.py
 
 bench-preflight: $(installed)  ## an hour, fetches libtpu: a step of fit and the tutorial's by the TPU compiler's own count
 	$(python) benchmarks/preflight.py

@@ -82,6 +82,7 @@ TESTED_THROUGH = {
         "standin/recording_runtime.py",
     ],
     "scores/test_areas.py": ["scores/operating_point.py", "scores/score_figures.py"],
+    "standin/test_build.py": ["essentials/backends/c_library.py"],
     "standin/test_failures.py": ["standin/shapes.py", "standin/shared_memory.py"],
     "standin/test_kit.py": ["standin/runtime.py"],
     "train/test_early_stopping.py": ["essentials/show/measures.py"],

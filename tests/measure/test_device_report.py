@@ -146,6 +146,13 @@ class Device:
     def memory(self):
         return {"peak": self.peak, "limit": 16 * 2**30}
 
+    def compiles(self):
+        count, nanoseconds = self.metrics().get("CompileTime", (0, 0.0))
+        return count - self.loads()[0], nanoseconds / 1e9 - self.loads()[1]
+
+    def loads(self):
+        return 0, 0.0
+
 
 @pytest.mark.parametrize(("peak", "state"), [(8, "ok"), (15, "warning")])
 def test_a_device_that_is_nearly_full_is_warned_of(peak, state):
@@ -203,6 +210,14 @@ def test_a_run_that_mostly_compiles_is_named(compiling, state):
     finding = found(report(of(counted(compiling=compiling), seconds=10.0)), "compile time")
     assert (finding.state, bool(finding.fix)) == (state, state == "warning")
     assert f"{compiling:.1f} of 10.0 s went into compiling, {compiling / 10:.0%}" in finding.fact
+
+
+def test_what_was_loaded_is_told_as_loaded():
+    core = counted(compiling=9.0)
+    core.loads = lambda: (2, 8.5)
+    outcome = report(of(core, seconds=10.0))
+    assert found(outcome, "compiles").fact.startswith("1 graph compiled in 0.5 s, 2 loaded in 8.5 s that were compiled")
+    assert found(outcome, "compile time").state == "ok"
 
 
 @XLA

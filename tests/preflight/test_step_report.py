@@ -403,6 +403,20 @@ def test_a_step_is_compiled_and_kept(recorded, real_libtpu, tmp_path, monkeypatc
     assert again.program == first.program
 
 
+def test_what_libtpu_compiles_is_kept_as_the_program_that_a_launch_compiles(real_libtpu, tmp_path):
+    options = {"chip": "v5e-1", "progress": "off", "keep": tmp_path / "kept"}
+    tpukit.preflight.preflight(workers.by_hand, **options)
+    (kept,) = (tmp_path / "kept").iterdir()
+    whole = kept.read_bytes()
+    launched = {"cores": 1, "backend": "xla:standin", "progress": "off", "keep_compiles": tmp_path / "launched"}
+    tpukit.launch(workers.by_hand, **launched)
+    heads = [file.read_bytes()[8 : 8 + 64] for file in (tmp_path / "launched").iterdir()]
+    assert whole[8 : 8 + 64] in heads  # the digests of the program and of its options
+    kept.unlink()
+    assert tpukit.preflight.preflight(workers.by_hand, **options).compiled[0].is_cached
+    assert kept.read_bytes() == whole
+
+
 def test_a_report_holds_what_it_promises(real_libtpu):
     found = tpukit.preflight.preflight(
         workers.by_hand, chip="v5e-8", samples=1000, pipeline=10, prices={"v5litepod-8": 3600}, progress="off"

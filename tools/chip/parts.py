@@ -29,7 +29,7 @@ from tools.chip.answers import (
 from tools.chip.reference import BATCH, Numbers
 from tools.chip.worker_functions import CLIP, RATE
 from tpukit.cloud import local_health
-from tpukit.essentials.backends import Topology
+from tpukit.essentials.backends import Topology, runtimes
 from tpukit.essentials.machine import Host, check
 from tpukit.essentials.run import Interrupted, Run, WorkerFailed, launch
 
@@ -298,6 +298,45 @@ def record_a_profile(proof: Proof) -> dict:
     return {"files": {file.name: file.stat().st_size for file in files}, "events": events}
 
 
+def load_what_was_compiled(proof: Proof) -> dict:
+    """A second launch loads what the first has compiled and kept, with the same losses, and perhaps what preflight has.
+
+    With PREFLIGHT_KEPT, a folder that `python -m tpukit preflight tools.chip.worker_functions:compile_some --chip v5e-1
+    --keep folder` has filled without a chip, the first launch tells whether this chip's client loads that.
+    """
+    if not runtimes()[proof.topology.backend].keeps_compiles:
+        return {"kept": f"nothing: {proof.topology.backend} compiles nothing that can be kept"}
+    own, given = proof.folder / "kept", os.environ.get("PREFLIGHT_KEPT")
+    folders = [own, Path(given)] if given else [own]
+    cold, warm = (proof.launch(on_cores.compile_some, keep_compiles=folders) for _ in range(2))
+    losses = {str(one["losses"]) for run in (cold, warm) for one in run.results}
+    expect(len(losses) == 1, f"losses differ: {losses}")
+    compiled = {name: sum(one["compiled"] for one in run.results) for name, run in (("cold", cold), ("warm", warm))}
+    loaded = sum(one["loaded"] for one in warm.results)
+    expect(compiled["warm"] == 0 and loaded > 0, f"{compiled['warm']} graphs were compiled again, {loaded} loaded")
+    seconds = {
+        f"seconds_{name}": round(max(one["seconds"] for one in run.results), 2)
+        for name, run in (("cold", cold), ("warm", warm))
+    }
+    kept = sorted(own.glob("*.pjrt"))
+    found = {"files": len(kept), "bytes": sum(file.stat().st_size for file in kept), "keys": _keys(kept)}
+    if given:
+        found["loaded_of_preflight"] = sum(one["loaded"] for one in cold.results)
+        found["keys_of_preflight"] = _keys(sorted(Path(given).glob("*.pjrt")))
+    return {**seconds, **found}
+
+
+def _keys(files: list[Path]) -> dict:
+    """Return what the parts of the programs' keys are, as `program_key.c` has them; one each where they agree."""
+    names, found = ("program", "options", "flags", "plugin", "version", "topology", "topology_bytes"), {}
+    for head in (file.read_bytes()[:360] for file in files):
+        parts = [head[8 + 32 * at : 12 + 32 * at].hex() for at in range(6)]
+        parts.append(head[240 : 240 + int.from_bytes(head[232:240], "little")].hex())
+        for name, part in zip(names, parts, strict=True):
+            found.setdefault(name, set()).add(part)
+    return {name: sorted(parts) for name, parts in found.items()}
+
+
 def measure_rates(proof: Proof) -> dict:
     """Images a second on a batch that stays on the device, and as they come from the cache."""
     plan = proof.plan
@@ -330,6 +369,7 @@ PARTS: dict[str, Callable[[Proof], dict]] = {
     "fault": name_a_fault,
     "interrupt": be_interrupted,
     "profile": record_a_profile,
+    "kept": load_what_was_compiled,
     "rates": measure_rates,
 }
 

@@ -12,7 +12,7 @@ from tpukit.essentials.show import Explained, NoSuchFile
 FORMAT = 1
 PARTS = (
     *("check", "health", "launch", "collectives", "samples", "by hand", "fit", "resume", "fault", "interrupt"),
-    *("profile", "rates"),
+    *("profile", "kept", "rates"),
 )
 
 

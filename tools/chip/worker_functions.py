@@ -346,6 +346,27 @@ def use_one_collective(core) -> float:
     return total[0].item()
 
 
+def compile_some(core) -> dict:
+    """Train a small network for some steps; return the losses, and what compiling took."""
+    import torch
+
+    torch.manual_seed(0)
+    layers = [torch.nn.Conv2d(3, 16, 3), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.Flatten()]
+    model = core.model(torch.nn.Sequential(*layers, torch.nn.Linear(16 * 14 * 14, 10)))
+    optimizer, losses = torch.optim.Adam(model.parameters()), []
+    images = torch.rand(8, 3, 16, 16, generator=torch.Generator().manual_seed(core.rank))
+    for _ in range(6):
+        (batch,) = core.to_device([images])
+        with core.step():
+            loss = model(batch).square().mean()
+            loss.backward()
+            core.optimizer_step(optimizer)
+        optimizer.zero_grad()
+        losses.append(core.mean(loss))
+    (compiled, compiling), (loaded, loading) = core.backend.compiles(), core.backend.loads()
+    return {"losses": losses, "compiled": compiled, "loaded": loaded, "seconds": compiling + loading}
+
+
 def record(core, folder) -> list[str]:
     """Record some steps of a small network; return the files that core 0 wrote."""
     import torch

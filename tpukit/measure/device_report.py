@@ -43,7 +43,7 @@ def report(core: Core, batches: Batches | None = None) -> Report:
     metrics = backend.metrics()
     findings = _of_graphs(backend, metrics) if metrics else [_without_graphs(backend)]
     if metrics:
-        findings += _compile_time(metrics, seconds)
+        findings += _compile_time(backend, seconds)
     if metrics and step:
         findings += _batch_size(metrics, step, backend)
     if batches is not None:
@@ -62,17 +62,19 @@ def _without_graphs(backend) -> Finding:
 def _of_graphs(backend, metrics: dict) -> list[Finding]:
     steps = max(1, metrics.get("MarkStep", (0, 0))[0])
     return [
-        _compiles(metrics, steps),
+        _compiles(backend, metrics, steps),
         _copies_to_host(metrics, steps, backend),
         _copies_to_device(metrics, steps),
         _fallbacks(metrics),
     ]
 
 
-def _compiles(metrics: dict, steps: int) -> Finding:
-    (count, nanoseconds), runs = metrics.get("CompileTime", (0, 0.0)), metrics.get("ExecuteComputation", (0, 0))[0]
+def _compiles(backend, metrics: dict, steps: int) -> Finding:
+    (loaded, loading), (_, compiling) = backend.loads(), backend.compiles()
+    count, runs = metrics.get("CompileTime", (0, 0.0))[0] - loaded, metrics.get("ExecuteComputation", (0, 0))[0]
     ran = f"run {runs:,} times in {counted(steps, 'step')}"
-    fact = f"{counted(count, 'graph')} compiled in {nanoseconds / 1e9:.1f} s, {ran}"
+    kept = f", {loaded} loaded in {loading:.1f} s that were compiled before" if loaded else ""
+    fact = f"{counted(count, 'graph')} compiled in {compiling:.1f} s{kept}, {ran}"
     if count <= _MANY_GRAPHS:
         return Finding("compiles", "ok", fact)
     fix = (
@@ -82,14 +84,17 @@ def _compiles(metrics: dict, steps: int) -> Finding:
     return Finding("compiles", "warning", f"{fact}: a training and its evaluation need about four", fix)
 
 
-def _compile_time(metrics: dict, seconds: float) -> list[Finding]:
-    compiling = metrics.get("CompileTime", (0, 0.0))[1] / 1e9
+def _compile_time(backend, seconds: float) -> list[Finding]:
+    _, compiling = backend.compiles()
     if not compiling:
         return []
     fact = f"{compiling:.1f} of {seconds:.1f} s went into compiling, {min(1, compiling / seconds):.0%}"
     if compiling <= _LONG_COMPILE * seconds:
         return [Finding("compile time", "ok", fact)]
-    fix = "all epochs in one `tpukit.launch`, because every launch compiles again; more steps for the same graphs"
+    fix = (
+        "`tpukit.launch(..., keep_compiles=folder)`, so that the next one does not compile them again; more steps for "
+        "the same graphs"
+    )
     return [Finding("compile time", "warning", f"{fact}: this run was too short for its graphs", fix)]
 
 

@@ -31,6 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--libtpu", metavar="VERSION", help="0.0.17 for Kaggle, 0.0.21.1 for Colab")
     parser.add_argument("--fetch", action="store_true", help="download libtpu first, if it is not here")
     parser.add_argument("--samples", type=int, help="of an epoch, for what that costs")
+    parser.add_argument(
+        "--keep", metavar="FOLDER", help="leave the compiled step there, for launch(keep_compiles=FOLDER)"
+    )
     parser.add_argument("--figure", metavar="FILE", help="draw where memory and time go, into a PNG or PDF file")
 
 
@@ -41,7 +44,7 @@ def run(given: argparse.Namespace) -> int:
     function = find_function(given.function)
     if given.fetch:
         fetch_libtpu(given.libtpu)
-    found = preflight(function, *args, chip=chip, libtpu=given.libtpu, samples=given.samples)
+    found = preflight(function, *args, chip=chip, libtpu=given.libtpu, samples=given.samples, keep=given.keep)
     print(found)
     if given.figure:
         found.figure().savefig(given.figure)

@@ -1,12 +1,13 @@
 // Compiles one HLO module for a TPU topology with libtpu, on a machine without a chip, in a process of its own: libtpu
 // may end it with a signal, and takes gigabytes.
 //
-//   compile LIBTPU TOPOLOGY BOUNDS FOLDER
+//   compile LIBTPU TOPOLOGY BOUNDS FOLDER [KEEPER]
 //
 // BOUNDS is the chips of a host ("1,1,1"; "" for libtpu's own choice). FOLDER holds module.hlo (HloModuleProto) and
 // options.pb (CompileOptionsProto). What libtpu answers is written beside them: "optimized", the program as it would run;
 // "numbers", a line for each of memory in bytes and of the cost analysis; or "error", a line with the step that failed,
-// then libtpu's words. The exit status is 0, or 1 with an error.
+// then libtpu's words. The exit status is 0, or 1 with an error. With KEEPER, the library that keeps compiled programs, the
+// folder "kept" in FOLDER gets this one as a launch would have kept it.
 #include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
@@ -88,7 +89,19 @@ static PJRT_TopologyDescription* describe(const char* name, const char* bounds) 
   return args.topology;
 }
 
-static PJRT_Executable* compile(PJRT_TopologyDescription* topology) {
+static void keep(const char* keeper, const PJRT_Compile_Args* args) {
+  char kept[4096];
+  snprintf(kept, sizeof kept, "%s/kept", folder);
+  void* handle = dlopen(keeper, RTLD_NOW | RTLD_LOCAL);
+  void* (*open)(const char*) = handle ? (void* (*)(const char*))dlsym(handle, "kept_open") : NULL;
+  int (*put)(const void*, const void*, const char*, size_t, void*, void*) =
+      handle ? (int (*)(const void*, const void*, const char*, size_t, void*, void*))dlsym(handle, "kept_write") : NULL;
+  if (!open || !put) fail("keep", dlerror(), strlen(dlerror()));
+  if (!open(kept) || !put(api, args->program, args->compile_options, args->compile_options_size, (void*)args->topology, args->executable))
+    fprintf(stderr, "the compiled program is not kept\n");
+}
+
+static PJRT_Executable* compile(PJRT_TopologyDescription* topology, const char* keeper) {
   size_t size, options_size;
   char *code = read_file("module.hlo", &size), *options = read_file("options.pb", &options_size);
   PJRT_Program program = {.struct_size = PJRT_Program_STRUCT_SIZE, .code = code, .code_size = size, .format = "hlo",
@@ -96,6 +109,7 @@ static PJRT_Executable* compile(PJRT_TopologyDescription* topology) {
   PJRT_Compile_Args args = {.struct_size = PJRT_Compile_Args_STRUCT_SIZE, .topology = topology, .program = &program,
                             .compile_options = options, .compile_options_size = options_size};
   check("compile", api->PJRT_Compile(&args));
+  if (keeper) keep(keeper, &args);
   return args.executable;
 }
 
@@ -132,14 +146,14 @@ static void write_program(PJRT_Executable* executable) {
 }
 
 int main(int count, char** arguments) {
-  if (count != 5) {
-    fprintf(stderr, "usage: compile LIBTPU TOPOLOGY BOUNDS FOLDER\n");
+  if (count != 5 && count != 6) {
+    fprintf(stderr, "usage: compile LIBTPU TOPOLOGY BOUNDS FOLDER [KEEPER]\n");
     return 2;
   }
   folder = arguments[4];
   prctl(PR_SET_PDEATHSIG, SIGKILL);  // whoever asked is gone: nobody waits for the answer
   load(arguments[1]);
-  PJRT_Executable* executable = compile(describe(arguments[2], arguments[3]));
+  PJRT_Executable* executable = compile(describe(arguments[2], arguments[3]), count == 6 ? arguments[5] : NULL);
   write_program(executable);
   write_numbers(executable);
   fflush(NULL);

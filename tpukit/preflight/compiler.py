@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.machine import Tpu, available_memory
+from tpukit.essentials.backends import KeptCompiles, cache_folder
+from tpukit.essentials.machine import Tpu, available_memory, write_whole
 from tpukit.essentials.show import human_size, screen
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight
-from tpukit.standin import cache_folder, program
+from tpukit.standin import program
 
 _LOOK_SECONDS = 0.2
 _FILES = ("numbers", "optimized", "facts")
@@ -113,6 +114,7 @@ def compile_graph(
     libtpu: str | None = None,
     flags: str = "",
     label: str = "the step",
+    kept: KeptCompiles | None = None,
     progress: str | None = None,
     timeout: float | None = None,
     environ: Mapping[str, str] = os.environ,
@@ -125,6 +127,7 @@ def compile_graph(
         libtpu: the compiler's version; None for that of this machine's torch.
         flags: what libtpu gets as LIBTPU_INIT_ARGS.
         label: what is compiled, in words.
+        kept: the folder that gets the compiled program as a launch would have kept it there.
         progress, timeout: as in `preflight`.
         environ: for the cache folder.
 
@@ -135,27 +138,44 @@ def compile_graph(
     """
     version = libtpu or platform_version()
     module = without_sources(graph.module)
-    kept = _kept(module, graph.options, chip, version, flags, environ)
-    if all((kept / name).is_file() for name in _FILES):
-        return _read(kept, chip, is_cached=True)
+    place = _place(module, graph.options, chip, version, flags, environ)
+    if all((place / name).is_file() for name in _FILES) and (kept is None or _hand_on(place, kept)):
+        return _read(place, chip, is_cached=True)
     library = find_libtpu(version, environ=environ)
     compiler = program("tpukit-compile", Path(__file__).parent, environ=environ)
-    kept.parent.mkdir(mode=0o700, exist_ok=True)
-    _remove_left_behind(kept.parent)
-    with tempfile.TemporaryDirectory(dir=kept.parent, prefix=f"compiling-{os.getpid()}-") as folder:
+    place.parent.mkdir(mode=0o700, exist_ok=True)
+    _remove_left_behind(place.parent)
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"compiling-{os.getpid()}-") as folder:
         made = Path(folder) / "made"
         made.mkdir(mode=0o700)
         (made / "module.hlo").write_bytes(module)
         (made / "options.pb").write_bytes(graph.options)
         began = time.monotonic()
         command = [str(compiler), str(library), chip.topology, _bounds(chip), str(made)]
+        if kept:
+            (made / "kept").mkdir(mode=0o700)
+            command.append(kept.library._name)
+            shutil.rmtree(place, ignore_errors=True)  # of a call that kept nothing
         _run(command, chip, flags, made, f"libtpu {version} compiles {label} for {chip.name}", progress, timeout)
         facts = {"libtpu": version, "seconds": time.monotonic() - began}
         (made / "facts").write_text(json.dumps(facts))
         (made / "module.hlo").unlink()
         with contextlib.suppress(OSError):  # another process has just done the same
-            os.rename(made, kept)
-        return _read(kept, chip, is_cached=False)
+            os.rename(made, place)
+        if kept and not _hand_on(place, kept):
+            raise CompileFailed(
+                f"libtpu {version} cannot write what it has compiled", fix="the same without keep, or another version"
+            )
+        return _read(place, chip, is_cached=False)
+
+
+def _hand_on(place: Path, kept: KeptCompiles) -> bool:
+    """Copy the compiled program to where it is to be kept; False where there is none."""
+    files = list(place.glob("kept/*.pjrt"))
+    for file in files:
+        with write_whole(kept.folders[0] / file.name) as copy:
+            copy.write(file.read_bytes())
+    return bool(files)
 
 
 def _bounds(chip: Tpu) -> str:
@@ -171,7 +191,7 @@ def _remove_left_behind(folder: Path) -> None:
             shutil.rmtree(found, ignore_errors=True)
 
 
-def _kept(module: bytes, options: bytes, chip: Tpu, version: str, flags: str, environ: Mapping[str, str]) -> Path:
+def _place(module: bytes, options: bytes, chip: Tpu, version: str, flags: str, environ: Mapping[str, str]) -> Path:
     key = hashlib.sha256()
     for part in (module, options, f"{chip.topology} {_bounds(chip)} {version} {flags}".encode()):
         key.update(len(part).to_bytes(8, "little") + part)

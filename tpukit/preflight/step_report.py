@@ -1,6 +1,7 @@
 """What a TPU will do with a step: memory, time, cost, and what is in the way, from the TPU's own compiler."""
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -8,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from tpukit.essentials.backends import open_kept
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
 from tpukit.essentials.show import Finding, Findings, as_html, as_text, human_size
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
@@ -345,6 +347,7 @@ def preflight(
     samples: int | None = None,
     pipeline: float | None = None,
     prices: Mapping[str, float] | None = None,
+    keep: str | os.PathLike | None = None,
     progress: str | None = None,
     timeout: float | None = None,
 ) -> Preflight:
@@ -366,18 +369,21 @@ def preflight(
         samples: of an epoch, for what that costs.
         pipeline: samples a second that your input was measured to give, for all cores.
         prices: dollars an hour by chip, as {"v5e-8": 9.6}, in place of the list's; names as for `chip`.
+        keep: a folder that gets the compiled step as `launch(..., keep_compiles=folder)` keeps it, to be taken to a
+            machine with such a TPU. Whether a chip loads it was not yet seen: see docs/keep_what_was_compiled.md.
         progress: as in `launch`.
         timeout: seconds for the compiler; None for no limit.
 
     Raises:
-        ValueError: there is no such chip, or a price is of none.
+        ValueError: there is no such chip, a price is of none, or others can write to the folder `keep`.
         NoPreflight: the step cannot be recorded here; its kinds: NoLibtpu, CompileFailed.
         WorkerFailed: the worker function raised, or would have changed a file.
     """
     place = find_tpu(chip)
     own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}  # before it takes minutes
+    kept = open_kept([Path(keep).absolute()], print) if keep is not None else None
     recording = record(train, *args, chip=place, timeout=timeout or 900.0, progress=progress)
-    options = {"libtpu": libtpu, "flags": recording.flags, "progress": progress, "timeout": timeout}
+    options = {"libtpu": libtpu, "flags": recording.flags, "kept": kept, "progress": progress, "timeout": timeout}
     steps = (recording.graphs, *(one.graphs for one in recording.shapes))
     made, compiled, too_large = {}, [], None
     try:

@@ -23,6 +23,7 @@ class StandInRuntime(Runtime):
     backend = Tpu
     hardware = "CPU"
     package = "torch_xla"
+    keeps_compiles = True
     note = "; torch_xla sees TPU chips, played by a stand-in for libtpu"
 
     def is_present(self, machine) -> bool:
@@ -50,7 +51,7 @@ class StandInRuntime(Runtime):
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         play(meeting_point)
-        start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
+        start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes, kept=topology.kept)
 
 
 def play(machine: dict[str, str]) -> None:

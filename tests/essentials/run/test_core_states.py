@@ -34,6 +34,11 @@ FIRST, SECOND = Compiling(1, None), Compiling(2, 17.2)
     [
         ({0: (0, None, FIRST), 1: (0, None, FIRST)}, "compiling graph 1 for 5 s"),
         ({0: (1, None, SECOND), 1: (1, "step", SECOND)}, "compiling graph 2 for 5 s; graph 1 took 17 s"),
+        ({0: (0, None, Compiling(1, None, "loading"))}, "loading graph 1 for 5 s"),
+        (
+            {0: (0, None, FIRST), 1: (0, None, Compiling(1, None, "waiting for another process to compile", True))},
+            "compiling graph 1 for 5 s",
+        ),
         (
             {0: (1, "step", "running"), 1: (1, None, SECOND)},
             "compiling graph 2 on core 1 for 5 s; graph 1 took 17 s, core 0 waits",

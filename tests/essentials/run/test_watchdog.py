@@ -37,6 +37,19 @@ def test_a_core_that_compiles_is_not_stalled():
     assert stall_of({0: "all_reduce", 1: None, 2: "all_reduce"}, cpu=lambda rank: time.monotonic()) is None
 
 
+def test_cores_that_wait_for_another_process_s_compile_are_not_stalled():
+    watchdog = Watchdog(range(2), Limits(stall=LIMIT), lambda rank: 0.0)
+    for _ in range(12):
+        for rank in range(2):
+            watchdog.beat(rank, 1, None, waits_outside=True)
+        time.sleep(0.05)
+        assert watchdog.find_stall(set()) is None
+    time.sleep(0.3)
+    watchdog.find_stall(set())
+    time.sleep(0.15)
+    assert watchdog.find_stall(set()).rank in (0, 1)  # once they do not say so any more
+
+
 def test_cores_that_all_work_are_not_stalled_however_long_they_say_nothing():
     assert stall_of({0: None, 1: None, 2: None}, cpu=lambda rank: time.monotonic()) is None
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from tpukit.essentials.backends.kept_compiles import KeptCompiles, open_kept
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class Topology:
         device_number: the chip or GPU, counted from 0, that a run of one process has to itself while others run on the
             others; None where it is alone on the machine.
         hosts: which of several hosts this is; None where there is one.
+        kept: the folders of compiled programs; None where none are kept.
     """
 
     backend: str
@@ -49,6 +52,7 @@ class Topology:
     generation: str = ""
     device_number: int | None = None
     hosts: Hosts | None = None
+    kept: KeptCompiles | None = field(default=None, repr=False, compare=False)
 
     @property
     def world_size(self) -> int:
@@ -73,10 +77,14 @@ class Compiling:
     Attributes:
         number: which of the process's graphs it is, counted from 1.
         last_seconds: what the one before took; None for the first.
+        doing: "loading" where it is taken from a folder of compiled programs.
+        is_waiting: whether another process compiles it.
     """
 
     number: int
     last_seconds: float | None
+    doing: str = "compiling"
+    is_waiting: bool = False
 
 
 class Backend:
@@ -179,6 +187,10 @@ class Backend:
         """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""
         return None
 
+    def loads(self) -> tuple[int, float]:
+        """Return the graphs this process has loaded where they were compiled before, and the seconds it took."""
+        return 0, 0.0
+
     def compiling(self) -> Compiling | None:
         """Return the graph that this process compiles right now; None if it does not. Any thread may ask."""
         return None
@@ -233,6 +245,7 @@ class Runtime:
         how_to_install: the line that installs it, where that is not torch_xla's.
         is_for_launch: False for what is no backend of a launch, but started otherwise.
         note: what a rehearsal on it says about itself, beside the number of processes.
+        keeps_compiles: whether what it compiles can be kept in a folder.
     """
 
     name: str
@@ -242,6 +255,7 @@ class Runtime:
     how_to_install: str = ""
     is_for_launch = True
     note: str = ""
+    keeps_compiles = False
 
     def is_present(self, machine) -> bool:
         """Say whether the machine has devices of this kind; nothing is started to find out."""
@@ -271,6 +285,12 @@ class Runtime:
         if torch.distributed.is_available():
             with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
                 import torch.distributed.nn.jit.instantiator  # noqa: F401
+
+    def open_kept(self, folders: Iterable[Path], say: Callable[[str], object]) -> KeptCompiles | None:
+        """Make folders ready for what a launch compiles; None where nothing can be kept, which is said."""
+        if self.keeps_compiles:
+            return open_kept(folders, say)
+        return say(f"keep_compiles: the backend {self.name} compiles nothing that can be kept")
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

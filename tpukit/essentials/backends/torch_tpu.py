@@ -8,15 +8,19 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable, Iterable
 from importlib import metadata
+from pathlib import Path
 
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
-from tpukit.essentials.backends.protocol import Topology
+from tpukit.essentials.backends.kept_compiles import KeptCompiles, own_folders
+from tpukit.essentials.backends.protocol import Backend, Topology
 from tpukit.essentials.backends.xla import variable_set
 from tpukit.essentials.show import Failed, WrongValue
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
 _ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
+_PROGRAMS = "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"
 _INSTALL = (
     "pip install torch_tpu, in an environment of its own: its torch is 2.11 to 2.15, its Python 3.12 to 3.14, "
     "and torch_xla needs others"
@@ -132,6 +136,7 @@ class TorchTpuRuntime(CpuRuntime):
     hardware = "TPU"
     package = "torch_tpu"
     how_to_install = _INSTALL
+    keeps_compiles = True
 
     def is_present(self, machine) -> bool:
         return bool(machine.chips)
@@ -170,6 +175,14 @@ class TorchTpuRuntime(CpuRuntime):
         # the first backward() of any tensors, no fork of this process could use a chip. `prepare` keeps it out, too.
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
+
+    def open_kept(self, folders: Iterable[Path], say: Callable[[str], object]) -> KeptCompiles:
+        return KeptCompiles(own_folders(folders))  # TorchTPU has such a folder of its own, and reads no other
+
+    def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        if topology.kept:
+            os.environ[_PROGRAMS] = str(topology.kept.folders[0])
+        super().start(body, topology, process=process, meeting_point=meeting_point)
 
 
 class TorchTpuCpuRuntime(CpuRuntime):

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from tpukit.essentials.backends.kept_compiles import Done, KeptCompiles
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
 from tpukit.essentials.show import Failed, WrongValue
@@ -20,6 +21,7 @@ class TorchXla(Backend):
     """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters, traces."""
 
     traced = True
+    kept: Done | None = None  # what this process has done with kept programs; torch_xla takes a load for a compile
     _uncounted = 0
 
     def seed(self, seed: int) -> None:
@@ -75,7 +77,13 @@ class TorchXla(Backend):
     def compiles(self) -> tuple[int, float]:
         from torch_xla.debug import metrics
 
-        return metrics.counter_value("UncachedCompile") or 0, (metrics.metric_data("CompileTime") or (0, 0))[1] / 1e9
+        loaded, loading = self.loads()
+        count = (metrics.counter_value("UncachedCompile") or 0) - loaded
+        seconds = (metrics.metric_data("CompileTime") or (0, 0))[1] / 1e9 - loading
+        return count, seconds if count else 0.0  # torch_xla's own share of a load is no compile
+
+    def loads(self) -> tuple[int, float]:
+        return (self.kept.loaded, self.kept.loading_seconds) if self.kept else (0, 0.0)
 
     def compiling(self) -> Compiling | None:
         from torch_xla.debug import metrics
@@ -87,7 +95,9 @@ class TorchXla(Backend):
         self._uncounted = max(self._uncounted, done - begun)  # graphs that only the second counter knows
         if begun + self._uncounted <= done:
             return None
-        return Compiling(begun, samples[-1][1] / 1e9 if samples else None)
+        last = samples[-1][1] / 1e9 if samples else None
+        doing = (self.kept and Done.WORDS[self.kept.doing]) or "compiling"
+        return Compiling(begun, last, doing, is_waiting=doing == Done.WORDS[-1])
 
     def metrics(self) -> dict[str, tuple[int, float]]:
         from torch_xla.debug import metrics
@@ -222,6 +232,7 @@ class XlaRuntime(Runtime):
     backend = Tpu
     hardware = "TPU"
     package = "torch_xla"
+    keeps_compiles = True
 
     def is_present(self, machine) -> bool:
         return bool(machine.chips)
@@ -275,7 +286,7 @@ class XlaRuntime(Runtime):
             backend.shares_process = topology.cores > topology.processes
             body(backend)
 
-        start_pjrt("TPU", on_core, process=process, processes=topology.processes)
+        start_pjrt("TPU", on_core, process=process, processes=topology.processes, kept=topology.kept)
 
 
 def runtime_started() -> bool:
@@ -305,11 +316,14 @@ def import_torch_xla(device_type: str, *, processes: int = 1) -> None:
         )
 
 
-def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, processes: int) -> None:
+def start_pjrt(
+    device_type: str, on_core: Callable[[], None], *, process: int, processes: int, kept: KeptCompiles | None = None
+) -> None:
     """Start this process's chip, number `process` of `processes`, and call the function on each core of the chip.
 
     One chip starts the single-process way: Colab's advertises the bounds of four chips, and a multi-process start-up
-    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core.
+    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core. `kept` are the
+    folders of compiled programs of the launch.
     """
     # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
     os.environ["PJRT_DEVICE"] = device_type
@@ -320,6 +334,7 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     shorten_adam()
     correct_running_variance()
     _complete_torch()
+    TorchXla.kept = kept.enter() if kept else None
 
     if processes == 1:
         pjrt._run_singleprocess(on_core)

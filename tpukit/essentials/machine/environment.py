@@ -1,8 +1,10 @@
 """Make this session ready: variables that make a multi-core start fail, and versions that work together."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from tpukit.essentials.backends import KEEP_VARIABLE, Folders, folders_of
 from tpukit.essentials.machine.host_facts import Host
 from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, as_html, current_cell
@@ -94,14 +96,23 @@ class Changes(Table):
         display({"text/plain": str(self), "text/html": as_html(self.rows(), title=heading)}, raw=True)
 
 
-def prepare(machine: Machine = THIS_MACHINE, *, host: Host | None = None) -> Changes:
+def prepare(
+    machine: Machine = THIS_MACHINE, *, keep_compiles: Folders | bool | None = None, host: Host | None = None
+) -> Changes:
     """Make this session ready for launching on every core; show and return what was changed.
 
     Changes only variables that make a multi-core start fail, and removes those that nothing reads any more. A variable
     that may be set on purpose, such as XLA_USE_BF16, stays; `check` names it. Can be called again at any time.
+
+    Args:
+        machine, host: what is made ready, if not this machine.
+        keep_compiles: the folder, or the list of folders, of compiled programs for all launches that name none
+            themselves, see `launch`; False for none from here on.
     """
     environ, host = machine.environ, host or Host.read(machine)
     changes = needed_changes(environ, host)
+    if keep_compiles is not None:
+        changes += _kept(environ, os.pathsep.join(map(str, folders_of(keep_compiles))))
     for change in changes:
         if change.after is None:
             del environ[change.variable]
@@ -140,6 +151,13 @@ def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]
         why = "`import torch` would load torch_tpu, whose first backward() takes the chips; workers load it themselves"
         change("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why)
     return tuple(changes)
+
+
+def _kept(environ: Mapping[str, str], folders: str) -> tuple[Change, ...]:
+    if environ.get(KEEP_VARIABLE, "") == folders:
+        return ()
+    why = "launches keep there what they compile, and the next session loads it" if folders else "not kept any more"
+    return (Change(KEEP_VARIABLE, environ.get(KEEP_VARIABLE), folders or None, why),)
 
 
 def install_line(host: Host, *, rehearse_graphs: bool = False) -> str:

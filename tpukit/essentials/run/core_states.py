@@ -144,7 +144,7 @@ class CoreStates:
         return isinstance(state.doing, Compiling) and now - state.since > _COMPILE_SECONDS
 
     def _compile_words(self, compiles: Sequence[int], running: Sequence[int], now: float) -> str:
-        longest = min(compiles, key=lambda rank: self._states[rank].since)
+        longest = min(compiles, key=lambda rank: (self._states[rank].doing.is_waiting, self._states[rank].since))
         graph: Compiling = self._states[longest].doing
         last = f"; graph {graph.number - 1} took {duration(graph.last_seconds)}" if graph.last_seconds else ""
         others = [rank for rank in running if rank not in compiles]
@@ -152,7 +152,7 @@ class CoreStates:
         waits = f", {self._who(others)} {'wait' if len(others) > 1 else 'waits'}" if others else ""
         if not all(self._states[rank].waiting for rank in others):
             waits = ""
-        return f"compiling graph {graph.number}{who} for {self._longest(compiles, now)}{last}{waits}"
+        return f"{graph.doing} graph {graph.number}{who} for {self._longest(compiles, now)}{last}{waits}"
 
     def _all_wait(self, waiting: Sequence[int], now: float) -> str:
         calls = {rank: self._states[rank].waiting for rank in waiting}
@@ -171,7 +171,7 @@ class CoreStates:
             return f"without a sign of life for {duration(silent)}"
         seconds = duration(self._quiet(rank, now))
         if isinstance(state.doing, Compiling):
-            return f"compiling graph {state.doing.number} for {seconds}"
+            return f"{state.doing.doing} graph {state.doing.number} for {seconds}"
         if state.waiting:
             return f"waiting in {state.waiting}() for {seconds}"
         names = {"tracing": "tracing the step", "running": "running the step", "data": "waiting for data"}

@@ -7,11 +7,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.essentials.backends import Topology, runtimes
+from tpukit.essentials.backends import Folders, Topology, folders_of, runtimes
 from tpukit.essentials.machine import Host, wait_for_chips
 from tpukit.essentials.run.calls import refuse_call
 from tpukit.essentials.run.failure import Failure
-from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, worker_failed
+from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, keeping, worker_failed
 from tpukit.essentials.run.signals import sigterm_ends_the_run
 from tpukit.essentials.run.topology import choose_topology, refuse_if_in_use
 from tpukit.essentials.run.watchdog import Limits
@@ -81,6 +81,7 @@ def launch_each(
     heartbeat: float = 1.0,
     progress: str | None = None,
     precision: str | None = None,
+    keep_compiles: Folders | bool | None = None,
     host: Host | None = None,
 ) -> Jobs:
     """Run `fn(core, config)` for each config, as many at a time as there are cores, each alone on its core.
@@ -94,7 +95,7 @@ def launch_each(
         configs: the second argument of each job: a fold, a seed, a dict of settings.
         cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
             two cores, of which its job uses one.
-        backend, heartbeat, precision, host: as in `launch`.
+        backend, heartbeat, precision, keep_compiles, host: as in `launch`.
         seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         stall: as in `launch`, of each job.
@@ -111,6 +112,7 @@ def launch_each(
     if not configs:
         raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
     refuse_call(fn, (configs[0],))
+    folders = folders_of(keep_compiles)
     limits, given = Limits(timeout, stall, heartbeat), seed_of(seed)
     tasks = [Task(fn, (config,), given, precision) for config in configs]
     topology = choose_topology(host, 1, backend)
@@ -121,11 +123,12 @@ def launch_each(
             display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
         if runtimes()[topology.backend].hardware == "TPU":
             wait_for_chips(places, display.line)
-        queue = _Queue(tasks, topology, places, limits, display)
-        try:
-            queue.work_off()
-        except KeyboardInterrupt:
-            raise Interrupted(queue.jobs(configs)) from None
+        with keeping(topology, folders, display) as topology:
+            queue = _Queue(tasks, topology, places, limits, display)
+            try:
+                queue.work_off()
+            except KeyboardInterrupt:
+                raise Interrupted(queue.jobs(configs)) from None
     return queue.jobs(configs)
 
 

@@ -1,10 +1,12 @@
 """Run a function on every core and bring every core's result back, or the first failure."""
 
+import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from tpukit.essentials.backends import Hosts, Topology, runtimes
+from tpukit.essentials.backends import Folders, Hosts, Topology, folders_of, runtimes
 from tpukit.essentials.machine import Host, wait_for_chips
 from tpukit.essentials.run.calls import refuse_call, refuse_options
 from tpukit.essentials.run.core import Core
@@ -22,7 +24,7 @@ from tpukit.essentials.run.topology import (
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task, seed_of
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
-from tpukit.essentials.show import Failed, as_html, counted, screen
+from tpukit.essentials.show import Failed, Screen, as_html, counted, screen
 
 
 class WorkerFailed(RuntimeError):
@@ -135,6 +137,7 @@ def launch(
     progress: str | None = None,
     to: Writer | Sequence[Writer] | None = None,
     precision: str | None = None,
+    keep_compiles: Folders | bool | None = None,
     hosts: Hosts | None = None,
     host: Host | None = None,
     **unknown: object,
@@ -173,6 +176,12 @@ def launch(
             the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
             them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
+        keep_compiles: a folder where what is compiled is kept, so that the next session loads it instead, also on
+            another machine of the same kind; or a list of folders, the first of which is written, the others only
+            read. False for none; None for what `prepare(keep_compiles=...)` has named. What is loaded from there is
+            code: the folder is made for this user alone, and one that others can write to is refused. Past 2 GB, those
+            programs are removed that nobody has used for longest. Where it cannot be had, that is said, and the launch
+            goes on without it.
         hosts: which of several hosts this is, where each of them calls launch with the same arguments; the run it
             returns is this host's part. `tpukit.cloud.ray_train` does all that. A core that waits for another host is
             not called stalled, since only that host knows what its cores do.
@@ -183,8 +192,8 @@ def launch(
     Raises:
         TypeError: a keyword is none of these options, `fn` is no function that takes a core and `args`, or `to` is
             neither a function nor a list of functions.
-        ValueError: `cores`, `device` or `backend` cannot be had on this machine, a number of seconds is not above 0, or
-            there is no such `precision`.
+        ValueError: `cores`, `device` or `backend` cannot be had on this machine, a number of seconds is not above 0,
+            there is no such `precision`, or others can write to a folder of `keep_compiles`.
         RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
         ChipsBusy: on a TPU, other programs still hold the chips after a minute, unless `device` chose one.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
@@ -194,6 +203,7 @@ def launch(
     if unknown:
         refuse_options(fn, unknown, launch)
     refuse_call(fn, args)
+    folders = folders_of(keep_compiles)
     host = host or Host.read()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     topology = choose_topology(host, cores, backend) if device is None else choose_device(host, device, cores, backend)
@@ -207,7 +217,10 @@ def launch(
         writers = LogWriters(to, display.line)
         if runtimes()[topology.backend].hardware == "TPU":
             wait_for_chips(topology.processes, display.line, chip=topology.device_number)
-        with group_type(topology, task, limits, display, writers) as group:
+        with (
+            keeping(topology, folders, display) as topology,
+            group_type(topology, task, limits, display, writers) as group,
+        ):
             if topology.rehearsal:
                 stand = "processes stand" if topology.cores > 1 else "process stands"
                 note = runtimes()[topology.backend].note
@@ -255,6 +268,21 @@ def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> 
     result = fn(core, *args)
     core.barrier()  # a host that left now would take its part of the others' last collective along
     return result
+
+
+@contextlib.contextmanager
+def keeping(topology: Topology, folders: Sequence[Path], display: Screen) -> Iterator[Topology]:
+    """Yield the layout of a run that keeps what it compiles in these folders, and say at its end what came of it."""
+    kept = runtimes()[topology.backend].open_kept(folders, display.line) if folders else None
+    if kept is None:
+        yield topology
+        return
+    try:
+        yield replace(topology, kept=kept)
+    finally:
+        if said := kept.summary():
+            display.line(said)
+        kept.close()
 
 
 def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerFailed:

@@ -92,10 +92,13 @@ class Watchdog:
         self._sample: tuple[float, dict[int, float]] | None = None
         self._next_look = 0.0
 
-    def beat(self, rank: int, activity: int, waiting: str | None) -> None:
-        """Note a heartbeat; the clock of a core starts again when it has done something new."""
+    def beat(self, rank: int, activity: int, waiting: str | None, *, waits_outside: bool = False) -> None:
+        """Note a heartbeat; the clock of a core starts again when it has done something new.
+
+        One that waits for what another process compiles, which may be no core of this run, is not standing still.
+        """
         last = self._heartbeats.get(rank, self._silent)
-        if last is self._silent or (last.activity, last.waiting) != (activity, waiting):
+        if waits_outside or last is self._silent or (last.activity, last.waiting) != (activity, waiting):
             self._heartbeats[rank] = Heartbeat(activity, waiting, time.monotonic())
 
     def waits_long(self, returned: set[int]) -> bool:

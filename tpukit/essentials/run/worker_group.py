@@ -193,7 +193,7 @@ class WorkerGroup:
                 self._name(rank)
                 self.states.started(rank)
             case ("alive", rank, activity, waiting, doing):
-                self._watchdog.beat(rank, activity, waiting)
+                self._watchdog.beat(rank, activity, waiting, waits_outside=getattr(doing, "is_waiting", False))
                 self.states.beat(rank, activity, waiting, doing)
             case ("finishes steps", 0):
                 self._core_0_saves = True
