@@ -201,7 +201,8 @@ static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
   args->options = &options;
   PJRT_Error* error = args->execute_device ? launch(args) : plugin->PJRT_LoadedExecutable_Execute(args);
   args->options = given;
-  for (size_t i = 0; !error && i < recorded.outputs; i++) note_buffer(args->output_lists[0][i], 0);
+  for (size_t chip = 0; !error && chip < args->num_devices; chip++)
+    for (size_t i = 0; i < recorded.outputs; i++) note_buffer(args->output_lists[chip][i], 0);
   return error;
 }
 

@@ -6,7 +6,15 @@ import importlib.util
 
 from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
-from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
+from tpukit.essentials.backends.sharded import ShardedTpu
+from tpukit.essentials.backends.xla import (
+    Tpu,
+    import_torch_xla,
+    libtpu_flags,
+    runtime_started,
+    start_all_chips,
+    start_pjrt,
+)
 
 # By name, the best first: a launch takes the first that the machine has devices for. A part of the kit that is not here
 # takes its backends along.
@@ -40,6 +48,6 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "Topology", "Tpu", "import_torch_xla", "libtpu_flags",
-    "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt", "why_no_stand_in",
+    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "ShardedTpu", "Topology", "Tpu", "import_torch_xla", "libtpu_flags",
+    "rehearsal_cores", "runtime_started", "runtimes", "start_all_chips", "start_pjrt", "why_no_stand_in",
 ]  # fmt: skip

@@ -222,6 +222,7 @@ class XlaRuntime(Runtime):
     backend = Tpu
     hardware = "TPU"
     package = "torch_xla"
+    shards = True
 
     def is_present(self, machine) -> bool:
         return bool(machine.chips)
@@ -242,7 +243,7 @@ class XlaRuntime(Runtime):
     def load(self, topology: Topology) -> None:
         super().load(topology)
         try:
-            import_torch_xla("TPU", processes=topology.processes)
+            import_torch_xla("TPU")
         except OSError as error:
             if not type(error).__module__.startswith("requests"):
                 raise
@@ -270,6 +271,12 @@ class XlaRuntime(Runtime):
         given = os.environ.get("LIBTPU_INIT_ARGS", "")
         os.environ["LIBTPU_INIT_ARGS"] = _with_vmem(given, topology.generation)
 
+        if topology.chips > 1:
+            from tpukit.essentials.backends.sharded import ShardedTpu
+
+            start_all_chips(lambda: body(ShardedTpu(topology.chips)))
+            return
+
         def on_core() -> None:
             backend = Tpu()
             backend.shares_process = topology.cores > topology.processes
@@ -285,24 +292,13 @@ def runtime_started() -> bool:
     return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
 
 
-def import_torch_xla(device_type: str, *, processes: int = 1) -> None:
+def import_torch_xla(device_type: str) -> None:
     """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
 
     With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
-
-    Raises:
-        Failed: the notebook has switched to SPMD, which none of several worker processes could be switched back from.
     """
     with variable_set("PJRT_DEVICE", device_type):
         import torch_xla._internal.pjrt  # noqa: F401
-        import torch_xla.runtime as xr
-
-    if processes > 1 and xr.is_spmd():
-        raise Failed(
-            "the notebook has called xr.use_spmd(), which gives all chips to one process",
-            found=f"{processes} worker processes, which would inherit it",
-            fix="restart the kernel, and do not call xr.use_spmd(), nor set XLA_USE_SPMD, before launch",
-        )
 
 
 def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, processes: int) -> None:
@@ -311,20 +307,32 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, p
     One chip starts the single-process way: Colab's advertises the bounds of four chips, and a multi-process start-up
     would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core.
     """
-    # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
-    os.environ["PJRT_DEVICE"] = device_type
+    _prepare(device_type)
     import torch_xla._internal.pjrt as pjrt
-
-    from tpukit.essentials.backends.adam import shorten_adam
-
-    shorten_adam()
-    correct_running_variance()
-    _complete_torch()
 
     if processes == 1:
         pjrt._run_singleprocess(on_core)
     else:
         pjrt._run_thread_per_device(process, processes, on_core, pjrt.initialize_multiprocess)
+
+
+def start_all_chips(on_core: Callable[[], None]) -> None:
+    """Start all chips of this host in this process, and call the function once, on the one core that they are."""
+    _prepare("TPU")
+    import torch_xla.runtime as xr
+
+    xr.use_spmd()  # before the first device; torch_xla's start of a single process would leave it one chip
+    on_core()
+
+
+def _prepare(device_type: str) -> None:
+    # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
+    os.environ["PJRT_DEVICE"] = device_type
+    from tpukit.essentials.backends.adam import shorten_adam
+
+    shorten_adam()
+    correct_running_variance()
+    _complete_torch()
 
 
 def _complete_torch() -> None:
