@@ -214,5 +214,7 @@ def by_fit(core, epochs, folder=None, network="gpt"):
         "report": str(tpukit.measure.report(core, train)),
     }
     if core.chips > 1:
-        told["held"] = [(on_each_chip(core, part), size_of(part)) for part in ([*model.parameters()], state_of(optimizer))]
+        told["held"] = [
+            (on_each_chip(core, part), size_of(part)) for part in ([*model.parameters()], state_of(optimizer))
+        ]
     return told

@@ -112,6 +112,7 @@ def record(
     fn: Callable,
     *args: object,
     chip: Tpu,
+    shard: str | None = None,
     timeout: float | None = 900.0,
     progress: str | None = None,
     host: Host | None = None,
@@ -123,7 +124,7 @@ def record(
     would write is refused, see `guard_files`. The dozen steps after the third are for `host_seconds`.
 
     Args:
-        fn: the worker function; `*args`, `timeout` and `progress` as in `preflight`.
+        fn: the worker function; `*args`, `shard`, `timeout` and `progress` as in `preflight`.
         chip: the TPU to play.
         host: the `Host` to ask, if not this one.
 
@@ -142,7 +143,8 @@ def record(
             processes=1,
             rehearsal=True,
             generation=chip.generation,
-            world_size=chip.cores,
+            world_size=1 if shard else chip.cores,
+            chips=chip.cores if shard else 1,
             accelerator=chip.accelerator_type,
             folder=Path(folder),
         )

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
-from tpukit.essentials.show import Finding, Findings, as_html, as_text, human_size
+from tpukit.essentials.show import Finding, Findings, WrongValue, as_html, as_text, human_size
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
 from tpukit.preflight.cycles import group_bytes
 from tpukit.preflight.cycles import samples as samples_of
@@ -341,6 +341,7 @@ def preflight(
     train: Callable,
     *args: object,
     chip: str | Tpu = "v5e-8",
+    shard: str | None = None,
     libtpu: str | None = None,
     samples: int | None = None,
     pipeline: float | None = None,
@@ -361,6 +362,7 @@ def preflight(
         train: the worker function, as for `launch`; `train(core, *args)`.
         *args: passed on.
         chip: such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
+        shard: as in `launch`: "fsdp" for all chips as one core. Large arrays have a shape and no memory meanwhile.
         libtpu: the compiler's version, "0.0.17" for Kaggle, "0.0.21.1" for Colab; None for that of this machine's
             torch. `tpukit.preflight.fetch_libtpu` brings it.
         samples: of an epoch, for what that costs.
@@ -375,8 +377,11 @@ def preflight(
         WorkerFailed: the worker function raised, or would have changed a file.
     """
     place = find_tpu(chip)
+    if shard not in (None, "fsdp"):
+        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix='preflight(..., shard="fsdp")')
+    shard = shard if place.cores > 1 else None  # as in launch: one chip has nothing to cut
     own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}  # before it takes minutes
-    recording = record(train, *args, chip=place, timeout=timeout or 900.0, progress=progress)
+    recording = record(train, *args, chip=place, shard=shard, timeout=timeout or 900.0, progress=progress)
     options = {"libtpu": libtpu, "flags": recording.flags, "progress": progress, "timeout": timeout}
     steps = (recording.graphs, *(one.graphs for one in recording.shapes))
     made, compiled, too_large = {}, [], None

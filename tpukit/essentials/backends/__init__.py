@@ -48,6 +48,7 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "ShardedTpu", "Topology", "Tpu", "import_torch_xla", "libtpu_flags",
-    "rehearsal_cores", "runtime_started", "runtimes", "start_all_chips", "start_pjrt", "why_no_stand_in",
+    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "ShardedTpu", "Topology", "Tpu", "import_torch_xla",
+    "libtpu_flags", "rehearsal_cores", "runtime_started", "runtimes", "start_all_chips", "start_pjrt",
+    "why_no_stand_in",
 ]  # fmt: skip

@@ -112,6 +112,11 @@ class ShardedTpu(Tpu):
 
     # ---- to and from the chips
 
+    def part_of(self, shape: tuple) -> tuple:
+        """Return the shape of what each chip gets of a batch: a part along the first axis, where they divide it."""
+        divides = bool(shape) and shape[0] % self.chips == 0
+        return (shape[0] // self.chips, *shape[1:]) if divides else tuple(shape)
+
     def to_device(self, tensors: list) -> list:
         """Send a batch, each tensor cut along its first axis on the host: no chip gets the whole."""
         import torch_xla
@@ -119,9 +124,9 @@ class ShardedTpu(Tpu):
 
         specs = []
         for tensor in tensors:
-            divides = tensor.ndim > 0 and len(tensor) % self.chips == 0
-            self._samples |= {len(tensor)} if divides else set()
-            spec = xs.ShardingSpec(self._mesh, _along(0 if divides else None, tensor.ndim))
+            is_cut = self.part_of(tensor.shape) != tuple(tensor.shape)
+            self._samples |= {len(tensor)} if is_cut else set()
+            spec = xs.ShardingSpec(self._mesh, _along(0 if is_cut else None, tensor.ndim))
             specs.append(spec.xla_spec(tensor) if tensor.ndim else None)
         return torch_xla._XLAC._xla_tensors_from_aten(list(tensors), [str(self.device)] * len(tensors), specs)
 
