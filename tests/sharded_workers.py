@@ -169,6 +169,16 @@ def copied(core):
     return steps(core, second, text())
 
 
+def all_at_once(core):
+    """Dropout, added-up gradients, averaged weights, activation checkpoints and tied weights in one program."""
+    from torch_xla.utils.checkpoint import checkpoint
+
+    model = core.model(seeded(GPT, dropout=0.5, wrap=checkpoint))
+    decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay)
+    return steps(core, model, text(96), average=average, accumulate=2)
+
+
 # What models ask of the cut; what each trains to is the same on one chip and on several.
 TRIED = {
     "gpt": lambda core: steps(core, core.model(seeded(GPT)), text()),
@@ -181,6 +191,7 @@ TRIED = {
     "torch_xla's checkpoint": checkpointed,
     "torch's checkpoint": checkpointed_by_torch,
     "a model from a model": copied,
+    "all at once": all_at_once,
 }
 
 

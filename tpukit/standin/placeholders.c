@@ -39,12 +39,17 @@ static PJRT_Event* ready_event(PJRT_Buffer* buffer) {
   return plugin->PJRT_Buffer_ReadyEvent(&ready) ? NULL : ready.event;
 }
 
+static void nothing_to_free(void* memory, void* argument) {
+  (void)memory, (void)argument;
+}
+
 int hold_place(PJRT_Client_BufferFromHostBuffer_Args* args) {
   if (size_of(args->type, args->dims, args->num_dims) < LARGE || !zeros()) return 0;
   PJRT_Client_CreateViewOfDeviceBuffer_Args view = {
       .struct_size = PJRT_Client_CreateViewOfDeviceBuffer_Args_STRUCT_SIZE, .client = args->client,
       .device_buffer_ptr = zeros(), .dims = args->dims, .num_dims = args->num_dims, .element_type = args->type,
-      .layout = args->device_layout, .device = args->device, .memory = args->memory};
+      .layout = args->device_layout, .device = args->device, .memory = args->memory,
+      .on_delete_callback = nothing_to_free};
   if (plugin->PJRT_Client_CreateViewOfDeviceBuffer(&view)) return 0;
   args->buffer = view.buffer;
   args->done_with_host_buffer = ready_event(view.buffer);

@@ -89,7 +89,8 @@ class RecordingRuntime(StandInRuntime):
     def start(self, body: Callable[[Backend], None], topology: Imagined, *, process: int, meeting_point) -> None:
         play(meeting_point)
         # What torch_xla would tell the compiler depends on the kind of chip; the trace does not.
-        (topology.folder / "flags").write_text(libtpu_flags(topology.accelerator, topology.generation))
+        flags = libtpu_flags(topology.accelerator, topology.generation, sharded=topology.chips > 1)
+        (topology.folder / "flags").write_text(flags)
         if topology.chips > 1:
             start_all_chips(lambda: body(RecordingShardedTpu(topology.chips)))
         else:

@@ -14,6 +14,9 @@ from tpukit.essentials.show import Failed, WrongValue
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
 _VMEM_OF_AN_OPERATION = {"v5e": 22 * 1024}
+# Where one process has all chips, their parts of a gradient are added up in the type of the product that makes it, so
+# under autocast in bfloat16. With this flag it is float32, as in the ordinary launch, at no more cycles.
+_IN_FLOAT32 = "xla_tpu_spmd_f32_accum_for_bf16_ar"
 
 
 class TorchXla(Backend):
@@ -269,7 +272,7 @@ class XlaRuntime(Runtime):
             }
 
         given = os.environ.get("LIBTPU_INIT_ARGS", "")
-        os.environ["LIBTPU_INIT_ARGS"] = _with_vmem(given, topology.generation)
+        os.environ["LIBTPU_INIT_ARGS"] = _with_own(given, topology.generation, sharded=topology.chips > 1)
 
         if topology.chips > 1:
             from tpukit.essentials.backends.sharded import ShardedTpu
@@ -355,10 +358,10 @@ def _complete_torch() -> None:
         torch._register_device_module("xla", module)
 
 
-def libtpu_flags(accelerator: str, generation: str) -> str:
+def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
     """Return what libtpu gets as LIBTPU_INIT_ARGS in a launch on such a machine: "v5litepod-8" and "v5e", for one.
 
-    With "" for the generation, what torch_xla alone gives to it.
+    With "" for the generation, what torch_xla alone gives to it. `sharded` where one process has all chips.
     """
     import torch_xla
 
@@ -368,13 +371,14 @@ def libtpu_flags(accelerator: str, generation: str) -> str:
         variable_set("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
     ):
         torch_xla._setup_libtpu_flags()
-        return _with_vmem(os.environ["LIBTPU_INIT_ARGS"], generation)
+        return _with_own(os.environ["LIBTPU_INIT_ARGS"], generation, sharded=sharded)
 
 
-def _with_vmem(given: str, generation: str) -> str:
-    """Add the flag for the VMEM of an operation to libtpu's; one that is there already stays."""
-    flag, limit = "xla_tpu_scoped_vmem_limit_kib", _VMEM_OF_AN_OPERATION.get(generation)
-    return given.strip() if limit is None or flag in given else f"{given} --{flag}={limit}".strip()
+def _with_own(given: str, generation: str, *, sharded: bool) -> str:
+    """Add the kit's flags to libtpu's; one that is there already stays."""
+    own = {"xla_tpu_scoped_vmem_limit_kib": _VMEM_OF_AN_OPERATION.get(generation), _IN_FLOAT32: sharded and "true"}
+    added = [f"--{flag}={value}" for flag, value in own.items() if value and flag not in given]
+    return " ".join([given, *added]).strip()
 
 
 @contextlib.contextmanager
