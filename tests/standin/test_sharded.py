@@ -44,7 +44,9 @@ def check(name, alone, found, chips):
     assert found.get("average", found["held"]) == found["held"]  # a copy of what is cut is cut
 
 
-@pytest.mark.parametrize("names", [["all at once", "BatchNorm"], pytest.param([*TRIED], marks=pytest.mark.every_machine)])
+@pytest.mark.parametrize(
+    "names", [["all at once", "BatchNorm"], pytest.param([*TRIED], marks=pytest.mark.every_machine)]
+)
 @CHIPS
 def test_what_trains_on_one_chip_trains_the_same_over_several(chips, names):
     alone, found = one_chip(tried, tuple(names)), cut(chips, tried, names).results[0]
@@ -112,7 +114,12 @@ def large(core, width=1024, layers=16):
     core.backend.wait()
     sent = core.backend.metrics()["OutboundData"][1]
     size = sum(one.nbytes for one in model.parameters())
-    return {"grown": most.most() - before, "sent": sent, "size": size, "held": on_each_chip(core, [*model.parameters()])}
+    return {
+        "grown": most.most() - before,
+        "sent": sent,
+        "size": size,
+        "held": on_each_chip(core, [*model.parameters()]),
+    }
 
 
 def ones(core):

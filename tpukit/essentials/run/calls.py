@@ -9,7 +9,6 @@ from tpukit.essentials.show import WrongType
 # What others call it, and what it is here.
 _ELSEWHERE = {
     **dict.fromkeys(("nprocs", "num_processes", "devices"), "launch({name}), which takes every core; cores=1 for one"),
-    "shard": "launch({name}, shard='fsdp'): all chips are one core then, on which several jobs have no place",
     "args": "launch({name}, config): what the function takes follows it, without a tuple around it",
     "start_method": "launch({name}): the workers are always forks, which see what the notebook has defined",
 }
