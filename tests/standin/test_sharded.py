@@ -54,7 +54,7 @@ def test_what_trains_on_one_chip_trains_the_same_over_several(chips, names):
         check(name, alone[name], found[name], chips)
 
 
-# ---- fit, checkpoints, resume ------------------------------------------------------------------------------------------
+# ---- fit, checkpoints, resume ----------------------------------------------------------------------------------------
 
 
 @CHIPS
@@ -103,7 +103,7 @@ def test_a_checkpoint_of_eight_chips_goes_on_with_four_with_two_and_with_one(net
         assert differ(found["valid"], whole["valid"]) < 1e-4
 
 
-# ---- what core is ------------------------------------------------------------------------------------------------------
+# ---- what core is ----------------------------------------------------------------------------------------------------
 
 
 def large(core, width=1024, layers=16):

@@ -232,7 +232,7 @@ class Preflight(Findings):
         fix = f"{self._smaller_batch()}, bfloat16, or a chip with more memory"
         if self.cut and self.cut.fits:
             has = f"one chip has {human_size(self.chip.hbm)}"
-            fix = f'launch(..., shard="fsdp"): so it fits, {human_size(self.cut.hbm_bytes)} a chip, with batch_size of the run'
+            fix = f'it fits with shard="fsdp": {human_size(self.cut.hbm_bytes)} a chip, with this batch_size of the run'
         if self.too_large is not None:
             wanted, limit = self.too_large.needed, self.too_large.limit
             fact = f"does not fit: the step needs {human_size(wanted)}, {has}" if wanted else f"does not fit: {has}"
@@ -420,9 +420,10 @@ def preflight(
 
 
 def _taken(graphs: tuple[Graph, ...]) -> int:
-    """Return the bytes that the largest graph takes, weights and the optimiser's state above all: no batch shrinks them."""
-    taken = [(one for one in read_program(graph.module).operations if one.opcode == "parameter") for graph in graphs]
-    return max(sum(array.bytes for one in parameters for array in one.arrays) for parameters in taken)
+    """Return the bytes that the largest graph takes: weights and the optimiser's state above all."""
+    programs = [read_program(graph.module).operations for graph in graphs]
+    parameters = [[one for one in operations if one.opcode == "parameter"] for operations in programs]
+    return max(sum(array.bytes for one in them for array in one.arrays) for them in parameters)
 
 
 def _compiled(graphs: tuple[Graph, ...], chip: Tpu, made: dict, *, label: str, **options) -> tuple[Compiled, ...]:
@@ -452,7 +453,7 @@ def _place(one: Operation, program: Program, places: tuple) -> tuple[str, str, s
 
 
 def _collectives(program: Program) -> Iterator[Operation]:
-    """Yield each collective once: one that goes on beside other work stands in all fusions that begin, carry or end it."""
+    """Yield each collective once: one that goes on beside other work is in all fusions that begin, carry or end it."""
     for one in program.operations:
         carries = one.name.startswith("async-collective-done") or any(str(array) == "u32[]" for array in one.arrays)
         is_part = carries and not one.name.startswith("async-collective-start")
