@@ -42,6 +42,9 @@ from tpukit.preflight.write_guard import guard_files
 from tpukit.standin import Imagined, why_not
 
 
+_LARGE = 2**24  # numbers
+
+
 class NoPreflight(Explained, RuntimeError):
     """A step cannot be recorded or compiled on this machine."""
 
@@ -180,6 +183,7 @@ def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     """Run the function; once its step came back and was timed, say so to the kernel, which then ends this process."""
     guard_files(folder)
+    _leave_large_tensors_empty()
     places, end_naming = name_operations(core.backend)
     clock = StepClock(before=end_naming)  # names and lines take longer than the step
     marks = StepMarks(core.backend, folder / "log")
@@ -221,6 +225,20 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
         clock.end()
         after_sync()
     return facts() | finish() | {"host_seconds": None}
+
+
+def _leave_large_tensors_empty() -> None:
+    """Have nobody fill a large tensor with random numbers in this process: so the host has no memory for it either.
+
+    Nothing that comes back from the device is a result, and the weights of a large model would take minutes.
+    """
+    import torch
+
+    def unless_large(fill: Callable) -> Callable:
+        return lambda tensor, *args, **options: tensor if tensor.numel() >= _LARGE else fill(tensor, *args, **options)
+
+    for name in ("normal_", "uniform_"):
+        setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
 
 
 def _reason(backend, folder: Path, found: list[Cycle]) -> tuple[str, str]:

@@ -1,11 +1,12 @@
 """A worker function run as one core of a TPU that is not there, whose programs are written down instead of run."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.backends import Backend, ShardedTpu, Topology, Tpu, libtpu_flags, start_all_chips, start_pjrt
+from tpukit.essentials.backends import Backend, ShardedTpu, Topology, Tpu, libtpu_flags, start_pjrt
 from tpukit.standin.build import find_plugin, library
 from tpukit.standin.runtime import StandInRuntime, play
 from tpukit.standin.shapes import environment, rehearsal
@@ -91,7 +92,6 @@ class RecordingRuntime(StandInRuntime):
         # What torch_xla would tell the compiler depends on the kind of chip; the trace does not.
         flags = libtpu_flags(topology.accelerator, topology.generation, sharded=topology.chips > 1)
         (topology.folder / "flags").write_text(flags)
-        if topology.chips > 1:
-            start_all_chips(lambda: body(RecordingShardedTpu(topology.chips)))
-        else:
-            start_pjrt("TPU", lambda: body(RecordingTpu()), process=0, processes=topology.world_size)
+        chips = topology.chips
+        kind = functools.partial(RecordingShardedTpu, chips) if chips > 1 else RecordingTpu
+        start_pjrt("TPU", lambda: body(kind()), process=0, processes=topology.world_size, all_chips=chips > 1)

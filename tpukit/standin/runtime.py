@@ -1,6 +1,7 @@
 """The rehearsal behind torch_xla's own TPU client: XLA:CPU processes with a stand-in for libtpu."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 
@@ -12,7 +13,6 @@ from tpukit.essentials.backends import (
     Tpu,
     import_torch_xla,
     rehearsal_cores,
-    start_all_chips,
     start_pjrt,
 )
 from tpukit.standin.build import find_plugin, library, why_not
@@ -63,10 +63,9 @@ class StandInRuntime(Runtime):
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         play(meeting_point)
-        if topology.chips > 1:
-            start_all_chips(lambda: body(ShardedTpu(topology.chips)))
-        else:
-            start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes)
+        chips = topology.chips
+        kind = functools.partial(ShardedTpu, chips) if chips > 1 else Tpu
+        start_pjrt("TPU", lambda: body(kind()), process=process, processes=topology.processes, all_chips=chips > 1)
 
 
 def play(machine: dict[str, str]) -> None:

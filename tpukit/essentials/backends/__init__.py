@@ -12,7 +12,6 @@ from tpukit.essentials.backends.xla import (
     import_torch_xla,
     libtpu_flags,
     runtime_started,
-    start_all_chips,
     start_pjrt,
 )
 
@@ -49,6 +48,6 @@ def why_no_stand_in() -> str | None:
 
 __all__ = [
     "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "ShardedTpu", "Topology", "Tpu", "import_torch_xla",
-    "libtpu_flags", "rehearsal_cores", "runtime_started", "runtimes", "start_all_chips", "start_pjrt",
+    "libtpu_flags", "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt",
     "why_no_stand_in",
 ]  # fmt: skip

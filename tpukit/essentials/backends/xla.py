@@ -274,18 +274,15 @@ class XlaRuntime(Runtime):
         given = os.environ.get("LIBTPU_INIT_ARGS", "")
         os.environ["LIBTPU_INIT_ARGS"] = _with_own(given, topology.generation, sharded=topology.chips > 1)
 
-        if topology.chips > 1:
+        def on_core() -> None:
             from tpukit.essentials.backends.sharded import ShardedTpu
 
-            start_all_chips(lambda: body(ShardedTpu(topology.chips)))
-            return
-
-        def on_core() -> None:
-            backend = Tpu()
+            backend = ShardedTpu(topology.chips) if topology.chips > 1 else Tpu()
             backend.shares_process = topology.cores > topology.processes
             body(backend)
 
-        start_pjrt("TPU", on_core, process=process, processes=topology.processes)
+        all_chips = topology.chips > 1
+        start_pjrt("TPU", on_core, process=process, processes=topology.processes, all_chips=all_chips)
 
 
 def runtime_started() -> bool:
@@ -304,38 +301,33 @@ def import_torch_xla(device_type: str) -> None:
         import torch_xla._internal.pjrt  # noqa: F401
 
 
-def start_pjrt(device_type: str, on_core: Callable[[], None], *, process: int, processes: int) -> None:
+def start_pjrt(
+    device_type: str, on_core: Callable[[], None], *, process: int, processes: int, all_chips: bool = False
+) -> None:
     """Start this process's chip, number `process` of `processes`, and call the function on each core of the chip.
 
     One chip starts the single-process way: Colab's advertises the bounds of four chips, and a multi-process start-up
-    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core.
+    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core. With `all_chips` the
+    process has all of the host, and the function is called once.
     """
-    _prepare(device_type)
-    import torch_xla._internal.pjrt as pjrt
-
-    if processes == 1:
-        pjrt._run_singleprocess(on_core)
-    else:
-        pjrt._run_thread_per_device(process, processes, on_core, pjrt.initialize_multiprocess)
-
-
-def start_all_chips(on_core: Callable[[], None]) -> None:
-    """Start all chips of this host in this process, and call the function once, on the one core that they are."""
-    _prepare("TPU")
-    import torch_xla.runtime as xr
-
-    xr.use_spmd()  # before the first device; torch_xla's start of a single process would leave it one chip
-    on_core()
-
-
-def _prepare(device_type: str) -> None:
     # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
     os.environ["PJRT_DEVICE"] = device_type
+    import torch_xla._internal.pjrt as pjrt
+    import torch_xla.runtime as xr
+
     from tpukit.essentials.backends.adam import shorten_adam
 
     shorten_adam()
     correct_running_variance()
     _complete_torch()
+
+    if all_chips:
+        xr.use_spmd()  # before the first device; the start of a single process would leave it one chip
+        on_core()
+    elif processes == 1:
+        pjrt._run_singleprocess(on_core)
+    else:
+        pjrt._run_thread_per_device(process, processes, on_core, pjrt.initialize_multiprocess)
 
 
 def _complete_torch() -> None:
