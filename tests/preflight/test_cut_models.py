@@ -10,7 +10,7 @@ from torch import nn
 import tpukit
 from tpukit.essentials.machine import find_tpu
 from tpukit.preflight import libtpu
-from tpukit.preflight.hlo import _fields, read_program
+from tpukit.preflight.hlo import _fields
 from tpukit.preflight.recording import record
 from tpukit.standin import build
 

@@ -41,7 +41,6 @@ from tpukit.preflight.step_marks import StepMarks
 from tpukit.preflight.write_guard import guard_files
 from tpukit.standin import Imagined, why_not
 
-
 _LARGE = 2**24  # numbers
 
 
