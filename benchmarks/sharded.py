@@ -2,10 +2,10 @@
 
     python benchmarks/sharded.py [--layers 4] [--width 5120] [--length 1024] [--batch 8]
 
-One step in bfloat16 with Adam, recorded as torch_xla would send it to a v5e-8 and compiled by libtpu 0.0.21.1: once as an
-ordinary launch has it, every core with the whole model and `batch` / 8 sequences, and once with `shard="fsdp"`, where the
-same batch is that of the run. 4 layers of width 5,120 have as many weights as GPT-2 XL's 48 of 1,600, and are compiled in
-a tenth of the time.
+One step in bfloat16 with Adam, recorded as torch_xla would send it to a v5e-8 and compiled by libtpu 0.0.21.1: once as
+an ordinary launch has it, every core with the whole model and `batch` / 8 sequences, and once with `shard="fsdp"`, where
+the same batch is that of the run. 4 layers of width 5,120 have as many weights as GPT-2 XL's 48 of 1,600, and are
+compiled in a tenth of the time.
 
 The ideal that the cycles are compared with is the limit of the arithmetic: the operations that the compiler counts, at
 the chip's peak in bfloat16. A step of one chip with an eighth of the batch would be fairer, but it does not fit. The
@@ -28,6 +28,8 @@ WORDS = 50_304  # GPT-2's 50,257, as many more as eight chips and a tile's 128 d
 
 
 class Block(nn.Module):
+    """Attention, and a network for each place."""
+
     def __init__(self, width, heads):
         super().__init__()
         self.heads = heads
@@ -36,6 +38,7 @@ class Block(nn.Module):
         self.thinks = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU("tanh"), nn.Linear(4 * width, width))
 
     def forward(self, x):
+        """Return (B, L, width) of (B, L, width)."""
         parts = self.looks(self.norms[0](x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         seen = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
         x = x + self.joins(seen.transpose(1, 2).flatten(2))
@@ -56,6 +59,7 @@ class GPT(nn.Module):
         self.head.weight = self.tokens.weight
 
     def forward(self, words):
+        """Return (B, L, WORDS) logits of (B, L) words."""
         places = torch.arange(words.shape[1], device=words.device)
         return self.head(self.norm(self.blocks(self.tokens(words) + self.places(places))))
 
