@@ -3,8 +3,8 @@
     python benchmarks/sharded.py [--layers 4] [--width 5120] [--length 1024] [--batch 8]
 
 One step in bfloat16 with Adam, recorded as torch_xla would send it to a v5e-8 and compiled by libtpu 0.0.21.1: once as
-an ordinary launch has it, every core with the whole model and `batch` / 8 sequences, and once with `shard="fsdp"`, where
-the same batch is that of the run. 4 layers of width 5,120 have as many weights as GPT-2 XL's 48 of 1,600, and are
+an ordinary launch has it, every core with the whole model and `batch` / 8 sequences, and once with `shard="fsdp"`, with
+the same batch for the run. 4 layers of width 5,120 have as many weights as GPT-2 XL's 48 of 1,600, and are
 compiled in a tenth of the time.
 
 The ideal that the cycles are compared with is the limit of the arithmetic: the operations that the compiler counts, at

@@ -107,11 +107,12 @@ def on_each_chip(core, tensors):
     core.backend.wait()
     held = dict.fromkeys(range(core.chips), 0)
     for tensor in tensors:
+        if torch_xla._XLAC._get_xla_sharding_type(tensor) is None:  # sent as it is, to every chip
+            held = {chip: size + tensor.nbytes for chip, size in held.items()}
+            continue
         (parts,) = torch_xla._XLAC._get_local_shards([tensor])
         for data, device in parts:
             held[int(device.rpartition(":")[2])] += data.nbytes
-        if not parts:  # it lies whole on every chip
-            held = {chip: size + tensor.nbytes for chip, size in held.items()}
     return sorted(set(held.values()))
 
 

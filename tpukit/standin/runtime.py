@@ -33,7 +33,7 @@ class StandInRuntime(Runtime):
     backend = Tpu
     hardware = "CPU"
     package = "torch_xla"
-    shards = True
+    sharded = name
     note = "; torch_xla sees TPU chips, played by a stand-in for libtpu"
 
     def is_present(self, machine) -> bool:

@@ -79,4 +79,6 @@ def test_spmd_that_an_earlier_cell_switched_on_is_refused_at_once(monkeypatch):
 
 
 def test_every_backend_says_whether_it_can():
-    assert {name for name, runtime in runtimes().items() if runtime.shards} == {"xla", "xla:standin", "xla:recording"}
+    sharded = {name: runtime.sharded for name, runtime in runtimes().items() if runtime.is_for_launch}
+    assert {name: by for name, by in sharded.items() if by} == {"xla": "xla:sharded", "xla:standin": "xla:standin"}
+    assert not runtimes()["xla:sharded"].is_for_launch

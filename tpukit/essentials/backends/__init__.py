@@ -22,6 +22,7 @@ PLACES = {
     "torch_tpu": "tpukit.essentials.backends.torch_tpu:TorchTpuRuntime",
     "cuda": "tpukit.essentials.backends.cuda:CudaRuntime",
     "cpu": "tpukit.essentials.backends.cpu:CpuRuntime",
+    "xla:sharded": "tpukit.essentials.backends.sharded:ShardedRuntime",
     "xla:standin": "tpukit.standin:StandInRuntime",
     "xla:cpu": "tpukit.essentials.backends.xla_cpu:XlaCpuRuntime",
     "torch_tpu:cpu": "tpukit.essentials.backends.torch_tpu:TorchTpuCpuRuntime",

@@ -248,7 +248,8 @@ class Runtime:
             is installed.
         package: what has to be installed beside torch, None for nothing.
         how_to_install: the line that installs it, where that is not torch_xla's.
-        shards: True where all devices of a host can be one core, each with a part of every tensor.
+        sharded: the name of the runtime for which all devices of a host are one core, each with a part of every tensor;
+            None where there is none.
         is_for_launch: False for what is no backend of a launch, but started otherwise.
         note: what a rehearsal on it says about itself, beside the number of processes.
     """
@@ -258,7 +259,7 @@ class Runtime:
     hardware: str
     package: str | None = None
     how_to_install: str = ""
-    shards = False
+    sharded: str | None = None
     is_for_launch = True
     note: str = ""
 

@@ -9,7 +9,8 @@ import functools
 import weakref
 from collections.abc import Callable
 
-from tpukit.essentials.backends.xla import Tpu
+from tpukit.essentials.backends.protocol import Topology
+from tpukit.essentials.backends.xla import Tpu, XlaRuntime
 from tpukit.essentials.show import Failed, WrongType, explain, first_few, human_size
 
 _FEWEST = 1024  # numbers that are worth cutting: a bias costs a message in each direction, and saves nothing
@@ -139,6 +140,20 @@ class ShardedTpu(Tpu):
 
     def memory(self) -> dict[str, int]:
         return {}  # "MemoryInfo not supported for SPMD virtual device", torch_xla 2.8 and 2.9
+
+
+class ShardedRuntime(XlaRuntime):
+    """One process that has all chips of a host; launch takes it for `shard`."""
+
+    name = "xla:sharded"
+    backend = ShardedTpu
+    is_for_launch = False
+
+    def is_present(self, machine) -> bool:
+        return False
+
+    def core(self, topology: Topology) -> ShardedTpu:
+        return ShardedTpu(topology.chips)
 
 
 def _along(axis: int | None, axes: int) -> tuple:

@@ -225,7 +225,7 @@ class XlaRuntime(Runtime):
     backend = Tpu
     hardware = "TPU"
     package = "torch_xla"
-    shards = True
+    sharded = "xla:sharded"
 
     def is_present(self, machine) -> bool:
         return bool(machine.chips)
@@ -262,6 +262,10 @@ class XlaRuntime(Runtime):
                 ),
             ) from error
 
+    def core(self, topology: Topology) -> Tpu:
+        """Return the core that has been started."""
+        return Tpu()
+
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         if topology.device_number is not None:
             # What torch_xla's configure_one_chip_topology sets for chip 0, unless an image has set something else.
@@ -275,9 +279,7 @@ class XlaRuntime(Runtime):
         os.environ["LIBTPU_INIT_ARGS"] = _with_own(given, topology.generation, sharded=topology.chips > 1)
 
         def on_core() -> None:
-            from tpukit.essentials.backends.sharded import ShardedTpu
-
-            backend = ShardedTpu(topology.chips) if topology.chips > 1 else Tpu()
+            backend = self.core(topology)
             backend.shares_process = topology.cores > topology.processes
             body(backend)
 

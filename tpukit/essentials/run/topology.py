@@ -89,7 +89,7 @@ def choose_sharded(host: Host, shard: str, backend: str | None, **others: object
     runtime = runtimes()[whole.backend]
     if runtime.name == "cpu":
         return choose_topology(host, 1, backend)
-    if not runtime.shards:
+    if runtime.sharded is None:
         raise WrongValue(
             f"the {whole.backend} backend cannot cut a model over devices",
             found=host.summary,
@@ -98,7 +98,8 @@ def choose_sharded(host: Host, shard: str, backend: str | None, **others: object
     if whole.cores == 1:
         return whole
     unit = whole.device.replace(" core", " chip") if whole.cores == whole.processes else whole.device
-    return replace(whole, cores=1, processes=1, chips=whole.cores, device=f"{whole.cores} x {unit}")
+    device = f"{whole.cores} x {unit}"
+    return replace(whole, backend=runtime.sharded, cores=1, processes=1, chips=whole.cores, device=device)
 
 
 def refuse_one_process_variables(topology: Topology, environ: Mapping[str, str] = os.environ) -> None:
