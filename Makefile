@@ -3,7 +3,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
-.PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-compile bench-exams bench-preflight
+.PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-compile bench-exams bench-preflight bench-sharded
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
@@ -124,6 +124,9 @@ bench-compile: $(installed)  ## minutes: what a session compiles, and what one t
 
 bench-preflight: $(installed)  ## an hour, fetches libtpu: a step of fit and the tutorial's by the TPU compiler's own count
 	$(python) benchmarks/preflight.py
+
+bench-sharded: $(installed)  ## half an hour, fetches libtpu: a GPT of 1.5 billion weights, which fits no chip, over eight
+	$(python) benchmarks/sharded.py
 
 bench-exams: $(installed)  ## a minute: the challenge's score, its repair and submission.csv at the competition's size
 	$(python) benchmarks/exams.py

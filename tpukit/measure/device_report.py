@@ -48,7 +48,7 @@ def report(core: Core, batches: Batches | None = None) -> Report:
         findings += _batch_size(metrics, step, backend)
     if batches is not None:
         findings.append(_waiting(batches.waited / seconds))
-    findings += _memory(backend.memory())
+    findings += _memory(backend)
     return Report(f"core {backend.rank} of {backend.world_size} on {backend.device}", tuple(findings))
 
 
@@ -169,8 +169,12 @@ def _waiting(share: float) -> Finding:
     return Finding("data", "warning", fact, fix)
 
 
-def _memory(device: dict) -> list[Finding]:
+def _memory(backend) -> list[Finding]:
     host = Finding("host memory", "ok", f"{human_size(peak_memory() or None)} at most in this process")
+    if backend.chips > 1:
+        fact = "no chip's memory is counted where one process has all; `tpukit.preflight.preflight` knows it"
+        return [Finding("device memory", "ok", fact), host]
+    device = backend.memory()
     if not device:
         return [host]
     peak, limit = device["peak"], device["limit"]

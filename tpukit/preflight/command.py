@@ -27,6 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "function", help="train.py:train, package.module:train, or notebook.ipynb:train, whose cells up to it are run"
     )
     parser.add_argument("--chip", default="v5e-8", help="such as v5e-1, v5e-8, v6e-8, v3-8 (default: v5e-8)")
+    parser.add_argument("--shard", choices=["fsdp"], help="for a model that one chip cannot hold: as in launch")
     parser.add_argument("--args", default="[]", metavar="JSON", help="what the function takes, as a list: '[3, 0.1]'")
     parser.add_argument("--libtpu", metavar="VERSION", help="0.0.17 for Kaggle, 0.0.21.1 for Colab")
     parser.add_argument("--fetch", action="store_true", help="download libtpu first, if it is not here")
@@ -44,7 +45,8 @@ def run(given: argparse.Namespace) -> int:
     function = find_function(given.function)
     if given.fetch:
         fetch_libtpu(given.libtpu)
-    found = preflight(function, *args, chip=chip, libtpu=given.libtpu, samples=given.samples, keep=given.keep)
+    options = {"libtpu": given.libtpu, "samples": given.samples, "shard": given.shard, "keep": given.keep}
+    found = preflight(function, *args, chip=chip, **options)
     print(found)
     if given.figure:
         found.figure().savefig(given.figure)

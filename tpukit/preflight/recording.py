@@ -41,6 +41,8 @@ from tpukit.preflight.step_marks import StepMarks
 from tpukit.preflight.write_guard import guard_files
 from tpukit.standin import Imagined, why_not
 
+_LARGE = 2**24  # numbers
+
 
 class NoPreflight(Explained, RuntimeError):
     """A step cannot be recorded or compiled on this machine."""
@@ -112,6 +114,7 @@ def record(
     fn: Callable,
     *args: object,
     chip: Tpu,
+    shard: str | None = None,
     timeout: float | None = 900.0,
     progress: str | None = None,
     host: Host | None = None,
@@ -123,7 +126,7 @@ def record(
     would write is refused, see `guard_files`. The dozen steps after the third are for `host_seconds`.
 
     Args:
-        fn: the worker function; `*args`, `timeout` and `progress` as in `preflight`.
+        fn: the worker function; `*args`, `shard`, `timeout` and `progress` as in `preflight`.
         chip: the TPU to play.
         host: the `Host` to ask, if not this one.
 
@@ -142,7 +145,8 @@ def record(
             processes=1,
             rehearsal=True,
             generation=chip.generation,
-            world_size=chip.cores,
+            world_size=1 if shard else chip.cores,
+            chips=chip.cores if shard else 1,
             accelerator=chip.accelerator_type,
             folder=Path(folder),
         )
@@ -178,6 +182,7 @@ def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     """Run the function; once its step came back and was timed, say so to the kernel, which then ends this process."""
     guard_files(folder)
+    _leave_large_tensors_empty()
     places, end_naming = name_operations(core.backend)
     clock = StepClock(before=end_naming)  # names and lines take longer than the step
     marks = StepMarks(core.backend, folder / "log")
@@ -219,6 +224,20 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
         clock.end()
         after_sync()
     return facts() | finish() | {"host_seconds": None}
+
+
+def _leave_large_tensors_empty() -> None:
+    """Have nobody fill a large tensor with random numbers in this process: so the host has no memory for it either.
+
+    Nothing that comes back from the device is a result, and the weights of a large model would take minutes.
+    """
+    import torch
+
+    def unless_large(fill: Callable) -> Callable:
+        return lambda tensor, *args, **options: tensor if tensor.numel() >= _LARGE else fill(tensor, *args, **options)
+
+    for name in ("normal_", "uniform_"):
+        setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
 
 
 def _reason(backend, folder: Path, found: list[Cycle]) -> tuple[str, str]:

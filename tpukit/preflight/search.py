@@ -17,7 +17,7 @@ class LargestBatch(Table):
     """The largest batch that fits, and what was compiled to find it.
 
     Attributes:
-        batch_size: samples a core; 0 if not even the smallest fits.
+        batch_size: samples a core, with `shard` of the run; 0 if not even the smallest fits.
         tried: the preflights, by batch size.
         multiple: what batch sizes are multiples of.
     """
@@ -34,14 +34,16 @@ class LargestBatch(Table):
         above = f"; {min(too_large)} does not" if too_large else ""
         if not self.batch_size:
             return f"no batch fits into a {chip.generation} core, not even {min(self.tried)} samples"
-        return f"{self.batch_size} samples a core fit into a {chip.generation} core{above} ({len(self.tried)} compiles)"
+        of = "of the run" if next(iter(self.tried.values())).shard else "a core"
+        return f"{self.batch_size} samples {of} fit into a {chip.generation} core{above} ({len(self.tried)} compiles)"
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (state, batch, memory) of every size that was compiled."""
         rows = []
         for size, found in sorted(self.tried.items()):
             memory = f"{human_size(found.hbm_bytes)} of {human_size(found.chip.hbm)}"
-            rows.append(("ok" if found.fits else "failure", f"{size} a core", memory))
+            of = "of the run" if found.shard else "a core"
+            rows.append(("ok" if found.fits else "failure", f"{size} {of}", memory))
         return rows
 
 
@@ -49,6 +51,7 @@ def largest_batch(
     train: Callable,
     *args: object,
     chip: str | Tpu = "v5e-8",
+    shard: str | None = None,
     start: int = 128,
     multiple: int = 8,
     compiles: int = 6,
@@ -62,7 +65,7 @@ def largest_batch(
     Args:
         train: `train(core, batch_size, *args)`: the worker function, which gets the batch size first.
         *args: passed on after the batch size.
-        chip, libtpu, progress: as in `preflight`.
+        chip, shard, libtpu, progress: as in `preflight`; with `shard` the batch is that of the run.
         start: the batch to begin with.
         multiple: batches are multiples of this; a TPU computes 8 rows at a time.
         compiles: at most so many sizes are compiled.
@@ -79,7 +82,7 @@ def largest_batch(
     place, tried = find_tpu(chip), {}
     size = max(1, start // multiple) * multiple
     while len(tried) < compiles:
-        tried[size] = preflight(train, size, *args, chip=place, libtpu=libtpu, progress=progress)
+        tried[size] = preflight(train, size, *args, chip=place, shard=shard, libtpu=libtpu, progress=progress)
         following = _next(tried, place, multiple)
         if following is None or following in tried:
             break

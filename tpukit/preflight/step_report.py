@@ -1,23 +1,25 @@
 """What a TPU will do with a step: memory, time, cost, and what is in the way, from the TPU's own compiler."""
 
+import contextlib
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from tpukit.essentials.backends import open_kept
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
-from tpukit.essentials.show import Finding, Findings, as_html, as_text, human_size
+from tpukit.essentials.run import WorkerFailed
+from tpukit.essentials.show import Finding, Findings, WrongValue, as_html, as_text, human_size
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
 from tpukit.preflight.cycles import group_bytes
 from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
-from tpukit.preflight.recording import Graph, Recording, record
+from tpukit.preflight.recording import Graph, NoPreflight, Recording, record
 
 _MOST_OPERATIONS = 10
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
@@ -60,6 +62,8 @@ class Preflight(Findings):
         samples: of an epoch, if known.
         pipeline: samples a second that the input was measured to give, for all cores; None if not known.
         dollars: an hour, of the whole TPU.
+        shard: as in `launch`.
+        cut: of a model that does not fit one chip, the same with `shard="fsdp"`, if that could be compiled.
     """
 
     chip: Tpu
@@ -70,13 +74,15 @@ class Preflight(Findings):
     pipeline: float | None = None
     dollars: float = 0.0
     shapes: tuple[tuple[Compiled, ...], ...] = ()
+    shard: str | None = None
+    cut: "Preflight | None" = None
 
     @property
     def subject(self) -> str:
         """What was examined."""
         batch = f", {self.batch_size} samples a core" if self.batch_size else ""
         compiler = f", libtpu {self.compiled[0].libtpu}" if self.compiled else ""
-        return f"preflight for {self.chip.name}{batch}{compiler}"
+        return f"preflight for {self.chip.name}{', one model over its chips' * bool(self.shard)}{batch}{compiler}"
 
     # ---- numbers -----------------------------------------------------------------------------------------------
 
@@ -175,8 +181,8 @@ class Preflight(Findings):
     @property
     def collective_bytes(self) -> int:
         """What a core sends through collectives in a step; the time that takes is not in any estimate here."""
-        sent = (one for compiled in self.compiled for one in compiled.program.operations)
-        return sum(_sent(one) for one in sent)
+        sent = (one for compiled in self.compiled for one in _collectives(compiled.program))
+        return sum(array.bytes for one in sent for array in one.arrays)
 
     # ---- as a table --------------------------------------------------------------------------------------------
 
@@ -226,6 +232,9 @@ class Preflight(Findings):
     def _memory(self) -> Finding:
         has = f"a {self.chip.generation} core has {human_size(self.chip.hbm)}"
         fix = f"{self._smaller_batch()}, bfloat16, or a chip with more memory"
+        if self.cut and self.cut.fits:
+            has = f"one chip has {human_size(self.chip.hbm)}"
+            fix = f'it fits with shard="fsdp": {human_size(self.cut.hbm_bytes)} a chip, with this batch_size of the run'
         if self.too_large is not None:
             wanted, limit = self.too_large.needed, self.too_large.limit
             fact = f"does not fit: the step needs {human_size(wanted)}, {has}" if wanted else f"does not fit: {has}"
@@ -245,8 +254,9 @@ class Preflight(Findings):
     def _smaller_batch(self) -> str:
         """Say which batch would fit, by proportion: a little too small, as the weights do not shrink with it."""
         limit = self.too_large.limit if self.too_large and self.too_large.limit else self.chip.hbm
-        about = int((self.batch_size or 0) * limit / self.hbm_bytes) // 8 * 8
-        size = f"about {about:,} samples a core" if about else "a smaller batch"
+        samples = (self.batch_size or 0) * (self.chip.cores if self.shard else 1)
+        about, of = int(samples * limit / self.hbm_bytes) // 8 * 8, "of the run" if self.shard else "a core"
+        size = f"about {about:,} samples {of}" if about else "a smaller batch"
         return f"{size} (`tpukit.preflight.largest_batch` finds it exactly)"
 
     def _time(self) -> str:
@@ -343,6 +353,7 @@ def preflight(
     train: Callable,
     *args: object,
     chip: str | Tpu = "v5e-8",
+    shard: str | None = None,
     libtpu: str | None = None,
     samples: int | None = None,
     pipeline: float | None = None,
@@ -364,6 +375,7 @@ def preflight(
         train: the worker function, as for `launch`; `train(core, *args)`.
         *args: passed on.
         chip: such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
+        shard: as in `launch`: "fsdp" for all chips as one core. Large arrays have a shape and no memory meanwhile.
         libtpu: the compiler's version, "0.0.17" for Kaggle, "0.0.21.1" for Colab; None for that of this machine's
             torch. `tpukit.preflight.fetch_libtpu` brings it.
         samples: of an epoch, for what that costs.
@@ -380,9 +392,12 @@ def preflight(
         WorkerFailed: the worker function raised, or would have changed a file.
     """
     place = find_tpu(chip)
+    if shard not in (None, "fsdp"):
+        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix='preflight(..., shard="fsdp")')
+    shard = shard if place.cores > 1 else None  # as in launch: one chip has nothing to cut
     own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}  # before it takes minutes
     kept = open_kept([Path(keep).absolute()], print) if keep is not None else None
-    recording = record(train, *args, chip=place, timeout=timeout or 900.0, progress=progress)
+    recording = record(train, *args, chip=place, shard=shard, timeout=timeout or 900.0, progress=progress)
     options = {"libtpu": libtpu, "flags": recording.flags, "kept": kept, "progress": progress, "timeout": timeout}
     steps = (recording.graphs, *(one.graphs for one in recording.shapes))
     made, compiled, too_large = {}, [], None
@@ -392,8 +407,29 @@ def preflight(
             compiled.append(_compiled(graphs, place, made, label=label, **options))
     except DoesNotFit as error:
         compiled, too_large = [()], error
-    dollars = own_prices.get(place.name, place.dollars)
-    return Preflight(place, recording, compiled[0], too_large, samples, pipeline, dollars, tuple(compiled[1:]))
+    cut = None
+    if too_large and not shard and place.cores > 1 and _taken(recording.graphs) > place.hbm / 2:
+        with contextlib.suppress(WorkerFailed, NoPreflight):  # a batch that the chips do not divide, say
+            cut = preflight(train, *args, chip=place, shard="fsdp", libtpu=libtpu, progress=progress, timeout=timeout)
+    return Preflight(
+        place,
+        recording,
+        compiled[0],
+        too_large,
+        samples,
+        pipeline,
+        dollars=own_prices.get(place.name, place.dollars),
+        shapes=tuple(compiled[1:]),
+        shard=shard,
+        cut=cut,
+    )
+
+
+def _taken(graphs: tuple[Graph, ...]) -> int:
+    """Return the bytes that the largest graph takes: weights and the optimiser's state above all."""
+    programs = [read_program(graph.module).operations for graph in graphs]
+    parameters = [[one for one in operations if one.opcode == "parameter"] for operations in programs]
+    return max(sum(array.bytes for one in them for array in one.arrays) for them in parameters)
 
 
 def _compiled(graphs: tuple[Graph, ...], chip: Tpu, made: dict, *, label: str, **options) -> tuple[Compiled, ...]:
@@ -422,9 +458,13 @@ def _place(one: Operation, program: Program, places: tuple) -> tuple[str, str, s
     return "", one.source, ""
 
 
-def _sent(one: Operation) -> int:
-    is_collective = one.opcode.removesuffix("-start") in _COLLECTIVES
-    return sum(array.bytes for array in one.arrays) if is_collective else 0
+def _collectives(program: Program) -> Iterator[Operation]:
+    """Yield each collective once: one that goes on beside other work is in all fusions that begin, carry or end it."""
+    for one in program.operations:
+        carries = one.name.startswith("async-collective-done") or any(str(array) == "u32[]" for array in one.arrays)
+        is_part = carries and not one.name.startswith("async-collective-start")
+        inside = [] if is_part else [part for number in one.called for part in program.computations.get(number, ())]
+        yield from (part for part in (one, *inside) if part.opcode.removesuffix("-start") in _COLLECTIVES)
 
 
 def _described(one: Operation) -> str:

@@ -61,14 +61,15 @@ void write_memory(const PJRT_LoadedExecutable_Execute_Args* args, FILE* to) {
   size_t beside = 0;
   pthread_mutex_lock(&live_lock);
   runs++;
-  for (size_t i = 0; i < args->num_args; i++) {
-    Live* found = *place_of(args->argument_lists[0][i]);
-    if (found) found->taken_by = runs;
-  }
+  for (size_t chip = 0; chip < args->num_devices; chip++)
+    for (size_t i = 0; i < args->num_args; i++) {
+      Live* found = *place_of(args->argument_lists[chip][i]);
+      if (found) found->taken_by = runs;
+    }
   for (int i = 0; i < BUCKETS; i++)
     for (Live* one = live[i]; one; one = one->next)
       if (one->taken_by != runs && !is_deleted(one->buffer)) beside += one->size;
-  fprintf(to, " %zu", beside);
+  fprintf(to, " %zu", beside / args->num_devices);  // of one chip, where they are one core
   for (size_t i = 0; i < args->num_args; i++) {
     Live* found = *place_of(args->argument_lists[0][i]);
     if (found && found->is_fresh) write_shape(found->buffer, to);

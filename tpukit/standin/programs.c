@@ -61,6 +61,7 @@ static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives,
   if (is_hlo && is_recording()) {
     record_program(recorded->number, given->code, given->code_size, args->compile_options, args->compile_options_size);
     is_replaced = stand_in_for(given->code, given->code_size, &code);
+    if (is_replaced) recorded->client = args->client;
   }
   if (is_hlo && !is_replaced && partitions(args->compile_options, args->compile_options_size) == 1)
     error = rewrite((const uint8_t*)given->code, given->code_size, &code, collectives);
@@ -183,7 +184,7 @@ static Recorded recorded_of(const PJRT_LoadedExecutable* executable) {
   pthread_mutex_lock(&programs_lock);
   Program* program = programs;
   while (program && program->executable != executable) program = program->next;
-  Recorded recorded = program ? program->recorded : (Recorded){-1, 0};
+  Recorded recorded = program ? program->recorded : (Recorded){-1, 0, NULL};
   pthread_mutex_unlock(&programs_lock);
   return recorded;
 }
@@ -194,19 +195,23 @@ static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
     recorded = recorded_of(args->executable);
     if (recorded.number >= 0) record_run(&recorded, args);
   }
+  PJRT_Error* error = NULL;
+  int is_held = recorded.client && hold_outputs(args, recorded.client, &error);
   // An older caller's options are shorter than the plugin's.
   PJRT_ExecuteOptions options = {0}, *given = args->options;
   memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
   options.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE;
   args->options = &options;
-  PJRT_Error* error = args->execute_device ? launch(args) : plugin->PJRT_LoadedExecutable_Execute(args);
+  if (!is_held) error = args->execute_device ? launch(args) : plugin->PJRT_LoadedExecutable_Execute(args);
   args->options = given;
-  for (size_t i = 0; !error && i < recorded.outputs; i++) note_buffer(args->output_lists[0][i], 0);
+  for (size_t chip = 0; !error && chip < args->num_devices; chip++)
+    for (size_t i = 0; i < recorded.outputs; i++) note_buffer(args->output_lists[chip][i], 0);
   return error;
 }
 
 static PJRT_Error* buffer_from_host(PJRT_Client_BufferFromHostBuffer_Args* args) {
-  PJRT_Error* error = plugin->PJRT_Client_BufferFromHostBuffer(args);
+  PJRT_Error* error = NULL;
+  if (!is_recording() || !hold_place(args)) error = plugin->PJRT_Client_BufferFromHostBuffer(args);
   if (!error && is_recording()) note_buffer(args->buffer, 1);
   return error;
 }

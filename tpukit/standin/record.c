@@ -16,7 +16,7 @@
 #include "protobuf.h"
 #include "standin.h"
 
-enum { MANY_INSTRUCTIONS = 1000 };
+enum { MANY_INSTRUCTIONS = 1000, MOST_NUMBERS = 1 << 24, MOST_LOOKED_AT = 64 };
 
 static const char* folder(void) {
   const char* folder = getenv("STANDIN_RECORD");
@@ -71,8 +71,9 @@ void record_run(const Recorded* program, const PJRT_LoadedExecutable_Execute_Arg
 // ---- a program that only looks like another
 
 typedef struct {
-  Span module, entry, root_shape;
+  Span module, entry, root, root_shape;
   uint64_t free_id;
+  Span* by_number;  // the instructions of the entry
 } Source;
 
 static uint64_t integer_of(Span message, int number) {
@@ -111,9 +112,44 @@ static void read_source(Source* source) {
     }
   }
   root = integer_of(source->entry, COMPUTATION_ROOT);
-  for (Span rest = source->entry; next_field(&rest, &field);)
-    if (field.number == COMPUTATION_INSTRUCTION && integer_of(field.content, INSTRUCTION_ID) == root)
-      source->root_shape = content_of(field.content, SHAPE);
+  if (source->free_id < MOST_NUMBERS) source->by_number = calloc(source->free_id, sizeof *source->by_number);
+  for (Span rest = source->entry; next_field(&rest, &field);) {
+    if (field.number != COMPUTATION_INSTRUCTION) continue;
+    uint64_t number = integer_of(field.content, INSTRUCTION_ID);
+    if (source->by_number) source->by_number[number] = field.content;
+    if (number == root) source->root = field.content;
+  }
+  source->root_shape = content_of(source->root, SHAPE);
+}
+
+static int operands_of(Span instruction, int* numbers, int most) {
+  Field field;
+  int count = 0;
+  while (next_field(&instruction, &field))
+    if (field.number == OPERANDS) count = integers(&field, numbers, count, most);
+  return count;
+}
+
+static int has_dimensions_of(Span shape, Span other) {
+  int sizes[2][16], counts[2] = {0, 0};
+  Field field;
+  for (int i = 0; i < 2; i++)
+    for (Span rest = i ? other : shape; next_field(&rest, &field);)
+      if (field.number == SHAPE_DIMENSIONS) counts[i] = integers(&field, sizes[i], counts[i], 16);
+  return counts[0] == counts[1] && !memcmp(sizes[0], sizes[1], sizeof **sizes * (size_t)counts[0]);
+}
+
+// How an output lies on the chips of one core: as the nearest thing of its shape that it is computed from and of which
+// that is said; the new weight as the old. Left to itself it would be whole on each, and so all that is computed from it.
+static Span sharding_of(const Source* source, int number, Span shape) {
+  int queue[MOST_LOOKED_AT] = {number}, count = 1;
+  for (int i = 0; i < count && source->by_number; i++) {
+    if ((uint64_t)queue[i] >= source->free_id) continue;
+    Span instruction = source->by_number[queue[i]], found = content_of(instruction, SHARDING);
+    if (found.at && has_dimensions_of(content_of(instruction, SHAPE), shape)) return found;
+    count += operands_of(instruction, queue + count, MOST_LOOKED_AT - count);
+  }
+  return (Span){0};
 }
 
 static void put_shape_of(Bytes* to, uint64_t type, Span dimensions_of, Span layout) {
@@ -158,7 +194,7 @@ static uint64_t put_false(Bytes* to, uint64_t id) {
 
 // Adds an array of zeros of this shape; returns its number. It takes two numbers from `id` on. Not ones: what cores tell
 // each other in numbers, as that the time is up, is more often true of others than of 0.
-static uint64_t put_zeros(Bytes* to, Span shape, uint64_t id, uint64_t is_false) {
+static uint64_t put_zeros(Bytes* to, Span shape, Span sharding, uint64_t id, uint64_t is_false) {
   uint64_t type = integer_of(shape, SHAPE_TYPE);
   Bytes zero = begin("convert", id), array = begin("broadcast", id + 1);
   put_shape_of(&zero, type, (Span){0}, (Span){0});
@@ -166,6 +202,7 @@ static uint64_t put_zeros(Bytes* to, Span shape, uint64_t id, uint64_t is_false)
   finish(&zero, to);
   put_shape_of(&array, type, shape, content_of(shape, SHAPE_LAYOUT));
   put_integer(&array, OPERANDS, id);
+  if (sharding.at) put_content(&array, SHARDING, sharding.at, (size_t)(sharding.end - sharding.at));
   finish(&array, to);
   return id + 1;
 }
@@ -174,6 +211,8 @@ static void put_entry(const Source* source, Bytes* module) {
   Bytes entry = {0}, root;
   Field field;
   uint64_t free_id = source->free_id, is_false, root_id;
+  int count = count_of(source->root_shape, SHAPE_TUPLE), *outputs = calloc((size_t)count, sizeof *outputs), place = 0;
+  count = operands_of(source->root, outputs, count);
   for (Span rest = source->entry; next_field(&rest, &field);)
     if (field.number == COMPUTATION_INSTRUCTION ? equals(content_of(field.content, OPCODE), "parameter")
                                                 : field.number != COMPUTATION_ROOT)
@@ -184,9 +223,11 @@ static void put_entry(const Source* source, Bytes* module) {
   put_content(&root, SHAPE, source->root_shape.at, (size_t)(source->root_shape.end - source->root_shape.at));
   for (Span rest = source->root_shape; next_field(&rest, &field);) {
     if (field.number != SHAPE_TUPLE) continue;
-    put_integer(&root, OPERANDS, put_zeros(&entry, field.content, free_id, is_false));
+    Span sharding = place < count ? sharding_of(source, outputs[place++], field.content) : (Span){0};
+    put_integer(&root, OPERANDS, put_zeros(&entry, field.content, sharding, free_id, is_false));
     free_id += 2;
   }
+  free(outputs);
   put_integer(&entry, COMPUTATION_ROOT, root_id);
   finish(&root, &entry);
   put_content(module, MODULE_COMPUTATION, entry.bytes, entry.size);
@@ -216,10 +257,14 @@ int stand_in_for(const char* code, size_t size, Bytes* to) {
   Source source = {.module = {(const uint8_t*)code, (const uint8_t*)code + size}};
   int heavy = is_heavy(source.module, &instructions);
   read_source(&source);
-  if ((!heavy && instructions <= MANY_INSTRUCTIONS) || !count_of(source.root_shape, SHAPE_TUPLE)) return 0;
+  if ((!heavy && instructions <= MANY_INSTRUCTIONS) || !count_of(source.root_shape, SHAPE_TUPLE)) {
+    free(source.by_number);
+    return 0;
+  }
   for (Span rest = source.module; next_field(&rest, &field);)
     if (field.number != MODULE_COMPUTATION && field.number != MODULE_SCHEDULE)
       put(to, field.whole.at, (size_t)(field.whole.end - field.whole.at));
   put_entry(&source, to);
+  free(source.by_number);
   return 1;
 }

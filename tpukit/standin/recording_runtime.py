@@ -1,11 +1,12 @@
 """A worker function run as one core of a TPU that is not there, whose programs are written down instead of run."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.backends import Backend, Topology, Tpu, libtpu_flags, start_pjrt
+from tpukit.essentials.backends import Backend, ShardedTpu, Topology, Tpu, libtpu_flags, start_pjrt
 from tpukit.standin.build import find_plugin, library
 from tpukit.standin.runtime import StandInRuntime, play
 from tpukit.standin.shapes import environment, rehearsal
@@ -26,13 +27,13 @@ class Imagined(Topology):
     folder: Path = Path()
 
 
-class RecordingTpu(Tpu):
-    """A TPU core whose large programs are not run: what comes back from the device is no result."""
+class _Recording:
+    """A core whose large programs are not run: what comes back from the device is no result."""
 
     is_recording = True
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *chips: int) -> None:
+        super().__init__(*chips)
         self.sent: dict[tuple, None] = {}
 
     def wait_for_launches(self) -> None:
@@ -42,8 +43,9 @@ class RecordingTpu(Tpu):
         xm.wait_device_ops()
 
     def to_device(self, tensors: list) -> list:
-        """Note shapes and dtypes of what is sent together, as the images and labels of a batch are."""
-        sent = tuple((tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors if one.ndim)
+        """Note shapes and dtypes of what is sent to a chip together, as the images and labels of a batch are."""
+        shapes = [(one, tuple(self.part_of(one.shape))) for one in tensors if one.ndim]
+        sent = tuple((shape, str(one.dtype).removeprefix("torch.")) for one, shape in shapes)
         if sent:
             self.sent[sent] = None
         return super().to_device(tensors)
@@ -53,6 +55,19 @@ class RecordingTpu(Tpu):
         import torch_xla.core.xla_builder as xb
 
         return xb.get_computation_hlo(xb.computation_from_module_proto("step", program.read_bytes()))
+
+
+class RecordingTpu(_Recording, Tpu):
+    """One TPU core."""
+
+    @staticmethod
+    def part_of(shape: tuple) -> tuple:
+        """Return the shape of what a chip gets of a batch."""
+        return shape
+
+
+class RecordingShardedTpu(_Recording, ShardedTpu):
+    """All chips as one core."""
 
 
 class RecordingRuntime(StandInRuntime):
@@ -68,12 +83,15 @@ class RecordingRuntime(StandInRuntime):
     @contextlib.contextmanager
     def meeting_point(self, topology: Imagined) -> Iterator[dict[str, str]]:
         machine = environment(
-            rehearsal(topology.world_size), library=library(), plugin=find_plugin().library, memory=""
+            rehearsal(topology.world_size * topology.chips), library=library(), plugin=find_plugin().library, memory=""
         )
         yield machine | {"STANDIN_RECORD": str(topology.folder)}
 
     def start(self, body: Callable[[Backend], None], topology: Imagined, *, process: int, meeting_point) -> None:
         play(meeting_point)
         # What torch_xla would tell the compiler depends on the kind of chip; the trace does not.
-        (topology.folder / "flags").write_text(libtpu_flags(topology.accelerator, topology.generation))
-        start_pjrt("TPU", lambda: body(RecordingTpu()), process=0, processes=topology.world_size)
+        flags = libtpu_flags(topology.accelerator, topology.generation, sharded=topology.chips > 1)
+        (topology.folder / "flags").write_text(flags)
+        chips = topology.chips
+        kind = functools.partial(RecordingShardedTpu, chips) if chips > 1 else RecordingTpu
+        start_pjrt("TPU", lambda: body(kind()), process=0, processes=topology.world_size, all_chips=chips > 1)

@@ -1,10 +1,20 @@
 """The rehearsal behind torch_xla's own TPU client: XLA:CPU processes with a stand-in for libtpu."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 
-from tpukit.essentials.backends import Backend, Runtime, Topology, Tpu, import_torch_xla, rehearsal_cores, start_pjrt
+from tpukit.essentials.backends import (
+    Backend,
+    Runtime,
+    ShardedTpu,
+    Topology,
+    Tpu,
+    import_torch_xla,
+    rehearsal_cores,
+    start_pjrt,
+)
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.shapes import environment, rehearsal
 from tpukit.standin.shared_memory import meeting_place
@@ -24,6 +34,7 @@ class StandInRuntime(Runtime):
     hardware = "CPU"
     package = "torch_xla"
     keeps_compiles = True
+    sharded = name
     note = "; torch_xla sees TPU chips, played by a stand-in for libtpu"
 
     def is_present(self, machine) -> bool:
@@ -40,18 +51,23 @@ class StandInRuntime(Runtime):
     def load(self, topology: Topology) -> None:
         super().load(topology)
         library()  # compiled here, before the run's time is counted
-        import_torch_xla("CPU", processes=topology.processes)
+        import_torch_xla("CPU")
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[dict[str, str]]:
         """Yield the variables that make torch_xla see the machine, the file where its processes meet among them."""
         with meeting_place() as memory:
             plugin = find_plugin().library
-            yield environment(rehearsal(topology.cores), library=library(), plugin=plugin, memory=memory)
+            yield environment(
+                rehearsal(topology.cores * topology.chips), library=library(), plugin=plugin, memory=memory
+            )
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         play(meeting_point)
-        start_pjrt("TPU", lambda: body(Tpu()), process=process, processes=topology.processes, kept=topology.kept)
+        chips, kept = topology.chips, topology.kept
+        kind = functools.partial(ShardedTpu, chips) if chips > 1 else Tpu
+        options = {"process": process, "processes": topology.processes, "all_chips": chips > 1, "kept": kept}
+        start_pjrt("TPU", lambda: body(kind()), **options)
 
 
 def play(machine: dict[str, str]) -> None:

@@ -68,6 +68,7 @@ XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame);
 typedef struct {
   int number;  // of the program, in the order in which they came
   size_t outputs;
+  PJRT_Client* client;  // of a program that another stands in for
 } Recorded;
 int is_recording(void);
 void record_program(int number, const char* code, size_t code_size, const char* options, size_t options_size);
@@ -80,6 +81,11 @@ void note_buffer(PJRT_Buffer* buffer, int is_from_host);
 void forget_buffer(const PJRT_Buffer* buffer);
 // Writes the bytes that are no arguments, and which arguments come from the host.
 void write_memory(const PJRT_LoadedExecutable_Execute_Args* args, FILE* to);
+
+// ---- placeholders.c: large arrays without memory, while programs are recorded
+// Each returns 0 where the plugin is to do the work: the arrays are small.
+int hold_place(PJRT_Client_BufferFromHostBuffer_Args* args);
+int hold_outputs(PJRT_LoadedExecutable_Execute_Args* args, PJRT_Client* client, PJRT_Error** error);
 
 // ---- programs.c: compiling and running
 void answer_for_programs(PJRT_Api* api);

@@ -161,6 +161,7 @@ class RunState:
                 part.load_state_dict(checkpoint.state[name])
             except RuntimeError as error:  # torch's, of a module: every missing, unknown and misshapen tensor
                 raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
+        self._core.backend.place_state(self._parts["optimizer"])  # what was loaded is whole, and not yet sent
         if changed := _changed(before, _settings(self._parts["optimizer"])):
             self._core.print(
                 f"the checkpoint's {changed}: a resumed run goes on with the settings it began with; for others give a "

@@ -42,6 +42,7 @@ class Topology:
             others; None where it is alone on the machine.
         hosts: which of several hosts this is; None where there is one.
         kept: the folders of compiled programs; None where none are kept.
+        chips: that are the one core together, each with a part of every tensor; 1 where a core is one of its own.
     """
 
     backend: str
@@ -53,6 +54,7 @@ class Topology:
     device_number: int | None = None
     hosts: Hosts | None = None
     kept: KeptCompiles | None = field(default=None, repr=False, compare=False)
+    chips: int = 1
 
     @property
     def world_size(self) -> int:
@@ -94,6 +96,7 @@ class Backend:
         rank: this core's number, 0 to world_size - 1.
         world_size: cores in the run.
         device: the torch.device of this core.
+        chips: that are this core together, each with a part of every tensor.
         real: the dtype that a Python number has on its way through a collective.
         in_graph: True where collectives are recorded into the graph of the step, so that cores wait for each other in
             `sync` and when they read a tensor, not in the call of the collective.
@@ -110,6 +113,7 @@ class Backend:
     world_size: int
     device: object
     real: object
+    chips = 1
     in_graph = False
     waits_idle = True
     traced = False
@@ -136,6 +140,19 @@ class Backend:
 
     def wait(self) -> None:
         """Return when the device has done the work recorded so far; only a stopwatch needs it."""
+
+    # ---- where a core is several chips -------------------------------------------------------------------------
+
+    def place(self, tensors: list) -> list:
+        """Cut large tensors over the chips, before they are sent or where they are; return those that stay whole."""
+        return tensors
+
+    def place_model(self, module) -> str:
+        """Cut the weights and buffers of a module over the chips; return a line if much of it stays whole, or ""."""
+        return ""
+
+    def place_state(self, optimizer) -> None:
+        """Cut the state of an optimizer where it is new: a first step makes it, or a checkpoint brought it whole."""
 
     # ---- collectives -------------------------------------------------------------------------------------------
 
@@ -243,6 +260,8 @@ class Runtime:
             is installed.
         package: what has to be installed beside torch, None for nothing.
         how_to_install: the line that installs it, where that is not torch_xla's.
+        sharded: the name of the runtime for which all devices of a host are one core, each with a part of every tensor;
+            None where there is none.
         is_for_launch: False for what is no backend of a launch, but started otherwise.
         note: what a rehearsal on it says about itself, beside the number of processes.
         keeps_compiles: whether what it compiles can be kept in a folder.
@@ -253,6 +272,7 @@ class Runtime:
     hardware: str
     package: str | None = None
     how_to_install: str = ""
+    sharded: str | None = None
     is_for_launch = True
     note: str = ""
     keeps_compiles = False

@@ -15,6 +15,9 @@ from tpukit.essentials.show import Failed, WrongValue
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
 _VMEM_OF_AN_OPERATION = {"v5e": 22 * 1024}
+# Where one process has all chips, their parts of a gradient are added up in the type of the product that makes it, so
+# under autocast in bfloat16. With this flag it is float32, as in the ordinary launch, at no more cycles.
+_IN_FLOAT32 = "xla_tpu_spmd_f32_accum_for_bf16_ar"
 
 
 class TorchXla(Backend):
@@ -233,6 +236,7 @@ class XlaRuntime(Runtime):
     hardware = "TPU"
     package = "torch_xla"
     keeps_compiles = True
+    sharded = "xla:sharded"
 
     def is_present(self, machine) -> bool:
         return bool(machine.chips)
@@ -253,7 +257,7 @@ class XlaRuntime(Runtime):
     def load(self, topology: Topology) -> None:
         super().load(topology)
         try:
-            import_torch_xla("TPU", processes=topology.processes)
+            import_torch_xla("TPU")
         except OSError as error:
             if not type(error).__module__.startswith("requests"):
                 raise
@@ -269,6 +273,10 @@ class XlaRuntime(Runtime):
                 ),
             ) from error
 
+    def core(self, topology: Topology) -> Tpu:
+        """Return the core that has been started."""
+        return Tpu()
+
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         if topology.device_number is not None:
             # What torch_xla's configure_one_chip_topology sets for chip 0, unless an image has set something else.
@@ -279,14 +287,17 @@ class XlaRuntime(Runtime):
             }
 
         given = os.environ.get("LIBTPU_INIT_ARGS", "")
-        os.environ["LIBTPU_INIT_ARGS"] = _with_vmem(given, topology.generation)
+        os.environ["LIBTPU_INIT_ARGS"] = _with_own(given, topology.generation, sharded=topology.chips > 1)
 
         def on_core() -> None:
-            backend = Tpu()
+            backend = self.core(topology)
             backend.shares_process = topology.cores > topology.processes
             body(backend)
 
-        start_pjrt("TPU", on_core, process=process, processes=topology.processes, kept=topology.kept)
+        all_chips = topology.chips > 1
+        start_pjrt(
+            "TPU", on_core, process=process, processes=topology.processes, all_chips=all_chips, kept=topology.kept
+        )
 
 
 def runtime_started() -> bool:
@@ -296,38 +307,34 @@ def runtime_started() -> bool:
     return bool(sys.modules["torch_xla"]._XLAC._xla_runtime_is_initialized())
 
 
-def import_torch_xla(device_type: str, *, processes: int = 1) -> None:
+def import_torch_xla(device_type: str) -> None:
     """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
 
     With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
-
-    Raises:
-        Failed: the notebook has switched to SPMD, which none of several worker processes could be switched back from.
     """
     with variable_set("PJRT_DEVICE", device_type):
         import torch_xla._internal.pjrt  # noqa: F401
-        import torch_xla.runtime as xr
-
-    if processes > 1 and xr.is_spmd():
-        raise Failed(
-            "the notebook has called xr.use_spmd(), which gives all chips to one process",
-            found=f"{processes} worker processes, which would inherit it",
-            fix="restart the kernel, and do not call xr.use_spmd(), nor set XLA_USE_SPMD, before launch",
-        )
 
 
 def start_pjrt(
-    device_type: str, on_core: Callable[[], None], *, process: int, processes: int, kept: KeptCompiles | None = None
+    device_type: str,
+    on_core: Callable[[], None],
+    *,
+    process: int,
+    processes: int,
+    all_chips: bool = False,
+    kept: KeptCompiles | None = None,
 ) -> None:
     """Start this process's chip, number `process` of `processes`, and call the function on each core of the chip.
 
     One chip starts the single-process way: Colab's advertises the bounds of four chips, and a multi-process start-up
-    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core. `kept` are the
-    folders of compiled programs of the launch.
+    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core. With `all_chips` the
+    process has all of the host, and the function is called once. `kept` are the launch's folders of compiled programs.
     """
     # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
     os.environ["PJRT_DEVICE"] = device_type
     import torch_xla._internal.pjrt as pjrt
+    import torch_xla.runtime as xr
 
     from tpukit.essentials.backends.adam import shorten_adam
 
@@ -336,7 +343,10 @@ def start_pjrt(
     _complete_torch()
     TorchXla.kept = kept.enter() if kept else None
 
-    if processes == 1:
+    if all_chips:
+        xr.use_spmd()  # before the first device; the start of a single process would leave it one chip
+        on_core()
+    elif processes == 1:
         pjrt._run_singleprocess(on_core)
     else:
         pjrt._run_thread_per_device(process, processes, on_core, pjrt.initialize_multiprocess)
@@ -362,10 +372,10 @@ def _complete_torch() -> None:
         torch._register_device_module("xla", module)
 
 
-def libtpu_flags(accelerator: str, generation: str) -> str:
+def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
     """Return what libtpu gets as LIBTPU_INIT_ARGS in a launch on such a machine: "v5litepod-8" and "v5e", for one.
 
-    With "" for the generation, what torch_xla alone gives to it.
+    With "" for the generation, what torch_xla alone gives to it. `sharded` where one process has all chips.
     """
     import torch_xla
 
@@ -375,13 +385,14 @@ def libtpu_flags(accelerator: str, generation: str) -> str:
         variable_set("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
     ):
         torch_xla._setup_libtpu_flags()
-        return _with_vmem(os.environ["LIBTPU_INIT_ARGS"], generation)
+        return _with_own(os.environ["LIBTPU_INIT_ARGS"], generation, sharded=sharded)
 
 
-def _with_vmem(given: str, generation: str) -> str:
-    """Add the flag for the VMEM of an operation to libtpu's; one that is there already stays."""
-    flag, limit = "xla_tpu_scoped_vmem_limit_kib", _VMEM_OF_AN_OPERATION.get(generation)
-    return given.strip() if limit is None or flag in given else f"{given} --{flag}={limit}".strip()
+def _with_own(given: str, generation: str, *, sharded: bool) -> str:
+    """Add the kit's flags to libtpu's; one that is there already stays."""
+    own = {"xla_tpu_scoped_vmem_limit_kib": _VMEM_OF_AN_OPERATION.get(generation), _IN_FLOAT32: sharded and "true"}
+    added = [f"--{flag}={value}" for flag, value in own.items() if value and flag not in given]
+    return " ".join([given, *added]).strip()
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ class Core(NotebookOutput):
         world_size: cores in the run.
         hosts: hosts in the run; each has files of its own.
         device: where this core's tensors live.
+        chips: that are this core together, with launch's `shard`; otherwise 1.
         backend: what runs the device and the collectives; see `tpukit.essentials.backends.protocol.Backend`.
         waiting: the collective this core is in, None outside of one.
         activity: progress counter; unchanged means stalled.
@@ -48,7 +49,7 @@ class Core(NotebookOutput):
     def __init__(self, backend: Backend, send: Callable[[object], None], seed: int = 0):
         super().__init__(backend.rank, send)
         self.world_size = backend.world_size
-        self.device = backend.device
+        self.device, self.chips = backend.device, backend.chips
         self.backend = backend
         self.waiting: str | None = None
         self.ends_between_steps = self.end_requested = False
@@ -75,13 +76,21 @@ class Core(NotebookOutput):
         Its weights and buffers stay the same on every core, which is compared after the first step, after each epoch,
         before a save and at the end. `differs=["*.counts"]` names those that may differ, as `fnmatch` has it.
 
+        With launch's `shard` it is no copy but the module itself, whose tensors leave the host one after the other: a
+        model that no chip can hold would take the host twice.
+
         Raises:
             Differs: the cores call it with different models.
+            TypeError: with `shard`, the module has been cut by another library.
         """
         self.same.begin_model(module)
+        is_here = any(one.device.type == self.device.type for one in module.parameters())
+        in_place = in_place or (self.chips > 1 and not is_here)
         module = _move(module if in_place else _copy(module), self.device)
         self.same.add_model(module, differs)
         with self._together("model"):
+            if told := self.backend.place_model(module):
+                self.print(told)
             self.backend.broadcast([*module.parameters(), *module.buffers()])
         return module
 
@@ -130,7 +139,7 @@ class Core(NotebookOutput):
         Args:
             dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
                 can stack; with `steps` an iterable, or a function that opens one.
-            batch_size: samples a core and step.
+            batch_size: samples a core and step; with launch's `shard` of the whole run, and `core.chips` divides it.
             steps: of an epoch, for a dataset that is read in order.
             shuffle: a new order each epoch, the same on every core. In order, every core has one stretch, and
                 `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
@@ -147,6 +156,11 @@ class Core(NotebookOutput):
                 longer than the largest bucket; a stream is to be shuffled, masked or put into buckets.
             TypeError: `steps` is missing for a dataset that is read in order, or given for another.
         """
+        if self.chips > 1 and batch_size % self.chips:
+            raise WrongValue(
+                f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do not divide {batch_size}',
+                fix=f"{-(-batch_size // self.chips) * self.chips}, or another multiple of {self.chips}",
+            )
         options = {"batch_size": batch_size, "rank": self.rank, "world_size": self.world_size, "seed": seed}
         options |= {"workers": workers, "send": self.backend.to_device, "shares_process": self.backend.shares_process}
         options["numbers"] = self.numbers.own

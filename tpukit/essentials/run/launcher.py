@@ -17,6 +17,7 @@ from tpukit.essentials.run.same import apart
 from tpukit.essentials.run.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.run.topology import (
     choose_device,
+    choose_sharded,
     choose_topology,
     refuse_if_in_use,
     refuse_one_process_variables,
@@ -139,6 +140,7 @@ def launch(
     precision: str | None = None,
     keep_compiles: Folders | bool | None = None,
     hosts: Hosts | None = None,
+    shard: str | None = None,
     host: Host | None = None,
     **unknown: object,
 ) -> Run:
@@ -185,6 +187,10 @@ def launch(
         hosts: which of several hosts this is, where each of them calls launch with the same arguments; the run it
             returns is this host's part. `tpukit.cloud.ray_train` does all that. A core that waits for another host is
             not called stalled, since only that host knows what its cores do.
+        shard: "fsdp" for a model that one chip cannot hold: all chips are one core of one process then, rank 0 of 1,
+            and each has a part of every weight and of the optimiser's state, and computes its share of the batch. The
+            same function runs; `batch_size` is of the whole run, and `core.chips` divides it. Checkpoints are those of
+            the plain model. For torch_xla alone; without a chip one CPU process holds all of it, and says so.
         host: the `Host` to plan for, if not this one.
         **unknown: refused: every keyword is an option of launch. What `fn` takes by keyword goes through
             `functools.partial(fn, lr=0.1)`.
@@ -192,8 +198,8 @@ def launch(
     Raises:
         TypeError: a keyword is none of these options, `fn` is no function that takes a core and `args`, or `to` is
             neither a function nor a list of functions.
-        ValueError: `cores`, `device` or `backend` cannot be had on this machine, a number of seconds is not above 0,
-            there is no such `precision`, or others can write to a folder of `keep_compiles`.
+        ValueError: `cores`, `device`, `backend` or `shard` cannot be had on this machine, or not together, a number of
+            seconds is not above 0, there is no such `precision`, or others can write to a folder of `keep_compiles`.
         RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
         ChipsBusy: on a TPU, other programs still hold the chips after a minute, unless `device` chose one.
         WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
@@ -206,7 +212,12 @@ def launch(
     folders = folders_of(keep_compiles)
     host = host or Host.read()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
-    topology = choose_topology(host, cores, backend) if device is None else choose_device(host, device, cores, backend)
+    if shard is not None:
+        topology = choose_sharded(host, shard, backend, cores=cores, device=device, hosts=hosts)
+    elif device is None:
+        topology = choose_topology(host, cores, backend)
+    else:
+        topology = choose_device(host, device, cores, backend)
     refuse_one_process_variables(topology)
     if hosts is not None:
         topology = replace(topology, hosts=hosts)
@@ -216,11 +227,14 @@ def launch(
     with sigterm_ends_the_run(), screen(progress) as display:
         writers = LogWriters(to, display.line)
         if runtimes()[topology.backend].hardware == "TPU":
-            wait_for_chips(topology.processes, display.line, chip=topology.device_number)
+            needed = host.chips if topology.chips > 1 else topology.processes
+            wait_for_chips(needed, display.line, chip=topology.device_number)
         with (
             keeping(topology, folders, display) as topology,
             group_type(topology, task, limits, display, writers) as group,
         ):
+            if shard is not None:
+                display.line(_sharding(topology))
             if topology.rehearsal:
                 stand = "processes stand" if topology.cores > 1 else "process stands"
                 note = runtimes()[topology.backend].note
@@ -246,6 +260,14 @@ def launch(
     if failure is None:
         return collect(group)
     raise worker_failed(failure, group)
+
+
+def _sharding(topology: Topology) -> str:
+    if topology.chips > 1:
+        return f"one process on {topology.device}; weights are cut over them"
+    if topology.rehearsal:
+        return 'one CPU process holds the whole model here; backend="xla" rehearses how it is cut'
+    return "one chip: there is nothing to cut"
 
 
 def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> object:

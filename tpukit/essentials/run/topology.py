@@ -71,16 +71,47 @@ def choose_device(host: Host, device: int, cores: int | None, backend: str | Non
     return replace(choose_topology(host, 1, backend), device_number=device)
 
 
+def choose_sharded(host: Host, shard: str, backend: str | None, **others: object) -> Topology:
+    """Lay out a run of one process that has all chips; where one device is all there is, a run on that.
+
+    Raises:
+        ValueError: there is no such `shard`, this backend cannot, or one of the `others` chooses devices as well.
+    """
+    if shard != "fsdp":
+        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix='launch(..., shard="fsdp")')
+    if given := [f"{name}={value!r}" for name, value in others.items() if value is not None]:
+        raise WrongValue(
+            'with shard="fsdp" all chips of one host are one rank, so nothing chooses among them',
+            found=", ".join(given),
+            fix=f"leave out {', '.join(name for name, value in others.items() if value is not None)}",
+        )
+    whole = choose_topology(host, None, backend)
+    runtime = runtimes()[whole.backend]
+    if runtime.name == "cpu":
+        return choose_topology(host, 1, backend)
+    if runtime.sharded is None:
+        raise WrongValue(
+            f"the {whole.backend} backend cannot cut a model over devices",
+            found=host.summary,
+            fix="pip install 'tpukit[standin]' and backend=\"xla\"; without shard a rehearsal holds the whole model",
+        )
+    if whole.cores == 1:
+        return whole
+    unit = whole.device.replace(" core", " chip") if whole.cores == whole.processes else whole.device
+    device = f"{whole.cores} x {unit}"
+    return replace(whole, backend=runtime.sharded, cores=1, processes=1, chips=whole.cores, device=device)
+
+
 def refuse_one_process_variables(topology: Topology, environ: Mapping[str, str] = os.environ) -> None:
     """Raise where variables that give one process its part of the chips would be inherited by all workers.
 
     libtpu would then start each of them as "rank 0 of 1": they would train models of their own, in silence.
     """
     left = [f"{name}={environ[name]}" for name in ONE_PROCESS_VARIABLES if name in environ]
-    if left and topology.processes > 1 and runtimes()[topology.backend].hardware == "TPU":
+    if left and topology.processes * topology.chips > 1 and runtimes()[topology.backend].hardware == "TPU":
         pops = ", ".join(f'"{one.partition("=")[0]}"' for one in left)
         raise WrongValue(
-            f"{left[0].partition('=')[0]} is meant for one process, and this run has {topology.processes}",
+            f"{left[0].partition('=')[0]} gives a process a part of the chips, and this run takes all",
             found=f"{', '.join(left)}, which every worker would inherit",
             fix=f"for name in ({pops},): os.environ.pop(name), then launch; or cores=1",
         )
@@ -97,8 +128,8 @@ def _choose_runtime(host: Host, backend: str | None) -> Runtime:
     return asked if asked.is_present(host) or not rehearsals else rehearsals[0]
 
 
-def refuse_if_in_use(host: Host) -> None:
-    """Raise `RuntimeInUse` if this process is a worker, or has started a device's runtime, which no fork can share."""
+def refuse_if_in_use(host: Host, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise `RuntimeInUse` if this process is a worker, or has started or changed a runtime that no fork can share."""
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         if process and process.name.startswith(WORKER):
             raise RuntimeInUse(
@@ -106,6 +137,12 @@ def refuse_if_in_use(host: Host) -> None:
                 found=f"this is {process.name}, or a process of its own",
                 fix="call launch in the notebook, one after the other; in here call the function itself: fn(core)",
             )
+    if environ.get("XLA_USE_SPMD", "0") not in ("", "0", "false"):
+        raise RuntimeInUse(
+            "the notebook has called xr.use_spmd(), which every worker would inherit",
+            found=f"XLA_USE_SPMD={environ['XLA_USE_SPMD']}, which gives all chips to one process",
+            fix=f'{how_to_restart(host)}, without that call; launch(..., shard="fsdp") makes it in its own process',
+        )
     started = [name.upper() for name, runtime in runtimes().items() if runtime.is_started()]
     if started:
         raise RuntimeInUse(

@@ -155,10 +155,12 @@ def run_core(
 def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
     if core := this_core.find():
         core.same.before_step(optimizer, closure=kwargs.get("closure", args[1] if len(args) > 1 else None))
+        core.backend.place_state(optimizer)
 
 
 def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
     if core := this_core.find():
+        core.backend.place_state(optimizer)
         core.same.after_step(optimizer)
 
 
