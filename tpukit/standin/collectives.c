@@ -293,6 +293,16 @@ static void tell(const char* failed) {
   fflush(stderr);
 }
 
+// Reads what rewrite.c wrote into the call; returns 0 if it is not that.
+static int read_description(const XLA_FFI_ByteSpan* text, Collective* collective) {
+  if (text->len != 2 * sizeof *collective) return 0;
+  for (size_t i = 0; i < sizeof *collective; i++) {
+    char byte[3] = {text->ptr[2 * i], text->ptr[2 * i + 1], 0};
+    ((uint8_t*)collective)[i] = (uint8_t)strtol(byte, NULL, 16);
+  }
+  return 1;
+}
+
 // XLA asks once which version of its interface we know, and then calls for every stage of a program.
 XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame) {
   XLA_FFI_Extension_Base* extension = frame->extension_start;
@@ -303,11 +313,12 @@ XLA_FFI_Error* run_collective(XLA_FFI_CallFrame* frame) {
     return NULL;
   }
   if (frame->stage != XLA_FFI_ExecutionStage_EXECUTE || !frame->attrs.size) return NULL;  // none: a weight
-  int64_t address = *(int64_t*)((XLA_FFI_Scalar*)frame->attrs.attrs[0])->value;
+  Collective collective;
   XLA_FFI_DeviceOrdinal_Get_Args ordinal = {sizeof ordinal, NULL, frame->ctx, 0};
   XLA_FFI_Error* error = frame->api->XLA_FFI_DeviceOrdinal_Get(&ordinal);
   if (error) return error;
-  const char* failed = run(frame, (const Collective*)(intptr_t)address, ordinal.device_ordinal);
+  const char* failed = "the stand-in finds a collective that another version of it has written";
+  if (read_description(frame->attrs.attrs[0], &collective)) failed = run(frame, &collective, ordinal.device_ordinal);
   if (!failed) return NULL;
   tell(failed);
   XLA_FFI_Error_Create_Args args = {sizeof args, NULL, failed, XLA_FFI_Error_Code_ABORTED};

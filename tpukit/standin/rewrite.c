@@ -131,18 +131,16 @@ static int belongs_to_collectives(int number) {
 // Writes the instruction as a call of ours. `before` is the collective that must have run first: all of a program run one
 // after the other, as on a TPU core, for every device must come to them in the same order.
 static void write_call(Span instruction, const Collective* collective, uint64_t before, Bytes* to) {
-  char config[64];
+  char config[2 * sizeof *collective + 32], *end = config + sprintf(config, "{collective = \"");
   Field field;
   while (next_field(&instruction, &field))
     if (!belongs_to_collectives(field.number)) put(to, field.whole.at, field.whole.end - field.whole.at);
-  // The call finds its collective by address. It is never freed: a kilobyte for each, and whoever compiled the program
-  // may keep it in ways that we do not see.
-  Collective* kept = malloc(sizeof *kept);
-  *kept = *collective;
-  int size = snprintf(config, sizeof config, "{collective = %lld : i64}", (long long)(intptr_t)kept);
+  // The description itself, not its address: a compiled program may be kept in a file, and loaded by another process.
+  for (size_t i = 0; i < sizeof *collective; i++) end += sprintf(end, "%02x", ((const uint8_t*)collective)[i]);
+  end += sprintf(end, "\"}");
   put_content(to, OPCODE, "custom-call", strlen("custom-call"));
   put_content(to, CALL_TARGET, TARGET, strlen(TARGET));
-  put_content(to, BACKEND_CONFIG, config, size);
+  put_content(to, BACKEND_CONFIG, config, end - config);
   put_integer(to, CALL_API, CALL_API_TYPED_FFI);
   put_integer(to, HAS_SIDE_EFFECT, 1);
   if (before) put_integer(to, CONTROL_PREDECESSORS, before);

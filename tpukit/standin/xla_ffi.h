@@ -84,9 +84,9 @@ typedef struct {
 typedef struct XLA_FFI_ExecutionContext XLA_FFI_ExecutionContext;
 
 typedef struct {
-  XLA_FFI_DataType dtype;
-  void* value;
-} XLA_FFI_Scalar;
+  const char* ptr;
+  size_t len;
+} XLA_FFI_ByteSpan;
 
 typedef enum { XLA_FFI_ExecutionStage_EXECUTE = 3 } XLA_FFI_ExecutionStage;
 
