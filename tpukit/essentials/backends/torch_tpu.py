@@ -12,14 +12,15 @@ from importlib import metadata
 
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
 from tpukit.essentials.backends.protocol import Topology
+from tpukit.essentials.backends.running_statistics import correct_running_statistics
 from tpukit.essentials.backends.xla import variable_set
 from tpukit.essentials.show import Failed, WrongValue
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
 _ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
 _INSTALL = (
-    "pip install torch_tpu, in an environment of its own: its torch is 2.11 to 2.15, its Python 3.12 to 3.14, "
-    "and torch_xla needs others"
+    "pip install torch_tpu, in an environment of its own: its torch is 2.11 to 2.15, its Python 3.11 to 3.14, "
+    "and torch_xla needs another torch"
 )
 
 
@@ -83,7 +84,8 @@ class TorchTpu(TorchTpuProcess):
         self.take_environment()
         load_torch_tpu()
         self.real = torch.float32
-        return torch.device("tpu")  # no number: a process sees its own chip alone, as tpu:0
+        correct_running_statistics()
+        return torch.device("tpu", 0)  # with the number that tensors there have; a process sees its own chip alone
 
     def launch_environment(self) -> dict[str, str]:
         load_torch_tpu()
