@@ -223,7 +223,8 @@ static void put_weight(Bytes* computation, uint64_t free_id) {
 
 // ---- the module
 
-// Tells the entry computation's id, and one that no instruction or computation has.
+// Tells the entry computation's id, and one that no instruction or computation has. Of an instruction's id, the upper
+// half may name its computation; within that, XLA knows it by the lower half alone.
 static void read_ids(Span module, uint64_t* entry, uint64_t* free_id) {
   Field computation, field;
   *entry = *free_id = 0;
@@ -231,7 +232,7 @@ static void read_ids(Span module, uint64_t* entry, uint64_t* free_id) {
     if (computation.number == MODULE_ENTRY_ID) *entry = computation.value;
     for (Span rest = computation.content; computation.number == MODULE_COMPUTATION && next_field(&rest, &field);) {
       uint64_t id = field.number == COMPUTATION_ID ? field.value : 0;
-      if (field.number == COMPUTATION_INSTRUCTION) id = id_of(field.content);
+      if (field.number == COMPUTATION_INSTRUCTION) id = (uint32_t)id_of(field.content);
       if (id >= *free_id) *free_id = id + 1;
     }
   }

@@ -5,7 +5,6 @@ import importlib
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends import Backend, Topology, TorchTpuRuntime, rehearsal_cores
-from tpukit.essentials.show import WrongValue
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.runtime import play
 from tpukit.standin.shapes import environment, torch_tpu_rehearsal
@@ -13,7 +12,7 @@ from tpukit.standin.shared_memory import meeting_place
 
 
 class TorchTpuStandInRuntime(TorchTpuRuntime):
-    """One process per stand-in for a v4 chip. The class for chips runs, with TorchTPU's own compiler and collectives."""
+    """One process per stand-in for a v4 chip. The class for chips runs, with TorchTPU's own graphs and collectives."""
 
     name = "torch_tpu:standin"
     hardware = "CPU"
