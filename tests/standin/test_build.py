@@ -147,7 +147,18 @@ def test_two_processes_that_compile_at_once_both_get_it_whole(tmp_path, plugin):
 def test_the_sources_compile_without_a_warning(library, tmp_path):
     headers = build.find_plugin().headers
     for file in SOURCES.glob("*.c"):
-        command = ["cc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", f"-I{headers}", '-DSOURCES="a"', "-c", str(file)]
+        command = [
+            "cc",
+            "-std=gnu11",
+            "-O2",
+            "-Wall",
+            "-Wextra",
+            "-Werror",
+            f"-I{headers}",
+            '-DSOURCES="a"',
+            "-c",
+            str(file),
+        ]
         subprocess.run([*command, "-o", str(tmp_path / "object.o")], check=True, timeout=600)
 
 

@@ -1,4 +1,4 @@
-"""A stand-in for libtpu: the whole TPU path of torch_xla and TorchTPU, executed on the CPU of a machine without a chip."""
+"""A stand-in for libtpu: the TPU path of torch_xla and of TorchTPU, executed on the CPU of a machine without a chip."""
 
 from tpukit.standin.build import program, why_not
 from tpukit.standin.recording_runtime import Imagined, RecordingRuntime

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics on TorchTPU, whose 0.2.0 normalises as PyTorch does and never updates them, in silence.
+"""BatchNorm's running statistics on TorchTPU: 0.2.0 normalises as PyTorch does and never updates them, in silence.
 
 A network would be evaluated with the means and variances it was made with, 0 and 1, whatever it was trained on.
 """

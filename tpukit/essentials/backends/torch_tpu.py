@@ -155,7 +155,7 @@ class TorchTpuRuntime(CpuRuntime):
         return Topology(self.name, f"TPU {machine.generation} core by TorchTPU", cores, processes=cores)
 
     def is_started(self) -> bool:
-        if "torch_tpu" not in sys.modules:
+        if "torch_tpu" not in sys.modules or not hasattr(sys.modules.get("torch"), "tpu"):
             return False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is experimental
