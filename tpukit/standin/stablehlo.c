@@ -8,23 +8,26 @@
 #include "standin.h"
 
 // Numbers of fields in CompileOptionsProto and its executable_build_options, and in HloModuleProtoWithConfig.
-enum { BUILD_OPTIONS = 3, OPTION_OVERRIDES = 7, RUN_BACKEND_ONLY = 11, CONFIGURED_MODULE = 1 };
+enum { BUILD_OPTIONS = 3, OPTION_OVERRIDES = 7, DEBUG_OPTIONS = 3, RUN_BACKEND_ONLY = 11, CONFIGURED_MODULE = 1 };
 
-// Writes the compile options without those that TorchTPU has for libtpu's compiler (xla_tpu_autofdo): the plugin refuses
-// what it does not know. `is_optimized` tells it to leave out what has been done to the program already.
+// Writes the compile options without those that TorchTPU has for libtpu's compiler (xla_tpu_autofdo), and its XLA's for
+// all compilers: the plugin refuses the one and, older, complains of the other with a line for each program; it reads
+// XLA_FLAGS itself. `is_optimized` tells it to leave out what has been done to the program already.
 static void put_options(Bytes* to, const PJRT_Client_Compile_Args* args, int is_optimized) {
   Span options = {(const uint8_t*)args->compile_options,
                   (const uint8_t*)args->compile_options + args->compile_options_size};
   Field field;
   while (next_field(&options, &field)) {
     if (field.number == OPTION_OVERRIDES) continue;
-    if (field.number != BUILD_OPTIONS || !is_optimized) {
+    if (field.number != BUILD_OPTIONS) {
       put(to, field.whole.at, field.whole.end - field.whole.at);
       continue;
     }
     Bytes build = {0};
-    put(&build, field.content.at, field.content.end - field.content.at);
-    put_integer(&build, RUN_BACKEND_ONLY, 1);
+    Field option;
+    for (Span rest = field.content; next_field(&rest, &option);)
+      if (option.number != DEBUG_OPTIONS) put(&build, option.whole.at, option.whole.end - option.whole.at);
+    if (is_optimized) put_integer(&build, RUN_BACKEND_ONLY, 1);
     put_content(to, BUILD_OPTIONS, build.bytes, build.size);
     free(build.bytes);
   }
