@@ -4,11 +4,16 @@ import contextlib
 import importlib
 from collections.abc import Callable, Iterator
 
-from tpukit.essentials.backends import Backend, Topology, TorchTpuRuntime, rehearsal_cores
+from tpukit.essentials.backends import Backend, Topology, TorchTpuRuntime, inside, rehearsal_cores
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.runtime import play
 from tpukit.standin.shapes import environment, torch_tpu_rehearsal
 from tpukit.standin.shared_memory import meeting_place
+
+# What this changes inside torch_tpu; INSIDES of the backend are what it uses.
+HARDWARE = tuple(
+    f"torch_tpu._internal.utils.hardware:{name}" for name in ("_scan_pci_tpus", "_V4_TOPOLOGY", "get_tpu_device_name")
+)
 
 
 class TorchTpuStandInRuntime(TorchTpuRuntime):
@@ -38,7 +43,8 @@ class TorchTpuStandInRuntime(TorchTpuRuntime):
         """Yield where the processes meet, and the variables that make TorchTPU see the machine."""
         machine = torch_tpu_rehearsal(topology.cores)
         with super().meeting_point(topology) as address, meeting_place() as memory:
-            yield address, environment(machine, library=library(), plugin=find_plugin().library, memory=memory)
+            played = environment(machine, library=library(), plugin=find_plugin().library, memory=memory)
+            yield address, played | {"TF_CPP_MIN_LOG_LEVEL": "1"}  # the plugin has a line for each program otherwise
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         address, machine = meeting_point
@@ -49,6 +55,8 @@ class TorchTpuStandInRuntime(TorchTpuRuntime):
 
 def show_chips(chips: int) -> None:
     """Have torch_tpu find so many v4 chips where it looks for them, on the PCI bus and in /dev/vfio."""
+    for place in HARDWARE:
+        inside(place)
     hardware = importlib.import_module("torch_tpu._internal.utils.hardware")
     hardware._scan_pci_tpus = lambda: (chips, hardware._V4_TOPOLOGY)
     hardware.get_tpu_device_name = lambda: "TPU v4"

@@ -7,7 +7,7 @@ import importlib.util
 from tpukit.essentials.backends.c_library import NotCompiled, cache_folder, compiled, why_no_compiler
 from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
-from tpukit.essentials.backends.torch_tpu import TorchTpuRuntime
+from tpukit.essentials.backends.torch_tpu import TorchTpuRuntime, inside
 from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
 
 # By name, the best first: a launch takes the first that the machine has devices for. A part of the kit that is not here
@@ -44,6 +44,6 @@ def why_no_stand_in() -> str | None:
 
 __all__ = [
     "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "NotCompiled", "Runtime", "Topology", "TorchTpuRuntime", "Tpu",
-    "cache_folder", "compiled", "import_torch_xla", "libtpu_flags", "rehearsal_cores", "runtime_started", "runtimes",
-    "start_pjrt", "why_no_compiler", "why_no_stand_in",
+    "cache_folder", "compiled", "import_torch_xla", "inside", "libtpu_flags", "rehearsal_cores", "runtime_started",
+    "runtimes", "start_pjrt", "why_no_compiler", "why_no_stand_in",
 ]  # fmt: skip

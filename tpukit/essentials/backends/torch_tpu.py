@@ -4,6 +4,9 @@ Experimental, and not yet run on a chip. What it may rely on was read in torch_t
 ran it on a v6e host. Everything but the chip itself runs on CPU processes and gloo, too: `TorchTpuCpu`.
 """
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import sys
@@ -22,6 +25,12 @@ _INSTALL = (
     "pip install torch_tpu, in an environment of its own: its torch is 2.11 to 2.15, its Python 3.11 to 3.14, "
     "and torch_xla needs another torch"
 )
+
+
+# What is used of torch_tpu and no page of it promises, as this release has it. `make torchtpu` tells what a new release
+# has moved; beside these, the variables above and the transport "tpu_dist".
+SEEN = "0.2.0"
+INSIDES = ("torch.tpu:is_initialized", "torch.tpu:manual_seed", "torch.tpu.distributed:set_tpu_launch_env")
 
 
 class TorchTpuProcess(Cpu):
@@ -89,12 +98,8 @@ class TorchTpu(TorchTpuProcess):
 
     def launch_environment(self) -> dict[str, str]:
         load_torch_tpu()
-        from torch.tpu import distributed
-
         before = dict(os.environ)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is experimental
-            distributed.set_tpu_launch_env(nproc_per_node=self.world_size)
+        inside("torch.tpu.distributed:set_tpu_launch_env")(nproc_per_node=self.world_size)
         # A variable that was set before is kept by TorchTPU; the base class returns it, to be compared with the run.
         changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
         return super().launch_environment() | changed
@@ -194,8 +199,12 @@ def load_torch_tpu() -> None:
     import torch
 
     os.environ[_AUTOLOAD] = "1"  # read when torch_tpu is imported
+    warnings.filterwarnings("ignore", message="<TorchTpu/ApiStage/")  # of every second call, that it is experimental
     (entry,) = metadata.entry_points(group="torch.backends", name="torch_tpu")
-    entry.load()()
+    with contextlib.redirect_stderr(io.StringIO()):  # where it tells, line by line, that it is loaded
+        entry.load()()
+    for place in INSIDES:
+        inside(place)
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "tpu":
         raise Failed(
@@ -206,3 +215,20 @@ def load_torch_tpu() -> None:
             ),
             fix="tpukit.check() names chips without a node; in a container, start it with --privileged",
         )
+
+
+def inside(place: str):
+    """Return a part of torch_tpu that its pages do not promise: "module:name".
+
+    Raises:
+        Failed: this release has it no more, or somewhere else.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise Failed(
+            f"torch_tpu {metadata.version('torch_tpu')} has no {name} in {module}, which this kit uses",
+            found=f"{error}; torch_tpu {SEEN} has it",
+            fix=f"pip install torch_tpu=={SEEN}, in an environment of its own; or a newer tpukit",
+        ) from error
