@@ -46,8 +46,8 @@ test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, j
 bundles: $(installed)  ## two minutes: notebook functions of every construct, in the notebook and as the bundle of a job; none may differ
 	$(python) tests/cloud/bundles.py
 
-torchtpu: .platforms/torchtpu/installed  ## minutes, 6 GB: the TorchTPU backend beside the real package; PYTHON of 3.12 to 3.14
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 .platforms/torchtpu/bin/python -m pytest -o filterwarnings= tests/essentials/backends/test_torch_tpu.py
+torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on stand-in chips, notebooks 01 to 06 too; NOTEBOOKS=none without
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON=$(abspath $(python)) PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/standin/torchtpu.py
 
 faults: $(installed)  ## minutes, on a quiet machine: every fault a launch may meet, in a table, each over within ten seconds
 	$(python) tests/faults/matrix.py
@@ -155,8 +155,9 @@ chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FI
 	@touch $@
 
 .platforms/torchtpu/installed: $(installed)
-	$(python) -m uv venv --quiet --python "$$(command -v $(PYTHON))" .platforms/torchtpu
-	$(python) -m uv pip install --python .platforms/torchtpu/bin/python torch_tpu torchmetrics pandas pytest
+	$(python) -m uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .platforms/torchtpu
+	grep -vE '^torch(_xla)?[>=<]' requirements.txt > .platforms/torchtpu/requirements.txt
+	$(python) -m uv pip install --python .platforms/torchtpu/bin/python torch_tpu xla_cpu_pjrt==0.0.1 pytest psutil nbconvert ipykernel -r .platforms/torchtpu/requirements.txt
 	@touch $@
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay

@@ -12,6 +12,7 @@ TESTED_THROUGH = {
     "cloud/test_handover.py": ["__main__.py", "cloud/job_command.py"],
     "cloud/test_tpu_health.py": ["cloud/device_files.py", "cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py", "cloud/vertex_api.py"],
+    "essentials/backends/test_torch_tpu.py": ["essentials/backends/running_statistics.py"],
     "essentials/backends/test_xla.py": [
         "essentials/backends/running_variance.py",
         "essentials/backends/xla_cpu.py",

@@ -54,12 +54,29 @@ def a_loader(core, fixed):
     return fit(core, model, torch.optim.SGD(model.parameters(), lr=0.01), MSE, batches)
 
 
+class NeverMoves(nn.BatchNorm2d):
+    """What TorchTPU 0.2.0 makes of a BatchNorm: it counts its batches, and that is all."""
+
+    def forward(self, x):
+        self.num_batches_tracked.add_(1)
+        return nn.functional.batch_norm(x, None, None, self.weight, self.bias, training=True)
+
+
+def statistics_that_never_move(core, fixed):
+    net = small_net(True)
+    net[1] = nn.BatchNorm2d(4, track_running_stats=False) if fixed else NeverMoves(4)
+    model = core.model(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    return fit(core, model, optimizer, MSE, core.batches(Pairs(), batch_size=8, shuffle=True))
+
+
 MISUSES = {
     "an optimiser over the notebook's module": (over_the_notebooks_module, "holds none of the model's parameters"),
     "a model of each core's own": (
         not_from_core_model,
         r"the cores hold different weights(.|\n)*found: weights: 1.weight, 1.bias",
     ),
+    "statistics that never move": (statistics_that_never_move, "the running statistics of 1 have not moved"),
     "a DataLoader": (
         a_loader,
         r"got a DataLoader(.|\n)*fix:   core.batches\(loader.dataset, batch_size=8, shuffle=True",

@@ -1,7 +1,8 @@
-"""A stand-in for libtpu: torch_xla's whole TPU path, executed on the CPU of a machine without a chip."""
+"""A stand-in for libtpu: the TPU path of torch_xla and of TorchTPU, executed on the CPU of a machine without a chip."""
 
 from tpukit.standin.build import program, why_not
 from tpukit.standin.recording_runtime import Imagined, RecordingRuntime
 from tpukit.standin.runtime import StandInRuntime
+from tpukit.standin.torch_tpu_runtime import TorchTpuStandInRuntime
 
-__all__ = ["Imagined", "RecordingRuntime", "StandInRuntime", "program", "why_not"]
+__all__ = ["Imagined", "RecordingRuntime", "StandInRuntime", "TorchTpuStandInRuntime", "program", "why_not"]

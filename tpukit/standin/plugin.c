@@ -1,4 +1,5 @@
-// A stand-in for libtpu: a library that torch_xla loads as its TPU (TPU_LIBRARY_PATH names it) and that has none.
+// A stand-in for libtpu: a library that torch_xla loads as its TPU (TPU_LIBRARY_PATH names it) and that has none; and
+// TorchTPU likewise (stablehlo.c).
 //
 // It hands every call of the PJRT C API on to a plugin for the CPU, and answers itself where a TPU would answer
 // otherwise: which devices there are (topology.c), how programs are compiled and run (programs.c). XLA:CPU's own
@@ -223,6 +224,7 @@ const PJRT_Api* GetPjrtApi(void) {
     api.extension_start = &profiler_extension.base;
     answer_for_topology(&api);
     answer_for_programs(&api);
+    answer_for_stablehlo(&api);
     api.PJRT_Plugin_Attributes = attributes;
     api.PJRT_Client_Create = client_create;
     api.PJRT_Client_Destroy = client_destroy;

@@ -57,13 +57,14 @@ static PJRT_Error* compile_new(PJRT_Client_Compile_Args* args, int* collectives,
   Bytes code = {0};
   PJRT_Error* error = NULL;
   int is_hlo = given->format_size == 3 && !memcmp(given->format, "hlo", 3), is_replaced = 0;
+  if (!is_hlo) return compile_stablehlo(args, collectives);
   recorded->number = programs_compiled++;
-  if (is_hlo && is_recording()) {
+  if (is_recording()) {
     record_program(recorded->number, given->code, given->code_size, args->compile_options, args->compile_options_size);
     is_replaced = stand_in_for(given->code, given->code_size, &code);
     if (is_replaced) recorded->client = args->client;
   }
-  if (is_hlo && !is_replaced && partitions(args->compile_options, args->compile_options_size) == 1)
+  if (!is_replaced && partitions(args->compile_options, args->compile_options_size) == 1)
     error = rewrite((const uint8_t*)given->code, given->code_size, &code, collectives);
   if (*collectives || is_replaced) {
     mine.code = (char*)code.bytes;
@@ -202,6 +203,7 @@ static PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* args) {
   memcpy(&options, given, given->struct_size < sizeof options ? given->struct_size : sizeof options);
   options.struct_size = PJRT_ExecuteOptions_STRUCT_SIZE;
   args->options = &options;
+  args->execute_device = device_for(args);
   if (!is_held) error = args->execute_device ? launch(args) : plugin->PJRT_LoadedExecutable_Execute(args);
   args->options = given;
   for (size_t chip = 0; !error && chip < args->num_devices; chip++)

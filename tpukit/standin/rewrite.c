@@ -1,4 +1,4 @@
-// From a program's collectives to calls of ours: rewrites the HLO module that torch_xla hands over to be compiled.
+// From a program's collectives to calls of ours: rewrites an HLO module before it is compiled.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,12 +47,32 @@ static void group_everyone(Collective* collective) {
   for (int i = 0; i < topology.world; i++) collective->member[i] = i;
 }
 
+// Groups in short: so many of so many devices, in order unless they are transposed.
+static PJRT_Error* read_iota(Collective* collective, Span iota) {
+  Field field;
+  int groups = 0, each = 0, is_transposed = 0, axes[MOST_DEVICES];
+  while (next_field(&iota, &field)) {
+    if (field.number == IOTA_GROUPS) groups = (int)field.value;
+    if (field.number == IOTA_EACH) each = (int)field.value;
+    int count = field.number == IOTA_TRANSPOSED ? integers(&field, axes, 0, MOST_DEVICES) : 0;
+    for (int i = 0; i < count; i++) is_transposed |= axes[i] != i;
+  }
+  if (is_transposed || groups * each > MOST_DEVICES)
+    return failure(PJRT_Error_Code_UNIMPLEMENTED, "the stand-in knows no groups that are written as a transposed iota");
+  collective->groups = groups;
+  for (int i = 0; i < groups * each; i++) collective->member[i] = i;
+  for (int g = 0; g <= groups; g++) collective->start[g] = g * each;
+  return NULL;
+}
+
 static PJRT_Error* read_device_list(Collective* collective, Span list) {
   Field field;
   int had = collective->groups;
   while (next_field(&list, &field)) {
-    if (field.number == DEVICE_LIST_IOTA && !had)
-      return failure(PJRT_Error_Code_UNIMPLEMENTED, "the stand-in knows no groups that are written as an iota");
+    if (field.number == DEVICE_LIST_IOTA && !had) {
+      PJRT_Error* error = read_iota(collective, field.content);
+      if (error) return error;
+    }
     if (field.number == DEVICE_LIST_GROUPS && !had) add_group(collective, field.content);
   }
   return NULL;
@@ -86,7 +106,7 @@ static int reduction_of(Span module, int wanted) {
 static PJRT_Error* read_collective(Span module, Span instruction, Collective* collective) {
   Field field;
   Span device_list = {0};
-  int called = -1, count = 0;
+  int called = -1, count = 0, has_channel = 0, has_global_ids = 0;
   *collective = (Collective){.kind = KINDS, .reduction = -1, .axis = -1};
   while (next_field(&instruction, &field)) switch (field.number) {
       case OPCODE: {
@@ -106,11 +126,15 @@ static PJRT_Error* read_collective(Span module, Span instruction, Collective* co
       case REPLICA_GROUPS: add_group(collective, field.content); break;
       case SOURCE_TARGET_PAIRS: add_pair(collective, field.content); break;
       case DEVICE_LIST: device_list = field.content; break;
+      case CHANNEL: has_channel = field.value != 0; break;
+      case GLOBAL_DEVICE_IDS: has_global_ids = field.value != 0; break;
     }
   if (collective->kind == KINDS) return NULL;
   PJRT_Error* error = read_device_list(collective, device_list);
   if (error) return error;
-  if (!collective->groups || !collective->start[1]) group_everyone(collective);
+  // The group {0} of one replica in many partitions is all of them (HLO calls it cross_replica_and_partition).
+  int is_alone = collective->groups == 1 && collective->start[1] == 1 && has_channel && !has_global_ids;
+  if (!collective->groups || !collective->start[1] || is_alone) group_everyone(collective);
   if (called >= 0) collective->reduction = reduction_of(module, called);
   if (called >= 0 && collective->reduction < 0)
     return failure(PJRT_Error_Code_UNIMPLEMENTED, "the stand-in knows no %s by anything but add, multiply, minimum, "
@@ -199,7 +223,8 @@ static void put_weight(Bytes* computation, uint64_t free_id) {
 
 // ---- the module
 
-// Tells the entry computation's id, and one that no instruction or computation has.
+// Tells the entry computation's id, and one that no instruction or computation has. Of an instruction's id, the upper
+// half may name its computation; within that, XLA knows it by the lower half alone.
 static void read_ids(Span module, uint64_t* entry, uint64_t* free_id) {
   Field computation, field;
   *entry = *free_id = 0;
@@ -207,7 +232,7 @@ static void read_ids(Span module, uint64_t* entry, uint64_t* free_id) {
     if (computation.number == MODULE_ENTRY_ID) *entry = computation.value;
     for (Span rest = computation.content; computation.number == MODULE_COMPUTATION && next_field(&rest, &field);) {
       uint64_t id = field.number == COMPUTATION_ID ? field.value : 0;
-      if (field.number == COMPUTATION_INSTRUCTION) id = id_of(field.content);
+      if (field.number == COMPUTATION_INSTRUCTION) id = (uint32_t)id_of(field.content);
       if (id >= *free_id) *free_id = id + 1;
     }
   }

@@ -27,6 +27,14 @@ def rehearsal(cores: int) -> Shape:
     return Shape(f"rehearsal of {cores}", "v5e", cores, environ=_image(f"v5litepod-{cores}", bounds))
 
 
+def torch_tpu_rehearsal(cores: int) -> Shape:
+    """Return a machine of v4 chips for TorchTPU, to which a chip is one core; of 1, 2, 4 or 8, as it knows them."""
+    bounds = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,2,2"}.get(cores)
+    if bounds is None:
+        raise WrongValue(f"TorchTPU runs on 1, 2, 4 or 8 chips, got {cores}", fix="pass one of these numbers")
+    return Shape(f"TorchTPU on {cores}", "v4", cores, environ=_image(f"v4-{2 * cores}", bounds))
+
+
 def _image(accelerator: str, bounds: str, **others: str) -> dict[str, str]:
     # TPU_SKIP_MDS_QUERY: torch_xla asks these variables instead of a metadata server, which is not here.
     return {

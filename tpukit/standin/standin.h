@@ -28,6 +28,7 @@ extern Topology topology;
 PJRT_Error* read_topology(void);
 int first_device(void);
 int process_of(int device);
+PJRT_Error* own_devices(PJRT_LoadedExecutable_AddressableDevices_Args* args);  // of a program
 void answer_for_topology(PJRT_Api* api);
 
 // ---- exchange.c: where the devices of all processes meet
@@ -59,6 +60,11 @@ typedef struct {
   size_t size, room;
 } Bytes;
 PJRT_Error* rewrite(const uint8_t* module, size_t size, Bytes* rewritten, int* collectives);
+
+// ---- stablehlo.c: what TorchTPU does otherwise than torch_xla
+PJRT_Error* compile_stablehlo(PJRT_Client_Compile_Args* args, int* collectives);
+PJRT_Device* device_for(const PJRT_LoadedExecutable_Execute_Args* args);  // to launch on; NULL: the program knows
+void answer_for_stablehlo(PJRT_Api* api);
 
 // ---- collectives.c: the calls themselves
 #define TARGET "tpukit_standin_collective"

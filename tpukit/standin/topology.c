@@ -137,7 +137,7 @@ static PJRT_Error* addressable_devices(PJRT_Client_AddressableDevices_Args* args
   return NULL;
 }
 
-static PJRT_Error* executable_addressable_devices(PJRT_LoadedExecutable_AddressableDevices_Args* args) {
+PJRT_Error* own_devices(PJRT_LoadedExecutable_AddressableDevices_Args* args) {
   PJRT_Error* error = plugin->PJRT_LoadedExecutable_AddressableDevices(args);
   if (error || (int)args->num_addressable_devices != topology.world) return error;
   args->addressable_devices += first_device();
@@ -168,7 +168,7 @@ void answer_for_topology(PJRT_Api* api) {
   api->PJRT_Client_PlatformVersion = platform_version;
   api->PJRT_Client_ProcessIndex = process_index;
   api->PJRT_Client_AddressableDevices = addressable_devices;
-  api->PJRT_LoadedExecutable_AddressableDevices = executable_addressable_devices;
+  api->PJRT_LoadedExecutable_AddressableDevices = own_devices;
   api->PJRT_Device_IsAddressable = is_addressable;
   api->PJRT_DeviceDescription_ProcessIndex = device_process_index;
   api->PJRT_DeviceDescription_Kind = kind;

@@ -98,6 +98,32 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
         core.print(f"not in the optimizer, so not trained: {first_few(left, 5)}")
 
 
+def check_statistics(core: Core, model) -> None:
+    """Raise where a layer has counted batches and keeps the running statistics of a new one: it evaluates with these.
+
+    Seen on TorchTPU 0.2.0, where a launch corrects BatchNorm; other layers of running statistics may be left.
+    """
+    layers = [
+        (name, layer)
+        for name, layer in model.named_modules()
+        if None not in (getattr(layer, "running_mean", None), getattr(layer, "num_batches_tracked", None))
+        and layer.momentum != 0
+    ]
+    tensors = [(layer.running_mean, layer.running_var, layer.num_batches_tracked) for _, layer in layers]
+    found = iter(core.backend.to_cpu([tensor for three in tensors for tensor in three]))
+    stuck = [
+        name
+        for (name, _), mean, variance, count in zip(layers, found, found, found, strict=False)
+        if count > 0 and not mean.any() and (variance == 1).all()
+    ]
+    if stuck:
+        raise WrongValue(
+            f"the running statistics of {first_few(stuck, 3)} have not moved in an epoch: evaluation would use 0 and 1",
+            found=f"running_mean 0 and running_var 1 on {core.device}, though its batches were counted",
+            fix="track_running_stats=False there, or GroupNorm; or train on another backend",
+        )
+
+
 def _parameters(module: object) -> list[tuple[str, object]]:
     return list(module.named_parameters()) if hasattr(module, "named_parameters") else []
 

@@ -21,6 +21,7 @@ from tpukit.train.checks import (
     check_classes,
     check_numbers,
     check_parameters,
+    check_statistics,
     remember_classes,
 )
 from tpukit.train.evaluation import Evaluation, evaluate_synced
@@ -396,6 +397,8 @@ class Trainer:
         at = self.progress
         row = {"epoch": at.epoch, "step": at.step, "train_loss": self.losses.epoch_mean()}
         self._compare(f"after epoch {at.epoch}")
+        if not self.history.epochs and not self.core.backend.is_recording:
+            check_statistics(self.core, self.step.model)
         if self.valid is not None:
             self._save()  # before the evaluation, which may raise, run out of memory, or be killed: the epoch is kept
         self.train.end_epoch()

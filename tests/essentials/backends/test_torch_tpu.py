@@ -1,5 +1,6 @@
 """The TorchTPU backend: on CPU processes and gloo all but the chip; with the real package up to the chip itself."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -11,11 +12,13 @@ import pytest
 import torch
 from machines import KAGGLE
 from torch import nn
+from torch.nn import functional as F
 
 import tpukit
 from tpukit import WorkerFailed, launch
+from tpukit.essentials.backends.running_statistics import correct_running_statistics
 from tpukit.essentials.backends.torch_tpu import TorchTpu, TorchTpuCpu, TorchTpuProcess, TorchTpuRuntime
-from tpukit.essentials.run.topology import choose_device, choose_topology
+from tpukit.essentials.run.topology import choose_device, choose_topology, why_this_package
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
 ROOT = Path(__file__).parents[3]
@@ -38,11 +41,17 @@ def rehearse(fn, *args, **options):
     [
         ({"torch_tpu": "0.2.0"}, "torch_tpu"),
         ({"torch_xla": "2.9.0"}, "xla"),
-        ({"torch_xla": "2.9.0", "torch_tpu": "0.2.0"}, "xla"),
+        ({"torch_xla": "2.9.0", "torch_tpu": "0.2.0"}, "torch_tpu"),
+        ({"torch_xla": "2.9.0", "torch_tpu": "0.2.0", "torch": "2.9.0+cpu"}, "xla"),
     ],
 )
-def test_on_a_tpu_the_package_that_is_installed_decides(packages, backend):
-    assert choose_topology(on(**packages), None, None).backend == backend
+def test_on_a_tpu_the_package_that_is_installed_decides_and_of_both_the_one_for_this_torch(packages, backend):
+    machine = on(**packages)
+    topology = choose_topology(machine, None, None)
+    assert topology.backend == backend
+    said = why_this_package(machine, topology) or ""
+    assert ("goes with torch 2." in said) == (len(packages) > 1)
+    assert said == "" or f"{machine.tpu_package} drives the chips" in said
 
 
 def test_on_a_tpu_without_either_nothing_rehearses_in_silence():
@@ -79,9 +88,23 @@ def test_a_run_on_another_than_the_first_chip_is_refused_before_a_fork():
         TorchTpuRuntime().load(topology)
 
 
-def test_where_no_chip_is_it_rehearses():
-    topology = choose_topology(on(chips=0, generation=None), 2, "torch_tpu")
-    assert (topology.backend, topology.rehearsal) == ("torch_tpu:cpu", True)
+@pytest.mark.parametrize(("torch_tpu", "backend"), [(None, "torch_tpu:cpu"), ("0.2.0", "torch_tpu:standin")])
+def test_where_no_chip_is_it_rehearses(torch_tpu, backend):
+    topology = choose_topology(on(chips=0, generation=None, torch_tpu=torch_tpu), 2, "torch_tpu")
+    assert (topology.backend, topology.rehearsal) == (backend, True)
+
+
+def test_the_stand_in_plays_as_many_chips_as_torchtpu_has_a_layout_for():
+    machine = on(chips=0, generation=None, torch_tpu="0.2.0")
+    with pytest.raises(ValueError, match="TorchTPU runs on 1, 2, 4 or 8 chips, got 3"):
+        choose_topology(machine, 3, "torch_tpu:standin")
+
+
+def test_a_kernel_that_has_torch_tpu_starts_no_workers_that_would_open_its_chips(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_tpu", None)
+    for backend in ("cpu", "torch_tpu:cpu"):
+        with pytest.raises(RuntimeError, match=r"imported torch_tpu(.|\n)*fix:   restart the kernel"):
+            launch(lambda core: core.rank, backend=backend, cores=1, progress="off")
 
 
 # ---- the process: its launch environment, its collectives, its place -------------------------------------------------
@@ -146,6 +169,24 @@ def test_a_training_is_that_of_the_cpu_backend_to_the_bit():
     assert losses == expected == other[0]
     assert losses[-1] < losses[0]
     assert all(torch.equal(weights[name], theirs[name]) for name in theirs)
+
+
+def test_running_statistics_are_updated_as_pytorch_updates_them(monkeypatch):
+    monkeypatch.setattr(F, "batch_norm", F.batch_norm)  # put back after this test
+    torch.manual_seed(0)
+    plain = [nn.BatchNorm1d(4), nn.BatchNorm2d(4, momentum=None), nn.BatchNorm3d(4, momentum=0.3, affine=False)]
+    ours = copy.deepcopy(plain)
+    frozen = nn.BatchNorm1d(4, track_running_stats=False)
+    inputs = [torch.randn(6, 4, *[5] * axes) * 3 + 2 for axes in (0, 2, 3)]
+    expected = [layer(layer(x)) for layer, x in zip(plain, inputs, strict=True)]
+    correct_running_statistics.__wrapped__("cpu")
+    found = [layer(layer(x)) for layer, x in zip(ours, inputs, strict=True)]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert frozen(inputs[0]).shape == (6, 4)
+    for one, other in zip(ours, plain, strict=True):
+        assert one.running_mean.allclose(other.running_mean)
+        assert one.running_var.allclose(other.running_var)
+        assert one.num_batches_tracked == other.num_batches_tracked == 2
 
 
 def test_a_core_that_raises_is_named():

@@ -116,6 +116,12 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
     assert (finding.state, finding.fix != "") == ("warning", True)
     assert "torch_tpu 0.2.0: experimental, not yet run on a chip" in finding.fact
     assert found(look(replace(LAPTOP, versions=versions)), "versions").state == "ok"
+    assert found(look(replace(TPU_VM, versions=versions), environ={}), "PJRT_DEVICE").state == "ok"
+    assert 'backend="torch_tpu"' in found(look(replace(LAPTOP, versions=versions)), "rehearsal").fact
+    both = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0"})), "versions")
+    assert (both.state, "a launch takes torch_tpu" in both.fact) == ("warning", True)
+    older = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0", "torch": "2.9.0"})), "versions")
+    assert "torch_tpu" not in older.fact
 
 
 @pytest.mark.parametrize(

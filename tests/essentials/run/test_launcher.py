@@ -356,8 +356,8 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
         (
             {"chips": 0},
             {"backend": "tpu"},
-            "backend is one of None, 'cpu', 'cuda', 'torch_tpu', 'torch_tpu:cpu', 'xla', 'xla:cpu', 'xla:standin'; "
-            "got 'tpu'",
+            "backend is one of None, 'cpu', 'cuda', 'torch_tpu', 'torch_tpu:cpu', 'torch_tpu:standin', "
+            "'xla', 'xla:cpu', 'xla:standin'; got 'tpu'",
         ),
         ({"chips": 0}, {"backend": "cuda", "cores": 64}, "cores=64 GPUs cannot be had"),
         (

@@ -9,13 +9,8 @@ from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
 from tpukit.essentials.backends.kept_compiles import KEEP_VARIABLE, Folders, KeptCompiles, folders_of, open_kept
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
 from tpukit.essentials.backends.sharded import ShardedTpu
-from tpukit.essentials.backends.xla import (
-    Tpu,
-    import_torch_xla,
-    libtpu_flags,
-    runtime_started,
-    start_pjrt,
-)
+from tpukit.essentials.backends.torch_tpu import TorchTpuRuntime, inside
+from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
 
 # By name, the best first: a launch takes the first that the machine has devices for. A part of the kit that is not here
 # takes its backends along.
@@ -27,6 +22,7 @@ PLACES = {
     "xla:sharded": "tpukit.essentials.backends.sharded:ShardedRuntime",
     "xla:standin": "tpukit.standin:StandInRuntime",
     "xla:cpu": "tpukit.essentials.backends.xla_cpu:XlaCpuRuntime",
+    "torch_tpu:standin": "tpukit.standin:TorchTpuStandInRuntime",
     "torch_tpu:cpu": "tpukit.essentials.backends.torch_tpu:TorchTpuCpuRuntime",
     "xla:recording": "tpukit.standin:RecordingRuntime",
 }
@@ -51,7 +47,7 @@ def why_no_stand_in() -> str | None:
 
 __all__ = [
     "KEEP_VARIABLE", "PLACES", "Backend", "Compiling", "Cpu", "Folders", "Hosts", "KeptCompiles", "NotCompiled",
-    "Runtime", "ShardedTpu", "Topology", "Tpu", "cache_folder", "compiled", "folders_of", "import_torch_xla",
-    "libtpu_flags", "open_kept", "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt", "why_no_compiler",
-    "why_no_stand_in",
+    "Runtime", "ShardedTpu", "Topology", "TorchTpuRuntime", "Tpu", "cache_folder", "compiled", "folders_of",
+    "import_torch_xla", "inside", "libtpu_flags", "open_kept", "rehearsal_cores", "runtime_started", "runtimes",
+    "start_pjrt", "why_no_compiler", "why_no_stand_in",
 ]  # fmt: skip

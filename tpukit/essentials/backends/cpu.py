@@ -219,6 +219,21 @@ class CpuRuntime(Runtime):
             )
         return Topology(self.name, "CPU", cores, processes=0, rehearsal=True)
 
+    def load(self, topology: Topology) -> None:
+        """Import what the workers need.
+
+        Raises:
+            Failed: the notebook has torch_tpu, whose first backward(), of CPU tensors too, counts its devices: the
+                worker would open the chips, or ask Google Cloud for minutes where the chips are.
+        """
+        if "torch_tpu" in sys.modules and self.package != "torch_tpu":
+            raise Failed(
+                "this kernel has imported torch_tpu, and with it no worker can stay away from the chips",
+                found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu is imported",
+                fix="restart the kernel, call tpukit.prepare() before `import torch`, and import torch_tpu in no cell",
+            )
+        super().load(topology)
+
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[tuple[tuple[str, int], socket.socket | None]]:
         hosts = topology.hosts

@@ -316,9 +316,6 @@ class Runtime:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""
         return contextlib.nullcontext()
 
-    def check_environment(self, topology: Topology) -> None:
-        """Raise for what this kernel's environment holds that would make the run another one than was laid out."""
-
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         """Start the devices of worker process number `process`, and call the body once for each of its cores.
 

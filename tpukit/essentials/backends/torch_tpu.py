@@ -4,6 +4,9 @@ Experimental, and not yet run on a chip. What it may rely on was read in torch_t
 ran it on a v6e host. Everything but the chip itself runs on CPU processes and gloo, too: `TorchTpuCpu`.
 """
 
+import contextlib
+import importlib
+import io
 import json
 import os
 import sys
@@ -15,6 +18,7 @@ from pathlib import Path
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
 from tpukit.essentials.backends.kept_compiles import KeptCompiles, own_folders
 from tpukit.essentials.backends.protocol import Backend, Topology
+from tpukit.essentials.backends.running_statistics import correct_running_statistics
 from tpukit.essentials.backends.xla import variable_set
 from tpukit.essentials.show import Failed, WrongValue
 
@@ -22,9 +26,15 @@ _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, u
 _ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
 _PROGRAMS = "TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT"
 _INSTALL = (
-    "pip install torch_tpu, in an environment of its own: its torch is 2.11 to 2.15, its Python 3.12 to 3.14, "
-    "and torch_xla needs others"
+    "pip install torch_tpu, in an environment of its own: its torch is 2.11 to 2.15, its Python 3.11 to 3.14, "
+    "and torch_xla needs another torch"
 )
+
+
+# What is used of torch_tpu and no page of it promises, as this release has it. `make torchtpu` tells what a new release
+# has moved; beside these, the variables above and the transport "tpu_dist".
+SEEN = "0.2.0"
+INSIDES = ("torch.tpu:is_initialized", "torch.tpu:manual_seed", "torch.tpu.distributed:set_tpu_launch_env")
 
 
 class TorchTpuProcess(Cpu):
@@ -87,16 +97,13 @@ class TorchTpu(TorchTpuProcess):
         self.take_environment()
         load_torch_tpu()
         self.real = torch.float32
-        return torch.device("tpu")  # no number: a process sees its own chip alone, as tpu:0
+        correct_running_statistics()
+        return torch.device("tpu", 0)  # with the number that tensors there have; a process sees its own chip alone
 
     def launch_environment(self) -> dict[str, str]:
         load_torch_tpu()
-        from torch.tpu import distributed
-
         before = dict(os.environ)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it is experimental
-            distributed.set_tpu_launch_env(nproc_per_node=self.world_size)
+        inside("torch.tpu.distributed:set_tpu_launch_env")(nproc_per_node=self.world_size)
         # A variable that was set before is kept by TorchTPU; the base class returns it, to be compared with the run.
         changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
         return super().launch_environment() | changed
@@ -158,7 +165,7 @@ class TorchTpuRuntime(CpuRuntime):
         return Topology(self.name, f"TPU {machine.generation} core by TorchTPU", cores, processes=cores)
 
     def is_started(self) -> bool:
-        if "torch_tpu" not in sys.modules:
+        if "torch_tpu" not in sys.modules or not hasattr(sys.modules.get("torch"), "tpu"):
             return False
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that it is experimental
@@ -205,8 +212,12 @@ def load_torch_tpu() -> None:
     import torch
 
     os.environ[_AUTOLOAD] = "1"  # read when torch_tpu is imported
+    warnings.filterwarnings("ignore", message="<TorchTpu/ApiStage/")  # of every second call, that it is experimental
     (entry,) = metadata.entry_points(group="torch.backends", name="torch_tpu")
-    entry.load()()
+    with contextlib.redirect_stderr(io.StringIO()):  # where it tells, line by line, that it is loaded
+        entry.load()()
+    for place in INSIDES:
+        inside(place)
     accelerator = torch.accelerator.current_accelerator()
     if accelerator is None or accelerator.type != "tpu":
         raise Failed(
@@ -217,3 +228,20 @@ def load_torch_tpu() -> None:
             ),
             fix="tpukit.check() names chips without a node; in a container, start it with --privileged",
         )
+
+
+def inside(place: str):
+    """Return a part of torch_tpu that its pages do not promise: "module:name".
+
+    Raises:
+        Failed: this release has it no more, or somewhere else.
+    """
+    module, _, name = place.partition(":")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise Failed(
+            f"torch_tpu {metadata.version('torch_tpu')} has no {name} in {module}, which this kit uses",
+            found=f"{error}; torch_tpu {SEEN} has it",
+            fix=f"pip install torch_tpu=={SEEN}, in an environment of its own; or a newer tpukit",
+        ) from error

@@ -119,7 +119,8 @@ def prepare(
         else:
             environ[change.variable] = change.after
     left = [name for name in ONE_PROCESS_VARIABLES if host.chips > 1 and name in environ]
-    left += ["PJRT_DEVICE"] if host.chips and not environ["PJRT_DEVICE"].startswith("TPU") else []
+    is_other = not environ.get("PJRT_DEVICE", "TPU").startswith("TPU")
+    left += ["PJRT_DEVICE"] if host.chips and host.tpu_package == "torch_xla" and is_other else []
     shown = Changes(changes, tuple(f"{name}={environ[name]}" for name in left), cell=current_cell())
     shown._show()
     return shown
@@ -144,7 +145,7 @@ def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]
             change("TPU_WORKER_ID", number, "this host's number, which CLOUD_TPU_TASK_ID has given so far")
     for variable in sorted(name for name in environ if name.startswith("XRT_")):
         change(variable, None, "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it")
-    if host.chips and not environ.get("PJRT_DEVICE"):
+    if host.chips and host.tpu_package == "torch_xla" and not environ.get("PJRT_DEVICE"):
         change("PJRT_DEVICE", "TPU", "if it is unset, torch_xla uses the CPU where it finds no libtpu")
     if host.versions.get("torch_tpu") and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and so starts libtpu.

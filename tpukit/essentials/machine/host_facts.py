@@ -24,6 +24,8 @@ _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-tpu"),
 )
 
+_TORCH_OF_TORCH_TPU = [2, 11]  # its first; 2.9 is the last that torch_xla is for
+
 # The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image derived from Colab's
 # (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before Colab. Some variables exist but are empty.
 _PLATFORMS = {
@@ -97,10 +99,17 @@ class Host(Table):
         return f"{counted(self.chips, f'{self.generation} chip')}, {counted(self.cores, 'core')}"
 
     @property
+    def tpu_package(self) -> str:
+        """What drives TPU chips here, "torch_xla" or "torch_tpu": of both, the one that the installed torch is for."""
+        torch, torch_tpu, torch_xla = (self.versions.get(name) for name in ("torch", "torch_tpu", "torch_xla"))
+        is_new = [int(part) for part in (torch or "0.0").split(".")[:2]] >= _TORCH_OF_TORCH_TPU
+        return "torch_tpu" if torch_tpu and (is_new or not torch_xla) else "torch_xla"
+
+    @property
     def summary(self) -> str:
         """The machine in one line, for error messages."""
-        torch_xla = self.versions.get("torch_xla")
-        software = f"torch_xla {torch_xla}" if torch_xla else "torch_xla not installed"
+        version = self.versions.get(self.tpu_package)
+        software = f"{self.tpu_package} {version}" if version else "torch_xla not installed"
         return f"{self.platform} ({self.evidence['platform']}), {self.chips} chips on the PCI bus, {software}"
 
     def rows(self) -> list[tuple[str, str, str]]:

@@ -120,6 +120,8 @@ def _device(host: Host, environ: Mapping[str, str]) -> Finding:
         if device.startswith("TPU"):
             return Finding(name, "warning", f"{device}, but there is no chip", f"`{_unset(name)}`")
         return Finding(name, "ok", f"{device or 'unset'}, and there is no chip")
+    if host.tpu_package == "torch_tpu":
+        return Finding(name, "ok", f"{device or 'unset'}: TorchTPU does not read it")
     if not device:
         fact = "unset: torch_xla chooses the device, and only its log says which"
         return Finding(name, "warning", fact, "`tpukit.prepare()`")
@@ -143,8 +145,10 @@ def _versions(host: Host, environ: Mapping[str, str]) -> Finding:
     if is_too_old(torch):
         fact = f"torch {torch}: this kit needs {OLDEST_TORCH} or later, and launch refuses it"
         return Finding(name, "failure", fact, install)
-    if versions.get("torch_tpu") and not torch_xla:
+    if versions.get("torch_tpu") and host.tpu_package == "torch_tpu":
         fact = f"torch {torch}, torch_tpu {versions['torch_tpu']}"
+        if torch_xla:
+            fact += f" (and torch_xla {torch_xla}, which is for another torch: a launch takes torch_tpu)"
         if not host.chips:
             return Finding(name, "ok", fact)
         fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, which is tested more"
@@ -287,6 +291,8 @@ def _rehearsal(host: Host, no_stand_in: str | None) -> Finding:
     name, cpu = "rehearsal", 'CPU processes (`backend="cpu"`)'
     if host.chips:
         return Finding(name, "ok", f"not needed, there are chips; {cpu} stand in for them on request")
+    if host.tpu_package == "torch_tpu" and not no_stand_in:
+        return Finding(name, "ok", f'{cpu}, or TorchTPU over a stand-in for libtpu (`backend="torch_tpu"`)')
     if not host.versions.get("torch_xla"):
         return Finding(name, "ok", f"{cpu}; graphs cannot be rehearsed without torch_xla")
     if no_stand_in:

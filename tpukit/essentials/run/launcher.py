@@ -21,6 +21,7 @@ from tpukit.essentials.run.topology import (
     choose_topology,
     refuse_if_in_use,
     refuse_one_process_variables,
+    why_this_package,
 )
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task, seed_of
@@ -239,6 +240,8 @@ def launch(
                 stand = "processes stand" if topology.cores > 1 else "process stands"
                 note = runtimes()[topology.backend].note
                 display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
+            if backend is None and (chosen := why_this_package(host, topology)):
+                display.line(chosen)
             if topology.processes and (warning := memory_warning(fn, args, topology)):
                 display.line(warning)
             if topology.cores > topology.processes > 0:

@@ -55,6 +55,19 @@ def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topol
     return runtime.topology(host, cores)
 
 
+def why_this_package(host: Host, topology: Topology) -> str | None:
+    """Return which of torch_xla and torch_tpu a run on chips takes, and why; None where not both are installed."""
+    both = {"xla": "torch_xla", "torch_tpu": "torch_tpu"}
+    there = {backend: package for backend, package in both.items() if host.versions.get(package)}
+    if len(there) < 2 or topology.backend not in there:
+        return None
+    (other,) = there.keys() - {topology.backend}
+    return (
+        f"{there[topology.backend]} drives the chips: of the two that are installed it goes with torch "
+        f"{host.versions['torch']}; backend={other!r} asks for {there[other]}"
+    )
+
+
 def choose_device(host: Host, device: int, cores: int | None, backend: str | None) -> Topology:
     """Return a run of one process on the one chip or GPU of that number; a CPU process stands in for it.
 
@@ -122,7 +135,7 @@ def _choose_runtime(host: Host, backend: str | None) -> Runtime:
     if backend is None:  # nothing slower than plain CPU processes unless it is asked for
         first, *others = [one for name, one in runtimes().items() if ":" not in name and one.is_present(host)]
         same = [one for one in (first, *others) if one.hardware == first.hardware]
-        return next((one for one in same if host.versions.get(one.package)), first)
+        return next((one for one in same if one.package == host.tpu_package), first)
     asked = runtimes()[backend]
     rehearsals = [one for name, one in runtimes().items() if name.startswith(f"{backend}:") and one.is_present(host)]
     return asked if asked.is_present(host) or not rehearsals else rehearsals[0]

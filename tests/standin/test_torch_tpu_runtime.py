@@ -1,0 +1,235 @@
+"""TorchTPU itself on the chips that the stand-in plays: `make torchtpu`, which has it in an environment of its own."""
+
+import importlib.util
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from workers import Pairs, small_net
+
+import tpukit
+from tpukit import WorkerFailed, evaluate, fit, launch, predict
+from tpukit.essentials.backends.torch_tpu import INSIDES, SEEN
+from tpukit.standin import build
+from tpukit.standin.torch_tpu_runtime import HARDWARE, show_chips
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("torch_tpu") is None or build.why_not() is not None,
+    reason=build.why_not() or "torch_tpu is not installed: make torchtpu has it",
+)
+ROOT = Path(__file__).parents[2]
+MSE = nn.MSELoss()
+
+
+def on(backend, fn, *args, cores=1, **options):
+    return launch(fn, *args, backend=backend, cores=cores, progress="off", seed=1, **options)
+
+
+def on_chips(fn, *args, **options):
+    return on("torch_tpu:standin", fn, *args, **options)
+
+
+# ---- what it stands on -----------------------------------------------------------------------------------------------
+
+
+def test_this_release_has_what_the_kit_uses_inside_it_and_a_part_that_has_moved_is_named():
+    def work(core):
+        from tpukit.essentials.backends import inside
+
+        for place in (*INSIDES, *HARDWARE):
+            assert inside(place) is not None
+        inside("torch_tpu._internal.utils.hardware:_moved")
+
+    with pytest.raises(WorkerFailed, match=f"has no _moved in torch_tpu._internal(.|\n)*torch_tpu=={SEEN}"):
+        on_chips(work)
+
+
+def test_the_packages_own_batchnorm_still_needs_the_correction():
+    """Where this fails TorchTPU updates the statistics itself: remove backends/running_statistics.py."""
+
+    def work(core):
+        mean, variance = torch.zeros(4, device=core.device), torch.ones(4, device=core.device)
+        x = (torch.randn(16, 4) + 3).to(core.device)
+        nn.functional.batch_norm.__wrapped__(x, mean, variance, training=True)
+        own = mean.tolist(), variance.tolist()
+        nn.functional.batch_norm(x, mean, variance, training=True)
+        return own, (mean.cpu() - 0.1 * x.cpu().mean(0)).abs().max() < 1e-6, str(x.device)
+
+    assert on_chips(work).results == [(([0.0] * 4, [1.0] * 4), True, "tpu:0")]
+
+
+# ---- collectives and training ----------------------------------------------------------------------------------------
+
+
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
+
+
+def collectives(core):
+    found = []
+    for dtype in DTYPES:
+        value = (torch.arange(4) * (core.rank + 1) - core.rank).to(dtype).to(core.device)
+        found += [(dtype, op, core.all_reduce(value, op).double().tolist()) for op in ("sum", "mean", "min", "max")]
+        found.append((dtype, "gather", core.gather(value).double().tolist()))
+    part = core.backend.reduce_scatter(torch.arange(8.0, device=core.device) + core.rank)
+    tensors = [torch.full(size, float(core.rank + 1), device=core.device) for size in ((2,), (600, 600))]
+    core.backend.broadcast(tensors)
+    core.barrier()
+    return found, part.tolist(), [tensor.cpu().unique().tolist() for tensor in tensors], core.mean(core.rank)
+
+
+def test_every_collective_of_four_processes_gives_the_numbers_of_the_cpu_backend():
+    assert on_chips(collectives, cores=4).results == on("cpu", collectives, cores=4).results
+
+
+def train(core, folder=None, epochs=2):
+    torch.set_float32_matmul_precision("highest")
+    model = core.model(small_net(True))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    batches = core.batches(Pairs(), batch_size=16 // core.world_size, shuffle=True, drop_last=True)
+    valid = core.batches(Pairs(37), batch_size=8)
+    history = fit(core, model, optimizer, MSE, batches, valid, epochs=epochs, folder=folder)
+    rows = [[row["train_loss"], row["valid_loss"]] for row in history.epochs]
+    found = evaluate(core, model, MSE, valid)
+    answers = predict(core, model, valid)
+    return rows, core.to_host(model.state_dict()), found.loss, found.outputs, answers.outputs
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_fit_evaluate_and_predict_are_those_of_the_cpu_backend_and_all_ranks_agree(cores):
+    found, expected = on_chips(train, cores=cores).results, on("cpu", train, cores=cores).results
+    for rows, state, loss, outputs, answers in found:
+        torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected[0][0]), atol=1e-5, rtol=1e-5)
+        for name, value in expected[0][1].items():  # BatchNorm's statistics among them
+            torch.testing.assert_close(state[name], value, atol=1e-4, rtol=1e-4)
+        assert loss == pytest.approx(expected[0][2], abs=1e-5)
+        torch.testing.assert_close(outputs, answers, atol=1e-6, rtol=0)
+        assert all(torch.equal(state[name], found[0][1][name]) for name in state)
+        assert rows == found[0][0]
+
+
+def test_a_compiled_model_has_the_losses_of_an_eager_one():
+    def work(core):
+        losses = []
+        for compiled in (False, True):
+            torch.set_float32_matmul_precision("highest")
+            model = core.model(small_net(True))
+            run = torch.compile(model) if compiled else model
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for images, targets in core.batches(Pairs(), batch_size=16, drop_last=True):
+                with core.step():
+                    loss = MSE(run(images), targets)
+                    loss.backward()
+                    core.optimizer_step(optimizer)
+                losses.append(loss.item())
+            losses.append(model[1].running_var.sum().item())
+        return losses[:5], losses[5:]
+
+    ((eager, compiled),) = on_chips(work).results
+    assert eager == pytest.approx(compiled, abs=1e-5)
+
+
+# ---- what goes wrong -------------------------------------------------------------------------------------------------
+
+
+def raises(core):
+    core.mean(core.rank)
+    if core.rank == 1:
+        raise KeyError("labels")
+    core.barrier()
+
+
+def is_killed(core):
+    core.mean(core.rank)
+    if core.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    core.barrier()
+
+
+def differs(core):
+    torch.manual_seed(core.rank)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 2)).to(core.device)
+    batches = core.batches(Pairs(), batch_size=8, shuffle=True)
+    fit(core, model, torch.optim.SGD(model.parameters(), lr=0.01), MSE, batches)
+
+
+FAILURES = {
+    "an exception": (raises, "core 1 of 2 raised KeyError: 'labels'"),
+    "a killed core": (is_killed, "core 1 of 2 was killed by SIGKILL"),
+    "models of each core's own": (differs, "the cores hold different weights"),
+}
+
+
+@pytest.mark.parametrize(("work", "message"), FAILURES.values(), ids=FAILURES)
+def test_a_failure_is_named(work, message):
+    with pytest.raises(WorkerFailed, match=message):
+        on_chips(work, cores=2)
+
+
+def test_an_interrupt_ends_the_run_and_the_next_launch_works():
+    def work(core):
+        core.mean(core.rank)
+        if core.is_main:
+            os.kill(os.getppid(), signal.SIGINT)
+        time.sleep(900)
+
+    with pytest.raises(tpukit.Interrupted):
+        on_chips(work, cores=2)
+    assert on_chips(lambda core: core.mean(core.rank), cores=2).results == [0.5, 0.5]
+
+
+# ---- from one session to the next ------------------------------------------------------------------------------------
+
+
+def test_a_second_session_compiles_little_where_torchtpus_own_folder_is_kept(tmp_path, monkeypatch, capfd):
+    monkeypatch.setenv("TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT", str(tmp_path))
+    monkeypatch.setenv("STANDIN_LOG", "1")
+    compiles = []
+    for session in ("one", "two"):  # what the processes of a host share in memory does not outlive a restart of it
+        monkeypatch.setenv("TORCH_TPU_TIER2_COMPILATION_CACHE", f"tpukit-{os.getpid()}-{session}")
+        on_chips(train, None, 1)
+        compiles.append(len(re.findall("compiled a program", "".join(capfd.readouterr()))))
+    assert compiles[0] > 3 * compiles[1], compiles
+
+
+CROSSING = """
+import json, os, sys
+import torch, tpukit
+from standin.test_torch_tpu_runtime import train
+folder, backend, epochs = sys.argv[1:]
+rows = tpukit.launch(train, folder, int(epochs), backend=backend, cores=2, progress="off", seed=1).results[0][0]
+print(json.dumps(rows))
+"""
+
+
+def test_a_checkpoint_goes_from_torch_xla_to_torchtpu_and_back(tmp_path):
+    """With TORCH_XLA_PYTHON, a Python that has torch_xla; without it the CPU backend writes and reads."""
+    other = os.environ.get("TORCH_XLA_PYTHON")
+    theirs = (other, "xla:standin") if other else (sys.executable, "cpu")
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    rows = []
+    for epochs, (python, backend) in enumerate([theirs, (sys.executable, "torch_tpu:standin"), theirs], 1):
+        command = [python, "-W", "ignore", "-c", CROSSING, str(tmp_path / "run"), backend, str(epochs)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, check=False, timeout=900)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+        assert epochs == 1 or "resumed from step-" in done.stdout
+        rows = json.loads(done.stdout.splitlines()[-1])
+    expected = on("cpu", train, None, 3, cores=2).results[0][0]
+    torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected), atol=1e-4, rtol=1e-4)
+
+
+def test_the_stand_in_shows_its_chips_where_torch_tpu_looks_for_them():
+    def work(core):
+        from torch_tpu._internal.utils import hardware
+
+        show_chips(4)
+        return hardware.get_tpu_device_count(), hardware.get_tpu_topology(2), hardware.get_tpu_device_name()
+
+    assert on_chips(work).results == [(4, "1,2,1", "TPU v4")]
