@@ -4,6 +4,7 @@ import functools
 import importlib
 import importlib.util
 
+from tpukit.essentials.backends.adam import adam_numbers
 from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
 from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
@@ -40,6 +41,6 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "Topology", "Tpu", "import_torch_xla", "libtpu_flags",
-    "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt", "why_no_stand_in",
+    "PLACES", "Backend", "Compiling", "Cpu", "Hosts", "Runtime", "Topology", "Tpu", "adam_numbers", "import_torch_xla",
+    "libtpu_flags", "rehearsal_cores", "runtime_started", "runtimes", "start_pjrt", "why_no_stand_in",
 ]  # fmt: skip
