@@ -266,7 +266,7 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
             copies.append(seen())
             return inputs
 
-        train(core, epochs=2, steps_per_epoch=20, log_every=20, prepare=note, data=Dots(96), decay=decay)
+        train(core, epochs=2, steps_per_epoch=20, log_every=20, prepare=note, data=Dots(96), decay=decay, replay=False)
         before = seen()
         model = core.model(net())
         for size in (count, count + 3):

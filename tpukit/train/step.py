@@ -9,6 +9,7 @@ from tpukit.essentials.run import Core, averaged_places
 from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.measure import RecompileMonitor
 from tpukit.train.batch import call, inputs_and_targets
+from tpukit.train.replay import Replay
 
 
 def forward(core: Core, model, inputs, *, bf16: bool):
@@ -51,11 +52,15 @@ class TrainStep:
     average: object = None
     shapes: int = 1
     masked: bool = False
+    replay: bool | None = False
 
     def __post_init__(self):
         _check_optimizer(self.optimizer)
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._buffers = averaged_places(self.model, self.loss)
+        programs = self.core.backend.programs() if self.replay is not False else None
+        called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average", "optimizer")}
+        self._replay = Replay(self.core, programs, self.optimizer, called) if programs else None
 
     @property
     def evaluated_model(self):
@@ -74,10 +79,26 @@ class TrainStep:
         Returns:
             this core's loss, (); and the means over the cores of the loss and of `flag`, (2,).
         """
+        losses = self._replay.step(number, batches, flag) if self._replay else None
+        losses = losses or self._record(number, batches, flag)
+        if self.schedule:
+            self.schedule.step()
+        return losses
+
+    def write_back(self, *, and_check: bool = False) -> None:
+        """Have model, average and optimiser hold what the steps have computed, before anybody looks at them.
+
+        With `and_check`, on all cores, the next step is recorded, to see whether it is still the same.
+        """
+        if self._replay:
+            self._replay.write_back(and_check=and_check)
+
+    def _record(self, number: int, batches: tuple, flag) -> tuple:
         import torch
 
         self.monitor.start_step(batches)
-        with self.core.step():
+        recording = self._replay.recording(batches, flag) if self._replay else contextlib.nullcontext([])
+        with self.core.step(), recording as losses:
             local = self._backward(batches)
             # The loss and the flag travel in the message of the gradients: a collective of their own would be one more
             # wait for the slowest core in every step.
@@ -86,10 +107,11 @@ class TrainStep:
             self.core.optimizer_step(self.optimizer, clip=self.clip, also=[reduced, *self._buffers()])
             if self.average:
                 self.average.update_parameters(self.model)
-        if self.schedule:
-            self.schedule.step()
+            losses += local, reduced
         if message := self.monitor.end_step(number):
             self.core.print(message)
+        if self._replay:
+            self._replay.agree(number)
         return local, reduced
 
     def _backward(self, batches: tuple):

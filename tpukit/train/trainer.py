@@ -66,6 +66,7 @@ def fit(
     resume: bool = True,
     budget: str | float | None = None,
     same_seed: bool = False,
+    replay: bool | None = None,
 ) -> History:
     """Train a model, together, and return its `History`, the same on every core.
 
@@ -138,6 +139,10 @@ def fit(
         same_seed: draw the host's random numbers of a step alike on every core. For a model that decides with them
             which layers to use, as LayerDrop does: on chips all cores have to run one program. Augmentation stays each
             core's own, and so does what is drawn on the device; see `Core.same_seed`.
+        replay: None to record the first steps, on a TPU and its rehearsals, and run their program again without the
+            Python of a step, where nothing shows that this would be felt; a line says from which step on, or why not.
+            The weights are in the model after each log interval and each epoch, and at the end, however it comes.
+            False to record every step.
 
     Raises:
         Differs: something that may not differ between the cores does: weights, buffers, data, settings. It is looked
@@ -206,6 +211,7 @@ def fit(
             average,
             train.shapes,
             takes_mask(train, loss),
+            replay,
         ),
         train=train,
         valid=valid,
@@ -278,7 +284,10 @@ class Trainer:
                 while self.progress.epoch <= self.epochs and not self.history.stopped:
                     began = time.monotonic()
                     self._show_epochs(first, began - all_began)
-                    self._train_epoch()
+                    try:
+                        self._train_epoch()
+                    finally:
+                        self.step.write_back(and_check=True)
                     if not self.history.stopped:
                         self._end_epoch(began)
                         self._stop_early()
@@ -466,6 +475,7 @@ class Trainer:
 
     def _log(self) -> None:
         at = self.progress
+        self.step.write_back(and_check=True)
         self._fetch_losses()
         seconds = time.monotonic() - self._interval_began  # with the losses here, the device has done the steps
         self.budget.record("interval", seconds)
@@ -538,6 +548,7 @@ class Trainer:
         raise Terminated
 
     def _save(self, *, best: bool = False) -> None:
+        self.step.write_back()
         began = time.monotonic()
         self.state.save(self.progress.step, best=best)
         self.budget.record("save", time.monotonic() - began + self.state.copy_seconds)

@@ -69,6 +69,18 @@ def _numbers(step, *, lr, beta1, beta2, eps, weight_decay, decoupled_weight_deca
     return torch.tensor([size, correction, decay, 1 - beta1, beta2, 1 - beta2, eps], dtype=torch.float32)
 
 
+def adam_numbers(optimizer, group: dict, step: float):
+    """Return what such an optimiser's `step`-th step would send to the device for a group; None if nothing."""
+    from torch.optim import Adam
+
+    names = ("lr", "eps", "weight_decay")
+    if not isinstance(optimizer, Adam) or not all(isinstance(group[name], int | float) for name in names):
+        return None
+    beta1, beta2 = group["betas"]
+    options = {name: group[name] for name in names} | {"beta1": beta1, "beta2": beta2}
+    return _numbers(step, **options, decoupled_weight_decay=group["decoupled_weight_decay"])
+
+
 def _computation(tensors: list, kind: str | None):
     """Return XLA's computation: the numbers and four tensors in, three new ones out."""
     import torch_xla.core.xla_builder as xb

@@ -209,6 +209,21 @@ class Core(NotebookOutput):
         if not self.open_steps:
             self.same.end_of_step()
 
+    @contextlib.contextmanager
+    def replayed_step(self) -> Iterator[None]:
+        """Wrap the run of a program that an earlier step has recorded; `fit` does so where it may."""
+        began = time.monotonic()
+        self.doing = "running"
+        try:
+            with self._in_graph("step"):
+                yield
+        finally:
+            self.doing = None
+        self.activity += 1
+        self._steps.append(time.monotonic() - began)
+        if self.backend.after_sync:
+            self.backend.after_sync()
+
     def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
 

@@ -1,0 +1,275 @@
+"""A step that is run again computes what a recorded one does, to the last bit; what cannot be is recorded, and said."""
+
+import functools
+import os
+import random
+import re
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from workers import Pairs
+
+from tpukit import Augment, Buckets, fit, launch
+from tpukit.train import LARS, schedules
+
+pytestmark = pytest.mark.xla
+REPLAYED = r"the step is replayed from step 4 on: \d+\.\d ms of the host instead of \d+\.\d"
+STEPS = 200 if os.environ.get("TPUKIT_SOAK") else 12
+
+
+def net(*, dropout=0.0, norm=True):
+    torch.manual_seed(1)
+    middle = [nn.BatchNorm2d(4)] if norm else []
+    layers = [nn.Conv2d(3, 4, 3), *middle, nn.ReLU(), nn.Dropout(dropout), nn.Flatten(), nn.Linear(144, 2)]
+    return nn.Sequential(*layers)
+
+
+class Trained:
+    """One fit of a row: what is trained, and how; a row changes it before, and may keep things in it."""
+
+    def __init__(self, core, model=None, optimizer=torch.optim.Adam, lr=1e-2, **settings):
+        self.core, self.model = core, core.model(model or net())
+        self.optimizer = optimizer(self.model.parameters(), lr=lr, **settings)
+        self.loss, self.data, self.options = nn.MSELoss(), Pairs(), {}
+        self.batches = {"batch_size": 4, "shuffle": True, "drop_last": True}
+
+    def run(self, replay, steps=STEPS):
+        lines, say = [], self.core.print
+        self.core.print = lambda line: lines.append(line)
+        options = {"log_every": 5, "steps_per_epoch": 6, "epochs": max(1, steps // 6), **self.options}
+        try:
+            batches = self.core.batches(self.data, **self.batches)
+            history = fit(self.core, self.model, self.optimizer, self.loss, batches, replay=replay, **options)
+        finally:
+            del self.core.print
+            assert self.core.print == say
+        own = [dict(one) for one in self.optimizer.state.values()]
+        average = options["average"].state_dict() if "average" in options else {}
+        losses = [row["train_loss"] for row in history.intervals]
+        found = self.core.to_host([dict(self.model.state_dict()), own, dict(average)])
+        return {"lines": [line for line in lines if "step" in line], "losses": losses, "state": found}
+
+
+def both(core, table, steps):
+    """Train every row of a table twice, replayed and recorded."""
+    return {name: [make(core).run(replay, steps) for replay in (None, False)] for name, make in table.items()}
+
+
+@functools.cache
+def launched(which, steps, cores=1, backend="xla:cpu"):
+    return launch(both, which(), steps, cores=cores, backend=backend, progress="off", seed=5).results
+
+
+def assert_same(replayed, recorded):
+    assert replayed["losses"] == recorded["losses"]
+    torch.testing.assert_close(replayed["state"], recorded["state"], rtol=0, atol=0)
+
+
+# ---- right -----------------------------------------------------------------------------------------------------
+
+
+def scheduled(core, make=schedules.cosine, options=None, **settings):
+    one = Trained(core, **settings)
+    one.options = {"schedule": make(one.optimizer, 300), **(options or {})}
+    return one
+
+
+def averaged(core, how, **settings):
+    one = scheduled(core, **settings)
+    one.options["average"] = AveragedModel(one.model, **how)
+    return one
+
+
+def augmented(core):
+    one = Trained(core, net(dropout=0.4))
+    one.data, augment = Photos(), Augment()
+    one.options = {"augment": augment, "prepare": lambda images: images.float() / 255}
+    return one
+
+
+class Photos(Pairs):
+    def __getitem__(self, index):
+        return (self.images[index] * 40 + 128).clamp(0, 255).to(torch.uint8), self.targets[index]
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.head = nn.Embedding(9, 4), nn.Linear(4, 2)
+
+    def forward(self, words, attention_mask):
+        return self.head((self.embed(words) * attention_mask[..., None]).mean(1))
+
+
+class Sentences:
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return {"words": torch.full((3 + index % 9,), index % 8), "labels": torch.tensor(index % 2)}
+
+
+def in_buckets(core):
+    one = Trained(core, Words())
+    one.loss, one.data, one.options = nn.CrossEntropyLoss(), Sentences(), {"log_every": 50, "steps_per_epoch": 12}
+    one.batches["buckets"] = Buckets((6, 12))
+    return one
+
+
+def right():
+    sgd, adamw = {"optimizer": torch.optim.SGD, "momentum": 0.9}, {"optimizer": torch.optim.AdamW}
+    return {
+        "Adam, a rate for each step, clip": lambda core: scheduled(core, options={"clip": 0.5}),
+        "AdamW, bf16, two batches a step": lambda core: scheduled(
+            core, **adamw, options={"bf16": True, "accumulate": 2}
+        ),
+        "SGD whose momentum changes, too": lambda core: scheduled(
+            core,
+            lambda optimizer, steps: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, steps),
+            **sgd,
+            weight_decay=1e-3,
+        ),
+        "LARS, a moving average": lambda core: averaged(
+            core, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}, optimizer=LARS, lr=1.0
+        ),
+        "a plain average, of a count": lambda core: averaged(core, {}),
+        "random images, dropout": augmented,
+        "buckets, a program for each length": in_buckets,
+        "a rate that falls after an epoch": lambda core: scheduled(
+            core, lambda optimizer, _: torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5), lr=0.1, **sgd
+        ),
+    }
+
+
+@pytest.mark.parametrize("row", right())
+def test_a_replayed_run_equals_the_recorded_one_to_the_last_bit(row):
+    replayed, recorded = launched(right, STEPS)[0][row]
+    assert_same(replayed, recorded)
+    said = [line for line in replayed["lines"] if "replayed" in line]
+    assert len(said) == 1, replayed["lines"]
+    assert re.fullmatch(REPLAYED.replace("step 4", r"step \d+"), said[0])
+    assert not any("recorded" in line for line in replayed["lines"])
+    assert not any("replayed" in line for line in recorded["lines"])
+
+
+# ---- guarded ---------------------------------------------------------------------------------------------------
+
+
+class Own(nn.Module):
+    """A network whose forward does something on the host."""
+
+    def __init__(self, act=lambda self, images: 1.0):
+        super().__init__()
+        self.inner, self.calls, self.kept, self.act = net(norm=False), 0, [], act
+
+    def forward(self, images):
+        return self.inner(images) * self.act(self, images)
+
+
+def counted(self, images):
+    self.calls += 1
+    return self.calls / 10
+
+
+def branched(self, images):
+    self.calls += 1
+    return 2.0 if self.calls > 9 else 0.5
+
+
+def in_own(act):
+    return lambda core: Trained(core, Own(act))
+
+
+CLOCK = {"calls": 0}
+
+
+def by_the_clock(self, images):
+    return 2.0 + int(os.environ.get("TPUKIT_TEST_EPOCH", "0"))
+
+
+def with_clock(core):
+    os.environ["TPUKIT_TEST_EPOCH"] = "0"
+    one = Trained(core, Own(by_the_clock))
+
+    def on_epoch(history):
+        os.environ["TPUKIT_TEST_EPOCH"] = "1"
+
+    one.options = {"on_epoch": on_epoch}
+    return one
+
+
+def frozen(core):
+    one = Trained(core)
+    one.options = {"on_epoch": lambda history: one.model[0].requires_grad_(False) and None}
+    return one
+
+
+def hooked(core):
+    one = Trained(core)
+    one.model[1].register_forward_hook(lambda layer, given, found: found * 1.5)
+    return one
+
+
+def keeping(core):
+    kept = []
+
+    def loss(outputs, targets):
+        kept.append(outputs.detach().mean())
+        return nn.functional.mse_loss(outputs, targets)
+
+    one = Trained(core)
+    one.loss = loss
+    return one
+
+
+def reading(core):
+    one = Trained(core)
+    one.loss = lambda outputs, targets: (
+        nn.functional.mse_loss(outputs, targets) * (2.0 if outputs.mean().item() > 0 else 0.5)
+    )
+    return one
+
+
+def growing(core):
+    """A schedule that gives the optimiser another group in the middle of an epoch."""
+    one = Trained(core)
+    late = one.model[-1]
+    one.optimizer = torch.optim.SGD(one.model[0].parameters(), lr=0.01)
+
+    def rate(step):
+        if step == 9:
+            one.optimizer.add_param_group({"params": list(late.parameters()), "initial_lr": 0.01})
+            one.options["schedule"].lr_lambdas.append(rate)
+            one.options["schedule"].base_lrs.append(0.01)
+        return 1.0
+
+    one.options = {"schedule": torch.optim.lr_scheduler.LambdaLR(one.optimizer, rate)}
+    return one
+
+
+def guarded():
+    return {
+        r"every step is recorded: model\.calls was 1 and is 2": in_own(counted),
+        r"every step is recorded: model\.calls was 1 and is 2 ": in_own(branched),
+        r"every step is recorded: it draws random numbers on the host": in_own(
+            lambda self, images: 1.0 if random.random() < 0.5 else 2.0
+        ),
+        r"every step is recorded: ReLU has a hook|every step is recorded: BatchNorm2d has a hook": hooked,
+        r"every step is recorded: a tensor that it computes is kept": keeping,
+        r"every step is recorded: it reads from the device, or runs a part of its work": reading,
+        r"every step is recorded from step 7 on: .*requires_grad.*|every step is recorded from step 7 on: .*": frozen,
+        r"every step is recorded from step 7 on: a number of the host was 2 and is 3": with_clock,
+        r"every step is recorded: a number of the host was .* and is .*": lambda core: Trained(core, amsgrad=True),
+    }
+
+
+@pytest.mark.parametrize("message", guarded())
+def test_what_cannot_be_replayed_is_recorded_with_the_right_numbers_and_said_once(message):
+    replayed, recorded = launched(guarded, 12)[0][message]
+    assert_same(replayed, recorded)
+    said = [line for line in replayed["lines"] if "every step is recorded" in line]
+    assert len(said) == 1, replayed["lines"]
+    assert re.match(message.strip(), said[0])

@@ -1,0 +1,75 @@
+"""The program of all that a step has recorded, run again with other inputs, without recording it.
+
+torch_xla's bridge to torch.compile does so with a model's forward and backward pass; here it is given a whole step. It
+cannot run what `sync` has compiled: the hash by which torch_xla keeps a program says which of the two asked for it, and
+only for the bridge does it note the shapes of what comes out (`CollectSyncTensors` and `GetGraphHash` in torch_xla's
+xla_graph_executor.cpp). But with the outputs in a sync's order, that of the tensors' ids, and the same inputs given
+away, it is the same program to the last operation: the same bits come out. And since the steps that are recorded run
+through here as well, nothing is compiled twice.
+"""
+
+from collections.abc import Collection
+
+
+class Programs:
+    """The programs of this core's steps, compiled and kept by torch_xla.
+
+    Args:
+        device: of this core.
+
+    Attributes:
+        seed_id: the id of the input that a program's random numbers start from.
+    """
+
+    def __init__(self, device):
+        import torch_xla
+
+        self._api, self._device = torch_xla._XLAC, str(device)
+        self.seed_id = self._api._get_seed_info_id()
+        self._compiled: set[bytes] = set()
+
+    def compile(self, outputs: list, replaced: Collection[int]) -> tuple[bytes, dict[int, object]]:
+        """Compile what computes these tensors, in the order of their ids; return its key, and its inputs by position.
+
+        The inputs whose ids are in `replaced` are lost when it runs: the results may take their memory.
+        """
+        from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
+
+        ids, values = self._api._get_tensors_xla_device_data_node(outputs)
+        for one, value in zip(ids, values, strict=True):
+            if one in replaced:
+                self._api._set_buffer_donation(value, True)  # as a sync does by itself; else old and new are both kept
+        with alias_with_buffer_donor_config():
+            key = self._api._get_graph_hash(outputs)
+            if key not in self._compiled:
+                self._api._xla_warm_up_cache(outputs, [])
+                self._compiled.add(key)
+        return key, list(zip(ids, values, strict=True))
+
+    def run(self, key: bytes, inputs: list) -> list:
+        """Run a program and return its results, before they are there."""
+        return self._api._run_cached_graph(key, inputs)
+
+    def ids(self, tensors: list) -> list[int]:
+        """Return torch_xla's numbers of tensors; what is changed in place gets another."""
+        return [self._api._xla_get_tensor_id(one) for one in tensors]
+
+    def waiting(self, tensors: list) -> list[bool]:
+        """Say of each tensor whether it is recorded and not computed yet."""
+        return self._api._check_tensor_need_materialization(tensors)
+
+    def all_waiting(self) -> int:
+        """Return how many tensors that anybody holds are recorded and not computed yet."""
+        return sum(self._api._check_device_tensor_need_materialization(self._device))
+
+    def interruptions(self) -> int:
+        """Return how often so far this process ran a graph, or copied a tensor to the host."""
+        graphs = sum(self._api._xla_counter_value(name) or 0 for name in ("CachedCompile", "UncachedCompile"))
+        return graphs + (self._api._xla_metric_data("TransferFromDeviceTime") or (0,))[0]
+
+    def next_seed(self):
+        """Return what the random numbers of a step start from, a tensor, and move on as a sync does."""
+        start = self._api._get_base_seed_as_tensor(self._device)
+        now = self._api._xla_get_rng_seed(self._device)
+        self._api._xla_set_rng_seed((1012031 + now * 7012063) % 2**64, self._device)  # as MarkStep of torch's lazy core
+        return start
