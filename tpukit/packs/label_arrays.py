@@ -133,9 +133,10 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     classes = [str(one) for one in classes]
     check_classes(classes)
     numbers = class_numbers(classes)
-    if not words and numbers.keys() <= set(classes):
-        numbers = {number: number for number in range(len(classes))}
     values = [_as_written(value, numbers) for value in values]
+    are_words = bool(words) or any(isinstance(value, str) for value in values)
+    if not are_words and numbers.keys() <= set(classes):
+        numbers = {number: number for number in range(len(classes))}
     for row, value in enumerate(values):
         if _is_missing(value):
             raise WrongValue(
@@ -154,9 +155,11 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
 
 
 def _as_written(value, numbers: dict):
-    """Return a text that reads as a number as that number, where classes are numbers: "007" is 7."""
-    is_text = isinstance(value, str) and value not in numbers
-    return float(value) if is_text and _reads_as_number(value) else value
+    """Return a value as classes name it: True or an interval by its text, "007" as 7 where classes are numbers."""
+    if isinstance(value, str):
+        return float(value) if value not in numbers and _reads_as_number(value) else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number or _is_missing(value) or str(value) not in numbers else str(value)
 
 
 def _reads_as_number(word: str) -> bool:
@@ -175,7 +178,8 @@ def number_groups(values):
     # None and NaN belong to no group, and would put the same patient on both sides of a split.
     if missing := [number for number, value in enumerate(values) if _is_missing(value)]:
         raise WrongValue(f"{len(missing)} images have no group, first image {missing[0]}", fix="name a group for each")
-    names, numbers = numpy.unique([str(value) for value in values], return_inverse=True)
+    # Without what nobody sees: "p1" and "p1 " would put one patient on both sides, too.
+    names, numbers = numpy.unique([str(value).strip() for value in values], return_inverse=True)
     return numbers.astype(numpy.int32), names.tolist()
 
 

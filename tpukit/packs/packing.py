@@ -278,8 +278,8 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     packed = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     index = {"index.npy": npy(planned[packed])}
     contents = numpy.concatenate([contents_of(target, file) for file in files])
-    _, first, same = numpy.unique(contents, return_index=True, return_inverse=True)
-    repeated = len(contents) - len(first)
+    _, first, same = numpy.unique(contents[:, 0], return_index=True, return_inverse=True)
+    repeated, labels = len(contents) - len(first), planned["labels"][packed]
     if repeated and not described.group_names:  # one picture on both sides of a split is one that was learned
         index["groups.npy"] = npy(planned["group"][packed][first[same]])
     for name in ("names", "looks.npy"):
@@ -287,6 +287,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
             index[name] = (target.work / name).read_bytes()
     for name, data in index.items():
         write_file(target.folder / name, data)
+    in_memory = described.items.dark if described.items is not None else []
     shapes = {tuple(shape) for note in notes for shape in note["shapes"]}
     target.finish(
         encoding="uint8" if notes[0]["pixels"] else "jpeg",
@@ -298,8 +299,9 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         skipped=skipped,
         contents=hashlib.sha256(contents.tobytes()).hexdigest(),
         repeated=repeated,
-        dark=sum(note["dark"] for note in notes),
-        brightest=max(note["brightest"] for note in notes),
+        relabelled=int((labels != labels[first[same]]).any(axis=1).sum()),
+        dark=len(in_memory) + sum(note["dark"] for note in notes),
+        brightest=max([*in_memory, *(note["brightest"] for note in notes)]),
         mask_values=sorted({value for note in notes for value in note["masks"]}),
         left_out=described.left_out,
         gifs=sum(name.lower().endswith(".gif") for name in described.names),
