@@ -78,9 +78,7 @@ def items(count=4, label=int):
 
 def with_pack(done, **more):
     """Do a call of `pack` that a fix names, with the folder and the options in the dots' place."""
-    call = re.search(r"pack\(.*\)", done.partition("; or pack(..., damaged")[0])[0].replace(
-        "...", "'pack', progress='off', workers=1, **more", 1
-    )
+    call = re.search(r"pack\(.*\)", done)[0].replace("...", "'pack', progress='off', workers=1, **more", 1)
     return eval(call, {"pack": pack, "pandas": pandas, "more": more})
 
 
@@ -302,7 +300,7 @@ def _(folder):
     Path("in/a").mkdir(parents=True)
     Image.fromarray(np.eye(8, dtype=np.float32)).save("in/a/x.tif")
     return lambda: quietly("in"), lambda fix: with_pack(
-        fix.replace("pack(...", "pack('in', ...").replace("(low, high)", "(0, 1)")
+        fix.partition("; or")[0].replace("pack(...", "pack('in', ...").replace("(low, high)", "(0, 1)")
     )
 
 
