@@ -15,9 +15,9 @@ FUZZ = Path(__file__).with_name("fuzz.py")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory as Linux has them")
 def test_hundreds_of_damaged_files_give_no_wrong_pixels_and_none_hangs(tmp_path):
-    command = [sys.executable, str(FUZZ), "--files", "180", "--meanings", "12", "--seed", "1"]
+    command = [sys.executable, str(FUZZ), "--files", "180", "--meanings", "24", "--seed", "1"]
     ended = subprocess.run(
         [*command, "--keep", str(tmp_path)], capture_output=True, text=True, check=False, timeout=800
     )
-    last = {"files": 180, "meanings": 12, "wrong": 0, "hung": 0}
+    last = {"files": 180, "meanings": 24, "wrong": 0, "hung": 0}
     assert json.loads(ended.stdout.splitlines()[-1]) == last, ended.stdout + ended.stderr

@@ -65,7 +65,7 @@ def _numbers(column, name: str):
     if array.dtype.kind == "O":
         array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
     if array.dtype.kind not in "biuf":
-        value = array.reshape(-1)[0]
+        value = array.reshape(-1).tolist()[0]
         raise WrongValue(
             f"labels are numbers, and these are not: {name!r} holds {value!r}",
             found=f"dtype {dtype or array.dtype}",
