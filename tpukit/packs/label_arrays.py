@@ -115,7 +115,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         column: of a table; a categorical one has its classes, and their order, itself.
         name: of the column, for messages.
         classes: in the order of their numbers. With them, numbers in a column are names where all classes are numbers;
-            else, if the column has no word, places, from 0.
+            else, if the column has no word, places, from 0. True and False, and intervals, are their text if it names a
+            class.
 
     Raises:
         ValueError: a value is missing, is none of the classes, or only some are words.

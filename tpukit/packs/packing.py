@@ -56,8 +56,8 @@ def pack(
 
     A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
     the files, 20,000 of them where there are more; where times or places differ, up to a hundred files with what was
-    packed. Of a list all items are compared, of a dataset a hundred and all of its `targets` or `labels`, of what can
-    only be iterated the first.
+    packed. Of a list all items are compared, of a dataset a hundred and all of its labels (`targets`, `labels`,
+    `_labels`, `samples`, `tensors`), of what can only be iterated the first.
 
     Args:
         source: a folder of images that Pillow opens, one sub-folder per class as for torchvision's ImageFolder (hidden
@@ -98,8 +98,8 @@ def pack(
 
     Returns:
         The finished `Records`. What they hold is printed: how many images each class has, which files of a folder were
-        left out, how many images are there more than once, and what rarely is meant: 16 bits that are nearly black,
-        masks of nothing but 0 and 255.
+        left out, how many images are there more than once, some with other labels, and what rarely is meant: 16 bits
+        that are nearly black, masks of nothing but 0 and 255.
 
     Raises:
         ValueError: an argument or the source is not as above, images have no labels of one length, a label would not

@@ -18,8 +18,8 @@ class StoredImages:
         folder: where they are.
         names: of the L labels, or of the classes: what `show_batch(names=...)` takes.
         labels: (N, L) float32; with classes (N,) int64, the number of each image's class. Read-only: other labels are
-            put in place, `images.labels = ...`, one or one row for each image; of a pandas Series or DataFrame those
-            of `rows`. A cache that is made afterwards has them, too.
+            put in place, `images.labels = ...`, one or one row for each image; of a pandas Series or DataFrame, in
+            the order of the table, those of `rows`. A cache that is made afterwards has them, too.
         has_masks: True where each image has a mask; what is taken is then (H, W, 4), the fourth channel the mask.
         groups: (N,) int32, the number of each image's group; without groups each image is its own, with those of
             equal contents.
