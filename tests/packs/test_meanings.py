@@ -244,6 +244,8 @@ def test_labels_put_in_place_of_classes_are_numbers_of_classes(tmp_path):
     assert records.labels.dtype == np.int64
     with pytest.raises(ValueError, match=r"label 0\.5 is none of the 2 classes"):
         records.labels = [0.5, 0, 1, 0]
+    records.labels = pandas.DataFrame({"label": [0, 1, 1, 0]})
+    assert records.labels.tolist() == np.array([0, 1, 1, 0])[records.rows].tolist()
 
 
 @pytest.mark.parametrize(
@@ -265,6 +267,19 @@ def test_a_dataset_that_gives_another_image_each_time_is_refused(tmp_path):
 
     with pytest.raises(ValueError, match=r"another one each time it is read(.|\n)*fit\(..., augment="):
         quietly(Random(), tmp_path / "a")
+
+
+def test_a_dataset_that_is_random_now_and_then_is_refused(tmp_path):
+    class Flipped(Pictures):
+        def __getitem__(self, index):
+            image = picture(index)
+            return image if index % 3 == 0 or self.draw.random() < 0.5 else ImageOps.mirror(image), 0
+
+    for seed in range(20):
+        dataset = Flipped(targets=range(60))
+        dataset.draw = np.random.default_rng(seed)
+        with pytest.raises(ValueError, match="another one each time it is read"):
+            quietly(dataset, tmp_path / "a", classes=())
 
 
 def test_equal_images_are_on_one_side_of_a_split(tmp_path, capsys):
@@ -431,7 +446,11 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
     said = capsys.readouterr().out
     assert "4 images of 2 classes: cat 2, dog 2" in said
     assert "left out: 3 files that are no images of a class (.txt 2, .csv beside the classes 1)" in said
-    assert "of 1 GIF the first frame is taken" in said
+    assert "first page" not in said
+    for file in ("stack.tif", "moving.png", "moving.webp", "moving.gif"):
+        picture(1).save(source / "cat" / file, save_all=True, append_images=[picture(2), picture(3)])
+    quietly(source, tmp_path / "moving")
+    assert "of 4 files with several pages or frames the first is taken" in capsys.readouterr().out
     (source / "emu").mkdir()
     (source / "emu" / "a.heic").write_text("no image")
     with pytest.raises(ValueError, match=r"'emu' holds no image that is read here(.|\n)*\.heic 1"):

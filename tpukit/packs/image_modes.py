@@ -113,6 +113,17 @@ def brightest(image) -> int:
     return int(values.max()) if values.dtype.kind in "iu" and values.dtype.itemsize > 1 else 0
 
 
+def has_frames(data: bytes) -> bool:
+    """Tell whether the bytes of an image hold several pages or frames; a JPEG may hold others, but has one."""
+    from PIL import Image
+
+    is_png = data[:4] == b"\x89PNG" and b"acTL" in data[:_SMALL]
+    if is_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
+        with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:  # the first one is whole
+            return getattr(image, "n_frames", 1) > 1
+    return False
+
+
 def check_window(window) -> tuple[float, float] | None:
     """Return the window as two floats, or None; ValueError unless it is two numbers, the lower one first."""
     if window is None:

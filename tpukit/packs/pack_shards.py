@@ -17,7 +17,7 @@ from tpukit.essentials.show import Explained, SystemFailed
 from tpukit.packs.array_records import Shards, write_shard
 from tpukit.packs.checked_files import write_file
 from tpukit.packs.decoding import decode
-from tpukit.packs.image_modes import NEARLY_BLACK, brightest
+from tpukit.packs.image_modes import NEARLY_BLACK, brightest, has_frames
 from tpukit.packs.items import StoredItems
 from tpukit.packs.masks import image_of, is_masked
 from tpukit.packs.pack_sources import PackSource
@@ -133,9 +133,10 @@ def _open_source(target: PackFolder, job: dict) -> Files | StoredItems:
 def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, skip: bool, count) -> None:
     """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
     size, window, skipped, shapes = target.plan["size"], target.plan.get("window"), [], set()
-    contents, dark, classes = [], [], set()
+    contents, dark, classes, frames = [], [], set(), 0
 
     def records() -> Iterator[bytes]:
+        nonlocal frames
         reads = (functools.partial(prepare, source, int(row["row"]), size, window) for row in rows)
         for row, (payload, shape, seen) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
             number = int(row["row"])
@@ -145,6 +146,7 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
                 contents.append((digest(_image_in(payload, shape)) if shape[-1] == 4 else whole) + whole)
                 dark.extend(seen["dark"])
                 classes.update(seen["masks"])
+                frames += seen["frames"]
                 yield row.tobytes() + payload
             elif skip:
                 skipped.append({"row": number, "name": source.name(number), "why": payload})
@@ -165,7 +167,7 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
     write_shard(part, records())
     pixels = size is not None or source.encoding == "uint8"
     note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
-    note |= {"dark": len(dark), "brightest": max(dark, default=0), "masks": sorted(classes)}
+    note |= {"frames": frames, "dark": len(dark), "brightest": max(dark, default=0), "masks": sorted(classes)}
     write_file(note_of(target, file).with_suffix(".contents"), b"".join(contents))
     write_file(note_of(target, file), json.dumps(note).encode())
     os.replace(part, file)
@@ -178,7 +180,7 @@ def prepare(source: Files | StoredItems, number: int, size: int | None, window=N
         if source.shape is not None:  # pixels, resized when they were stored, or images that were just encoded
             return data, source.shape, _look(data, source.shape)
         image = decode(data, size, window=window)
-        seen = _look(image, image.shape, None if window else data)
+        seen = _look(image, image.shape, data, window)
     except (OSError, ValueError, MemoryError) as error:
         if getattr(error, "errno", None) in NOT_DAMAGE:
             raise
@@ -197,13 +199,13 @@ def _image_in(payload: bytes, shape: tuple):
     return numpy.ascontiguousarray(numpy.frombuffer(payload, numpy.uint8).reshape(shape)[..., :3])
 
 
-def _look(pixels, shape: tuple, file: bytes | None = None) -> dict:
-    """Return the values of a mask, and the brightest one of a file of more than 8 bits that came out nearly black."""
+def _look(pixels, shape: tuple, file: bytes = b"", window=None) -> dict:
+    """Return the values of a mask; whether a file has frames, and its brightest value if it came out nearly black."""
     import numpy
 
-    masks, dark = [], []
+    masks, dark, file = [], [], bytes(image_of(file)) if is_masked(file) else file
     if shape[-1] == 4:
         masks = numpy.unique(numpy.frombuffer(pixels, numpy.uint8).reshape(shape)[..., 3]).tolist()
-    if file is not None and file[:2] != b"\xff\xd8" and not is_masked(file) and pixels.max() < NEARLY_BLACK:
+    if window is None and file and file[:2] != b"\xff\xd8" and pixels[..., :3].max() < NEARLY_BLACK:
         dark = [value for value in [brightest(file)] if value]
-    return {"masks": masks, "dark": dark}
+    return {"masks": masks, "dark": dark, "frames": has_frames(file)}

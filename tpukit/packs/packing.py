@@ -304,7 +304,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         brightest=max([*in_memory, *(note["brightest"] for note in notes)]),
         mask_values=sorted({value for note in notes for value in note["masks"]}),
         left_out=described.left_out,
-        gifs=sum(name.lower().endswith(".gif") for name in described.names),
+        frames=sum(note["frames"] for note in notes),
         shards=[
             {"file": file.name, "bytes": file.stat().st_size, "records": note["records"]}
             for file, note in zip(files, notes, strict=True)

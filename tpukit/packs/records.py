@@ -125,8 +125,8 @@ class Records(StoredImages):
             )
         if 255 in found["mask_values"] and set(found["mask_values"]) <= {0, 255}:
             lines.append("masks hold 0 and 255 alone: is 255 a class, divide by 255; or pixels that do not count?")
-        if found["gifs"]:
-            lines.append(f"of {counted(found['gifs'], 'GIF')} the first frame is taken")
+        if frames := found.get("frames"):
+            lines.append(f"of {counted(frames, 'file')} with several pages or frames the first is taken")
         return "\n      ".join(lines)
 
     def __reduce__(self):

@@ -59,6 +59,8 @@ class StoredImages:
         if hasattr(labels, "iloc"):
             labels = self._of_the_table(labels)
         labels = numpy.array(labels)
+        if self.classes and labels.shape[1:] == (1,):  # of a table's one column
+            labels = labels[:, 0]
         if labels.shape[:1] != (len(self),):
             raise WrongValue(
                 f"there are {len(self):,} images, and labels of shape {labels.shape}",
