@@ -3,7 +3,8 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
-.PHONY: compile-check bench bench-input bench-step bench-unet bench-recording bench-compile bench-exams bench-preflight bench-sharded
+.PHONY: compile-check bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams bench-preflight
+.PHONY: bench-sharded
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
@@ -105,10 +106,13 @@ standin: $(installed)  ## twenty minutes: the TPU path on five machines that a s
 compile-check: $(installed)  ## minutes, fetches libtpu: every graph of the kit, compiled for v5e, v6e and v3 without a TPU
 	$(python) tests/compiler/table.py
 
-bench: bench-input bench-step bench-unet bench-recording bench-compile bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
+bench: bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams  ## all benchmarks, one after the other; each prints a table and one line of JSON
 
 bench-input: .venv/benched  ## minutes: the input pipeline against the tutorial's, webdataset, Grain and DataLoader
 	$(python) benchmarks/input.py
+
+bench-packing: $(installed)  ## a minute: packing with a digest of every image against packing without
+	$(python) benchmarks/packing.py
 
 bench-step: .venv/benched  ## minutes: a step of fit against a loop by hand, Lightning and accelerate
 	$(python) benchmarks/step.py

@@ -203,9 +203,10 @@ def test_no_modules_of_a_room_import_each_other_in_a_circle():
 # Tests
 
 WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
+    "essentials/data": {"fixes"},
     "essentials/run": {"hosts", "in_graph", "kernel", "ranks"},
     "essentials/show": {"html_tables"},
-    "packs": {"meanings"},
+    "packs": {"fixes", "meanings"},
     "standin": {"collectives", "failures", "kit", "torch_xla"},
     "train": {"early_stopping", "same_in_fit"},
 }

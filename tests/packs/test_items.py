@@ -18,6 +18,7 @@ from tpukit.packs.packing import pack  # noqa: E402
 
 KIT = Path(__file__).parents[2]
 QUIET = {"progress": "off", "workers": 1}
+LOOKS = 1 + 2 * 14 + 40  # of forty items, before they are packed: at the first, at some twice, at all
 
 
 def encoded(number):
@@ -39,7 +40,7 @@ class Dataset:
         self.read.append(number)
         if number in self.broken:
             raise KeyError(f"no file for {number}")
-        if number == self.stop and len(self.read) > self.count:  # not while it is looked at first
+        if number == self.stop and len(self.read) > LOOKS:
             raise KeyboardInterrupt
         return (np.full((8, 8, 3), number * 6, np.uint8) if self.arrays else encoded(number)), number
 
@@ -50,7 +51,7 @@ def test_reading_goes_on_where_it_was_interrupted(tmp_path, arrays, capsys):
         pack(Dataset(stop=33, broken=[5], arrays=arrays), tmp_path / "out", damaged="skip", **QUIET)
     again = Dataset(arrays=arrays, broken=[5])
     records = pack(again, tmp_path / "out", damaged="skip", **QUIET)
-    assert again.read[again.count + 2 :] == list(range(33, 40))  # after the first one, twice, and the look at all
+    assert again.read[LOOKS:] == list(range(33, 40))
     assert "goes on after the 33 items that an earlier call has read" in capsys.readouterr().out
     assert sorted(records.labels[:, 0].tolist()) == [n for n in range(40) if n != 5]
     whole = pack(Dataset(arrays=arrays, broken=[5]), tmp_path / "whole", damaged="skip", **QUIET)
@@ -70,7 +71,7 @@ def test_what_a_power_cut_has_lost_is_read_again(tmp_path, harm):
     file.write_bytes(data[: None if how == "changed" else -3])
     again = Dataset(broken=[5])
     records = pack(again, tmp_path / "out", damaged="skip", **QUIET)
-    assert len(again.read) - 42 in range(8, 30) if name != "failed" else True
+    assert len(again.read) - LOOKS in range(8, 30) if name != "failed" else True
     whole = pack(Dataset(broken=[5]), tmp_path / "whole", damaged="skip", **QUIET)
     assert (records.read(range(39)), records.skipped) == (whole.read(range(39)), whole.skipped)
 
@@ -79,10 +80,10 @@ KILLED = """
 import sys, time
 sys.path.insert(0, "tests")
 from tpukit.packs.packing import pack
-from packs.test_items import Dataset
+from packs.test_items import LOOKS, Dataset
 class Slow(Dataset):
     def __getitem__(self, number):
-        if len(self.read) > 41: time.sleep(0.02)
+        if len(self.read) >= LOOKS: time.sleep(0.02)
         return super().__getitem__(number)
 pack(Slow(), sys.argv[1], progress="off", workers=1)
 """

@@ -2,18 +2,29 @@
 
 import io
 import re
+import struct
 import zipfile
+import zlib
 
 import numpy as np
 import pandas
 import pytest
 import torch
-from PIL import Image
-from torch.utils.data import ConcatDataset, Subset
+from one_process import in_this_process
+from PIL import Image, ImageOps
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import tpukit
-from tpukit.packs import build_cache, cache_or_decode, pack
+from tpukit.packs import build_cache, cache_or_decode, pack, pack_shards
+from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import orientation, to_rgb
+from tpukit.packs.masks import open_mask
+
+
+@pytest.fixture(autouse=True)
+def _no_processes():
+    with in_this_process():
+        yield
 
 
 def picture(*seed, side=16):
@@ -97,6 +108,52 @@ def test_a_target_transform_takes_the_names_with_it(tmp_path):
     assert quietly(dataset, tmp_path / "a").classes == []
 
 
+def called(records):
+    """Return what each row of the table is called in a pack."""
+    return [records.classes[label] for label in records.labels[np.argsort(records.rows)]]
+
+
+@pytest.mark.parametrize("kind", ["column", "categorical"])
+def test_true_and_false_are_called_so_whatever_the_order_of_the_classes(tmp_path, kind):
+    folder_of(tmp_path, "x.png", "y.png")
+    table = pandas.DataFrame({"path": ["x.png", "y.png"], "ill": [True, False]})
+    options = {"root": tmp_path, "labels": "ill"}
+    if kind == "column":
+        options["classes"] = ["True", "False"]
+        assert called(quietly(table, tmp_path / "b", **options | {"classes": ["no", "yes"]})) == ["yes", "no"]  # places
+    else:
+        table["ill"] = pandas.Categorical(table.ill, categories=[True, False])
+    assert called(quietly(table, tmp_path / "a", **options)) == ["True", "False"]
+
+
+def test_a_column_of_intervals_has_them_as_classes(tmp_path):
+    folder_of(tmp_path, "x.png", "y.png")
+    table = pandas.DataFrame({"path": ["x.png", "y.png"], "age": pandas.cut([70, 20], [0, 50, 90])})
+    assert called(quietly(table, tmp_path / "a", root=tmp_path, labels="age")) == ["(50, 90]", "(0, 50]"]
+
+
+def test_names_that_a_dataset_numbers_otherwise_are_in_the_order_of_the_numbers(tmp_path):
+    dataset = Pictures()
+    dataset.class_to_idx = {"dog": 0, "cat": 1}
+    assert quietly(dataset, tmp_path / "a").classes == ["dog", "cat"]
+    dataset.class_to_idx = {"dog": 1, "cat": 3}
+    with pytest.raises(ValueError, match=r"says two things of its classes(.|\n)*classes="):
+        quietly(dataset, tmp_path / "b")
+
+
+def test_joined_packs_of_other_classes_are_no_training(tmp_path):
+    from tpukit.train.checks import check_classes, remember_classes
+
+    one, two = (quietly(Pictures(names), tmp_path / names[0]) for names in (["cat", "dog"], ["dog", "emu"]))
+    batches, model = [tpukit.essentials.data.Batches(data, batch_size=2) for data in (one, two)], torch.nn.Identity()
+    remember_classes(model, tpukit.essentials.data.Batches(ConcatDataset([one, one]), batch_size=2))
+    check_classes(model, batches[0], "validation")
+    with pytest.raises(ValueError, match="class 0 is 'cat', 'dog'"):
+        check_classes(model, batches[1], "validation")
+    with pytest.raises(ValueError, match="number their classes differently"):
+        remember_classes(model, tpukit.essentials.data.Batches(ConcatDataset([one, two]), batch_size=2))
+
+
 # ---- the same data? ------------------------------------------------------------------------------------------------
 
 
@@ -133,6 +190,64 @@ def test_labels_that_were_put_in_place_go_into_a_cache_and_through_a_pickle(tmp_
     assert records.labels.tolist() == table[records.rows].tolist()
 
 
+@pytest.mark.parametrize("where", ["targets", "_labels", "samples", "tensors"])
+def test_labels_that_were_mended_are_seen_wherever_a_dataset_keeps_them(tmp_path, where):
+    if where == "tensors":
+        dataset = TensorDataset(torch.zeros(300, 3, 4, 4, dtype=torch.uint8), torch.zeros(300))
+        labels, mended = dataset.tensors[1], 1
+    else:
+
+        class Other:
+            def __len__(self):
+                return 300
+
+            def __getitem__(self, index):
+                kept = getattr(self, where)[index]
+                return np.zeros((4, 4, 3), np.uint8), kept[1] if where == "samples" else kept
+
+        dataset, labels = Other(), [("a.png", 0)] * 300 if where == "samples" else [0] * 300
+        setattr(dataset, where, labels)
+        mended = ("a.png", 1) if where == "samples" else 1
+    quietly(dataset, tmp_path / "a", labels="label")
+    quietly(dataset, tmp_path / "a", labels="label")
+    labels[1] = mended  # none of the hundred items that are read
+    with pytest.raises(FileExistsError, match="another pack"):
+        quietly(dataset, tmp_path / "a", labels="label")
+
+
+def test_a_series_in_the_order_of_the_images_is_not_put_in_order_once_more(tmp_path):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(8)))
+    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")}, range(8, 16))
+    records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind")
+    new = pandas.Series([0, 1, 1, 1, 0, 0, 0, 1], table.index)
+    for taken in (new.iloc[records.rows], new.to_frame().iloc[records.rows]):
+        with pytest.raises(ValueError, match=r"in the order of the images already(.|\n)*to_numpy"):
+            records.labels = taken
+    records.labels = new.iloc[records.rows].to_numpy()  # as the fix says
+    by_hand = records.labels.tolist()
+    records.labels = new
+    assert records.labels.tolist() == by_hand == new.to_numpy()[records.rows].tolist()
+
+
+def test_a_series_of_other_rows_than_the_tables_is_refused(tmp_path):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(8)))
+    (tmp_path / "3.png").write_text("no image")
+    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(8)], "kind": list("ababaabb")})
+    records = quietly(table, tmp_path / "a", root=tmp_path, labels="kind", damaged=0.5)
+    with pytest.raises(ValueError, match=r"7 rows, and the images were rows 0 to 7 of a table"):
+        records.labels = table.kind.drop(index=3).map({"a": 1, "b": 0})
+
+
+def test_labels_put_in_place_of_classes_are_numbers_of_classes(tmp_path):
+    records = quietly(Pictures(), tmp_path / "a")
+    records.labels = [1.0, 0.0, 1.0, 0.0]
+    assert records.labels.dtype == np.int64
+    with pytest.raises(ValueError, match=r"label 0\.5 is none of the 2 classes"):
+        records.labels = [0.5, 0, 1, 0]
+    records.labels = pandas.DataFrame({"label": [0, 1, 1, 0]})
+    assert records.labels.tolist() == np.array([0, 1, 1, 0])[records.rows].tolist()
+
+
 @pytest.mark.parametrize(
     ("labels", "words"),
     [([1, 0], "there are 4 images"), ([0, 1, 0, np.nan], "finite numbers"), ([0, 1, 2, 0], "none of the 2 classes")],
@@ -154,19 +269,60 @@ def test_a_dataset_that_gives_another_image_each_time_is_refused(tmp_path):
         quietly(Random(), tmp_path / "a")
 
 
+def test_a_dataset_that_is_random_now_and_then_is_refused(tmp_path):
+    class Flipped(Pictures):
+        def __getitem__(self, index):
+            image = picture(index)
+            return image if index % 3 == 0 or self.draw.random() < 0.5 else ImageOps.mirror(image), 0
+
+    for seed in range(20):
+        dataset = Flipped(targets=range(60))
+        dataset.draw = np.random.default_rng(seed)
+        with pytest.raises(ValueError, match="another one each time it is read"):
+            quietly(dataset, tmp_path / "a", classes=())
+
+
 def test_equal_images_are_on_one_side_of_a_split(tmp_path, capsys):
     folder_of(tmp_path, *(f"{number}.png" for number in range(10)))
     (tmp_path / "copy.png").write_bytes((tmp_path / "3.png").read_bytes())
     paths = [*(f"{number}.png" for number in range(10)), "copy.png", *["5.png"] * 4]
     table = pandas.DataFrame({"path": paths, "kind": ["a", "b", "a"] * 5})
     records = quietly(table, tmp_path / "pack", root=tmp_path, labels="kind")
-    assert "5 images are there more than once; split keeps them together" in capsys.readouterr().out
+    said = "5 images are there more than once, 2 with other labels; split keeps them together"
+    assert said in capsys.readouterr().out
     cached = build_cache(records, tmp_path / "cache", size=16)
     for images in (records, cached):
         for seed in range(5):
             sides = [{paths[row] for row in images.rows[part]} for part in images.split(0.4, seed)]
             assert not sides[0] & sides[1]
             assert not any({"3.png", "copy.png"} <= sides[0] | {"x"} and "copy.png" in sides[1] for _ in [0])
+
+
+def test_an_image_with_two_masks_is_on_one_side_of_a_split(tmp_path):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(6)))
+    for number in range(12):
+        Image.fromarray(np.full((16, 16), number, np.uint8)).save(tmp_path / f"mask-{number}.png")
+    paths = [f"{number % 6}.png" for number in range(12)]
+    table = pandas.DataFrame({"path": paths, "mask": [f"mask-{number}.png" for number in range(12)]})
+    files = quietly(table, tmp_path / "a", root=tmp_path, masks="mask")
+    pixels = quietly([(np.asarray(picture(k % 6)), np.full((16, 16), k)) for k in range(12)], tmp_path / "b")
+    for records in (files, pixels):
+        for seed in range(3):
+            sides = [{paths[row] for row in records.rows[part]} for part in records.split(0.4, seed)]
+            assert not sides[0] & sides[1]
+
+
+def test_one_picture_with_two_labels_is_said(tmp_path, capsys):
+    items = [(picture(1), 0), (picture(2), 0), (picture(1), 1), (picture(2), 0)]
+    quietly(items, tmp_path / "a", classes=["cat", "dog"])
+    assert "2 images are there more than once, 1 with other labels; split keeps" in capsys.readouterr().out
+
+
+def test_images_of_one_checksum_are_told_apart():
+    # Of one length, two of 100,000 images have the same CRC-32; all do that differ by its polynomial.
+    black, other = bytes(48), bytes.fromhex("410671db01").ljust(48, b"\0")
+    assert zlib.crc32(black) == zlib.crc32(other)
+    assert pack_shards.digest(black) != pack_shards.digest(other)
 
 
 # ---- an image in memory is its pixels ------------------------------------------------------------------------------
@@ -198,6 +354,55 @@ def test_a_note_is_found_wherever_pillow_finds_it():
     data = data[:2] + b"\xff\xe1" + (len(xmp) + 2).to_bytes(2, "big") + xmp + data[2:]
     opened = Image.open(io.BytesIO(data))
     assert orientation(data) == opened.getexif().get(0x0112, 8) == 8
+
+
+def with_segments(*segments):
+    """Return a JPEG, wider than high, with segments in front: a kind and what it holds."""
+    stored = io.BytesIO()
+    Image.fromarray(np.arange(24 * 16 * 3, dtype=np.uint8).reshape(16, 24, 3)).save(stored, "JPEG")
+    data = b"".join(b"\xff" + bytes([kind]) + (len(part) + 2).to_bytes(2) + part for kind, part in segments)
+    return stored.getvalue()[:2] + data + stored.getvalue()[2:]
+
+
+def exif_of(kind, code, order="<"):
+    head = struct.pack(order + "HIHHHI", 42, 8, 1, 0x0112, kind, 1) + struct.pack(order + code, 6).ljust(4, b"\0")
+    return b"Exif\0\0" + (b"II" if order == "<" else b"MM") + head + bytes(4)
+
+
+LONG = (0xE2, bytes(60_000))  # as of a profile of colours: two of them are more than 64 KB
+XMP = (0xE1, b'http://ns.adobe.com/xap/1.0/\0<x:xmpmeta tiff:Orientation="6"/>')
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        [LONG, LONG, (0xE1, exif_of(3, "H"))],
+        [LONG, LONG, XMP],
+        [(0xE1, exif_of(4, "I"))],
+        [(0xE1, exif_of(4, "I", ">"))],
+        [(0xE1, exif_of(1, "B"))],
+    ],
+)
+def test_a_jpeg_is_turned_as_pillow_turns_it_wherever_and_however_that_is_noted(segments):
+    data = with_segments(*segments)
+    opened = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    assert decode(data).shape == np.asarray(opened).shape
+
+
+def test_a_grey_mask_of_four_bits_holds_its_numbers(tmp_path):
+    def part(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    for bits in (2, 4):
+        rows = (b"\0" + bytes([0b00011011] * 2) + bytes(2 * bits - 2)) * 16
+        head = struct.pack(">IIBBBBB", 16, 16, bits, 0, 0, 0, 0)
+        parts = part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
+        (tmp_path / f"{bits}.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+    first = [[0, 1, 2, 3], [1, 11, 1, 11]]  # the same bytes, two and four bits at a time
+    assert [open_mask((tmp_path / f"{bits}.png").read_bytes())[0, :4].tolist() for bits in (2, 4)] == first
+    folder_of(tmp_path, "x.png")
+    table = pandas.DataFrame({"path": ["x.png"], "mask": ["2.png"]})
+    assert set(np.unique(quietly(table, tmp_path / "a", root=tmp_path, masks="mask").take([0])[..., 3])) == {0, 1, 2, 3}
 
 
 def test_a_mask_lies_where_its_image_does(tmp_path):
@@ -240,8 +445,12 @@ def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
     assert len(records) == 4
     said = capsys.readouterr().out
     assert "4 images of 2 classes: cat 2, dog 2" in said
-    assert "left out: 3 files that are no images which are read here (.txt 2, .csv 1)" in said
-    assert "of 1 GIF the first frame is taken" in said
+    assert "left out: 3 files that are no images of a class (.txt 2, .csv beside the classes 1)" in said
+    assert "first page" not in said
+    for file in ("stack.tif", "moving.png", "moving.webp", "moving.gif"):
+        picture(1).save(source / "cat" / file, save_all=True, append_images=[picture(2), picture(3)])
+    quietly(source, tmp_path / "moving")
+    assert "of 4 files with several pages or frames the first is taken" in capsys.readouterr().out
     (source / "emu").mkdir()
     (source / "emu" / "a.heic").write_text("no image")
     with pytest.raises(ValueError, match=r"'emu' holds no image that is read here(.|\n)*\.heic 1"):
@@ -264,11 +473,17 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     values = np.linspace(0, 4095, 64).astype(np.uint16).reshape(8, 8)
     Image.fromarray(values).save(tmp_path / "in" / "a" / "x.png")
     quietly(tmp_path / "in", tmp_path / "a")
-    assert "1 files of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
+    assert "1 images of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
     assert quietly(tmp_path / "in", tmp_path / "b", window=(0, 4095)).take([0]).max() == 255
     capsys.readouterr()
     quietly([(picture(1), Image.fromarray(np.eye(16, dtype=np.uint8) * 255))], tmp_path / "c")
     assert "masks hold 0 and 255 alone" in capsys.readouterr().out
+    for number, image in enumerate((values, Image.fromarray(values))):
+        quietly([(image, 0)], tmp_path / f"d{number}")
+        assert "1 images of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
+    picture(1).save(tmp_path / "in" / "loose.png")
+    quietly(tmp_path / "in", tmp_path / "e")
+    assert "left out: 1 files that are no images of a class (.png beside the classes 1)" in capsys.readouterr().out
 
 
 # ---- fixes work ----------------------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
         )
     check_classes(order)
     names, numbers = [], []
-    left_out = Counter(_ending(entry.name) for entry in parts if not entry.is_dir())
+    left_out = Counter(f"{_ending(entry.name)} beside the classes" for entry in parts if not entry.is_dir())
     for number, name in enumerate(order):
         others = Counter()
         inside = list(_images(folder, name, above, without, others)) if name in found else []

@@ -9,8 +9,11 @@ from tpukit.essentials.show import WrongValue
 
 # Pillow's modes of one channel of 16 bits; "I" is what it made of 16 bits in a PNG or PGM before version 10.3.
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
+NEARLY_BLACK = 64  # of 255: an image of 16 bits that uses 14 of them is
 _ORIENTATION = 0x0112  # the tag of EXIF
+_KINDS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}  # its kinds of whole numbers; Pillow takes others for none
 _EXIF = b"Exif\0\0"  # what its segment of a JPEG begins with
+_SMALL = 65536  # bytes of a file
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')  # where EXIF says nothing, as Pillow reads it
 
 
@@ -31,7 +34,7 @@ def to_rgb(image, window: tuple[float, float] | None = None):
     """
     from PIL import Image
 
-    if window is not None and image.mode[0] not in "IF" and any("16" in str(part[-1]) for part in _coded(image)):
+    if window is not None and image.mode[0] not in "IF" and any("16" in str(part[-1]) for part in coded(image)):
         raise WrongValue(
             f"window= is for one channel of 16 bits, and this {image.format} has {len(image.getbands())}",
             found="Pillow opens those with 8 bits",
@@ -57,7 +60,7 @@ def to_rgb(image, window: tuple[float, float] | None = None):
     return image.convert("RGB")
 
 
-def _coded(image) -> list:
+def coded(image) -> list:
     """Return how the parts of a file that was opened, and not read yet, are stored."""
     return getattr(image, "tile", None) or []
 
@@ -96,13 +99,29 @@ def apply_window(values, window: tuple[float, float]):
     return scaled.clip(0, 255).round().astype(numpy.uint8)
 
 
-def brightest(data) -> int:
-    """Return the largest value in the bytes of an image of more than 8 bits; 0 of any other."""
+def brightest(image) -> int:
+    """Return the largest value of an image of 16 bits, or of one in the bytes of its file; 0 of any other."""
     import numpy
     from PIL import Image
 
-    with Image.open(io.BytesIO(data)) as image:
-        return int(numpy.asarray(image).max()) if image.mode in (*_SIXTEEN, "I") else 0
+    if isinstance(image, bytes):
+        with Image.open(io.BytesIO(image)) as opened:
+            return brightest(opened)
+    if hasattr(image, "getbands") and image.mode not in (*_SIXTEEN, "I"):
+        return 0
+    values = image.detach().cpu().numpy() if hasattr(image, "detach") else numpy.asarray(image)
+    return int(values.max()) if values.dtype.kind in "iu" and values.dtype.itemsize > 1 else 0
+
+
+def has_frames(data: bytes) -> bool:
+    """Tell whether the bytes of an image hold several pages or frames; a JPEG may hold others, but has one."""
+    from PIL import Image
+
+    is_png = data[:4] == b"\x89PNG" and b"acTL" in data[:_SMALL]
+    if is_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
+        with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:  # the first one is whole
+            return getattr(image, "n_frames", 1) > 1
+    return False
 
 
 def check_window(window) -> tuple[float, float] | None:
@@ -124,24 +143,32 @@ def check_window(window) -> tuple[float, float] | None:
 
 def orientation(data) -> int:
     """Return how a JPEG says to turn it, 1 (not) to 8, by EXIF or else XMP, without opening it with Pillow."""
-    # A search of what a header may fill takes 0.3 us of a small file, a walk through its segments 5 of the 20 in all.
-    head = bytes(data[:65536])
-    how = _of_segments(data) if _EXIF in head else None
-    if how is None and b"tiff:Orientation" in head and (found := _XMP.search(head)):
-        how = int(found[1])
-    return how or 1
+    # A search takes 0.3 us of a small file, a walk through its segments 5 of the 20 in all. A long profile of colours
+    # may stand before the note.
+    head = bytes(data[:_SMALL])
+    if len(data) <= _SMALL and _EXIF not in head and b"tiff:Orientation" not in head:
+        return 1
+    return _of_segments(data) or 1
 
 
 def _of_segments(data) -> int | None:
-    """Return the orientation in the EXIF segment of a JPEG; None where it says nothing."""
-    at = 2
+    """Return the orientation in the segments of a JPEG, of EXIF before XMP; None where they say nothing."""
+    at, noted = 2, None
     # Up to the scan, segment by segment; what is cut off here is no whole image, as its decoder says.
-    while data[at : at + 1] == b"\xff" and data[at + 1 : at + 2] != b"\xda":
-        length = int.from_bytes(data[at + 2 : at + 4])
-        if data[at + 1 : at + 2] == b"\xe1" and data[at + 4 : at + 10] == _EXIF:
-            return _of_tags(bytes(data[at + 10 : at + 2 + length]))
-        at += 2 + length
-    return None
+    while data[at : at + 1] == b"\xff" and (kind := data[at + 1 : at + 2]) != b"\xda":
+        if kind == b"\xff":  # filled up
+            at += 1
+            continue
+        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
+        if kind == b"\xe1":
+            part = bytes(data[at + 4 : end])
+            if part.startswith(_EXIF):
+                if how := _of_tags(part[len(_EXIF) :]):
+                    return how
+            elif noted is None and (found := _XMP.search(part)):
+                noted = int(found[1])
+        at = end
+    return noted
 
 
 def _of_tags(exif: bytes) -> int | None:
@@ -151,9 +178,11 @@ def _of_tags(exif: bytes) -> int | None:
         (at,) = struct.unpack_from(order + "I", exif, 4)
         (count,) = struct.unpack_from(order + "H", exif, at)
         for number in range(count):
-            tag, kind, _, value = struct.unpack_from(order + "HHIH", exif, at + 2 + 12 * number)
+            tag, kind, values = struct.unpack_from(order + "HHI", exif, at + 2 + 12 * number)
             if tag == _ORIENTATION:
-                return value if kind == 3 and 1 <= value <= 8 else 1
+                code = _KINDS.get(kind) if values == 1 else None
+                value = struct.unpack_from(order + code, exif, at + 10 + 12 * number)[0] if code else 1
+                return value if 1 <= value <= 8 else 1
     except struct.error:
         pass
     return None

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpukit.essentials.show import Explained, WrongType, WrongValue
-from tpukit.packs.image_modes import apply_window, to_rgb, turn_of
+from tpukit.packs.image_modes import apply_window, brightest, to_rgb, turn_of
 from tpukit.packs.label_arrays import as_labels
 from tpukit.packs.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
 
@@ -60,6 +60,12 @@ def check_item(item, number: int, columns: Columns) -> tuple:
             fix="leave such items out; or classes=() stores the numbers as they are",
         )
     return data, values
+
+
+def brightest_of(item, columns: Columns) -> int:
+    """Return the largest value of the image of an item that has 16 bits, in memory; 0 of any other."""
+    image, *_ = _of_dict(item, columns) if isinstance(item, Mapping) else _of_tuple(item)
+    return 0 if isinstance(image, bytes | Mapping) else brightest(image)
 
 
 def label_columns(item, asked: Sequence[str] | None) -> list[str] | None:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpukit.essentials.data import only_iterates
-from tpukit.essentials.show import SystemFailed, WrongValue, screen
+from tpukit.essentials.show import SystemFailed, WrongValue, first_few, screen
 from tpukit.packs.checked_files import write_file
-from tpukit.packs.item_parts import Columns, check_item, label_columns
+from tpukit.packs.image_modes import NEARLY_BLACK
+from tpukit.packs.item_parts import Columns, brightest_of, check_item, label_columns
 from tpukit.packs.masks import is_masked, resize
 
+_TWICE = 16  # items of a dataset that are read once more: one that is flipped now and then is the same half of the time
 _SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
 
 
@@ -29,10 +31,11 @@ class Items:
         columns: the keys of the labels where items are dicts; else None.
         classes: what the numbers of a single label stand for, if classes= or the dataset says so; else empty.
         has_masks: True where each has a mask.
+        dark: the brightest value of each that `store_items` has read, is of 16 bits, and came out nearly black.
     """
 
     def __init__(self, source, columns: Columns | None = None, classes=None):
-        self.source = source
+        self.source, self.dark = source, []
         self._columns = replace(columns or Columns(), classes=[str(name) for name in classes or ()])
         self.length = len(source) if hasattr(source, "__len__") else None
         self.by_number = self.length is not None and hasattr(source, "__getitem__") and not only_iterates(source)
@@ -54,7 +57,7 @@ class Items:
             self._columns = replace(self._columns, classes=self.classes)
             self.first = self.check(item, number)
             kind = _kind(self.first[0])
-            self._refuse_another_image(number)
+            self._refuse_random()
             self.has_masks = kind == "bytes and masks" if isinstance(kind, str) else kind[2] == 4
             self._ahead = [] if self.by_number else [(number, item)]
             return
@@ -62,14 +65,16 @@ class Items:
             failed[1].stop(failed[0])
         raise WrongValue("the source yields nothing", fix="check its path; a generator can be used only once")
 
-    def _refuse_another_image(self, number: int) -> None:
+    def _refuse_random(self) -> None:
         """Raise where an item is another one when it is read again: its one draw would be packed for good."""
         import numpy
 
         if not self.by_number or type(self.source) in (list, tuple):
             return
-        data, values = self._one(number)
-        if not (numpy.array_equal(data, self.first[0]) and numpy.array_equal(values, self.first[1])):
+        for number in range(0, self.length, -(-self.length // _TWICE)):
+            pairs = zip(self._one(number), self._one(number), strict=True)
+            if all(numpy.array_equal(*pair) for pair in pairs):
+                continue
             raise WrongValue(
                 f"item {number} is another one each time it is read: a random transform?",
                 found="packed, every epoch would see the one draw of now",
@@ -79,6 +84,11 @@ class Items:
     def check(self, item, number: int) -> tuple:
         """Return the image and the labels of one item, see `check_item`."""
         return check_item(item, number, self._columns)
+
+    def note_dark(self, item, pixels) -> None:
+        """Note the brightest value of an item of 16 bits of which its pixels show next to nothing."""
+        if self._columns.window is None and pixels.max() < NEARLY_BLACK:
+            self.dark += [value for value in [brightest_of(item, self._columns)] if value]
 
     def _classes(self, asked) -> list[str]:
         if asked is None and self.labels == 1:
@@ -142,10 +152,11 @@ def _all_labels(source) -> bytes:
         return _all_labels(source.dataset) + numpy.asarray(source.indices).tobytes()
     if isinstance(getattr(source, "datasets", None), list | tuple):  # torch's ConcatDataset
         return b"".join(map(_all_labels, source.datasets))
-    labels = getattr(source, "targets", None)
-    labels = getattr(source, "labels", ()) if labels is None else labels
+    kept = [getattr(source, name, None) for name in ("targets", "labels", "_labels", "samples")]
+    kept += getattr(source, "tensors", ())[1:]  # torch's TensorDataset: the first are the images
+    labels = next((labels for labels in kept if hasattr(labels, "__len__")), b"")
     try:
-        return numpy.asarray(labels).tobytes() if hasattr(labels, "__len__") else b""
+        return numpy.asarray(labels).tobytes()
     except ValueError:  # rows of different lengths
         return repr(labels).encode()
 
@@ -191,7 +202,18 @@ def class_names(source, label: str | None) -> list[str]:
     features = getattr(source, "features", None)
     names = getattr(features.get(label), "names", None) if isinstance(features, Mapping) else None
     names = names or (getattr(source, "classes", None) if label is None else None)
-    return [str(name) for name in names] if isinstance(names, list | tuple) else []
+    names = list(names) if isinstance(names, list | tuple) else []
+    numbers = getattr(source, "class_to_idx", None)
+    numbers = numbers if isinstance(numbers, Mapping) else {}
+    if any(numbers.get(name, number) != number for number, name in enumerate(names)):
+        if sorted(numbers[name] for name in names if name in numbers) != list(range(len(names))):
+            raise WrongValue(
+                "the dataset says two things of its classes",
+                found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",
+                fix="classes=[...] names them in the order of their numbers",
+            )
+        names.sort(key=numbers.get)
+    return [str(name) for name in names]
 
 
 def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, progress: str | None):
@@ -229,7 +251,9 @@ def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, pro
                 stored, values, checked = b"", numpy.zeros(items.labels, numpy.float32), item.why.encode()
             else:
                 data, values = items.check(item, number)
-                data = data if isinstance(data, bytes) else resize(data, size)
+                if not isinstance(data, bytes):
+                    items.note_dark(item, data[..., :3])
+                    data = resize(data, size)
                 mine = _kind(data)
                 if shape is None:
                     shape = mine

@@ -65,7 +65,7 @@ def _numbers(column, name: str):
     if array.dtype.kind == "O":
         array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
     if array.dtype.kind not in "biuf":
-        value = array.reshape(-1)[0]
+        value = array.reshape(-1).tolist()[0]
         raise WrongValue(
             f"labels are numbers, and these are not: {name!r} holds {value!r}",
             found=f"dtype {dtype or array.dtype}",
@@ -115,7 +115,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         column: of a table; a categorical one has its classes, and their order, itself.
         name: of the column, for messages.
         classes: in the order of their numbers. With them, numbers in a column are names where all classes are numbers;
-            else, if the column has no word, places, from 0.
+            else, if the column has no word, places, from 0. True and False, and intervals, are their text if it names a
+            class.
 
     Raises:
         ValueError: a value is missing, is none of the classes, or only some are words.
@@ -133,9 +134,10 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     classes = [str(one) for one in classes]
     check_classes(classes)
     numbers = class_numbers(classes)
-    if not words and numbers.keys() <= set(classes):
-        numbers = {number: number for number in range(len(classes))}
     values = [_as_written(value, numbers) for value in values]
+    are_words = bool(words) or any(isinstance(value, str) for value in values)
+    if not are_words and numbers.keys() <= set(classes):
+        numbers = {number: number for number in range(len(classes))}
     for row, value in enumerate(values):
         if _is_missing(value):
             raise WrongValue(
@@ -154,9 +156,11 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
 
 
 def _as_written(value, numbers: dict):
-    """Return a text that reads as a number as that number, where classes are numbers: "007" is 7."""
-    is_text = isinstance(value, str) and value not in numbers
-    return float(value) if is_text and _reads_as_number(value) else value
+    """Return a value as classes name it: True or an interval by its text, "007" as 7 where classes are numbers."""
+    if isinstance(value, str):
+        return float(value) if value not in numbers and _reads_as_number(value) else value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number or _is_missing(value) or str(value) not in numbers else str(value)
 
 
 def _reads_as_number(word: str) -> bool:
@@ -175,7 +179,8 @@ def number_groups(values):
     # None and NaN belong to no group, and would put the same patient on both sides of a split.
     if missing := [number for number, value in enumerate(values) if type(value) is not str and _is_missing(value)]:
         raise WrongValue(f"{len(missing)} images have no group, first image {missing[0]}", fix="name a group for each")
-    texts = list(map(str, values))
+    # Without what nobody sees: "p1" and "p1 " would put one patient on both sides, too.
+    texts = [str(value).strip() for value in values]
     names = sorted(set(texts))  # the few groups, and not the many images: numpy.unique would take seconds
     places = {name: place for place, name in enumerate(names)}
     return numpy.fromiter(map(places.__getitem__, texts), numpy.int32, len(texts)), names

@@ -7,7 +7,7 @@ So a batch is still one array of bytes, taken, cached, shared between processes 
 import io
 
 from tpukit.essentials.show import WrongValue
-from tpukit.packs.image_modes import orientation, turn, turn_of, upright
+from tpukit.packs.image_modes import coded, orientation, turn, turn_of, upright
 
 _MASKED = b"tpukit image + mask\0"  # no image format begins so; then the length of the image's file, 8 bytes
 
@@ -23,6 +23,12 @@ def join(image: bytes, mask: bytes) -> bytes:
     if how != 1 and _opened(mask, turn_of) == 1:
         mask = encode_mask(_turned_with(open_mask(mask), _opened(image, lambda file: file.size), how))
     return b"".join([_MASKED, len(image).to_bytes(8, "little"), image, mask])
+
+
+def image_of(data: bytes):
+    """Return the bytes of the image, of what `join` has returned."""
+    start = len(_MASKED) + 8
+    return memoryview(data)[start : start + int.from_bytes(data[len(_MASKED) : start], "little")]
 
 
 def _opened(data: bytes, ask):
@@ -124,7 +130,9 @@ def read_mask(mask):
                 f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}: "
                 "map its colours to numbers, or mask.convert('L') where it is grey"
             )
-        mask = numpy.asarray(upright(mask))
+        # Pillow makes 8 bits of 2 or 4 in a grey file, so that the brightest is white: of class 3 it makes 255 or 51.
+        step = next((by for how, by in (("L;2", 85), ("L;4", 17)) if how in str(coded(mask))), 1)
+        mask = numpy.asarray(upright(mask)) // step
     mask = mask.detach().cpu().numpy() if hasattr(mask, "detach") else numpy.asarray(mask)
     mask = mask[0] if mask.ndim == 3 and mask.shape[0] == 1 else mask
     if mask.ndim != 2 or not mask.size:

@@ -56,8 +56,8 @@ def pack(
 
     A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
     the files, 20,000 of them where there are more; where times or places differ, up to a hundred files with what was
-    packed. Of a list all items are compared, of a dataset a hundred and all of its `targets` or `labels`, of what can
-    only be iterated the first.
+    packed. Of a list all items are compared, of a dataset a hundred and all of its labels (`targets`, `labels`,
+    `_labels`, `samples`, `tensors`), of what can only be iterated the first.
 
     Args:
         source: a folder of images that Pillow opens, one sub-folder per class as for torchvision's ImageFolder (hidden
@@ -98,8 +98,8 @@ def pack(
 
     Returns:
         The finished `Records`. What they hold is printed: how many images each class has, which files of a folder were
-        left out, how many images are there more than once, and what rarely is meant: 16 bits that are nearly black,
-        masks of nothing but 0 and 255.
+        left out, how many images are there more than once, some with other labels, and what rarely is meant: 16 bits
+        that are nearly black, masks of nothing but 0 and 255.
 
     Raises:
         ValueError: an argument or the source is not as above, images have no labels of one length, a label would not
@@ -278,8 +278,8 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     packed = ~numpy.isin(planned["row"], [image["row"] for image in skipped])
     index = {"index.npy": npy(planned[packed])}
     contents = numpy.concatenate([contents_of(target, file) for file in files])
-    _, first, same = numpy.unique(contents, return_index=True, return_inverse=True)
-    repeated = len(contents) - len(first)
+    _, first, same = numpy.unique(contents[:, 0], return_index=True, return_inverse=True)
+    repeated, labels = len(contents) - len(first), planned["labels"][packed]
     if repeated and not described.group_names:  # one picture on both sides of a split is one that was learned
         index["groups.npy"] = npy(planned["group"][packed][first[same]])
     for name in ("names", "looks.npy"):
@@ -287,6 +287,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
             index[name] = (target.work / name).read_bytes()
     for name, data in index.items():
         write_file(target.folder / name, data)
+    in_memory = described.items.dark if described.items is not None else []
     shapes = {tuple(shape) for note in notes for shape in note["shapes"]}
     target.finish(
         encoding="uint8" if notes[0]["pixels"] else "jpeg",
@@ -298,11 +299,12 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         skipped=skipped,
         contents=hashlib.sha256(contents.tobytes()).hexdigest(),
         repeated=repeated,
-        dark=sum(note["dark"] for note in notes),
-        brightest=max(note["brightest"] for note in notes),
+        relabelled=int((labels != labels[first[same]]).any(axis=1).sum()),
+        dark=len(in_memory) + sum(note["dark"] for note in notes),
+        brightest=max([*in_memory, *(note["brightest"] for note in notes)]),
         mask_values=sorted({value for note in notes for value in note["masks"]}),
         left_out=described.left_out,
-        gifs=sum(name.lower().endswith(".gif") for name in described.names),
+        frames=sum(note["frames"] for note in notes),
         shards=[
             {"file": file.name, "bytes": file.stat().st_size, "records": note["records"]}
             for file, note in zip(files, notes, strict=True)

@@ -111,21 +111,22 @@ class Records(StoredImages):
                 )
         if others := found["left_out"]:
             kinds = most_frequent(others)
-            lines.append(f"left out: {sum(others.values()):,} files that are no images which are read here ({kinds})")
+            lines.append(f"left out: {sum(others.values()):,} files that are no images of a class ({kinds})")
         if repeated := found["repeated"]:
             sides = (
                 "groups= decides on which side of a split each is" if self.group_names else "split keeps them together"
             )
-            lines.append(f"{repeated:,} images are there more than once; {sides}")
+            labels = f", {found['relabelled']:,} with other labels" * bool(found.get("relabelled"))
+            lines.append(f"{repeated:,} images are there more than once{labels}; {sides}")
         if found["dark"] and found["brightest"] < 2**14:
             lines.append(
-                f"{found['dark']:,} files of 16 bits are nearly black, none above {found['brightest']:,}: "
+                f"{found['dark']:,} images of 16 bits are nearly black, none above {found['brightest']:,}: "
                 f"window=(0, {2 ** found['brightest'].bit_length() - 1}) makes that white"
             )
         if 255 in found["mask_values"] and set(found["mask_values"]) <= {0, 255}:
             lines.append("masks hold 0 and 255 alone: is 255 a class, divide by 255; or pixels that do not count?")
-        if found["gifs"]:
-            lines.append(f"of {counted(found['gifs'], 'GIF')} the first frame is taken")
+        if frames := found.get("frames"):
+            lines.append(f"of {counted(frames, 'file')} with several pages or frames the first is taken")
         return "\n      ".join(lines)
 
     def __reduce__(self):

@@ -18,8 +18,8 @@ class StoredImages:
         folder: where they are.
         names: of the L labels, or of the classes: what `show_batch(names=...)` takes.
         labels: (N, L) float32; with classes (N,) int64, the number of each image's class. Read-only: other labels are
-            put in place, `images.labels = ...`, one or one row for each image; of a pandas Series or DataFrame those
-            of `rows`. A cache that is made afterwards has them, too.
+            put in place, `images.labels = ...`, one or one row for each image; of a pandas Series or DataFrame, in
+            the order of the table, those of `rows`. A cache that is made afterwards has them, too.
         has_masks: True where each image has a mask; what is taken is then (H, W, 4), the fourth channel the mask.
         groups: (N,) int32, the number of each image's group; without groups each image is its own, with those of
             equal contents.
@@ -56,9 +56,11 @@ class StoredImages:
     def labels(self, labels) -> None:
         import numpy
 
-        if hasattr(labels, "iloc") and len(labels) > self.rows.max(initial=-1):  # in the order of the table
-            labels = labels.iloc[self.rows]
+        if hasattr(labels, "iloc"):
+            labels = self._of_the_table(labels)
         labels = numpy.array(labels)
+        if self.classes and labels.shape[1:] == (1,):  # of a table's one column
+            labels = labels[:, 0]
         if labels.shape[:1] != (len(self),):
             raise WrongValue(
                 f"there are {len(self):,} images, and labels of shape {labels.shape}",
@@ -69,15 +71,37 @@ class StoredImages:
             raise WrongValue(
                 "labels are finite numbers", found=repr(wrong), fix="leave such images out, or number them"
             )
-        wrong = (labels < 0) | (labels >= len(self.classes)) if self.classes and labels.ndim == 1 else labels[:0]
-        if wrong.any():
-            raise WrongValue(
-                f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
-                found=first_few(self.classes, 8),
-                fix="numbers from 0, in the order of .classes; for other classes pack again",
-            )
+        if self.classes and labels.ndim == 1:
+            wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
+            if wrong.any():
+                raise WrongValue(
+                    f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
+                    found=first_few(self.classes, 8),
+                    fix="numbers from 0, in the order of .classes; for other classes pack again",
+                )
+            labels = labels.astype(numpy.int64)
         labels.setflags(write=False)
         self._labels = labels
+
+    def _of_the_table(self, labels):
+        """Return the rows of a Series or DataFrame in the order of the images; it has to be in that of the table."""
+        import numpy
+
+        last = int(self.rows.max(initial=-1))
+        if len(labels) <= last:
+            raise WrongValue(
+                f"the labels have {len(labels):,} rows, and the images were rows 0 to {last:,} of a table",
+                fix="labels of all rows of that table; or labels.to_numpy() in the order of the images, see .rows",
+            )
+        # Of what was put in the order of the images, as by `.iloc[images.rows]`, the index shows it.
+        back = labels.index[numpy.argsort(self.rows)] if len(labels) == len(self) else labels.index
+        if back.is_monotonic_increasing and not labels.index.is_monotonic_increasing:
+            raise WrongValue(
+                "the labels seem to be in the order of the images already, and those of pandas in that of the table",
+                found=f"index {first_few(labels.index.tolist(), 8)}",
+                fix="labels.to_numpy() where that is so; where the table was shuffled, labels.reset_index(drop=True)",
+            )
+        return labels.iloc[self.rows]
 
     def _relabelled(self) -> dict | None:
         """Return what a pickle has to hold beside the path: labels that were put in place of the stored ones."""

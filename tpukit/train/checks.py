@@ -49,9 +49,18 @@ def check_classes(model, batches: Batches, what: str) -> None:
 
 
 def _classes(dataset) -> list:
-    """Return what a dataset calls its classes, looking through Subset; empty where it does not say."""
+    """Return what a dataset calls its classes, through Subset and ConcatDataset; empty where it does not say."""
     while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
         dataset = dataset.dataset
+    if isinstance(datasets := getattr(dataset, "datasets", None), list | tuple) and datasets:  # torch's ConcatDataset
+        found, *others = map(_classes, datasets)
+        if other := next((one for one in others if one != found), None):
+            raise WrongValue(
+                "the datasets that are joined number their classes differently",
+                found=f"{first_few(found, 4) or 'no names'}; and {first_few(other, 4) or 'no names'}",
+                fix="pack(..., classes=one.classes) for the images of each",
+            )
+        return found
     names = getattr(dataset, "classes", None)
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 

@@ -1,0 +1,24 @@
+"""Packs and caches made in the test's own process: of few images, most of the time is the start of a Python."""
+
+import contextlib
+import importlib
+import json
+import warnings
+from unittest import mock
+
+
+def _run(task: str, jobs: list, **_) -> None:
+    module, function = task.split(":")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # a process that ends closes its files
+        for job in jobs:
+            getattr(importlib.import_module(module), function)(json.loads(json.dumps(job)))
+
+
+@contextlib.contextmanager
+def in_this_process():
+    """Have `pack` and `build_cache` do here, one after the other, what they start processes for."""
+    with contextlib.ExitStack() as patched:
+        for module in ("pack_shards", "build_pixel_cache"):
+            patched.enter_context(mock.patch(f"tpukit.packs.{module}.run_in_processes", _run))
+        yield
