@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "notebooks" / "04_pulmonary_embolism.ipynb"
 PIXELS = 64  # that the networks see
-NETWORKS = {"augmented": True, "plain": False}
+NETWORKS = {"augmented": {}, "plain": {"plain_epochs": 999}}  # by parameters of the notebook
 
 
 def main() -> None:
@@ -37,9 +37,9 @@ def main() -> None:
     import tpukit
 
     options.to.mkdir(parents=True, exist_ok=True)
-    for name, augmented in NETWORKS.items():
+    for name, parameters in NETWORKS.items():
         if not (options.to / name / "metrics.json").is_file():
-            train(options.to, name, studies=options.studies, image_size=PIXELS, augmented=augmented)
+            train(options.to, name, studies=options.studies, image_size=PIXELS, **parameters)
     files, present = apart(options.to / "phantoms" / f"{options.studies}x12")
     auroc = {change: {} for change in CHANGES}
     for change in CHANGES:

@@ -82,13 +82,13 @@ def augment(**changes):
 
     A flip exchanges the labels of the left and the right side. The heart is then on the other side as well, which is
     rare in patients but does no harm here. Sizes vary by a quarter, since scanners differ as much in their field of
-    view, and brightness by a fifth, as contrast in the blood does. `changes` override the arguments of `Augment`.
+    view. `changes` override the arguments of `Augment`.
     """
     from tpukit.essentials.data import Augment
     from tpukit.pe.labels import LABELS
 
     sides = {"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS}
-    return Augment(**{"scale": 0.25, "intensity": 0.2, **sides, **changes})
+    return Augment(**{"scale": 0.25, **sides, **changes})
 
 
 def _load(model, file: Path) -> None:

@@ -150,7 +150,10 @@ class Study:
         width = 256 * views if views else _LARGE
         titles = "".join(f'<span style="flex:1">{html.escape(view)}</span>' for view in self.views)
         drawn = [(look.COLORS[1], self.mark)] * bool(self.mark) + [(curve.color, curve.name) for curve in self.curves]
-        says = [f'<span style="color:{color}">&#9632;</span> {html.escape(what)}' for color, what in drawn]
+        says = [
+            f'<span style="white-space:nowrap"><span style="color:{color}">&#9632;</span> {html.escape(what)}</span>'
+            for color, what in drawn
+        ]
         jump = ""
         if self.jump is not None:
             jump = (

@@ -54,8 +54,13 @@ class TrainStep:
 
     def __post_init__(self):
         _check_optimizer(self.optimizer)
-        self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._buffers = averaged_places(self.model, self.loss)
+        self.begin_augmenting(self.augment)
+
+    def begin_augmenting(self, augment: Callable | None) -> None:
+        """Change the batches of all steps from here on: another graph, whose first compile is expected."""
+        self.augment = augment
+        self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
 
     @property
     def evaluated_model(self):
