@@ -4,7 +4,7 @@ PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
 .PHONY: compile-check bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams bench-preflight
-.PHONY: bench-sharded
+.PHONY: bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
@@ -134,6 +134,9 @@ bench-sharded: $(installed)  ## half an hour, fetches libtpu: a GPT of 1.5 billi
 
 bench-exams: $(installed)  ## a minute: the challenge's score, its repair and submission.csv at the competition's size
 	$(python) benchmarks/exams.py
+
+bench-robustness: $(installed)  ## a quarter of an hour: the walkthrough's network on images from elsewhere: field of view, mirrored, contrast, noise, blur, JPEG 30
+	$(python) benchmarks/robustness.py runs/robustness
 
 chip-colab: .venv/chipped  ## ten minutes of a chip: the proof on Colab, with your Google account; CHIP=v6e1 for another
 	$(python) -m tools.chip --on colab --chip $(or $(CHIP),v5e1) --result runs/proof-colab.json

@@ -207,6 +207,7 @@ WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "essentials/run": {"hosts", "in_graph", "kernel", "ranks"},
     "essentials/show": {"html_tables"},
     "packs": {"fixes", "meanings"},
+    "pe": {"robustness"},
     "standin": {"collectives", "failures", "kit", "torch_xla"},
     "train": {"early_stopping", "same_in_fit"},
 }

@@ -6,6 +6,9 @@
 slice, PET series beside the CT. The exams of the notebook's test fold are answered once more by examples/submission.py,
 from their files alone, as Kaggle does. Prints slices a second of each stage and, last, a line of JSON.
 
+Such emboli show on two or three slices of an exam, of 18 that train: too few to learn what an embolus is. So the
+network of slices begins with weights, as with patients: those of `make exams`, of other phantoms, if they are there.
+
 Every slice near an embolus is drawn, of the others every eighth: copies with identifiers and positions of their own lie
 between. Drawing takes 0.19 s a slice of 512 pixels, all of them would take an hour of one core.
 """
@@ -27,6 +30,7 @@ ROOT = Path(__file__).parents[1]
 EVERY = 8  # of the slices without an embolus nearby that are drawn
 LYING = (0, 1, 0, -1, 0, 0)  # a row goes to the patient's back, a column to the right
 NOTEBOOK = ROOT / "notebooks" / "04b_exams_and_submission.ipynb"
+WEIGHTS = ROOT / "runs/exams/runs/04b/slices/best.pt"
 STAGES = {  # of the notebook, by what the cell calls
     "index the headers": "pe.index_dicom(",
     "pack and cache": "pe.pack_dicom(",
@@ -45,6 +49,9 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs=2, action="append", default=[], help="a parameter of notebook 04b, and its value"
     )
+    parser.add_argument(
+        "--weights", type=Path, default=WEIGHTS, help="that the network of slices begins with, if there"
+    )
     options = parser.parse_args()
     began, data, run = time.monotonic(), options.to / "data", options.to / "run"
     shutil.rmtree(run, ignore_errors=True)
@@ -53,7 +60,10 @@ def main() -> None:
     drawn = not (data / "train.csv").is_file()
     seconds = {"draw": timed(draw, data, options.exams, tuple(options.slices), options.size)} if drawn else {}
     counts = {stage: count_rows(data / "train.csv") for stage in ["draw", *STAGES]}
-    seconds |= run_notebook(data, run, dict(options.set))
+    begin = {"slice_epochs": 1, "plain_epochs": 0, "learning_rate": 1e-4} if options.weights.is_file() else {}
+    begin |= {"weights_path": options.weights.resolve()} if begin else {}
+    print(f"the network of slices begins {f'with {options.weights}' if begin else 'from scratch'}", flush=True)
+    seconds |= run_notebook(data, run, {**begin, **dict(options.set)})
     counts["submission.py"], truth = give_test_fold(data, run / "submission.csv", options.to / "test")
     said = {}
     seconds["submission.py"] = timed(lambda: said.update(submit(options.to / "test", run)))
@@ -161,7 +171,7 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
 # ---- the road -------------------------------------------------------------------------------------------------------
 
 
-def run_notebook(data: Path, run: Path, values: dict[str, str]) -> dict[str, float]:
+def run_notebook(data: Path, run: Path, values: dict) -> dict[str, float]:
     """Run notebook 04b with these exams, and return how many seconds its stages took."""
     run.mkdir(parents=True)
     given = {"data_path": data.resolve(), "run_path": ".", "records_path": "records"}

@@ -47,6 +47,7 @@ SMALL = {
         "image_size": 32,
         "batch_size": 8,
         "num_epochs": 2,
+        "plain_epochs": 1,
     },
     "04b_exams_and_submission": {
         "studies": 16,
@@ -55,7 +56,8 @@ SMALL = {
         "num_folds": 3,
         "image_size": 32,
         "batch_size": 8,
-        "slice_epochs": 1,
+        "slice_epochs": 2,
+        "plain_epochs": 1,
         "exam_slices": 8,
         "exam_batch_size": 2,
         "exam_epochs": 2,

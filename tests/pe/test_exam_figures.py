@@ -38,6 +38,17 @@ def test_what_there_is_is_drawn(positives, panels):
     assert sum(axes.get_visible() for axes in figure.axes) == panels
 
 
+@pytest.mark.parametrize("exams", [1, 2, 4])
+def test_what_is_below_few_panels_is_not_cut_off(exams):
+    table, chances = a_table([3] * exams)
+    figure = pe.show_exams(table, chances, consistent=chances, attention=chances)
+    figure.draw_without_rendering()
+    (below,) = (text for text in figure.texts if "orange" in text.get_text())
+    box = below.get_window_extent()
+    assert box.x0 > 0
+    assert box.x1 < figure.bbox.width
+
+
 def test_a_table_without_positions_or_with_other_probabilities_is_refused():
     table, chances = a_table([1, 0])
     with pytest.raises(ValueError, match="no column position\n  fix:"):
@@ -67,7 +78,7 @@ def test_what_the_rules_leave_is_a_second_line_beside_what_the_network_says():
     given, left = figure.axes[0].get_lines()[:2]
     assert given.get_ydata()[:4] == pytest.approx([0.9, 0.901, 0.902, 0.903])
     assert left.get_ydata()[:4] == pytest.approx([0.5] * 4)
-    assert "dashed: without contradictions" in figure.get_supxlabel()
+    assert "dashed: without contradictions" in " ".join(figure.get_supxlabel().split())
     assert "dashed" not in pe.show_exams(table, chances).get_supxlabel()
     with pytest.raises(ValueError, match=r"each of its 20 rows, got \(3,\)"):
         pe.show_exams(table, chances, consistent=chances[:3])

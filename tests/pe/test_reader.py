@@ -81,7 +81,7 @@ def test_the_slider_starts_at_the_highest_probability_and_a_button_goes_there():
     said = predicted(labels, leftsided_pe=0.75, attention=labels.position.eq(3) * 2.0).sample(frac=1, random_state=1)
     page = pe.show_study(images, labels, "a", predictions=said)._repr_html_()
     assert 'data-slice="14"' in page
-    assert 'value="14"' in page
+    assert 'value="14.5"' in page, "the middle of the last"
     assert "slice 8 of 15, probability of an embolus 0.35, embolus on this image" in page
     assert "&#9679; embolus on the left</span><span>0.75<" in page
     assert "&#9675; embolus on the right</span><span><" in page, "true or not is shown without an answer, too"
@@ -125,6 +125,21 @@ def test_of_a_long_exam_the_surest_slice_and_every_embolus_are_shown_under_their
     assert {f"slice {at + 1}", "slice 212"} <= {axes.get_title(loc="left") for axes in shown.montage().axes}
     still = re.findall(r'display:block;cursor.*?font-size:11px">(\d+)<', page)
     assert {str(at + 1), "212"} <= set(still), "where no script runs"
+
+
+def test_a_long_exam_is_as_long_as_it_is_although_slices_are_left_out():
+    labels, images = an_exam(300)
+    labels = labels.assign(pe_present_on_image=labels.position.between(100, 129).astype(int))
+    said = predicted(labels).assign(pe_present_on_image=0.03)
+    shown = pe.show_study(images[:, :, :8, :8], labels, "a", predictions=said, limit=20)
+    page = shown._repr_html_()
+    marked = [float(wide) for wide in re.findall(r"flex:([\d.]+);background:#d1782b", page)]
+    assert sum(marked) == pytest.approx(30, abs=16), "a tenth of the exam, and not most of its slices here"
+    assert len(shown.marked) == 30 > 0.5 * len(shown.facts)
+    edges = [float(edge) for edge in re.search('data-edges="([^"]+)"', page).group(1).split()]
+    assert edges[-1] == shown.facts[-1]["number"] - shown.facts[0]["number"] + 1
+    assert edges == sorted(edges)
+    assert f'max="{edges[-1]:g}"' in page
 
 
 def test_a_long_exam_of_which_nothing_is_said_is_thinned_evenly():

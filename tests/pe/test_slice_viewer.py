@@ -45,7 +45,7 @@ def test_without_a_script_twelve_slices_are_shown_and_no_slider():
 def test_slices_with_the_first_label_are_marked_and_the_slider_starts_in_their_middle():
     study = show_slices(torch.from_numpy(SLICES), torch.from_numpy(LABELS), names=pe.WORDS)
     text = study._repr_html_()
-    assert 'value="9"' in text
+    assert 'value="9.5"' in text, "the middle of the tenth"
     assert text.count("flex:1;background:#d1782b") == 6
     assert 'alt="slice 7 of 24: embolus on this image, RV/LV ratio 1 or above"' in text
     assert "embolus on this image on 6 of them" in repr(study)
@@ -56,7 +56,7 @@ def test_of_more_slices_than_the_limit_every_second_is_taken_with_its_own_labels
     assert greys(text) == pytest.approx(SLICES[::2, 1, 0, 0], abs=1)
     assert "12 of 24 slices" in text
     assert 'alt="slice 7 of 24: 0, 2"' in text
-    assert text.count("flex:1;background:#d1782b") == 3
+    assert text.count("flex:2;background:#d1782b") == 3, "each takes the room of the one left out"
 
 
 def test_names_cannot_break_the_page():

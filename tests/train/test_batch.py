@@ -335,6 +335,33 @@ def test_a_mapping_is_augmented_whole():
     assert quietly(work, cores=1).results[0] == [["attention_mask", "input_ids", "labels"], True] * 2
 
 
+@pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)])
+def test_batches_are_augmented_from_the_epoch_that_is_named_also_when_a_run_goes_on(tmp_path, backend):
+    def work(core, epochs):
+        at, lines = [], []
+
+        def augment(images, labels):
+            at.append(core.backend.compiles() or True)
+            return images + 9, labels
+
+        torch.manual_seed(0)
+        model = core.model(torch.nn.Linear(4, 1))
+        images = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.rand(16, 1))
+        train = core.batches(images, batch_size=4)
+        options = {"augment": augment, "augment_from": 3, "folder": tmp_path, "epochs": epochs}
+        core.print = lines.append
+        loss = torch.nn.functional.mse_loss
+        history = fit(core, model, torch.optim.SGD(model.parameters(), lr=0.1), loss, train, **options)
+        return len(at), [row["train_loss"] for row in history.epochs], [line for line in lines if "compiled" in line]
+
+    calls, losses, said = quietly(work, 3, cores=1, backend=backend).results[0]
+    assert calls == (4 if backend == "cpu" else pytest.approx(4, abs=2)), "the four steps of the third epoch"
+    assert losses[2] > 1.5 * losses[1]
+    assert said == [], "that the graph is another one is expected"
+    calls, losses, _ = quietly(work, 4, cores=1, backend=backend).results[0]
+    assert (calls, len(losses)) == (4, 4), "the fourth is augmented at once"
+
+
 @pytest.mark.parametrize(
     ("batch", "kind"),
     [

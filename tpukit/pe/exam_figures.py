@@ -40,6 +40,8 @@ def show_exams(
     Raises:
         ValueError: there is not one probability for each row, a label is neither 0 nor 1, or the table lacks a column.
     """
+    import textwrap
+
     import numpy as np
 
     weighs = None if attention is None else as_array(attention)
@@ -105,8 +107,9 @@ def show_exams(
             axes.set_visible(False)
         figure.supylabel("probability of an embolus", fontsize=look.SMALL, color=look.MUTED)
         about = "slice of the series    orange: slices that truly show an embolus    blue: what the network says"
-        about += "\ndashed: without contradictions" * (consistent is not None)
+        about += "    dashed: without contradictions" * (consistent is not None)
         about += "    green: its attention, and how much of it lies on orange" * (weighs is not None)
+        about = textwrap.fill(about, look.letters(figure.get_figwidth()))  # few panels have little room below them
         figure.supxlabel(about, fontsize=look.SMALL, color=look.MUTED)
         figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
         best = table.groupby("StudyInstanceUID").chance.max()

@@ -81,12 +81,14 @@ def augment(**changes):
     """Return the walkthrough's `Augment`; call it on (images, labels) of a batch, on the device, before `normalize`.
 
     A flip exchanges the labels of the left and the right side. The heart is then on the other side as well, which is
-    rare in patients but does no harm here. `changes` override the arguments of `Augment`.
+    rare in patients but does no harm here. Sizes vary by a quarter, since scanners differ as much in their field of
+    view. `changes` override the arguments of `Augment`.
     """
     from tpukit.essentials.data import Augment
     from tpukit.pe.labels import LABELS
 
-    return Augment(**{"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS, **changes})
+    sides = {"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS}
+    return Augment(**{"scale": 0.25, **sides, **changes})
 
 
 def _load(model, file: Path) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import html
 import io
+import itertools
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,13 +34,16 @@ for (const study of document.querySelectorAll('[data-study="ID"]:not([data-ready
   study.dataset.ready = "yes";
   const part = (name) => study.querySelector(`[data-part="${name}"]`);
   const slices = [...part("overview").children], slider = part("slider"), large = part("slice");
-  const last = slices.length - 1, cursor = part("cursor"), jump = part("jump");
+  const edges = study.dataset.edges.split(" ").map(Number), length = edges[slices.length];
+  const cursor = part("cursor"), jump = part("jump");
+  const at = (place) => edges.filter((edge) => edge <= place).length - 1;
+  let now;
   const show = (number) => {
-    number = Math.min(Math.max(number, 0), last);
-    const image = slices[number].querySelector("img");
-    [slider.value, large.src, large.alt, part("words").textContent] = [number, image.src, image.alt, image.alt];
-    slices.forEach((slice, other) => slice.style.outline = other === number ? "3px solid COLOR" : "none");
-    if (cursor) cursor.style.left = `${100 * (number + 0.5) / (last + 1)}%`;
+    now = Math.min(Math.max(number, 0), slices.length - 1);
+    const image = slices[now].querySelector("img"), middle = (edges[now] + edges[now + 1]) / 2;
+    [slider.value, large.src, large.alt, part("words").textContent] = [middle, image.src, image.alt, image.alt];
+    slices.forEach((slice, other) => slice.style.outline = other === now ? "3px solid COLOR" : "none");
+    if (cursor) cursor.style.left = `${100 * middle / length}%`;
   };
   const steps = { ArrowRight: 1, ArrowUp: 1, ArrowLeft: -1, ArrowDown: -1, PageUp: 10, PageDown: -10,
                   Home: -slices.length, End: slices.length };
@@ -47,19 +51,19 @@ for (const study of document.querySelectorAll('[data-study="ID"]:not([data-ready
     if (!(event.key in steps) || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     event.stopPropagation();
-    show(Number(slider.value) + steps[event.key]);
+    show(now + steps[event.key]);
   });
-  slider.addEventListener("input", () => show(Number(slider.value)));
+  slider.addEventListener("input", () => show(at(Number(slider.value))));
   large.addEventListener("click", () => slider.focus());
   slices.forEach((slice, number) => slice.addEventListener("click", () => { show(number); slider.focus(); }));
   part("track").addEventListener("click", (event) => {
     const box = part("track").getBoundingClientRect();
-    show(Math.floor((event.clientX - box.left) / box.width * slices.length));
+    show(at((event.clientX - box.left) / box.width * length));
     slider.focus();
   });
   if (jump) jump.addEventListener("click", () => { show(Number(jump.dataset.slice)); slider.focus(); });
   part("stage").style.display = "block";
-  show(Number(slider.value));
+  show(at(Number(slider.value)));
 }
 """
 
@@ -119,27 +123,37 @@ class Study:
         return f"Study: {self.caption}{marks}"
 
     def _repr_html_(self) -> str:
-        count, name = len(self.images), uuid.uuid4().hex
+        count, name, edges = len(self.images), uuid.uuid4().hex, " ".join(f"{edge:g}" for edge in self._edges())
         slices = "".join(self._slice(index, index in self.overview) for index in range(count))
         columns, beside = (4, "flex") if not self.views else (6, "block")
         grid = f"grid-template-columns:repeat({columns},minmax(70px,120px));gap:8px"
         return (
-            f'<div data-study="{name}" tabindex="0" style="font-size:13px;line-height:1.35">{self.above}'
+            f'<div data-study="{name}" data-edges="{edges}" tabindex="0" style="font-size:13px;line-height:1.35">'
+            f"{self.above}"
             f'<div style="display:{beside};flex-wrap:wrap;gap:20px;align-items:flex-start">{self._stage()}'
             f'<div data-part="overview" style="display:grid;{grid}">{slices}</div></div>'
             f'<div style="font-size:12px;opacity:.75;padding-top:6px">{html.escape(self.caption)}</div></div>'
             f"<script>{_SCRIPT.replace('ID', name).replace('COLOR', look.COLORS[3])}</script>"
         )
 
+    def _edges(self) -> list[float]:
+        """Return where along the body each slice begins, and the last one ends; it has the room of those left out."""
+        numbers = list(self.numbers) or [*range(1, len(self.images) + 1)]
+        between = [(below + above) / 2 for below, above in itertools.pairwise(numbers)]
+        return [edge - numbers[0] + 0.5 for edge in (numbers[0] - 0.5, *between, numbers[-1] + 0.5)]
+
     def _stage(self) -> str:
         """Return the large slice with its slider and what belongs to it, all hidden until the script shows it."""
-        count, views = len(self.images), len(self.views)
+        count, views, edges = len(self.images), len(self.views), self._edges()
         marks = sorted(self.marked)
         start = self.jump if self.jump is not None else marks[len(marks) // 2] if marks else count // 2
         width = 256 * views if views else _LARGE
         titles = "".join(f'<span style="flex:1">{html.escape(view)}</span>' for view in self.views)
         drawn = [(look.COLORS[1], self.mark)] * bool(self.mark) + [(curve.color, curve.name) for curve in self.curves]
-        says = [f'<span style="color:{color}">&#9632;</span> {html.escape(what)}' for color, what in drawn]
+        says = [
+            f'<span style="white-space:nowrap"><span style="color:{color}">&#9632;</span> {html.escape(what)}</span>'
+            for color, what in drawn
+        ]
         jump = ""
         if self.jump is not None:
             jump = (
@@ -151,7 +165,8 @@ class Study:
             f'<div style="display:flex;font-size:12px;opacity:.75">{titles}</div>'
             f'<img data-part="slice" alt="" style="width:{width}px;max-width:100%;display:block">'
             f"{self._track()}"
-            f'<input data-part="slider" type="range" min="0" max="{count - 1}" value="{start}" '
+            f'<input data-part="slider" type="range" min="0" max="{edges[-1]:g}" step="any" '
+            f'value="{(edges[start] + edges[start + 1]) / 2:g}" '
             'data-lm-suppress-shortcuts="true" aria-label="slice" style="width:100%;margin:3px 0">'
             f'{jump}<div data-part="words"></div>'
             f'<div style="opacity:.75;font-size:12px">{"&emsp;".join(says)}</div>{self.below}</div>'
@@ -159,17 +174,22 @@ class Study:
 
     def _track(self) -> str:
         """Return what runs along the body above the slider: marks, and curves where there are any."""
-        count = len(self.images)
-        color = [look.COLORS[1] if index in self.marked else "rgba(128,128,128,.25)" for index in range(count)]
-        bar = "".join(f'<span style="flex:1;background:{one}"></span>' for one in color)
+        edges = self._edges()
+        color = [look.COLORS[1] if index in self.marked else "rgba(128,128,128,.25)" for index in range(len(edges) - 1)]
+        wide = [end - start for start, end in itertools.pairwise(edges)]
+        bar = "".join(
+            f'<span style="flex:{room:g};background:{one}"></span>' for room, one in zip(wide, color, strict=True)
+        )
         bar = f'<div style="display:flex;height:6px">{bar}</div>'
         if not self.curves:
             return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
-        lines = "".join(_line(curve) for curve in self.curves)
-        half = f"<path d='M0 .5H{count}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
+        lines = "".join(_line(curve, edges) for curve in self.curves)
+        half = (
+            f"<path d='M0 .5H{edges[-1]:g}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
+        )
         return (
             '<div data-part="track" style="margin:8px 7px 0;position:relative;cursor:pointer">'
-            f"<svg viewBox='0 0 {count} 1' preserveAspectRatio='none' "
+            f"<svg viewBox='0 0 {edges[-1]:g} 1' preserveAspectRatio='none' "
             f"style='display:block;width:100%;height:{_STRIP}px;overflow:visible'>{half}{lines}</svg>{bar}"
             '<div data-part="cursor" style="position:absolute;top:0;bottom:0;width:0;border-left:1.5px solid '
             'currentColor;pointer-events:none"></div></div>'
@@ -192,17 +212,16 @@ class Study:
 _THIN = "fill='none' vector-effect='non-scaling-stroke'"
 
 
-def _line(curve: Curve) -> str:
-    """Draw a curve over slices that are 1 wide, from 0 below to 1 above; a gap where there is no number."""
+def _line(curve: Curve, edges: Sequence[float]) -> str:
+    """Draw a curve over slices that begin and end there, from 0 below to 1 above; a gap where there is no number."""
+    rooms = [*zip(itertools.pairwise(edges), curve.values, strict=True)]
     if curve.filled:
-        bars = "".join(
-            f"M{index} 1V{1 - value:.3f}H{index + 1}V1Z" for index, value in enumerate(curve.values) if value == value
-        )
+        bars = "".join(f"M{start:g} 1V{1 - value:.3f}H{end:g}V1Z" for (start, end), value in rooms if value == value)
         return f"<path d='{bars}' fill='{curve.color}' fill-opacity='.35'/>"
     path, open_ = [], False
-    for index, value in enumerate(curve.values):
+    for (start, end), value in rooms:
         if value == value:
-            path.append(f"{'L' if open_ else 'M'}{index + 0.5} {1 - value:.3f}{'' if open_ else 'h0'}")
+            path.append(f"{'L' if open_ else 'M'}{(start + end) / 2:g} {1 - value:.3f}{'' if open_ else 'h0'}")
         open_ = value == value
     stroke = "stroke-width='1' stroke-dasharray='4 3'" if curve.dashed else "stroke-width='2' stroke-linecap='round'"
     return f"<path d='{''.join(path)}' stroke='{curve.color}' {stroke} {_THIN}/>"

@@ -56,8 +56,15 @@ class TrainStep:
 
     def __post_init__(self):
         _check_optimizer(self.optimizer)
-        self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._buffers = averaged_places(self.model, self.loss)
+        self._replay = None
+        self.begin_augmenting(self.augment)
+
+    def begin_augmenting(self, augment: Callable | None) -> None:
+        """Change the batches of all steps from here on: another graph, whose first compile is expected."""
+        self.write_back()
+        self.augment = augment
+        self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         programs = self.core.backend.programs() if self.replay is not False else None
         called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average", "optimizer")}
         self._replay = Replay(self.core, programs, self.optimizer, called) if programs else None

@@ -49,6 +49,7 @@ def fit(
     keep_outputs: bool = True,
     prepare: Callable | None = None,
     augment: Callable | None = None,
+    augment_from: int = 1,
     bf16: bool = False,
     accumulate: int = 1,
     clip: float | None = None,
@@ -112,6 +113,8 @@ def fit(
         prepare: changes the inputs on the device, in training and evaluation; for example, it normalises. Of a mapping
             it gets and returns all, or what it returns is the model's one argument.
         augment: changes (inputs, targets), or a batch that is a mapping, on the device before that, in training only.
+        augment_from: the first epoch that does so. On few data a network learns sooner from what is not changed yet; on
+            chips the step is compiled once more there.
         bf16: run the forward pass under autocast to bfloat16; loss, BatchNorm's statistics and optimiser stay float32.
         accumulate: batches whose gradients one optimiser step takes, all in one graph.
         clip: the largest norm of the gradients; None for no limit.
@@ -162,7 +165,13 @@ def fit(
     if valid is not None:
         check_classes(model, valid, "validation")
     check_numbers(
-        clip=clip, steps_per_epoch=steps_per_epoch, epochs=epochs, accumulate=accumulate, log_every=log_every, keep=keep
+        clip=clip,
+        steps_per_epoch=steps_per_epoch,
+        epochs=epochs,
+        augment_from=augment_from,
+        accumulate=accumulate,
+        log_every=log_every,
+        keep=keep,
     )
     if accumulate > 1 and train.shapes > 1:
         raise WrongValue(
@@ -205,7 +214,7 @@ def fit(
             loss,
             by_step,
             prepare,
-            augment,
+            augment if augment_from == 1 else None,
             bf16,
             clip,
             average,
@@ -238,6 +247,8 @@ def fit(
         ),
         budget=TimeBudget(core, parse_duration(budget) if budget is not None else math.inf),
         same_seed=same_seed,
+        augment=augment,
+        augment_from=augment_from,
     )
     return trainer.run(resume=resume)
 
@@ -266,6 +277,8 @@ class Trainer:
     state: RunState
     budget: TimeBudget
     same_seed: bool = False
+    augment: Callable | None = None
+    augment_from: int = 1
     _compared: int | None = None  # the step after which the cores were last compared
     _first_step: int = 1
 
@@ -375,6 +388,8 @@ class Trainer:
     def _train_epoch(self) -> None:
         at = self.progress
         self.step.model.train()
+        if self.augment and not self.step.augment and at.epoch >= self.augment_from:
+            self.step.begin_augmenting(self.augment)
         self._start_interval()
         done, total = at.in_epoch * self.accumulate, at.steps_per_epoch * self.accumulate
         batches = iter(self.core.progress(self.train, "train", total=total, start=done))

@@ -1,0 +1,162 @@
+"""Does the walkthrough's network hold on images from elsewhere? Another field of view, mirrored, paler, worse files.
+
+    python benchmarks/robustness.py runs/robustness
+
+Notebook 04 trains twice on the same phantoms, as it stands and without its augmentation. Then both networks see the
+exams that neither was trained on: as they are, and changed in six ways. A change is made to the file of 256 pixels, as
+if it had come from elsewhere so, and the file is then prepared as all others are. What is compared is the AUROC of
+`pe_present_on_image`, since no change alters that label: a mirrored slice shows its embolus, on the other side.
+
+A network that has been trained is kept; another folder, or an empty one, trains anew.
+"""
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOK = ROOT / "notebooks" / "04_pulmonary_embolism.ipynb"
+PIXELS = 64  # that the networks see
+NETWORKS = {"augmented": {}, "plain": {"plain_epochs": 999}}  # by parameters of the notebook
+
+
+def main() -> None:
+    """Train what is not trained yet, change the images, ask both networks; print a table and one line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("to", type=Path, help="a folder to make; networks that were trained there are kept")
+    parser.add_argument("--studies", type=int, default=300, help="phantom exams, of which a fifth are asked about")
+    options = parser.parse_args()
+    sys.path.insert(0, str(ROOT))
+    from sklearn.metrics import roc_auc_score
+
+    import tpukit
+
+    options.to.mkdir(parents=True, exist_ok=True)
+    for name, parameters in NETWORKS.items():
+        if not (options.to / name / "metrics.json").is_file():
+            train(options.to, name, studies=options.studies, image_size=PIXELS, **parameters)
+    files, present = apart(options.to / "phantoms" / f"{options.studies}x12")
+    auroc = {change: {} for change in CHANGES}
+    for change in CHANGES:
+        pixels = prepared(files, change)
+        for name in NETWORKS:
+            said = tpukit.launch(ask, options.to / name / "checkpoints" / "best.pt", pixels, progress="off").results[0]
+            auroc[change][name] = roc_auc_score(present, said[:, 0])
+    print(f"\n{f'AUROC, {len(files)} slices never trained on':44}" + "".join(f"{name:>12}" for name in NETWORKS))
+    for change, of_networks in auroc.items():
+        print(f"{change:44}" + "".join(f"{value:12.3f}" for value in of_networks.values()))
+    rounded = {change: round(of_networks["augmented"], 3) for change, of_networks in auroc.items()}
+    print(json.dumps({**rounded, "home, plain": round(auroc["home"]["plain"], 3)}))
+
+
+def train(to: Path, name: str, **parameters) -> None:
+    """Run notebook 04 with these parameters, in a folder of its own within `to`; phantoms and pack are shared."""
+    where = {"phantom_path": "phantoms", "records_path": "records", "run_path": name}
+    command = [sys.executable, "-m", "papermill", NOTEBOOK, f"{name}.ipynb", "--kernel", "python3", "--no-progress-bar"]
+    for parameter, value in {**where, **parameters}.items():
+        command += ["-p", parameter, str(value)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    subprocess.run([*map(str, command)], cwd=to, env=environment, check=True)
+
+
+def apart(phantoms: Path) -> tuple[list[Path], list[int]]:
+    """Return the files of the exams that the notebook keeps apart, and whether each shows an embolus."""
+    from tpukit import pe
+
+    labels = pe.assign_folds(pe.index_images(pe.read_labels(phantoms), phantoms / "train-jpegs"), 5)
+    labels = labels[labels.fold == 0]
+    return [Path(path) for path in labels.path], labels.pe_present_on_image.tolist()
+
+
+# ---- images from elsewhere ------------------------------------------------------------------------------------------
+
+
+def wider(image):
+    """Show a quarter more of the room in each direction: the patient is smaller, and around is air."""
+    from PIL import Image
+
+    size = round(image.width / 1.25)
+    around = Image.new("RGB", image.size)
+    around.paste(image.resize((size, size), Image.Resampling.BILINEAR), ((image.width - size) // 2,) * 2)
+    return around
+
+
+def mirrored(image):
+    """Exchange left and right."""
+    from PIL import ImageOps
+
+    return ImageOps.mirror(image)
+
+
+def paler(image):
+    """Bring every grey level a fifth nearer to the middle."""
+    return image.point(lambda level: round(127.5 + 0.8 * (level - 127.5)))
+
+
+def noisy(image):
+    """Add grain with a standard deviation of 20 of 255 grey levels, to every pixel and window for itself."""
+    import numpy
+    from PIL import Image
+
+    pixels = numpy.asarray(image, numpy.float32)
+    grain = numpy.random.default_rng(int(pixels.sum())).normal(0, 20, pixels.shape)
+    return Image.fromarray((pixels + grain).round().clip(0, 255).astype(numpy.uint8))
+
+
+def blurred(image):
+    """Blur by a Gaussian of 2 of 256 pixels."""
+    from PIL import ImageFilter
+
+    return image.filter(ImageFilter.GaussianBlur(2))
+
+
+CHANGES: dict[str, tuple[Callable | None, int]] = {  # what is done to the pixels, and the quality of the file
+    "home": (None, 95),
+    "field of view +25 %": (wider, 95),
+    "mirrored": (mirrored, 95),
+    "contrast -20 %": (paler, 95),
+    "noise": (noisy, 95),
+    "blur": (blurred, 95),
+    "JPEG 30": (lambda image: image, 30),
+}
+
+
+def prepared(files: list[Path], change: str):
+    """Return (N, 64, 64, 3) uint8: the files, changed, as the walkthrough's pack and cache prepare them."""
+    import numpy
+    from PIL import Image
+
+    from tpukit.packs import decode
+
+    alter, quality = CHANGES[change]
+    made = []
+    for file in files:
+        data = file.read_bytes()
+        if alter:
+            stored = io.BytesIO()
+            alter(Image.open(io.BytesIO(data)).convert("RGB")).save(stored, "JPEG", quality=quality)
+            data = stored.getvalue()
+        made.append(decode(data, PIXELS))
+    return numpy.stack(made)
+
+
+def ask(core, weights: Path, pixels):
+    """Return the logits of a network that notebook 04 trained, (N, 10)."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    import tpukit
+    from tpukit import pe
+
+    model = core.model(pe.resnet34(weights))
+    images = TensorDataset(torch.from_numpy(pixels), torch.zeros(len(pixels)))
+    return tpukit.predict(core, model, core.batches(images, batch_size=60), prepare=pe.normalize)
+
+
+if __name__ == "__main__":
+    main()
