@@ -96,7 +96,7 @@ def dead_part(dotted: str) -> str:
 
 def _names_of(module: str) -> list[str]:
     entry = _table("api")[module]
-    others = [name for one in entry.get("all_of", ()) for name in _names_of(one)]
+    others = [name for one in entry.get("all_of", ()) for name in _table("api")[one]["names"]]
     return [*entry["names"], *entry.get(_release(), ()), *others]
 
 
