@@ -37,7 +37,7 @@ def without(items: Sequence, gone: set) -> list:
             before = kept[-1].comma if isinstance(kept[-1].comma, cst.Comma) else _COMMA
             space = before.whitespace_after
             if isinstance(space, cst.ParenthesizedWhitespace):
-                lines = [*space.empty_lines, *(cst.EmptyLine(comment=text) for text in behind)]
+                lines = [*space.empty_lines, *(cst.EmptyLine(whitespace=space.last_line, comment=text) for text in behind)]
                 space = space.with_changes(empty_lines=lines)
             else:
                 space = one.comma.whitespace_after
@@ -91,8 +91,6 @@ def _argument(element: cst.BaseElement) -> cst.Arg:
 def adamw(call: cst.Call) -> cst.Call | str:
     """Return torch's AdamW with the defaults that the one of transformers had."""
     places = ("params", "lr", "betas", "eps", "weight_decay", "correct_bias")
-    if any(one.star for one in call.args):
-        return "its arguments are made elsewhere: eps was 1e-6 and weight_decay 0.0 where nobody gave them"
     given = {one.keyword.value if one.keyword else places[at]: one for at, one in enumerate(call.args[: len(places)])}
     if "correct_bias" in given and code(given["correct_bias"].value) != "True":
         return "correct_bias=False has no counterpart in torch.optim"

@@ -77,7 +77,7 @@ class _Finish(cst.CSTTransformer):
         self._on_top = book.on_top.get(cell, [])
         self._after: dict[cst.CSTNode, list[str]] = {}
         for statement, line in book.lines.items():
-            if book.beside.get(statement) or not line.body:
+            if book.beside.get(statement) or isinstance(line.body[0], cst.Pass):
                 self._after.setdefault(line, []).extend(book.beside.get(statement, []))
 
     def leave_Call(self, original: cst.Call, updated: cst.Call) -> cst.Call:
@@ -96,7 +96,7 @@ class _Finish(cst.CSTTransformer):
         if original not in self._after:
             return updated
         new = [cst.parse_statement(line) for line in dict.fromkeys(self._after[original])]
-        if not original.body:
+        if isinstance(original.body[0], cst.Pass):  # an import of which nothing is left
             new[:1] = [one.with_changes(leading_lines=updated.leading_lines, trailing_whitespace=updated.trailing_whitespace) for one in new[:1]]
             return cst.FlattenSentinel(new) if new else cst.RemoveFromParent()
         return cst.FlattenSentinel([updated, *new])

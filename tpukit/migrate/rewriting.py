@@ -229,7 +229,9 @@ class Rewriting(cst.CSTTransformer):
             return call_rules.launch(updated, self._book.alias("tpukit", self._cell, original.func, meaning)), "launch"
         if full == PARALLEL_LOADER:
             return self._make_loader(original, updated), "loader"
-        if full in ADAMW:
+        if full in ADAMW and any(one.star for one in original.args):
+            self._tell("note", original, "AdamW", "eps was 1e-6 and weight_decay 0.0 where its arguments lack them")
+        elif full in ADAMW or (full == "torch.optim.AdamW" and "correct_bias" in code(original)):
             return call_rules.adamw(updated), "AdamW"
         if full.endswith(".Trainer") and full.split(".")[0] in ("pytorch_lightning", "lightning"):
             return call_rules.trainer(updated), "Lightning"
@@ -331,7 +333,7 @@ class Rewriting(cst.CSTTransformer):
             return updated
         names = call_rules.without(updated.names, gone)
         if not names:
-            return cst.RemoveFromParent()
+            return cst.Pass()  # until what takes its place is known
         return updated.with_changes(names=[*names[:-1], names[-1].with_changes(comma=updated.names[-1].comma)])
 
     def _goes(self, statement: cst.ImportFrom, module: str, one: cst.ImportAlias) -> bool:

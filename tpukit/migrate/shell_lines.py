@@ -20,7 +20,7 @@ def without_setup(line: str) -> str | None:
     """Return a line without the commands, and the arguments of pip, that fetched a TPU's software; None for nothing."""
     if _SETS.match(line):
         return None
-    if not SETUP.search(line):
+    if not SETUP.search(line) or re.match(r"\s*(:\s*)?#", line):
         return line
     begin = re.match(r"\s*(?:[\w.]+\s*=\s*)?[!%]*", line)[0]
     parts = [(_command(command), then) for command, then in _COMMANDS.findall(line[len(begin) :])]
