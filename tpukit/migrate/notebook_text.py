@@ -77,7 +77,8 @@ class _Finish(cst.CSTTransformer):
         self._on_top = book.on_top.get(cell, [])
         self._after: dict[cst.CSTNode, list[str]] = {}
         for statement, line in book.lines.items():
-            if book.beside.get(statement) or isinstance(line.body[0], cst.Pass):
+            emptied = isinstance(statement, cst.ImportFrom) and isinstance(line.body[0], cst.Pass)
+            if book.beside.get(statement) or emptied:
                 self._after.setdefault(line, []).extend(book.beside.get(statement, []))
 
     def leave_Call(self, original: cst.Call, updated: cst.Call) -> cst.Call:
