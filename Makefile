@@ -3,8 +3,8 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
-.PHONY: compile-check bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams bench-preflight
-.PHONY: bench-sharded bench-robustness
+.PHONY: compile-check migrate bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
+.PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
@@ -62,6 +62,9 @@ fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files; none may giv
 
 mutants: $(installed)  ## minutes: the kit broken on purpose, and the self-test for a chip says no each time; BACKEND=xla:cpu for another
 	$(python) tests/mutants/mutation.py $(if $(BACKEND),--backend $(BACKEND))
+
+migrate: $(installed)  ## minutes: old notebooks rewritten, looked at and run on two cores; TPUKIT_OLD_NOTEBOOKS=folders of more
+	$(python) tests/migrate/table.py --run
 
 walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json

@@ -30,32 +30,7 @@ ORIGIN = rf"(?:https://(?:[^@/]+@)?|ssh://git@|git@)github\.com[/:]({NAME})(?:\.
 
 # Folded on Colab, Kaggle and in JupyterLab: nobody reads it twice.
 HIDDEN = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}}  # sorted, as ruff has it
-BOOTSTRAP = """\
-# @title The kit: from a clone, a wheel, TPUKIT_SOURCE, or where this notebook came from { display-mode: "form" }
-import os
-import pathlib
-import sys
-from importlib.util import find_spec
-
-here, kaggle = pathlib.Path.cwd(), pathlib.Path("/kaggle/input")
-homes = [here, *here.parents, here / "tpukit", *kaggle.glob("*"), *kaggle.glob("datasets/*/*")]
-found = [home for home in homes if (home / "tpukit/__init__.py").is_file()]  # clones; then wheels, the newest first
-wheels = [file for home in homes for at in (home, home / "wheels") for file in at.glob("tpukit-*.whl")]
-wheels.sort(key=lambda file: [int(n) if n.isdigit() else -1 for n in file.name.split("-")[1].split(".")])
-found += [*wheels[::-1], os.environ.get("TPUKIT_SOURCE"), getattr(find_spec("tpukit"), "origin", None)]
-kit = next((str(one) for one in found if one), "ADDRESS")
-if ("://" in kit or kit.startswith("git@")) and ".whl" not in kit:
-    !git -c core.askPass=true clone -q --depth 1 "{kit.removeprefix('git+')}" tpukit
-if ".whl" in kit and "tpukit" not in sys.modules:  # an image's torch is never replaced
-    %pip install -q {"--no-deps --force-reinstall" if find_spec("torch") else ""} "{kit}"
-sys.path[:0] = [path for path in (kit, str(here / "tpukit")) if os.path.isfile(f"{path}/tpukit/__init__.py")]
-if not getattr(find_spec("tpukit"), "origin", None):
-    looked = f"no clone or wheel of it in {here} or a dataset, {f'nothing at {kit}' if kit else 'no TPUKIT_SOURCE'}"
-    raise ModuleNotFoundError(f"no tpukit: {looked}. Put tpukit-*.whl into {here} and run this cell again.")
-if not find_spec("array_record") and sys.platform != "win32":  # Kaggle's image has none
-    %pip install -q --retries 1 -f "{[here / 'wheel', *wheels][-1].parent}" array_record simplejpeg
-print(f"tpukit: {kit}" + ("" if find_spec("array_record") else "; no array_record, which packs need: no internet?"))
-import tpukit"""
+BOOTSTRAP = (ROOT / "tpukit/migrate/first_cell.txt").read_text().rstrip("\n")  # migrated notebooks begin with it too
 
 
 def origin() -> str:

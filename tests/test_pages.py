@@ -72,7 +72,11 @@ def has_compiler():
 
 
 # Whether this machine has what the examples of a room need that are marked to be skipped.
-RUNS_ALL = {"standin": has_stand_in, "preflight": has_compiler}
+RUNS_ALL = {
+    "standin": has_stand_in,
+    "preflight": has_compiler,
+    "migrate": lambda: importlib.util.find_spec("libcst") is not None,
+}
 
 
 # A fork for each room, so that all of them together import torch once.

@@ -111,7 +111,7 @@ FLOORS = [
     {"essentials.data"},
     {"essentials.run"},
     {"measure", "packs", "scores", "standin"},
-    {"cloud", "pe", "preflight", "train"},
+    {"cloud", "migrate", "pe", "preflight", "train"},
 ]
 ROOMS = set().union(*FLOORS)
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

@@ -1,4 +1,4 @@
-"""`python -m tpukit check` and `host`: the answers in a terminal; `health`, `job`, `preflight` of the other rooms."""
+"""`python -m tpukit check` and `host`: the answers in a terminal; `health`, `job`, `migrate`, `preflight` of the others."""
 
 import argparse
 import importlib
@@ -20,6 +20,11 @@ _OF_ROOMS = {
         "tpukit.cloud.job_command",
         "a trainer as one file, and what gcloud, SkyPilot, dstack or Vertex AI take to run it",
         "Write a trainer into one file, and print what the tool takes to run it on a TPU.",
+    ),
+    "migrate": (
+        "tpukit.migrate.migrate_command",
+        "an old notebook as one that runs today, with every line that changes and every line that is left to you",
+        "Rewrite old notebooks into new files. Exit status: 0, 1 where a line is left to you, 2 for a refused file.",
     ),
     "preflight": (
         "tpukit.preflight.command",

@@ -1,0 +1,44 @@
+"""Statements that set a TPU up in 2020, and that nothing needs today."""
+
+import re
+
+import libcst as cst
+
+from tpukit.migrate.known_names import PL
+from tpukit.migrate.meanings import Meanings
+from tpukit.migrate.old_cells import Cell, code
+from tpukit.migrate.shell_lines import DEAD_VARIABLES
+
+_DEAD = "|".join(DEAD_VARIABLES)
+_READ = re.compile(rf"environ\[\s*['\"]({_DEAD})['\"]\s*\]|environ\.(?:setdefault|pop)\(\s*['\"]({_DEAD})['\"]")
+_ASKED = re.compile(rf"['\"]({_DEAD})['\"]")
+
+
+def why_not_needed(small: cst.BaseSmallStatement, cell: Cell, meanings: Meanings) -> str:
+    """Return why a statement is not needed; "" where it is."""
+    text = code(small)
+    if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
+        name = meanings.full(cell, small.value.func)
+        if name == "torch.set_default_tensor_type" and re.search(r"\(['\"]?torch\.FloatTensor['\"]?\)", text):
+            return "float32 is the default"
+    if isinstance(small, cst.Assign) and len(small.targets) == 1 and isinstance(small.targets[0].target, cst.Attribute):
+        if meanings.full(cell, small.targets[0].target) == f"{PL}.PerDeviceLoader.__len__":
+            return "PerDeviceLoader has a length of its own"
+    found = _READ.search(text) or (isinstance(small, cst.Assert) and "environ" in text and _ASKED.search(text))
+    if found and not isinstance(small, cst.Return):
+        return f"nothing sets or reads {next(filter(None, found.groups()))} today"
+    return ""
+
+
+def without_statement(small: cst.BaseSmallStatement, cells: list[Cell]) -> cst.BaseSmallStatement | None:
+    """Return what has to stand in place of a removed statement: `name = None` where something else reads the name."""
+    if not isinstance(small, cst.Assign) or not isinstance(name := small.targets[0].target, cst.Name):
+        return None
+    reads = re.compile(rf"\b{name.value}\b")
+    others = sum(len(reads.findall(cell.source)) for cell in cells) - len(reads.findall(code(small)))
+    return cst.parse_statement(f"{name.value} = None").body[0] if others else None
+
+
+def is_asked(node: cst.CSTNode) -> bool:
+    """Return whether a node reads a variable that nothing sets, which raises."""
+    return isinstance(node, cst.Subscript) and bool(re.fullmatch(r"(os\.)?environ\[\s*['\"]COLAB_TPU_ADDR['\"]\s*\]", code(node)))
