@@ -257,7 +257,7 @@ def test_it_becomes_a_page(twice):
     folder, *_ = twice
     page, _ = HTMLExporter().from_filename(FOR_THE_PAGES / f"{folder.name.rstrip('0123456789')}.ipynb")
     assert page.count("jp-CodeCell") >= 8
-    assert "jp-OutputArea-output" in page
+    assert '<div class="jp-RenderedText jp-OutputArea-output' in page
     if folder.name.startswith("04b"):
         the_submission_of_its_own_test_exams_is_the_notebooks(folder)
 
