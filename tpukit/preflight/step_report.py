@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.backends import open_kept
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
 from tpukit.essentials.show import Finding, Findings, as_html, as_text, human_size
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
@@ -18,6 +17,7 @@ from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
 from tpukit.preflight.recording import Graph, Recording, record
+from tpukit.standin import open_kept
 
 _MOST_OPERATIONS = 10
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
