@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.backends import KeptCompiles, cache_folder
 from tpukit.essentials.machine import Tpu, available_memory, write_whole
 from tpukit.essentials.show import human_size, screen
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight
-from tpukit.standin import program
+from tpukit.standin import KeptCompiles, cache_folder, program
 
 _LOOK_SECONDS = 0.2
 _FILES = ("numbers", "optimized", "facts")

@@ -12,10 +12,10 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpukit.essentials.backends import cache_folder
 from tpukit.essentials.machine import RELEASES, Host
 from tpukit.essentials.show import WrongValue, human_size
 from tpukit.preflight.recording import NoPreflight
+from tpukit.standin import cache_folder
 
 # The library does not depend on Python, though its newer wheels name one.
 _WHEEL = ("--only-binary=:all:", "--python-version=3.12", "--platform=manylinux_2_31_x86_64", "--no-deps")

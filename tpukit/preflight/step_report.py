@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.backends import open_kept
 from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
 from tpukit.essentials.run import WorkerFailed
 from tpukit.essentials.show import Finding, Findings, WrongValue, as_html, as_text, human_size
@@ -20,6 +19,7 @@ from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
 from tpukit.preflight.recording import Graph, NoPreflight, Recording, record
+from tpukit.standin import open_kept
 
 _MOST_OPERATIONS = 10
 _COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")

@@ -1,8 +1,12 @@
 """A stand-in for libtpu: the TPU path of torch_xla and of TorchTPU, executed on the CPU of a machine without a chip."""
 
+from tpukit.essentials.backends import KeptCompiles, cache_folder, open_kept
 from tpukit.standin.build import program, why_not
 from tpukit.standin.recording_runtime import Imagined, RecordingRuntime
 from tpukit.standin.runtime import StandInRuntime
 from tpukit.standin.torch_tpu_runtime import TorchTpuStandInRuntime
 
-__all__ = ["Imagined", "RecordingRuntime", "StandInRuntime", "TorchTpuStandInRuntime", "program", "why_not"]
+__all__ = [
+    "Imagined", "KeptCompiles", "RecordingRuntime", "StandInRuntime", "TorchTpuStandInRuntime", "cache_folder",
+    "open_kept", "program", "why_not",
+]  # fmt: skip
