@@ -206,7 +206,8 @@ WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "essentials/run": {"hosts", "in_graph", "kernel", "ranks"},
     "essentials/show": {"html_tables"},
     "packs": {"meanings"},
-    "standin": {"collectives", "failures", "kit", "torch_xla"},
+    "preflight": {"cut_models"},
+    "standin": {"collectives", "failures", "kit", "sharded", "torch_xla"},
     "train": {"early_stopping", "same_in_fit"},
 }
 
