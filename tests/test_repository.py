@@ -208,7 +208,8 @@ WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "essentials/show": {"html_tables"},
     "packs": {"fixes", "meanings"},
     "pe": {"robustness"},
-    "standin": {"collectives", "failures", "kit", "torch_xla"},
+    "preflight": {"cut_models"},
+    "standin": {"collectives", "failures", "kit", "sharded", "torch_xla"},
     "train": {"early_stopping", "same_in_fit"},
 }
 

@@ -103,7 +103,15 @@ SMALL = {
     },
     "11_beyond_the_notebook": {"epochs": 8, "pause": 1.5, "install": False},
     "12_text": {"texts": 300, "width": 16, "heads": 2, "layers": 1, "epochs": 1},
-    "13_larger_than_a_chip": {"width": 16, "heads": 2, "layers": 1, "length": 32, "epochs": 1, "fine_epochs": 1},
+    "13_larger_than_a_chip": {
+        "texts": 300,
+        "width": 16,
+        "heads": 2,
+        "layers": 1,
+        "length": 32,
+        "epochs": 1,
+        "fine_epochs": 1,
+    },
 }
 
 # What a notebook installs itself where it is missing; without a network its test is skipped.

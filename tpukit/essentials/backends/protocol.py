@@ -143,10 +143,6 @@ class Backend:
 
     # ---- where a core is several chips -------------------------------------------------------------------------
 
-    def place(self, tensors: list) -> list:
-        """Cut large tensors over the chips, before they are sent or where they are; return those that stay whole."""
-        return tensors
-
     def place_model(self, module) -> str:
         """Cut the weights and buffers of a module over the chips; return a line if much of it stays whole, or ""."""
         return ""

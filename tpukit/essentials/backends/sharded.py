@@ -42,6 +42,7 @@ class ShardedTpu(Tpu):
     # ---- how tensors lie
 
     def place(self, tensors: list) -> list:
+        """Cut large tensors over the chips, before they are sent or where they are; return those that stay whole."""
         whole = []
         for tensor in (one for one in tensors if one.device.type == "xla" and one.numel() >= _FEWEST):
             axis = self._longest(tensor.shape)
@@ -131,12 +132,10 @@ class ShardedTpu(Tpu):
             specs.append(spec.xla_spec(tensor) if tensor.ndim else None)
         return torch_xla._XLAC._xla_tensors_from_aten(list(tensors), [str(self.device)] * len(tensors), specs)
 
-    def to_cpu(self, tensors: list) -> list:
+    def _copies(self, tensors: list) -> list:
         """Bring what is cut one after the other: each chip holds all of a tensor for as long as that takes."""
-        cut = [tensor.device.type == "xla" and _is_cut(tensor) for tensor in tensors]
-        others = iter(super().to_cpu([one for one, is_cut in zip(tensors, cut, strict=True) if not is_cut]))
-        whole = super().to_cpu
-        return [whole([one])[0] if is_cut else next(others) for one, is_cut in zip(tensors, cut, strict=True)]
+        copy = super()._copies
+        return [copy([one])[0] for one in tensors] if any(map(_is_cut, tensors)) else copy(tensors)
 
     def memory(self) -> dict[str, int]:
         return {}  # "MemoryInfo not supported for SPMD virtual device", torch_xla 2.8 and 2.9

@@ -73,8 +73,13 @@ class TorchXla(Backend):
         on_device = [tensor for tensor in tensors if tensor.device.type == "xla"]
         if on_device:
             torch_xla._XLAC._xla_sync_multi(on_device, devices=[], wait=True, sync_xla_data=False)
-            copies = iter(torch_xla._XLAC._xla_get_cpu_tensors(on_device))
+            copies = iter(self._copies(on_device))
         return [next(copies) if tensor.device.type == "xla" else tensor for tensor in tensors]
+
+    def _copies(self, tensors: list) -> list:
+        import torch_xla
+
+        return torch_xla._XLAC._xla_get_cpu_tensors(tensors)
 
     # torch_xla counts for the whole process, so for both cores of a v2 or v3 chip.
 

@@ -238,8 +238,11 @@ def launch(
                 display.line(_sharding(topology))
             if topology.rehearsal:
                 stand = "processes stand" if topology.cores > 1 else "process stands"
+                who = f"{topology.cores} {topology.device} {stand}"
+                if topology.chips > 1:
+                    who = f"{topology.device} of one process stand"
                 note = runtimes()[topology.backend].note
-                display.line(f"a rehearsal: {topology.cores} {topology.device} {stand} in for TPU cores{note}")
+                display.line(f"a rehearsal: {who} in for TPU cores{note}")
             if backend is None and (chosen := why_this_package(host, topology)):
                 display.line(chosen)
             if topology.processes and (warning := memory_warning(fn, args, topology)):
