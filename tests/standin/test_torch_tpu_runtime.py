@@ -52,6 +52,17 @@ def test_this_release_has_what_the_kit_uses_inside_it_and_a_part_that_has_moved_
         on_chips(work)
 
 
+def test_the_programs_own_arguments_are_no_flags_of_torchtpus(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "-v", "--epochs=3"])
+    assert on_chips(lambda core: sys.argv[1:]).results == [["-v", "--epochs=3"]]
+
+
+def test_a_kernel_in_which_torch_tpu_has_another_library_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch_tpu", None)
+    with pytest.raises(RuntimeError, match=r"workers would look for real chips(.|\n)*fix:   restart the kernel"):
+        on_chips(lambda core: core.rank)
+
+
 def test_the_packages_own_batchnorm_still_needs_the_correction():
     """Where this fails TorchTPU updates the statistics itself: remove backends/running_statistics.py."""
 
@@ -99,7 +110,7 @@ def train(core, folder=None, epochs=2):
     rows = [[row["train_loss"], row["valid_loss"]] for row in history.epochs]
     found = evaluate(core, model, MSE, valid)
     answers = predict(core, model, valid)
-    return rows, core.to_host(model.state_dict()), found.loss, found.outputs, answers.outputs
+    return rows, core.to_host(model.state_dict()), found.loss, found.outputs, answers
 
 
 @pytest.mark.parametrize("cores", [1, 4])
