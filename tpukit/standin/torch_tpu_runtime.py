@@ -2,9 +2,12 @@
 
 import contextlib
 import importlib
+import os
+import sys
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends import Backend, Topology, TorchTpuRuntime, inside, rehearsal_cores
+from tpukit.essentials.show import Failed
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.runtime import play
 from tpukit.standin.shapes import environment, torch_tpu_rehearsal
@@ -36,7 +39,13 @@ class TorchTpuStandInRuntime(TorchTpuRuntime):
 
     def load(self, topology: Topology) -> None:
         super().load(topology)
-        library()  # compiled here, before the run's time is counted
+        ours = str(library())  # compiled here, before the run's time is counted
+        if "torch_tpu" in sys.modules and os.environ.get("TPU_LIBRARY_PATH") != ours:
+            raise Failed(
+                "this kernel has imported torch_tpu, and its workers would look for real chips",
+                found=f"TPU_LIBRARY_PATH={os.environ.get('TPU_LIBRARY_PATH')}, which torch_tpu has read",
+                fix="restart the kernel, and call tpukit.prepare() before `import torch`",
+            )
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Topology) -> Iterator[tuple]:

@@ -103,7 +103,11 @@ class TorchTpu(TorchTpuProcess):
     def launch_environment(self) -> dict[str, str]:
         load_torch_tpu()
         before = dict(os.environ)
-        inside("torch.tpu.distributed:set_tpu_launch_env")(nproc_per_node=self.world_size)
+        given, sys.argv = sys.argv, sys.argv[:1]  # it would take the program's own arguments for flags of its own
+        try:
+            inside("torch.tpu.distributed:set_tpu_launch_env")(nproc_per_node=self.world_size)
+        finally:
+            sys.argv = given
         # A variable that was set before is kept by TorchTPU; the base class returns it, to be compared with the run.
         changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
         return super().launch_environment() | changed
