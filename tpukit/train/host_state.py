@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -33,7 +34,8 @@ def host_state(roots: Mapping[str, object], *, without: set[int]) -> dict[str, o
         elif id(one) not in seen and not isinstance(one, _SKIPPED):
             seen.add(id(one))
             if isinstance(one, torch.Tensor):
-                found[name] = (tuple(one.shape), one.requires_grad, one._version * (one.device.type == "cpu"))
+                kind = "trained" if one.requires_grad else "not trained"
+                found[name] = (kind, tuple(one.shape), one._version if one.device.type == "cpu" else "")
             elif hasattr(one, "__next__"):
                 found[name] = object()
             elif hasattr(one, "tobytes") and getattr(one, "nbytes", _MOST) < _MOST:  # numpy's
@@ -99,6 +101,7 @@ def first_change(before: dict[str, object], now: dict[str, object]) -> str | Non
     if name is None:
         return None
     was, now = (repr(one.get(name, "not there"))[:40] for one in (before, now))
+    name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
     return f"{name} was {was} and is {now}"
 
 
