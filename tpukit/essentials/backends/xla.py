@@ -111,7 +111,9 @@ class TorchXla(Backend):
 
         # Where collectives run beside the graph, or cores are threads, a step is more than its program.
         is_one = self.in_graph or self.world_size == 1
-        return Programs(self.device) if is_one and not (self.shares_process or self.is_recording or xr.is_spmd()) else None
+        return (
+            Programs(self.device) if is_one and not (self.shares_process or self.is_recording or xr.is_spmd()) else None
+        )
 
     def record_lines(self, wanted: bool) -> None:
         import torch_xla
