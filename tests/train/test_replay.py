@@ -13,6 +13,7 @@ from workers import Pairs
 
 from tpukit import Augment, Buckets, fit, launch
 from tpukit.train import LARS, schedules
+from tpukit.train.replay import Replay
 
 pytestmark = pytest.mark.xla
 REPLAYED = r"the step is replayed from step 4 on: \d+\.\d ms of the host instead of \d+\.\d"
@@ -115,7 +116,7 @@ class Sentences:
 def in_buckets(core):
     one = Trained(core, Words())
     one.loss, one.data, one.options = nn.CrossEntropyLoss(), Sentences(), {"log_every": 50, "steps_per_epoch": 12}
-    one.batches["buckets"] = Buckets((6, 12))
+    one.batches["buckets"] = Buckets((6, 12), pad={"words": 0})
     return one
 
 
@@ -240,7 +241,7 @@ def growing(core):
     one.optimizer = torch.optim.SGD(one.model[0].parameters(), lr=0.01)
 
     def rate(step):
-        if step == 9:
+        if step == 9 and len(one.optimizer.param_groups) == 1:
             one.optimizer.add_param_group({"params": list(late.parameters()), "initial_lr": 0.01})
             one.options["schedule"].lr_lambdas.append(rate)
             one.options["schedule"].base_lrs.append(0.01)
@@ -251,25 +252,116 @@ def growing(core):
 
 
 def guarded():
+    step, epoch = "every step is recorded: ", "every step is recorded from step 7 on: "
     return {
-        r"every step is recorded: model\.calls was 1 and is 2": in_own(counted),
-        r"every step is recorded: model\.calls was 1 and is 2 ": in_own(branched),
-        r"every step is recorded: it draws random numbers on the host": in_own(
-            lambda self, images: 1.0 if random.random() < 0.5 else 2.0
+        "a number that grows": (in_own(counted), step + "model.calls was 0 and is 1"),
+        "a branch on the step": (in_own(branched), step + "model.calls was 0 and is 1"),
+        "a layer left out at random": (
+            in_own(lambda self, images: 1.0 if random.random() < 0.5 else 2.0),
+            step + "it draws random numbers on the host",
         ),
-        r"every step is recorded: ReLU has a hook|every step is recorded: BatchNorm2d has a hook": hooked,
-        r"every step is recorded: a tensor that it computes is kept": keeping,
-        r"every step is recorded: it reads from the device, or runs a part of its work": reading,
-        r"every step is recorded from step 7 on: .*requires_grad.*|every step is recorded from step 7 on: .*": frozen,
-        r"every step is recorded from step 7 on: a number of the host was 2 and is 3": with_clock,
-        r"every step is recorded: a number of the host was .* and is .*": lambda core: Trained(core, amsgrad=True),
+        "a hook": (hooked, step + "BatchNorm2d has a hook"),
+        "a tensor that is kept": (keeping, step + "a tensor that it computes is kept"),
+        "a tensor that is looked at": (reading, step + "it reads from the device, or runs a part of its work"),
+        "a parameter that is frozen": (
+            frozen,
+            epoch + r"model.0.\w+ was 'trained, \(.*\)' and is 'not trained, \(.*\)'",
+        ),
+        "a number that nobody can see": (with_clock, epoch + "a number of the host was 2 and is 3"),
+        "an optimiser with numbers of its own": (
+            lambda core: Trained(core, amsgrad=True),
+            step + "a number of the host was .* and is .*",
+        ),
     }
 
 
-@pytest.mark.parametrize("message", guarded())
-def test_what_cannot_be_replayed_is_recorded_with_the_right_numbers_and_said_once(message):
-    replayed, recorded = launched(guarded, 12)[0][message]
+@pytest.mark.parametrize("row", guarded())
+def test_what_cannot_be_replayed_is_recorded_with_the_right_numbers_and_said_once(row):
+    replayed, recorded = launched(guarded_rows, 12)[0][row]
     assert_same(replayed, recorded)
     said = [line for line in replayed["lines"] if "every step is recorded" in line]
     assert len(said) == 1, replayed["lines"]
-    assert re.match(message.strip(), said[0])
+    assert re.match(guarded()[row][1], said[0]), said[0]
+
+
+def guarded_rows():
+    return {name: make for name, (make, _) in guarded().items()}
+
+
+def test_a_step_says_since_when_it_was_replayed_if_it_may_not_be():
+    line = launched(guarded_rows, 12)[0]["a number that nobody can see"][0]["lines"][-1]
+    assert line.endswith("; steps 6 to 6 were replayed as step 5 was"), line
+
+
+def unchecked(core):
+    """Train where nothing is looked at again after an epoch; return what came out, and of the recorded run."""
+    write_back = Replay.write_back
+
+    def lazy(self, *, and_check=False):
+        state = self._state
+        write_back(self)
+        self._state = state
+
+    Replay.write_back = lazy
+    found = with_clock(core).run(None, 12)
+    Replay.write_back = write_back
+    return found, with_clock(core).run(False, 12)
+
+
+def test_without_the_look_after_each_interval_a_number_would_be_wrong_in_silence():
+    replayed, recorded = launch(unchecked, cores=1, backend="xla:cpu", progress="off", seed=5).results[0]
+    assert replayed["losses"] != recorded["losses"]
+    assert not any("every step is recorded" in line for line in replayed["lines"])
+
+
+def test_another_group_in_the_optimiser_is_another_program():
+    replayed, recorded = launched(lambda: {"growing": growing}, 24)[0]["growing"]
+    assert_same(replayed, recorded)
+
+
+# ---- ended in the middle, and resumed ----------------------------------------------------------------------------
+
+
+class Ending(Pairs):
+    """Samples that end the run with an exception after so many."""
+
+    def __init__(self, after, error=KeyboardInterrupt):
+        super().__init__()
+        self.after, self.error = after, error
+
+    def __getitem__(self, index):
+        self.after -= 1
+        if self.after < 0:
+            raise self.error
+        return super().__getitem__(index)
+
+
+def ended(core, folder):
+    """Return states: of runs that an interrupt ended, replayed and recorded, and of one resumed and one not."""
+    left = []
+    for replay in (None, False):
+        one = scheduled(core)
+        one.data, one.options = Ending(4 * 9), one.options | {"log_every": 50}
+        with pytest.raises(KeyboardInterrupt):
+            one.run(replay)
+        own = [dict(state) for state in one.optimizer.state.values()]
+        left.append({"losses": [], "state": core.to_host([dict(one.model.state_dict()), own])})
+    for steps, error in ((8, ValueError), (7, KeyboardInterrupt)):
+        one = scheduled(core)
+        one.data = Ending(4 * steps, error)
+        one.options |= {"log_every": 2, "save_every": 0, "folder": folder}
+        with pytest.raises(error):
+            one.run(None, 24)
+    ends = []
+    for where in ({"folder": folder}, {}):
+        one = scheduled(core)
+        one.options |= {"log_every": 2, **where}
+        ends.append(one.run(None, 24))
+    return left, ends
+
+
+def test_weights_are_right_after_an_interrupt_and_a_resumed_run_equals_the_uninterrupted(tmp_path):
+    left, ends = launch(ended, tmp_path / "run", cores=1, backend="xla:cpu", progress="off", seed=5).results[0]
+    assert_same(*left)
+    assert_same(*ends)
+    assert any("replayed" in line for line in ends[0]["lines"])

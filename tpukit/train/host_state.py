@@ -2,8 +2,9 @@
 
 import functools
 import os
+import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 _MOST = 20_000  # values that are looked at; of a list its first thousand
@@ -33,14 +34,15 @@ def host_state(roots: Mapping[str, object], *, without: set[int]) -> dict[str, o
         elif id(one) not in seen and not isinstance(one, _SKIPPED):
             seen.add(id(one))
             if isinstance(one, torch.Tensor):
-                found[name] = (tuple(one.shape), one.requires_grad, one._version * (one.device.type == "cpu"))
+                kind = "trained" if one.requires_grad else "not trained"
+                found[name] = f"{kind}, {tuple(one.shape)}" + f", {one._version}" * (one.device.type == "cpu")
             elif hasattr(one, "__next__"):
                 found[name] = object()
             elif hasattr(one, "tobytes") and getattr(one, "nbytes", _MOST) < _MOST:  # numpy's
                 found[name] = one.tobytes()
             else:
                 parts = list(_parts(one))
-                found[name] = (type(one).__name__, len(parts))
+                found[name] = f"a {type(one).__name__}" + f" of {len(parts)}" * isinstance(one, Collection)
                 todo += ((name + step, part) for step, part in parts[:1000])
     return found
 
@@ -93,12 +95,15 @@ def _is_own(file: str) -> bool:
     return "-packages" not in file and not file.startswith(_LIBRARY)
 
 
-def first_change(before: dict[str, object], now: dict[str, object]) -> str | None:
-    """Return what differs between two such states, in words; None if nothing does."""
-    name = next((name for name in [*now, *before] if before.get(name) != now.get(name)), None)
+def first_change(before: dict[str, object], now: dict[str, object], *, new: bool) -> str | None:
+    """Return what differs between two such states, in words; None if nothing does. What is new counts with `new`."""
+    names = [name for name in now if new or name in before] + [name for name in before if name not in now]
+    pairs = ((name, before.get(name), now.get(name)) for name in names)
+    name = next((name for name, was, is_now in pairs if was is not is_now and was != is_now), None)
     if name is None:
         return None
     was, now = (repr(one.get(name, "not there"))[:40] for one in (before, now))
+    name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
     return f"{name} was {was} and is {now}"
 
 

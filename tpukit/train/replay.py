@@ -173,20 +173,22 @@ class Replay:
         computed = {id(held[place]) for place in puts}
         replaced = {one for one, tensor in zip(ids, tensors, strict=False) if id(tensor) in computed}
         key, inputs = self._programs.compile([held[place] for place in puts], replaced)
-        if now.keys() == places.keys():
-            self._count(counts)
+        self._count(counts)
+        if list(now) != list(self._places):  # the optimiser has made its state, or more of it
+            self._known, self._places = {}, now
+        if list(now) == list(places):
             self._learn(shapes, key, inputs, ids, puts)
         for place, result in zip(puts, self._programs.run(key, [value for _, value in inputs]), strict=True):
             held[place].data = result
         if shapes in self._known and not self._reason:
-            self._places, self._state = now, held[:-2]
+            self._state = held[:-2]
 
-    def agree(self, number: int) -> None:
-        """Note that a step was recorded; say why none is replayed from here on, if so: all cores or none, together."""
+    def agree(self, number: int) -> bool:
+        """After a recorded step, say why none is replayed from here on, if so, all cores or none, together."""
         self._recorded, self._before_it = number, self._recorded
         alone = self._core.world_size == 1
         if self._is_over or not self._checks and not (alone and self._reason):
-            return  # one core alone records until the others look, too
+            return False  # one core alone records until the others look, too
         self._checks = max(0, self._checks - 1)
         reasons = [self._reason] if alone else gather_objects(self._core, self._reason)
         if reason := next(filter(None, reasons), None):
@@ -194,6 +196,7 @@ class Replay:
             when = f" from step {number} on" if self._has_begun else ""
             replayed = f"; steps {self._before_it + 1} to {number - 1} were replayed as step {self._before_it} was"
             self._core.print(f"every step is recorded{when}: {reason}" + replayed * (number > self._before_it + 1))
+        return self._is_over
 
     def _learn(self, shapes: tuple, key: bytes, inputs: list, ids: list[int], puts: list[int]) -> None:
         """Keep a recorded step as the program of these shapes; note what is not as it was before."""
@@ -230,11 +233,11 @@ class Replay:
         return Told(self._optimizer, [table[name] for (_, name), table in self._counters.items()])
 
     def _change(self) -> str | None:
-        """Return what Python can reach and has changed since the last recorded step; the first may set things up."""
-        counted = [table[name] for (_, name), table in self._counters.items()]
+        """Return what Python can reach and has changed since the last recorded step; the first may make new things."""
+        counted = [table[name] for (_, name), (table, _) in self._counts().items() if _on(table[name], "cpu")]
         without = [self._core, self._optimizer.state, self._optimizer.param_groups, *counted]
         before, self._held = self._held, host_state(self._called, without={id(one) for one in without})
-        return first_change(before, self._held) if before and self._checks != _FIRST - 1 else None
+        return first_change(before, self._held, new=self._checks != _FIRST - 1) if before else None
 
     # ---- what a step may change ----------------------------------------------------------------------------------
 
@@ -289,7 +292,9 @@ def _on(one: object, kind: str) -> bool:
 
 
 def _is(found, value) -> bool:
-    return found is not None and found.shape == value.shape and found.to(value.dtype).equal(value)
+    if found is None or found.is_floating_point() != value.is_floating_point():
+        return False
+    return found.shape == value.shape and found.to(value.dtype).equal(value)
 
 
 def _short(value) -> str:

@@ -117,8 +117,8 @@ class TrainStep:
             losses += local, reduced
         if message := self.monitor.end_step(number):
             self.core.print(message)
-        if self._replay:
-            self._replay.agree(number)
+        if self._replay and self._replay.agree(number):
+            self.monitor.expect()
         return local, reduced
 
     def _backward(self, batches: tuple):

@@ -106,7 +106,7 @@ class Backend:
         is_recording: True where `preflight` only looks which programs a run would compile: what comes back from the
             device is no result then, so nothing of it is kept.
         waits: seconds of the last calls of `wait`, where there is something to wait for; of `wait_count` in all.
-        after_sync: called after every `sync`, and every step that ran without one; a running profile marks its steps there.
+        after_sync: called after every `sync`, and after a step without one; a running profile marks its steps there.
     """
 
     rank: int
@@ -225,8 +225,7 @@ class Backend:
         raise NotImplementedError
 
     def programs(self):
-        """Return what runs a step's program again, see `tpukit.essentials.backends.programs`; None where nothing can."""
-        return
+        """Return what runs a recorded step's program again, as `programs.Programs` does; None where nothing can."""
 
     def record_lines(self, wanted: bool) -> None:
         """Have every operation remember the line of Python it came from, for `graph_text`."""
