@@ -18,6 +18,7 @@ import tpukit
 from tpukit.packs import build_cache, cache_or_decode, pack, pack_shards
 from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import orientation, to_rgb
+from tpukit.packs.items import _all_labels
 from tpukit.packs.masks import open_mask
 
 
@@ -213,6 +214,19 @@ def test_labels_that_were_mended_are_seen_wherever_a_dataset_keeps_them(tmp_path
     labels[1] = mended  # none of the hundred items that are read
     with pytest.raises(FileExistsError, match="another pack"):
         quietly(dataset, tmp_path / "a", labels="label")
+
+
+def test_labels_of_any_kind_are_the_same_when_they_are_read_again():
+    class Boxes:
+        def __init__(self):
+            self.targets = [{"label": 1, "boxes": torch.ones(2)}, {"label": 2, "boxes": None}]
+
+    assert _all_labels(Boxes()) == _all_labels(Boxes()) != b""  # not by where they lie in memory
+    Boxes.tensors = {"image": torch.ones(2)}
+    assert _all_labels(Boxes()) == _all_labels(Boxes())
+    held = Boxes()
+    held.targets = [object(), object()]
+    assert _all_labels(held) == b""  # nothing that would be the same tomorrow
 
 
 def test_a_series_in_the_order_of_the_images_is_not_put_in_order_once_more(tmp_path):

@@ -152,13 +152,21 @@ def _all_labels(source) -> bytes:
         return _all_labels(source.dataset) + numpy.asarray(source.indices).tobytes()
     if isinstance(getattr(source, "datasets", None), list | tuple):  # torch's ConcatDataset
         return b"".join(map(_all_labels, source.datasets))
-    kept = [getattr(source, name, None) for name in ("targets", "labels", "_labels", "samples")]
-    kept += getattr(source, "tensors", ())[1:]  # torch's TensorDataset: the first are the images
+    if isinstance(tensors := getattr(source, "tensors", None), tuple):  # torch's TensorDataset, the images first
+        return b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors[1:])
+    kept = [getattr(source, name, None) for name in ("targets", "labels", "_labels")]
+    samples = getattr(source, "samples", None)
+    if isinstance(samples, list) and all(isinstance(sample, tuple) for sample in samples):  # path and number
+        kept.append([sample[-1] for sample in samples])
     labels = next((labels for labels in kept if hasattr(labels, "__len__")), b"")
     try:
-        return numpy.asarray(labels).tobytes()
+        array = numpy.asarray(labels)
     except ValueError:  # rows of different lengths
-        return repr(labels).encode()
+        array = numpy.empty(0, object)
+    if array.dtype.kind != "O":
+        return array.tobytes()
+    words = repr(labels)  # the bytes of objects are where they lie in memory
+    return b"" if " at 0x" in words else words.encode()
 
 
 class Failed:
