@@ -216,6 +216,19 @@ def test_labels_that_were_mended_are_seen_wherever_a_dataset_keeps_them(tmp_path
         quietly(dataset, tmp_path / "a", labels="label")
 
 
+def test_labels_that_were_mended_in_a_column_of_hugging_face_are_seen(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    stored = io.BytesIO()
+    picture(1, side=4).save(stored, "PNG")
+    images = [{"bytes": stored.getvalue(), "path": None}] * 300
+    dataset = datasets.Dataset.from_dict({"image": images, "label": [0] * 300})
+    quietly(dataset, tmp_path / "a")
+    quietly(dataset, tmp_path / "a")
+    mended = datasets.Dataset.from_dict({"image": images, "label": [0, 1] + [0] * 298})
+    with pytest.raises(FileExistsError, match="another pack"):
+        quietly(mended, tmp_path / "a")
+
+
 def test_labels_of_any_kind_are_the_same_when_they_are_read_again():
     class Boxes:
         def __init__(self):
@@ -495,6 +508,19 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     for number, image in enumerate((values, Image.fromarray(values))):
         quietly([(image, 0)], tmp_path / f"d{number}")
         assert "1 images of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
+    rows = []
+    for number, colours in enumerate([[0, 0, 0, 255, 0, 0], [0, 0, 0, 0, 255, 0]]):
+        mask = Image.fromarray(np.eye(16, dtype=np.uint8))
+        mask.putpalette(colours)
+        mask.save(tmp_path / f"mask-{number}.png")
+        picture(number).save(tmp_path / f"{number}.png")
+        rows.append({"path": f"{number}.png", "mask": f"mask-{number}.png"})
+    capsys.readouterr()
+    quietly(pandas.DataFrame(rows), tmp_path / "f", root=tmp_path, masks="mask")
+    said = "masks show class 1 in several colours, (0, 255, 0) and (255, 0, 0): do their palettes number alike?"
+    assert said in capsys.readouterr().out
+    quietly(pandas.DataFrame(rows[:1] * 2), tmp_path / "g", root=tmp_path, masks="mask")
+    assert "several colours" not in capsys.readouterr().out
     picture(1).save(tmp_path / "in" / "loose.png")
     quietly(tmp_path / "in", tmp_path / "e")
     assert "left out: 1 files that are no images of a class (.png beside the classes 1)" in capsys.readouterr().out
@@ -542,6 +568,15 @@ def test_a_table_of_another_dialect_is_read_as_the_fix_says(tmp_path, table, opt
     table.assign(kind=[kinds, "dog"] * 2).to_csv(tmp_path / "table.csv", index=False, **options)
     fix = fix_of(tmp_path / "table.csv", tmp_path / "a", labels="kind")
     assert done(fix, tmp_path / "a", labels="kind").classes == [kinds, "dog"]
+
+
+def test_numbers_with_a_comma_are_no_words_and_are_mended_as_the_fix_says(tmp_path, table):
+    table.assign(kind=["1,5", "2,5", "7", "2,5"]).to_csv(tmp_path / "comma.csv", index=False)
+    fix = fix_of(tmp_path / "comma.csv", tmp_path / "a", labels="kind")
+    table = pandas.read_csv(tmp_path / "comma.csv")
+    table["kind"] = eval(fix.rpartition(" comma ")[2])
+    mended = quietly(table, tmp_path / "a", labels="kind", root=tmp_path)
+    assert sorted(mended.labels.ravel().tolist()) == [1.5, 2.5, 2.5, 7]
 
 
 def test_a_class_none_and_names_without_endings_are_mended_as_the_fixes_say(tmp_path, table):

@@ -129,10 +129,18 @@ class Items:
         else:
             step = 1 if type(self.source) in (list, tuple) else -(-self.length // _SAMPLED)
             chosen = (self._one(number) for number in range(0, self.length, step))
-        digest = hashlib.sha256(_all_labels(self.source))
+        digest = hashlib.sha256(_all_labels(self.source) + self._columns_of_labels())
         for data, values in chosen:
             digest.update(zlib.crc32(data).to_bytes(4) + len(data).to_bytes(8) + values.tobytes())
         return digest.digest()
+
+    def _columns_of_labels(self) -> bytes:
+        """Return all labels of a dataset of Hugging Face's, which keeps them in columns."""
+        columns = getattr(self.source, "column_names", None)
+        if not (self.columns and hasattr(self.source, "select_columns") and set(self.columns) <= set(columns)):
+            return b""
+        labels = self.source.select_columns(self.columns).with_format(None)
+        return repr([list(labels[name]) for name in self.columns]).encode()
 
     def _one(self, number: int) -> tuple:
         import numpy
