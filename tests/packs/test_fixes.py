@@ -860,7 +860,7 @@ def _(folder):
         assert fix == f"check the path, from {os.getcwd()}"
         quietly("table.csv")
 
-    return lambda: quietly("tabel.csv"), mended
+    return lambda: quietly("tables.csv"), mended
 
 
 def other_table(ending, write):
