@@ -57,7 +57,7 @@ soak: $(installed)  ## minutes: what chance decides, often, and what `make test`
 	$(python) tests/faults/soak.py
 	TPUKIT_SOAK=1 $(python) -m pytest $(streams) -m "soak or only_soak"
 
-fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files; none may give wrong pixels or hang
+fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files, 300 ordinary collections; none may come out wrong or hang
 	$(python) tests/fuzz/fuzz.py
 
 mutants: $(installed)  ## minutes: the kit broken on purpose, and the self-test for a chip says no each time; BACKEND=xla:cpu for another

@@ -646,8 +646,8 @@ def _(folder):
         quietly(table, "a", labels="kind")
         codes = eval(re.search(r"table\[.*?codes", fix)[0], {"table": table})
         quietly(table.assign(kind=codes), "b", labels=["kind", "value"])
-        numbers = eval(f"{fix.split()[-1]}(table.text)", {"pandas": pandas, "table": table})
-        quietly(table.assign(text=numbers), "c", labels="text")
+        numbers = re.search(r"pandas\.to_numeric\(.*?\)", fix)[0].replace("kind", "text")
+        quietly(table.assign(text=eval(numbers, {"pandas": pandas, "table": table})), "c", labels="text")
 
     return lambda: quietly(table, labels=["kind", "value"]), mended
 
@@ -860,7 +860,7 @@ def _(folder):
         assert fix == f"check the path, from {os.getcwd()}"
         quietly("table.csv")
 
-    return lambda: quietly("tabel.csv"), mended
+    return lambda: quietly("tables.csv"), mended
 
 
 def other_table(ending, write):

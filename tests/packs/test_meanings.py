@@ -18,6 +18,7 @@ import tpukit
 from tpukit.packs import build_cache, cache_or_decode, pack, pack_shards
 from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import orientation, to_rgb
+from tpukit.packs.items import _all_labels
 from tpukit.packs.masks import open_mask
 
 
@@ -213,6 +214,32 @@ def test_labels_that_were_mended_are_seen_wherever_a_dataset_keeps_them(tmp_path
     labels[1] = mended  # none of the hundred items that are read
     with pytest.raises(FileExistsError, match="another pack"):
         quietly(dataset, tmp_path / "a", labels="label")
+
+
+def test_labels_that_were_mended_in_a_column_of_hugging_face_are_seen(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    stored = io.BytesIO()
+    picture(1, side=4).save(stored, "PNG")
+    images = [{"bytes": stored.getvalue(), "path": None}] * 300
+    dataset = datasets.Dataset.from_dict({"image": images, "label": [0] * 300})
+    quietly(dataset, tmp_path / "a")
+    quietly(dataset, tmp_path / "a")
+    mended = datasets.Dataset.from_dict({"image": images, "label": [0, 1] + [0] * 298})
+    with pytest.raises(FileExistsError, match="another pack"):
+        quietly(mended, tmp_path / "a")
+
+
+def test_labels_of_any_kind_are_the_same_when_they_are_read_again():
+    class Boxes:
+        def __init__(self):
+            self.targets = [{"label": 1, "boxes": torch.ones(2)}, {"label": 2, "boxes": None}]
+
+    assert _all_labels(Boxes()) == _all_labels(Boxes()) != b""  # not by where they lie in memory
+    Boxes.tensors = {"image": torch.ones(2)}
+    assert _all_labels(Boxes()) == _all_labels(Boxes())
+    held = Boxes()
+    held.targets = [object(), object()]
+    assert _all_labels(held) == b""  # nothing that would be the same tomorrow
 
 
 def test_a_series_in_the_order_of_the_images_is_not_put_in_order_once_more(tmp_path):
@@ -481,6 +508,19 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     for number, image in enumerate((values, Image.fromarray(values))):
         quietly([(image, 0)], tmp_path / f"d{number}")
         assert "1 images of 16 bits are nearly black, none above 4,095: window=(0, 4095)" in capsys.readouterr().out
+    rows = []
+    for number, colours in enumerate([[0, 0, 0, 255, 0, 0], [0, 0, 0, 0, 255, 0]]):
+        mask = Image.fromarray(np.eye(16, dtype=np.uint8))
+        mask.putpalette(colours)
+        mask.save(tmp_path / f"mask-{number}.png")
+        picture(number).save(tmp_path / f"{number}.png")
+        rows.append({"path": f"{number}.png", "mask": f"mask-{number}.png"})
+    capsys.readouterr()
+    quietly(pandas.DataFrame(rows), tmp_path / "f", root=tmp_path, masks="mask")
+    said = "masks show class 1 in several colours, (0, 255, 0) and (255, 0, 0): do their palettes number alike?"
+    assert said in capsys.readouterr().out
+    quietly(pandas.DataFrame(rows[:1] * 2), tmp_path / "g", root=tmp_path, masks="mask")
+    assert "several colours" not in capsys.readouterr().out
     picture(1).save(tmp_path / "in" / "loose.png")
     quietly(tmp_path / "in", tmp_path / "e")
     assert "left out: 1 files that are no images of a class (.png beside the classes 1)" in capsys.readouterr().out
@@ -528,6 +568,15 @@ def test_a_table_of_another_dialect_is_read_as_the_fix_says(tmp_path, table, opt
     table.assign(kind=[kinds, "dog"] * 2).to_csv(tmp_path / "table.csv", index=False, **options)
     fix = fix_of(tmp_path / "table.csv", tmp_path / "a", labels="kind")
     assert done(fix, tmp_path / "a", labels="kind").classes == [kinds, "dog"]
+
+
+def test_numbers_with_a_comma_are_no_words_and_are_mended_as_the_fix_says(tmp_path, table):
+    table.assign(kind=["1,5", "2,5", "7", "2,5"]).to_csv(tmp_path / "comma.csv", index=False)
+    fix = fix_of(tmp_path / "comma.csv", tmp_path / "a", labels="kind")
+    table = pandas.read_csv(tmp_path / "comma.csv")
+    table["kind"] = eval(fix.rpartition(" comma ")[2])
+    mended = quietly(table, tmp_path / "a", labels="kind", root=tmp_path)
+    assert sorted(mended.labels.ravel().tolist()) == [1.5, 2.5, 2.5, 7]
 
 
 def test_a_class_none_and_names_without_endings_are_mended_as_the_fixes_say(tmp_path, table):

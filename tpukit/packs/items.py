@@ -129,10 +129,18 @@ class Items:
         else:
             step = 1 if type(self.source) in (list, tuple) else -(-self.length // _SAMPLED)
             chosen = (self._one(number) for number in range(0, self.length, step))
-        digest = hashlib.sha256(_all_labels(self.source))
+        digest = hashlib.sha256(_all_labels(self.source) + self._columns_of_labels())
         for data, values in chosen:
             digest.update(zlib.crc32(data).to_bytes(4) + len(data).to_bytes(8) + values.tobytes())
         return digest.digest()
+
+    def _columns_of_labels(self) -> bytes:
+        """Return all labels of a dataset of Hugging Face's, which keeps them in columns."""
+        columns = getattr(self.source, "column_names", None)
+        if not (self.columns and hasattr(self.source, "select_columns") and set(self.columns) <= set(columns)):
+            return b""
+        labels = self.source.select_columns(self.columns).with_format(None)
+        return repr([list(labels[name]) for name in self.columns]).encode()
 
     def _one(self, number: int) -> tuple:
         import numpy
@@ -152,13 +160,21 @@ def _all_labels(source) -> bytes:
         return _all_labels(source.dataset) + numpy.asarray(source.indices).tobytes()
     if isinstance(getattr(source, "datasets", None), list | tuple):  # torch's ConcatDataset
         return b"".join(map(_all_labels, source.datasets))
-    kept = [getattr(source, name, None) for name in ("targets", "labels", "_labels", "samples")]
-    kept += getattr(source, "tensors", ())[1:]  # torch's TensorDataset: the first are the images
+    if isinstance(tensors := getattr(source, "tensors", None), tuple):  # torch's TensorDataset, the images first
+        return b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors[1:])
+    kept = [getattr(source, name, None) for name in ("targets", "labels", "_labels")]
+    samples = getattr(source, "samples", None)
+    if isinstance(samples, list) and all(isinstance(sample, tuple) for sample in samples):  # path and number
+        kept.append([sample[-1] for sample in samples])
     labels = next((labels for labels in kept if hasattr(labels, "__len__")), b"")
     try:
-        return numpy.asarray(labels).tobytes()
+        array = numpy.asarray(labels)
     except ValueError:  # rows of different lengths
-        return repr(labels).encode()
+        array = numpy.empty(0, object)
+    if array.dtype.kind != "O":
+        return array.tobytes()
+    words = repr(labels)  # the bytes of objects are where they lie in memory
+    return b"" if " at 0x" in words else words.encode()
 
 
 class Failed:

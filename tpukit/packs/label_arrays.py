@@ -70,7 +70,8 @@ def _numbers(column, name: str):
             f"labels are numbers, and these are not: {name!r} holds {value!r}",
             found=f"dtype {dtype or array.dtype}",
             fix="a column of words is encoded where labels= names it alone; else "
-            f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric",
+            f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric(table[{name!r}]), "
+            f"with a decimal comma pandas.to_numeric(table[{name!r}].str.replace(',', '.'))",
         )
     return array
 
@@ -127,7 +128,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     words = {value for value in values if isinstance(value, str)}
     # Words that all read as numbers are rather a column that was read as text: that is for `as_labels` to refuse.
     own = getattr(getattr(column, "cat", None), "categories", None)
-    if classes is None and own is None and (not words or all(map(_reads_as_number, words))):
+    are_numbers = all(_reads_as_number(word.replace(",", ".")) for word in words)
+    if classes is None and own is None and are_numbers:
         return None
     if classes is None:
         classes = in_order(words) if own is None else own.tolist()

@@ -31,6 +31,14 @@ def image_of(data: bytes):
     return memoryview(data)[start : start + int.from_bytes(data[len(_MASKED) : start], "little")]
 
 
+def palette_of(data: bytes) -> list[int]:
+    """Return the palette of the mask in what `join` has returned, red, green, blue of each number; [] without one."""
+    palette = _opened(
+        data[len(_MASKED) + 8 + len(image_of(data)) :], lambda mask: mask.mode == "P" and mask.getpalette()
+    )
+    return palette if isinstance(palette, list) else []
+
+
 def _opened(data: bytes, ask):
     """Return what a question to the image in the bytes of a file gives; 1, "not turned", where it is none."""
     from PIL import Image

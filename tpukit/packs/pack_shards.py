@@ -8,6 +8,7 @@ import json
 import os
 import struct
 import zlib
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from tpukit.packs.checked_files import write_file
 from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import NEARLY_BLACK, brightest, has_frames
 from tpukit.packs.items import StoredItems
-from tpukit.packs.masks import image_of, is_masked
+from tpukit.packs.masks import image_of, is_masked, palette_of
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.processes import run_in_processes
 from tpukit.packs.records import PackFolder
@@ -133,7 +134,7 @@ def _open_source(target: PackFolder, job: dict) -> Files | StoredItems:
 def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, skip: bool, count) -> None:
     """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
     size, window, skipped, shapes = target.plan["size"], target.plan.get("window"), [], set()
-    contents, dark, classes, frames = [], [], set(), 0
+    contents, dark, classes, frames, colours = [], [], set(), 0, defaultdict(set)
 
     def records() -> Iterator[bytes]:
         nonlocal frames
@@ -146,6 +147,8 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
                 contents.append((digest(_image_in(payload, shape)) if shape[-1] == 4 else whole) + whole)
                 dark.extend(seen["dark"])
                 classes.update(seen["masks"])
+                for number, colour in seen["colours"].items():
+                    colours[number].add(colour)
                 frames += seen["frames"]
                 yield row.tobytes() + payload
             elif skip:
@@ -168,6 +171,7 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
     pixels = size is not None or source.encoding == "uint8"
     note = {"records": len(rows) - len(skipped), "pixels": pixels, "shapes": sorted(shapes), "skipped": skipped}
     note |= {"frames": frames, "dark": len(dark), "brightest": max(dark, default=0), "masks": sorted(classes)}
+    note["colours"] = {number: sorted(mine)[:2] for number, mine in colours.items()}
     write_file(note_of(target, file).with_suffix(".contents"), b"".join(contents))
     write_file(note_of(target, file), json.dumps(note).encode())
     os.replace(part, file)
@@ -200,12 +204,15 @@ def _image_in(payload: bytes, shape: tuple):
 
 
 def _look(pixels, shape: tuple, file: bytes = b"", window=None) -> dict:
-    """Return the values of a mask; whether a file has frames, and its brightest value if it came out nearly black."""
+    """Return the values of a mask and their colours; whether a file has frames; its brightest value if nearly black."""
     import numpy
 
-    masks, dark, file = [], [], bytes(image_of(file)) if is_masked(file) else file
+    masks, dark, palette = [], [], []
+    if is_masked(file):
+        palette, file = palette_of(file), bytes(image_of(file))
     if shape[-1] == 4:
         masks = numpy.unique(numpy.frombuffer(pixels, numpy.uint8).reshape(shape)[..., 3]).tolist()
+    colours = {number: tuple(palette[3 * number : 3 * number + 3]) for number in masks if palette}
     if window is None and file and file[:2] != b"\xff\xd8" and pixels[..., :3].max() < NEARLY_BLACK:
         dark = [value for value in [brightest(file)] if value]
-    return {"masks": masks, "dark": dark, "frames": has_frames(file)}
+    return {"masks": masks, "colours": colours, "dark": dark, "frames": has_frames(file)}

@@ -302,6 +302,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         relabelled=int((labels != labels[first[same]]).any(axis=1).sum()),
         dark=len(in_memory) + sum(note["dark"] for note in notes),
         brightest=max([*in_memory, *(note["brightest"] for note in notes)]),
+        mask_colours=_several_colours(notes),
         mask_values=sorted({value for note in notes for value in note["masks"]}),
         left_out=described.left_out,
         frames=sum(note["frames"] for note in notes),
@@ -311,6 +312,15 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         ],
         files={name: size_and_checksum(data) for name, data in index.items()},
     )
+
+
+def _several_colours(notes: list[dict]) -> dict:
+    """Return the colours of those numbers of masks which have several, by their palettes."""
+    colours = {}
+    for note in notes:
+        for number, mine in note["colours"].items():
+            colours.setdefault(number, set()).update(map(tuple, mine))
+    return {number: sorted(mine)[:2] for number, mine in colours.items() if len(mine) > 1}
 
 
 def _reasons(skipped: list[dict]) -> str:

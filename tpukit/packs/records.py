@@ -125,6 +125,9 @@ class Records(StoredImages):
             )
         if 255 in found["mask_values"] and set(found["mask_values"]) <= {0, 255}:
             lines.append("masks hold 0 and 255 alone: is 255 a class, divide by 255; or pixels that do not count?")
+        for number, (one, other) in list(found.get("mask_colours", {}).items())[:1]:
+            both = f"{tuple(one)} and {tuple(other)}"
+            lines.append(f"masks show class {number} in several colours, {both}: do their palettes number alike?")
         if frames := found.get("frames"):
             lines.append(f"of {counted(frames, 'file')} with several pages or frames the first is taken")
         return "\n      ".join(lines)
