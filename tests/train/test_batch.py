@@ -350,15 +350,17 @@ def test_batches_are_augmented_from_the_epoch_that_is_named_also_when_a_run_goes
         train = core.batches(images, batch_size=4)
         options = {"augment": augment, "augment_from": 3, "folder": tmp_path, "epochs": epochs}
         core.print = lines.append
-        loss = torch.nn.functional.mse_loss
-        history = fit(core, model, torch.optim.SGD(model.parameters(), lr=0.1), loss, train, **options)
-        return len(at), [row["train_loss"] for row in history.epochs], [line for line in lines if "compiled" in line]
+        optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss
+        history = fit(core, model, optimizer, loss, train, core.batches(images, batch_size=4), **options)
+        compiled = [line for line in lines if "compiled" in line]
+        return len(at), [row["train_loss"] for row in history.epochs], compiled, history.best["epoch"]
 
-    calls, losses, said = quietly(work, 3, cores=1, backend=backend).results[0]
+    calls, losses, said, best = quietly(work, 3, cores=1, backend=backend).results[0]
     assert calls == (4 if backend == "cpu" else pytest.approx(4, abs=2)), "the four steps of the third epoch"
     assert losses[2] > 1.5 * losses[1]
     assert said == [], "that the graph is another one is expected"
-    calls, losses, _ = quietly(work, 4, cores=1, backend=backend).results[0]
+    assert best == 3, "however much worse it is than those before"
+    calls, losses, *_ = quietly(work, 4, cores=1, backend=backend).results[0]
     assert (calls, len(losses)) == (4, 4), "the fourth is augmented at once"
 
 

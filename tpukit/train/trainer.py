@@ -113,8 +113,8 @@ def fit(
         prepare: changes the inputs on the device, in training and evaluation; for example, it normalises. Of a mapping
             it gets and returns all, or what it returns is the model's one argument.
         augment: changes (inputs, targets), or a batch that is a mapping, on the device before that, in training only.
-        augment_from: the first epoch that does so. On few data a network learns sooner from what is not changed yet; on
-            chips the step is compiled once more there.
+        augment_from: the first epoch that does so, and the first that can be the best, where it is reached. On few data
+            a network learns sooner from what is not changed yet; on chips the step is compiled once more there.
         bf16: run the forward pass under autocast to bfloat16; loss, BatchNorm's statistics and optimiser stay float32.
         accumulate: batches whose gradients one optimiser step takes, all in one graph.
         clip: the largest norm of the gradients; None for no limit.
@@ -431,7 +431,9 @@ class Trainer:
             self.core.log(step=at.step, **{name: value for name, value in row.items() if name.startswith("valid_")})
         rate = samples_per_second([row for row in self.history.intervals if row["epoch"] == at.epoch])
         row |= {"lr": self.losses.lr, "samples_per_second": rate, "seconds": time.monotonic() - began}
-        is_best = self.best.is_better(row, than=self.history.best)
+        # Before, none was trained for what augmentation stands for, and may look better on what it was trained for.
+        begins = bool(self.augment) and at.epoch == self.augment_from
+        is_best = self.best.is_better(row, than=None if begins else self.history.best)
         self.history.epochs.append(row)
         if is_best:
             self.history.best = {**row, "by": self.best.column}
