@@ -35,7 +35,9 @@ def notebook(path, *cells, minor=5, **more):
              "outputs": [{"output_type": "stream", "name": "stdout", "text": "old"}], "id": f"c{at}"}
             for at, cell in enumerate(cells)]  # fmt: skip
     made.insert(0, {"cell_type": "markdown", "id": "words", "metadata": {"kept": True}, "source": "# Words"})
-    path.write_text(json.dumps({"cells": made, "metadata": {"kept": 1}, "nbformat": 4, "nbformat_minor": minor, **more}))
+    path.write_text(
+        json.dumps({"cells": made, "metadata": {"kept": 1}, "nbformat": 4, "nbformat_minor": minor, **more})
+    )
     return path
 
 
@@ -247,5 +249,11 @@ def test_errors_are_of_their_kind(tmp_path):
 def test_what_is_rewritten_is_python(tmp_path):
     for before, after in CHANGES.values():
         for text in (*before, *after):
-            if text.lstrip()[:1] not in ("!", "%") and "\n!" not in text and "= !" not in text and "\n%" not in text and "    !" not in text:
+            if (
+                text.lstrip()[:1] not in ("!", "%")
+                and "\n!" not in text
+                and "= !" not in text
+                and "\n%" not in text
+                and "    !" not in text
+            ):
                 ast.parse(text)

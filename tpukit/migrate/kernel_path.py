@@ -40,7 +40,9 @@ class KernelPath:
         for of, one in self.launches:
             if self._meanings.full(of, one.func) == SPAWN:
                 places = enumerate(one.args)
-                counts |= {code(arg.value) for n, arg in places if (arg.keyword.value if arg.keyword else n) in ("nprocs", 2)}
+                counts |= {
+                    code(arg.value) for n, arg in places if (arg.keyword.value if arg.keyword else n) in ("nprocs", 2)
+                }
         return bool(given) and counts == {*given} != {"1"}
 
     def _note(self, cell: Cell) -> None:

@@ -69,7 +69,9 @@ class Migrated(Table):
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return (rule, count), then a row for each stop and note: what, where, and what to do or to know."""
-        rules = [(rule, counted(number, "change")) for rule, number in Counter(row.rule for row in self.changes).items()]
+        rules = [
+            (rule, counted(number, "change")) for rule, number in Counter(row.rule for row in self.changes).items()
+        ]
         left = [(row.kind, f"{row.place}: `{_short(row.old)}`\n{row.new}" + f"\nfix: {row.fix}" * bool(row.fix))
                 for row in [*self.stops, *self.notes]]  # fmt: skip
         return [*rules, *left]
@@ -79,7 +81,11 @@ class Migrated(Table):
 
     def as_text(self, *, colours: bool = False) -> str:
         """Return all of it as text: the title, the diff by cell, the table, and what is left to do."""
-        parts = [self.title, self.diff(colours=colours), as_text([row for row in self.rows() if row[0] not in ("stop", "note")])]
+        parts = [
+            self.title,
+            self.diff(colours=colours),
+            as_text([row for row in self.rows() if row[0] not in ("stop", "note")]),
+        ]
         for row in self.notes:
             parts.append(f"note, {row.place}: {_short(row.old)}\n  {row.new}")
         for row in self.stops:
@@ -100,7 +106,9 @@ class Migrated(Table):
 
     def as_dict(self) -> dict:
         """Return it as JSON has it."""
-        kinds = {f"{kind}s": [row.as_dict() for row in self.found if row.kind == kind] for kind in ("change", "note", "stop")}
+        kinds = {
+            f"{kind}s": [row.as_dict() for row in self.found if row.kind == kind] for kind in ("change", "note", "stop")
+        }
         return {"file": str(self.file), "written": self.written and str(self.written), **kinds, "green": self.green}
 
     def _repr_html_(self) -> str:
@@ -153,7 +161,11 @@ def migrate(
 
 def _place_of_kit(file: OldFile, texts: list[str], found: list[Row]) -> int | None:
     """Return before which cell the kit's own goes: that of the old set-up, or the first, if it has to."""
-    needs = [number for number, text in zip(file.numbers, texts, strict=True) if re.search(r"^\s*import tpukit\b", text, re.M)]
+    needs = [
+        number
+        for number, text in zip(file.numbers, texts, strict=True)
+        if re.search(r"^\s*import tpukit\b", text, re.M)
+    ]
     head = first_cell().split("\n")[0]
     if not needs or needs == [None] or any(text.startswith(head) for text in texts):
         return None

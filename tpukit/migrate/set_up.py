@@ -21,9 +21,9 @@ def why_not_needed(small: cst.BaseSmallStatement, cell: Cell, meanings: Meanings
         name = meanings.full(cell, small.value.func)
         if name == "torch.set_default_tensor_type" and re.search(r"\(['\"]?torch\.FloatTensor['\"]?\)", text):
             return "float32 is the default"
-    if isinstance(small, cst.Assign) and len(small.targets) == 1 and isinstance(small.targets[0].target, cst.Attribute):
-        if meanings.full(cell, small.targets[0].target) == f"{PL}.PerDeviceLoader.__len__":
-            return "PerDeviceLoader has a length of its own"
+    target = small.targets[0].target if isinstance(small, cst.Assign) else None
+    if target is not None and meanings.full(cell, target) == f"{PL}.PerDeviceLoader.__len__":
+        return "PerDeviceLoader has a length of its own"
     found = _READ.search(text) or (isinstance(small, cst.Assert) and "environ" in text and _ASKED.search(text))
     if found and not isinstance(small, cst.Return):
         return f"nothing sets or reads {next(filter(None, found.groups()))} today"
@@ -41,4 +41,6 @@ def without_statement(small: cst.BaseSmallStatement, cells: list[Cell]) -> cst.B
 
 def is_asked(node: cst.CSTNode) -> bool:
     """Return whether a node reads a variable that nothing sets, which raises."""
-    return isinstance(node, cst.Subscript) and bool(re.fullmatch(r"(os\.)?environ\[\s*['\"]COLAB_TPU_ADDR['\"]\s*\]", code(node)))
+    return isinstance(node, cst.Subscript) and bool(
+        re.fullmatch(r"(os\.)?environ\[\s*['\"]COLAB_TPU_ADDR['\"]\s*\]", code(node))
+    )
