@@ -186,6 +186,16 @@ CHANGES = {
     "commands in one line": one(
         "!curl x/env-setup.py -o a && python env-setup.py && pip install 'timm;x'\n", "!pip install 'timm;x'\n"
     ),
+    "a version that only the set-up reads": one(
+        'VERSION = "nightly"  #@param\n!curl x/env-setup.py -o a\n!python env-setup.py --version $VERSION\nx = 1\n',
+        '# tpukit: not needed: VERSION = "nightly"\n# tpukit: not needed: !curl x/env-setup.py -o a\n'
+        "# tpukit: not needed: !python env-setup.py --version $VERSION\nx = 1\n",
+    ),
+    "a version that the shell says": one(
+        "VERSION = !curl -s x/latest\nVERSION = VERSION[0]\n!pip install cloud-tpu-client torch_xla-{VERSION}-cp37.whl\nx = 1\n",
+        "# tpukit: not needed: VERSION = !curl -s x/latest\n# tpukit: not needed: VERSION = VERSION[0]\n"
+        "# tpukit: not needed: !pip install cloud-tpu-client torch_xla-{VERSION}-cp37.whl\nx = 1\n",
+    ),
     "what a line for the shell says": one(
         "VERSION = !curl x/env-setup.py\nprint(VERSION)\n",
         "VERSION = None  # tpukit: not needed: VERSION = !curl x/env-setup.py\nprint(VERSION)\n",
@@ -245,6 +255,14 @@ STOPS = {
             f"{XM}{XMP}class A:\n    def __init__(self):\n        self.d = xm.xla_device()\na = A()\nxmp.spawn(f, nprocs=8)\n",
         ),
         (1, 5),
+        "worker",
+    ),
+    "a method that a method calls": (
+        (
+            f"{XM}{XMP}class A:\n    def fit(self):\n        self.valid()\n    def valid(self):\n        xm.rendezvous('a')\n"
+            "a = A()\na.fit()\nxmp.spawn(f, nprocs=8)\n",
+        ),
+        (1, 7),
         "worker",
     ),
     "in a loop of launches": (

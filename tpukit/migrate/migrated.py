@@ -167,7 +167,8 @@ def _place_of_kit(file: OldFile, texts: list[str], found: list[Row]) -> int | No
         if re.search(r"^\s*import tpukit\b", text, re.M)
     ]
     head = first_cell().split("\n")[0]
-    if not needs or needs == [None] or any(text.startswith(head) for text in texts):
+    has = any(text.startswith(head) or re.search(r"^\s*import tpukit\b", text, re.MULTILINE) for text in file.texts)
+    if has or not needs or needs == [None]:
         return None
     old = [row.cell for row in found if row.rule == "set-up" and row.kind == "change" and row.old[:1] in "!%"]
     return min([*old[:1], *needs[:1]] if old else file.numbers)
@@ -181,7 +182,9 @@ def _write(text: str, old: Path, output: Path | None, *, force: bool) -> Path:
         if not same and to.read_bytes() == text.encode():
             return to
         if same or not force:
-            fix = "another place, output=... or --output FILE" + "" if same else "force=True or --force writes over it"
+            fix = "output=... or --output FILE, for another place" + (
+                "" if same else "; force=True or --force writes over it"
+            )
             raise WrongValue(f"{to} is there already, and is not what would be written", fix=fix)
     with write_whole(to) as file:
         file.write(text.encode())

@@ -7,16 +7,18 @@ import libcst as cst
 from tpukit.migrate.known_names import PL
 from tpukit.migrate.meanings import Meanings
 from tpukit.migrate.old_cells import Cell, code
-from tpukit.migrate.shell_lines import DEAD_VARIABLES
+from tpukit.migrate.shell_lines import DEAD_VARIABLES, SETUP
 
 _DEAD = "|".join(DEAD_VARIABLES)
 _READ = re.compile(rf"environ\[\s*['\"]({_DEAD})['\"]\s*\]|environ\.(?:setdefault|pop)\(\s*['\"]({_DEAD})['\"]")
 _ASKED = re.compile(rf"['\"]({_DEAD})['\"]")
 
 
-def why_not_needed(small: cst.BaseSmallStatement, cell: Cell, meanings: Meanings) -> str:
+def why_not_needed(small: cst.BaseSmallStatement, cell: Cell, cells: list[Cell], meanings: Meanings) -> str:
     """Return why a statement is not needed; "" where it is."""
     text = code(small)
+    if is_for_set_up(small, cells):
+        return "only the set-up of old read it"
     if isinstance(small, cst.Expr) and isinstance(small.value, cst.Call):
         name = meanings.full(cell, small.value.func)
         if name == "torch.set_default_tensor_type" and re.search(r"\(['\"]?torch\.FloatTensor['\"]?\)", text):
@@ -30,9 +32,21 @@ def why_not_needed(small: cst.BaseSmallStatement, cell: Cell, meanings: Meanings
     return ""
 
 
+def is_for_set_up(small: cst.BaseSmallStatement, cells: list[Cell]) -> bool:
+    """Return whether a statement sets what only lines read that set a TPU up: VERSION = "nightly"."""
+    if not isinstance(small, cst.Assign) or not isinstance(name := small.targets[0].target, cst.Name):
+        return False
+    lines = [line.strip() for cell in cells for line in cell.source.split("\n")]
+    lines = [line for line in lines if re.search(rf"\b{name.value}\b", line) and not line.startswith("#")]
+    others = [line for line in lines if not re.match(rf"{name.value}\s*=[^=]", line)]
+    return bool(others) and all(SETUP.search(line) and line.startswith(("!", "%", "get_ipython()")) for line in others)
+
+
 def without_statement(small: cst.BaseSmallStatement, cells: list[Cell]) -> cst.BaseSmallStatement | None:
     """Return what has to stand in place of a removed statement: `name = None` where something else reads the name."""
     if not isinstance(small, cst.Assign) or not isinstance(name := small.targets[0].target, cst.Name):
+        return None
+    if is_for_set_up(small, cells):
         return None
     reads = re.compile(rf"\b{name.value}\b")
     others = sum(len(reads.findall(cell.source)) for cell in cells) - len(reads.findall(code(small)))

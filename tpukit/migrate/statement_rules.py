@@ -7,7 +7,7 @@ import libcst as cst
 from tpukit.migrate.magics import MARK
 from tpukit.migrate.name_rules import NameRules
 from tpukit.migrate.old_cells import code
-from tpukit.migrate.set_up import why_not_needed, without_statement
+from tpukit.migrate.set_up import is_for_set_up, why_not_needed, without_statement
 from tpukit.migrate.shell_lines import without_setup
 
 
@@ -16,7 +16,8 @@ class StatementRules(NameRules):
 
     def visit_SimpleStatementLine(self, node: cst.SimpleStatementLine) -> None:
         """Find what is not needed, so that nothing is said about names in it."""
-        self._find_gone(node)
+        if not self._cell.mark_of(node):
+            self._find_gone(node)
 
     def visit_SimpleStatementSuite(self, node: cst.SimpleStatementSuite) -> None:
         """The same, where the statements follow a colon."""
@@ -24,7 +25,7 @@ class StatementRules(NameRules):
 
     def _find_gone(self, node: cst.CSTNode) -> None:
         for small in node.body:
-            if why := why_not_needed(small, self._cell, self._book.meanings):
+            if why := why_not_needed(small, self._cell, self._book.cells, self._book.meanings):
                 self._gone[small] = why
                 self._tell("change", small, "set-up", f"removed: {why}")
 
@@ -70,9 +71,10 @@ class StatementRules(NameRules):
     def _shell(self, line: cst.SimpleStatementLine, mark: str) -> None:
         """Take what set a TPU up out of a line for the shell."""
         text = self._cell.kept[mark]
-        new = without_setup(text)
+        for_set_up = is_for_set_up(line.body[0], self._book.cells)
+        new = None if for_set_up else without_setup(text)
         if new is None:
-            holder = isinstance(line.body[0], cst.Assign)
+            holder = isinstance(line.body[0], cst.Assign) and not for_set_up
             comment = f"# tpukit: not needed: {text.strip().splitlines()[0]}"
             self._cell.kept[mark] = f"{code(line.body[0])}  {comment}" if holder else comment
             self._comments |= set() if holder else {mark}
