@@ -51,7 +51,6 @@ TESTED_THROUGH = {
         "migrate/call_rules.py",
         "migrate/import_rules.py",
         "migrate/kernel_path.py",
-        "migrate/known_names.py",
         "migrate/loaders.py",
         "migrate/magics.py",
         "migrate/meanings.py",

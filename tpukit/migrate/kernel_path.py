@@ -56,9 +56,8 @@ class KernelPath:
             elif isinstance(node, cst.Call) and self._meanings.full(cell, node.func) in LAUNCHES:
                 self.launches.append((cell, node))
             elif isinstance(node, cst.Assign) and isinstance(node.value, cst.Call):
-                self._made |= {
-                    dotted(one.target): dotted(node.value.func) for one in node.targets if dotted(one.target)
-                }
+                targets = filter(None, (dotted(one.target) for one in node.targets))
+                self._made |= dict.fromkeys(targets, dotted(node.value.func))
 
     def _follow(self, cell: Cell, node: cst.CSTNode, later: bool) -> bool:
         """Go through what a node runs, last things first; return whether it launches."""

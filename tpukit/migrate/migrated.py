@@ -182,9 +182,8 @@ def _write(text: str, old: Path, output: Path | None, *, force: bool) -> Path:
         if not same and to.read_bytes() == text.encode():
             return to
         if same or not force:
-            fix = "output=... or --output FILE, for another place" + (
-                "" if same else "; force=True or --force writes over it"
-            )
+            fix = "output=... or --output FILE, for another place"
+            fix += "" if same else "; force=True or --force writes over it"
             raise WrongValue(f"{to} is there already, and is not what would be written", fix=fix)
     with write_whole(to) as file:
         file.write(text.encode())
