@@ -37,9 +37,11 @@ def is_for_set_up(small: cst.BaseSmallStatement, cells: list[Cell]) -> bool:
     if not isinstance(small, cst.Assign) or not isinstance(name := small.targets[0].target, cst.Name):
         return False
     lines = [line.strip() for cell in cells for line in cell.source.split("\n")]
-    lines = [line for line in lines if re.search(rf"\b{name.value}\b", line) and not line.startswith("#")]
-    others = [line for line in lines if not re.match(rf"{name.value}\s*=[^=]", line)]
-    return bool(others) and all(SETUP.search(line) and line.startswith(("!", "%", "get_ipython()")) for line in others)
+    shell = [line for line in lines if line.startswith(("!", "%", "get_ipython()"))]
+    reads = [line for line in shell if re.search(rf"[${{]{name.value}\b", line)]  # $VERSION, {VERSION}
+    others = [line for line in lines if line not in shell and re.search(rf"\b{name.value}\b", line)]
+    sets = all(re.match(rf"#|{name.value}\s*=[^=]", line) for line in others)
+    return bool(reads) and sets and all(SETUP.search(line) for line in reads)
 
 
 def without_statement(small: cst.BaseSmallStatement, cells: list[Cell]) -> cst.BaseSmallStatement | None:
