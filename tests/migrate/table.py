@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tpukit.essentials.show import as_text
 from tpukit.migrate import migrate
-from tpukit.migrate.known_names import dead_part
+from tpukit.migrate.known_names import dead_part, of_today
 from tpukit.migrate.magics import mask
 
 HERE = Path(__file__).parent
@@ -70,7 +70,7 @@ def dead_names(texts):
     for node in (one for tree in trees for one in ast.walk(tree)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
             written = f"{node.value.id}.{node.attr}"
-            found[written] = found.get(written, 0) + bool(dead_part(f"{aliases[node.value.id]}.{node.attr}"))
+            found[written] = found.get(written, 0) + bool(dead_part(of_today(f"{aliases[node.value.id]}.{node.attr}")))
     return found
 
 

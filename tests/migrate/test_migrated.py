@@ -1,6 +1,6 @@
 """Old code rewritten: a row a rule and detail, a row a stop, a row a thing that is left alone.
 
-What is looked at is what `rewritten` makes of cells: all of `NameRules`, `OldCalls`, `ImportRules`, `StatementRules` and
+What is looked at is what `rewritten` makes of cells: `NameRules`, `OldCalls`, `ImportRules`, `StatementRules` and
 `call_rules`, by what `Meanings`, `KernelPath`, `Loaders`, `Book`, `why_not_needed`, `without_setup` and `notes` say.
 """
 

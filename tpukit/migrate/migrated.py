@@ -14,7 +14,9 @@ from tpukit.essentials.show import NotInstalled, Table, WrongValue, as_html, as_
 from tpukit.migrate.old_files import OldFile, first_cell
 from tpukit.migrate.rows import Row
 
-_TPU = re.compile(r"torch_?xla|pytorch[-_/]xla|tpu-pytorch|tpu_cores|COLAB_TPU_ADDR|cloud-tpu-client|\bxmp?\.\w")
+_TPU = re.compile(
+    r"torch_?xla|pytorch[-_/]xla|tpu-pytorch|tpu_cores|COLAB_TPU_ADDR|cloud-tpu-client|\bXLA\b|\bxmp?\.\w"
+)
 _COLOURS = {"-": "\033[31m", "+": "\033[32m", "@": "\033[36m"}
 
 
