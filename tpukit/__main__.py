@@ -1,4 +1,4 @@
-"""`python -m tpukit check` and `host`: the answers in a terminal; `health`, `job`, `migrate`, `preflight` of the others."""
+"""`python -m tpukit check` and `host`: the answers in a terminal; the commands of the other rooms."""
 
 import argparse
 import importlib

@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
-import torch
 from IPython.core.inputtransformer2 import TransformerManager
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import tpukit
 from tpukit.migrate import on_old_rank
@@ -35,7 +35,7 @@ def with_weights(fn):
 
     def old_and_weights(core, *args):
         kept = []
-        hook = torch.optim.optimizer.register_optimizer_step_post_hook(
+        hook = register_optimizer_step_post_hook(
             lambda optimizer, *_: kept.append(optimizer) if optimizer not in kept else None
         )
         run(core, *args)
@@ -44,6 +44,20 @@ def with_weights(fn):
         return [float(one.detach().cpu().double().abs().sum()) for params in groups for one in params]
 
     return old_and_weights
+
+
+class Shell:
+    """Runs the cells that nbconvert wrote as calls, and nothing for the shell."""
+
+    def __init__(self, scope):
+        self.scope = scope
+
+    def run_cell_magic(self, magic, line, text):
+        if magic in ("time", "capture"):
+            exec(text, self.scope)
+
+    def system(self, command):
+        """Leave the machine as it is."""
 
 
 def main():
@@ -59,7 +73,8 @@ def main():
         return runs[-1]
 
     tpukit.launch, tpukit.on_old_rank = on_two_cores, with_weights
-    scope = {"__name__": "__main__", "get_ipython": lambda: fixture.get("SHELL")}
+    scope = {"__name__": "__main__"}
+    scope["get_ipython"] = lambda: Shell(scope)
     for text in sources(path):
         for old, new in fixture.get("SMALLER", {}).items():
             text = text.replace(old, new)

@@ -1,9 +1,9 @@
-"""Every old notebook there is: migrated, looked at, and where it has small inputs, run. `make migrate` prints the table.
+"""Every old notebook there is: migrated, looked at, and where it has small inputs, run; `make migrate`.
 
     python tests/migrate/table.py [--run] [folder ...]
 
-Without a folder: our own, and those in the folders that TPUKIT_OLD_NOTEBOOKS names, which may not be published here. The
-listings of a text file (.txt, .md) count as one notebook.
+Without a folder: our own, and those in the folders that TPUKIT_OLD_NOTEBOOKS names, which may not be published here.
+The listings of a text file (.txt, .md) count as one notebook.
 """
 
 import ast
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tpukit.essentials.show import as_text
 from tpukit.migrate import migrate
-from tpukit.migrate.known_names import dead_part
+from tpukit.migrate.known_names import dead_part, of_today
 from tpukit.migrate.magics import mask
 
 HERE = Path(__file__).parent
@@ -53,7 +53,7 @@ def sources(path):
 
 
 def dead_names(texts):
-    """Return (name, how often) of dead names that are written under the usual imports, found apart from the kit's way."""
+    """Return how often each dead name is written, found by imports with an alias, apart from the kit's way."""
     found, aliases = {}, {}
     trees = []
     for text in texts:
@@ -64,13 +64,13 @@ def dead_names(texts):
     for tree in trees:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                aliases |= {one.asname: one.name for one in node.names if one.asname and one.name.startswith("torch_xla")}
-    for tree in trees:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
-                if dead_part(f"{aliases[node.value.id]}.{node.attr}"):
-                    written = f"{node.value.id}.{node.attr}"
-                    found[written] = found.get(written, 0) + 1
+                aliases |= {
+                    one.asname: one.name for one in node.names if one.asname and one.name.startswith("torch_xla")
+                }
+    for node in (one for tree in trees for one in ast.walk(tree)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases:
+            written = f"{node.value.id}.{node.attr}"
+            found[written] = found.get(written, 0) + bool(dead_part(of_today(f"{aliases[node.value.id]}.{node.attr}")))
     return found
 
 
@@ -89,8 +89,12 @@ def look(path, to):
         row["unreported_dead_names"] += max(0, times - sum(one.old.count(name) > 0 for one in rows))
     if found.written:
         again = migrate(new, check=True)
-        row["not_idempotent"] = int(bool(again.diffs) or [one.rule for one in again.stops] != [one.rule for one in found.stops])
-        row["unparsable"] = sum(not parses(text) for text in sources(new)) > sum(not parses(text) for text in sources(path))
+        row["not_idempotent"] = int(
+            bool(again.diffs) or [one.rule for one in again.stops] != [one.rule for one in found.stops]
+        )
+        row["unparsable"] = sum(not parses(text) for text in sources(new)) > sum(
+            not parses(text) for text in sources(path)
+        )
         if "--run" in sys.argv and (path.stem in FIXTURES or path.parent == HERE / "old"):
             row["ran"] = int(runs(new, path.stem if path.stem in FIXTURES else "digits"))
     return row
@@ -120,7 +124,11 @@ def main():
     """Print the table, and last the sums as a line of JSON."""
     with tempfile.TemporaryDirectory() as folder:
         rows = {path.name: look(path, Path(folder)) for path in old_files(Path(folder))}
-    print(as_text([["file", *next(iter(rows.values()))], *([name, *map(int, row.values())] for name, row in rows.items())]))
+    print(
+        as_text(
+            [["file", *next(iter(rows.values()))], *([name, *map(int, row.values())] for name, row in rows.items())]
+        )
+    )
     sums = {name: sum(int(row[name]) for row in rows.values()) for name in next(iter(rows.values()))}
     print(json.dumps({"files": len(rows), **sums}))
     return int(any(sums[name] for name in ("crashed", "unparsable", "not_idempotent", "unreported_dead_names")))

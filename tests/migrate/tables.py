@@ -142,7 +142,7 @@ CHANGES = {
     ),
     "a print in the kernel": one(
         f"{XM}{XMP}xm.master_print('begin')\nxmp.spawn(f, nprocs=1)\n",
-        f'{XM}{XMP}{KIT}print(\'begin\')\ntpukit.launch(tpukit.on_old_rank(f), cores=1, backend="xla")\n',
+        f"{XM}{XMP}{KIT}print('begin')\ntpukit.launch(tpukit.on_old_rank(f), cores=1, backend=\"xla\")\n",
     ),
     "AdamW": one(
         "from transformers import (\n    AdamW, get_schedule,\n)\no = AdamW(p, lr=1e-3, correct_bias=True)\n",
@@ -157,7 +157,9 @@ CHANGES = {
         "import torch\nimport transformers\no = transformers.AdamW(p)\n",
         "import torch\nimport transformers\no = torch.optim.AdamW(p, eps=1e-6, weight_decay=0.0)\n",
     ),
-    "numpy": one("import numpy as np\nx = a.astype(np.int), np.float32\n", "import numpy as np\nx = a.astype(int), np.float32\n"),
+    "numpy": one(
+        "import numpy as np\nx = a.astype(np.int), np.float32\n", "import numpy as np\nx = a.astype(int), np.float32\n"
+    ),
     "Lightning": one(
         "import pytorch_lightning as pl\nt = pl.Trainer(tpu_cores=8, max_epochs=1)\n",
         'import pytorch_lightning as pl\nt = pl.Trainer(accelerator="tpu", devices=8, max_epochs=1)\n',
@@ -183,6 +185,16 @@ CHANGES = {
     ),
     "commands in one line": one(
         "!curl x/env-setup.py -o a && python env-setup.py && pip install 'timm;x'\n", "!pip install 'timm;x'\n"
+    ),
+    "a version that only the set-up reads": one(
+        'VERSION = "nightly"  #@param\n!curl x/env-setup.py -o a\n!python env-setup.py --version $VERSION\nx = 1\n',
+        '# tpukit: not needed: VERSION = "nightly"\n# tpukit: not needed: !curl x/env-setup.py -o a\n'
+        "# tpukit: not needed: !python env-setup.py --version $VERSION\nx = 1\n",
+    ),
+    "a version that the shell says": one(
+        "VERSION = !curl -s x/latest\nVERSION = VERSION[0]\n!pip install cloud-tpu-client torch_xla-{VERSION}-cp37.whl\nx = 1\n",
+        "# tpukit: not needed: VERSION = !curl -s x/latest\n# tpukit: not needed: VERSION = VERSION[0]\n"
+        "# tpukit: not needed: !pip install cloud-tpu-client torch_xla-{VERSION}-cp37.whl\nx = 1\n",
     ),
     "what a line for the shell says": one(
         "VERSION = !curl x/env-setup.py\nprint(VERSION)\n",
@@ -226,24 +238,50 @@ STOPS = {
     "a module of another module": (("import torch_xla\nn = torch_xla.tpu.device_count()\n",), (1, 2), "world_size"),
     "a device by number": ((f"{XM}def f(fold):\n    return xm.xla_device(fold + 1)\n",), (1, 3), "launch_each"),
     "a device of today by number": ((f"{TX}def f():\n    return torch_xla.device(1)\n",), (1, 3), "launch_each"),
-    "world size in the kernel": ((f"{XM}{XMP}", "n = xm.xrt_world_size()\n", "xmp.spawn(f, nprocs=8)\n"), (2, 1), "worker"),
+    "world size in the kernel": (
+        (f"{XM}{XMP}", "n = xm.xrt_world_size()\n", "xmp.spawn(f, nprocs=8)\n"),
+        (2, 1),
+        "worker",
+    ),
     "in a function that the kernel calls": (
-        (f"{XM}{XMP}def main():\n    d = xm.xla_device()\n    xmp.spawn(f, nprocs=8)\nif __name__ == '__main__':\n    main()\n",),
+        (
+            f"{XM}{XMP}def main():\n    d = xm.xla_device()\n    xmp.spawn(f, nprocs=8)\nif __name__ == '__main__':\n    main()\n",
+        ),
         (1, 4),
         "worker",
     ),
     "a class that the kernel makes": (
-        (f"{XM}{XMP}class A:\n    def __init__(self):\n        self.d = xm.xla_device()\na = A()\nxmp.spawn(f, nprocs=8)\n",),
+        (
+            f"{XM}{XMP}class A:\n    def __init__(self):\n        self.d = xm.xla_device()\na = A()\nxmp.spawn(f, nprocs=8)\n",
+        ),
         (1, 5),
         "worker",
     ),
-    "in a loop of launches": ((f"{XM}{XMP}for _ in r:\n    xmp.spawn(f, nprocs=8)\n    xm.save(a, b)\n",), (1, 5), "worker"),
+    "a method that a method calls": (
+        (
+            f"{XM}{XMP}class A:\n    def fit(self):\n        self.valid()\n    def valid(self):\n        xm.rendezvous('a')\n"
+            "a = A()\na.fit()\nxmp.spawn(f, nprocs=8)\n",
+        ),
+        (1, 7),
+        "worker",
+    ),
+    "in a loop of launches": (
+        (f"{XM}{XMP}for _ in r:\n    xmp.spawn(f, nprocs=8)\n    xm.save(a, b)\n",),
+        (1, 5),
+        "worker",
+    ),
     "a launch of today": ((f"{TX}{KIT}d = torch_xla.device()\ntpukit.launch(f)\n",), (1, 3), "worker"),
     "a launch that does not wait": ((f"{XMP}xmp.spawn(f, nprocs=8, join=False)\n",), (1, 2), "join=False"),
     "DataParallel": (
-        ("import torch_xla.distributed.data_parallel as dp\nm = dp.DataParallel(net)\n",), (1, 2), "worker function"
+        ("import torch_xla.distributed.data_parallel as dp\nm = dp.DataParallel(net)\n",),
+        (1, 2),
+        "worker function",
     ),
-    "devices to spread over": ((f"{XM}def f():\n    return [g(d) for d in xm.get_xla_supported_devices()]\n",), (1, 3), "one device"),
+    "devices to spread over": (
+        (f"{XM}def f():\n    return [g(d) for d in xm.get_xla_supported_devices()]\n",),
+        (1, 3),
+        "one device",
+    ),
     "several devices": ((f"{PL}def f(l, a, b):\n    return pl.ParallelLoader(l, [a, b])\n",), (1, 3), "one"),
     "correct_bias": (("from transformers import AdamW\no = AdamW(p, correct_bias=False)\n",), (1, 2), "correct_bias"),
     "no Python": ((XM, "x = 1\nprint 'a'\n"), (2, 2), "Missing parentheses"),
@@ -268,11 +306,17 @@ LEFT_ALONE = {
         f"{PL}def f(l, d):\n    p = pl.ParallelLoader(l, [d])\n    g(p)\n    return p.per_device_loader(d)\n",
     ),
     "another default type": ("import torch\ntorch.set_default_tensor_type('torch.cuda.FloatTensor')\n",),
-    "magics, and a % that is none": ("%matplotlib inline\nx = '''\n!pip install cloud-tpu-client\n%d''' % (\n1\n% 2)\n?x\ny = !ls\n",),
+    "magics, and a % that is none": (
+        "%matplotlib inline\nx = '''\n!pip install cloud-tpu-client\n%d''' % (\n1\n% 2)\n?x\ny = !ls\n",
+    ),
     "a cell of another language": ("%%html\n<b>xm.get_ordinal()</b>\n",),
     "a look before": (f"{XM}if hasattr(xm, 'is_master_proc'):\n    xm.is_master_proc()\n",),
-    "an import that may fail": ("try:\n    from torch_xla.core.xla_model import is_master_proc\nexcept ImportError:\n    pass\n",),
-    "a name that may be missing": (f"{XM}try:\n    xm.is_master_proc()\nexcept (ImportError, AttributeError):\n    pass\n",),
+    "an import that may fail": (
+        "try:\n    from torch_xla.core.xla_model import is_master_proc\nexcept ImportError:\n    pass\n",
+    ),
+    "a name that may be missing": (
+        f"{XM}try:\n    xm.is_master_proc()\nexcept (ImportError, AttributeError):\n    pass\n",
+    ),
     "a test of the version": (f"{TX}{XM}if torch_xla.__version__ < '2':\n    n = xm.xrt_world_size()\n",),
     "AdamW of torch": ("from torch.optim import AdamW\no = AdamW(p)\n",),
     "a pip line of one's own": ("!pip install transformers==4.1 'torch>=1.0'\n",),
@@ -284,7 +328,8 @@ NOTES = {
     "export": (("!export XLA_USE_BF16=1\n",), "export"),
     "after the launch": ((f"{XM}{XMP}xmp.spawn(f, nprocs=8)\nxm.save(a, b)\n",), "kernel"),
     "in another branch than the launch": (
-        (f"{XM}{XMP}if tpu:\n    xmp.spawn(f, nprocs=8)\nelse:\n    xm.master_print('a')\n",), "kernel"
+        (f"{XM}{XMP}if tpu:\n    xmp.spawn(f, nprocs=8)\nelse:\n    xm.master_print('a')\n",),
+        "kernel",
     ),
     "no launch": ((f"{XM}d = xm.xla_device()\n",), "kernel"),
     "replicas as a number": (("def f(r):\n    return DistributedSampler(d, num_replicas=8, rank=r)\n",), "replicas"),

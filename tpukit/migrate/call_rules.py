@@ -37,7 +37,10 @@ def without(items: Sequence, gone: set) -> list:
             before = kept[-1].comma if isinstance(kept[-1].comma, cst.Comma) else _COMMA
             space = before.whitespace_after
             if isinstance(space, cst.ParenthesizedWhitespace):
-                lines = [*space.empty_lines, *(cst.EmptyLine(whitespace=space.last_line, comment=text) for text in behind)]
+                lines = [
+                    *space.empty_lines,
+                    *(cst.EmptyLine(whitespace=space.last_line, comment=text) for text in behind),
+                ]
                 space = space.with_changes(empty_lines=lines)
             else:
                 space = one.comma.whitespace_after

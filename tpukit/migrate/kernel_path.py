@@ -23,7 +23,9 @@ class KernelPath:
         self.launches: list[tuple[Cell, cst.Call]] = []
         self._functions: dict[str, tuple[Cell, cst.FunctionDef]] = {}
         self._made: dict[str, str] = {}  # by variable the class of the notebook that it was made of
+        self._class_of: dict[cst.FunctionDef, str] = {}
         self._running: list[cst.FunctionDef] = []
+        self._seen: dict[tuple[cst.FunctionDef, bool], bool] = {}  # whether a body launches, by what comes after it
         every = [*cells, *(inner for cell in cells for inner in cell.inner.values() if inner.tree)]
         for cell in every:
             self._note(cell)
@@ -40,7 +42,9 @@ class KernelPath:
         for of, one in self.launches:
             if self._meanings.full(of, one.func) == SPAWN:
                 places = enumerate(one.args)
-                counts |= {code(arg.value) for n, arg in places if (arg.keyword.value if arg.keyword else n) in ("nprocs", 2)}
+                counts |= {
+                    code(arg.value) for n, arg in places if (arg.keyword.value if arg.keyword else n) in ("nprocs", 2)
+                }
         return bool(given) and counts == {*given} != {"1"}
 
     def _note(self, cell: Cell) -> None:
@@ -48,12 +52,12 @@ class KernelPath:
             if isinstance(node, cst.FunctionDef):
                 block = cell.parents.get(parent)
                 of = f"{block.name.value}." if isinstance(block, cst.ClassDef) else ""
-                self._functions[of + node.name.value] = (cell, node)
+                self._functions[of + node.name.value], self._class_of[node] = (cell, node), of.rstrip(".")
             elif isinstance(node, cst.Call) and self._meanings.full(cell, node.func) in LAUNCHES:
                 self.launches.append((cell, node))
             elif isinstance(node, cst.Assign) and isinstance(node.value, cst.Call):
-                for one in node.targets:
-                    self._made[dotted(one.target)] = dotted(node.value.func)
+                targets = filter(None, (dotted(one.target) for one in node.targets))
+                self._made |= dict.fromkeys(targets, dotted(node.value.func))
 
     def _follow(self, cell: Cell, node: cst.CSTNode, later: bool) -> bool:
         """Go through what a node runs, last things first; return whether it launches."""
@@ -85,15 +89,18 @@ class KernelPath:
             inner = cell.inner[node]
             launches = bool(inner.tree) and self._follow(inner, inner.tree, later)
         for of, function in self._called(node):
-            if function not in self._running:
+            key = (function, later or launches)
+            if function not in self._running and key not in self._seen:
                 self._running.append(function)
-                launches = self._follow(of, function.body, later or launches) or launches
+                self._seen[key] = self._follow(of, function.body, later or launches)
                 self._running.pop()
+            launches = self._seen.get(key, False) or launches
         return self._once(cell, node, later or launches) or launches
 
     def _called(self, node: cst.Call) -> list[tuple[Cell, cst.FunctionDef]]:
         """Return the notebook's own functions that a call runs: by name, of a class, of an object made of one."""
         name = dotted(node.func)
         of, _, method = name.rpartition(".")
-        names = [name, f"{name}.__init__", f"{self._made.get(of, of)}.{method}"]
+        made = self._class_of[self._running[-1]] if of == "self" and self._running else self._made.get(of, of)
+        names = [name, f"{name}.__init__", *([f"{made}.{method}"] if of else [])]
         return [self._functions[one] for one in dict.fromkeys(names) if one in self._functions]

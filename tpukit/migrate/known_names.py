@@ -79,7 +79,9 @@ def dead_part(dotted: str) -> str:
     """
     api, place, parts = _table("api"), "torch_xla", dotted.split(".")
     for one in (dotted, dotted.rpartition(".")[0]):
-        if one.startswith(("torch.xla", "torch.tpu")) and any(name.startswith(one) for name in _table("invented")["names"]):
+        if one.startswith(("torch.xla", "torch.tpu")) and any(
+            name.startswith(one) for name in _table("invented")["names"]
+        ):
             return one
     if parts[0] != place:
         return dotted if parts[0] == "torch_xla_py" else ""

@@ -65,7 +65,12 @@ class Loaders:
     def _key(self, cell: Cell, node: cst.CSTNode) -> tuple | None:
         """Return what two uses of one variable have in common, and no others."""
         parent = cell.parents.get(node)
-        if isinstance(parent, cst.Attribute) and parent.attr is node or isinstance(parent, cst.Arg) and parent.keyword is node:
+        if (
+            isinstance(parent, cst.Attribute)
+            and parent.attr is node
+            or isinstance(parent, cst.Arg)
+            and parent.keyword is node
+        ):
             return None
         if isinstance(node, cst.Attribute):
             classes = [one for one in cell.above_of(node) if isinstance(one, cst.ClassDef)]

@@ -78,7 +78,9 @@ class Meanings:
             found_one = Meaning(USUAL[head])
         else:
             found_one = self._from_star(head)
-        return found_one and Meaning(".".join(filter(None, (found_one.written, rest))), found_one.statement, found_one.cell)
+        return found_one and Meaning(
+            ".".join(filter(None, (found_one.written, rest))), found_one.statement, found_one.cell
+        )
 
     def name_of(self, module: str, cell: Cell, at: cst.CSTNode) -> str:
         """Return what a module is called at a node of a cell; "" where it is not imported by then."""

@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", type=Path, help="notebooks, scripts, or folders of them")
     parser.add_argument("--output", type=Path, metavar="FILE", help="where to write to; of several files a folder")
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 where something would change")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 where something would change"
+    )
     parser.add_argument("--diff", action="store_true", help="print the lines that change, and nothing else")
     parser.add_argument("--json", action="store_true", help="print the report as JSON, of several files a list")
 

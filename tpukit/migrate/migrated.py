@@ -14,7 +14,9 @@ from tpukit.essentials.show import NotInstalled, Table, WrongValue, as_html, as_
 from tpukit.migrate.old_files import OldFile, first_cell
 from tpukit.migrate.rows import Row
 
-_TPU = re.compile(r"torch_?xla|pytorch[-_/]xla|tpu-pytorch|tpu_cores|COLAB_TPU_ADDR|cloud-tpu-client|\bxmp?\.\w")
+_TPU = re.compile(
+    r"torch_?xla|pytorch[-_/]xla|tpu-pytorch|tpu_cores|COLAB_TPU_ADDR|cloud-tpu-client|\bXLA\b|\bxmp?\.\w"
+)
 _COLOURS = {"-": "\033[31m", "+": "\033[32m", "@": "\033[36m"}
 
 
@@ -69,7 +71,9 @@ class Migrated(Table):
 
     def rows(self) -> list[tuple[str, ...]]:
         """Return (rule, count), then a row for each stop and note: what, where, and what to do or to know."""
-        rules = [(rule, counted(number, "change")) for rule, number in Counter(row.rule for row in self.changes).items()]
+        rules = [
+            (rule, counted(number, "change")) for rule, number in Counter(row.rule for row in self.changes).items()
+        ]
         left = [(row.kind, f"{row.place}: `{_short(row.old)}`\n{row.new}" + f"\nfix: {row.fix}" * bool(row.fix))
                 for row in [*self.stops, *self.notes]]  # fmt: skip
         return [*rules, *left]
@@ -79,7 +83,11 @@ class Migrated(Table):
 
     def as_text(self, *, colours: bool = False) -> str:
         """Return all of it as text: the title, the diff by cell, the table, and what is left to do."""
-        parts = [self.title, self.diff(colours=colours), as_text([row for row in self.rows() if row[0] not in ("stop", "note")])]
+        parts = [
+            self.title,
+            self.diff(colours=colours),
+            as_text([row for row in self.rows() if row[0] not in ("stop", "note")]),
+        ]
         for row in self.notes:
             parts.append(f"note, {row.place}: {_short(row.old)}\n  {row.new}")
         for row in self.stops:
@@ -100,7 +108,9 @@ class Migrated(Table):
 
     def as_dict(self) -> dict:
         """Return it as JSON has it."""
-        kinds = {f"{kind}s": [row.as_dict() for row in self.found if row.kind == kind] for kind in ("change", "note", "stop")}
+        kinds = {
+            f"{kind}s": [row.as_dict() for row in self.found if row.kind == kind] for kind in ("change", "note", "stop")
+        }
         return {"file": str(self.file), "written": self.written and str(self.written), **kinds, "green": self.green}
 
     def _repr_html_(self) -> str:
@@ -153,9 +163,14 @@ def migrate(
 
 def _place_of_kit(file: OldFile, texts: list[str], found: list[Row]) -> int | None:
     """Return before which cell the kit's own goes: that of the old set-up, or the first, if it has to."""
-    needs = [number for number, text in zip(file.numbers, texts, strict=True) if re.search(r"^\s*import tpukit\b", text, re.M)]
+    needs = [
+        number
+        for number, text in zip(file.numbers, texts, strict=True)
+        if re.search(r"^\s*import tpukit\b", text, re.M)
+    ]
     head = first_cell().split("\n")[0]
-    if not needs or needs == [None] or any(text.startswith(head) for text in texts):
+    has = any(text.startswith(head) or re.search(r"^\s*import tpukit\b", text, re.MULTILINE) for text in file.texts)
+    if has or not needs or needs == [None]:
         return None
     old = [row.cell for row in found if row.rule == "set-up" and row.kind == "change" and row.old[:1] in "!%"]
     return min([*old[:1], *needs[:1]] if old else file.numbers)
@@ -169,7 +184,8 @@ def _write(text: str, old: Path, output: Path | None, *, force: bool) -> Path:
         if not same and to.read_bytes() == text.encode():
             return to
         if same or not force:
-            fix = "another place, output=... or --output FILE" + "" if same else "force=True or --force writes over it"
+            fix = "output=... or --output FILE, for another place"
+            fix += "" if same else "; force=True or --force writes over it"
             raise WrongValue(f"{to} is there already, and is not what would be written", fix=fix)
     with write_whole(to) as file:
         file.write(text.encode())

@@ -2,13 +2,14 @@
 
 import libcst as cst
 
+from tpukit.migrate.book import Book
 from tpukit.migrate.kernel_path import KernelPath
 from tpukit.migrate.loaders import Loaders
 from tpukit.migrate.magics import FILES, SHELLS, unmask
 from tpukit.migrate.meanings import Meanings
 from tpukit.migrate.old_cells import Cell
 from tpukit.migrate.old_notes import notes
-from tpukit.migrate.rewriting import Book, Rewriting
+from tpukit.migrate.rewriting import Rewriting
 from tpukit.migrate.rows import Row
 from tpukit.migrate.shell_lines import logical_lines, without_setup
 
@@ -22,7 +23,17 @@ def rewritten(cells: list[Cell], rows: list[Row]) -> list[str]:
     for cell in cells:
         if cell.broken and _is_meant_as_python(cell):
             fix = "mend the line, and migrate again; the cell is left as it is"
-            rows.append(Row("stop", cell.number, cell.told(cell.broken.line), "no Python", cell.broken.text, cell.broken.message, fix))
+            rows.append(
+                Row(
+                    "stop",
+                    cell.number,
+                    cell.told(cell.broken.line),
+                    "no Python",
+                    cell.broken.text,
+                    cell.broken.message,
+                    fix,
+                )
+            )
     trees = {cell: cell.tree.visit(Rewriting(cell, book)) for cell in every}
     insides = [inner for cell in cells for inner in cell.inner.values()]
     rows += notes([*cells, *insides], book)
@@ -98,7 +109,10 @@ class _Finish(cst.CSTTransformer):
             return updated
         new = [cst.parse_statement(line) for line in dict.fromkeys(self._after[original])]
         if isinstance(original.body[0], cst.Pass):  # an import of which nothing is left
-            new[:1] = [one.with_changes(leading_lines=updated.leading_lines, trailing_whitespace=updated.trailing_whitespace) for one in new[:1]]
+            new[:1] = [
+                one.with_changes(leading_lines=updated.leading_lines, trailing_whitespace=updated.trailing_whitespace)
+                for one in new[:1]
+            ]
             return cst.FlattenSentinel(new) if new else cst.RemoveFromParent()
         return cst.FlattenSentinel([updated, *new])
 

@@ -1,6 +1,7 @@
 """One cell, or one script: its text, its Python as a tree, and the cells that stand in its strings."""
 
 import ast
+import warnings
 from dataclasses import dataclass
 
 import libcst as cst
@@ -51,7 +52,9 @@ class Cell:
 
     def _parse(self, python: str) -> None:
         try:
-            ast.parse(python)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as "\\d" in what is no raw string: it is the author's
+                ast.parse(python)
             wrapper = MetadataWrapper(cst.parse_module(python), unsafe_skip_copy=True)
         except (SyntaxError, ValueError) as error:
             line = getattr(error, "lineno", None) or 1

@@ -6,16 +6,17 @@ from dataclasses import replace
 
 import libcst as cst
 
+from tpukit.migrate.book import Book
 from tpukit.migrate.known_names import XM
+from tpukit.migrate.name_rules import ADAMW
 from tpukit.migrate.old_cells import Cell, code, dotted
-from tpukit.migrate.rewriting import ADAMW, Book
 from tpukit.migrate.rows import Row
 
 _WORLD = r"\b(xrt_world_size|world_size)\("
 _TEXTS = {
     "mesh_reduce": "the mean of the cores' scores is not the score of all samples",
     "save": "rank 0 writes, so its shard alone decides; the old save met the other cores inside",
-    "replicas": "written as a number: where fewer cores run, each epoch sees a part of the data; xr.world_size() counts",
+    "replicas": "written as a number: with fewer cores an epoch sees a part of the data; xr.world_size() counts",
     "rate": "it holds the world size: on another number of cores this is another recipe",
     "validation": "DistributedSampler pads, so some samples count twice",
     "tqdm": "tqdm.notebook draws nothing from a worker: from tqdm import tqdm prints",
@@ -78,7 +79,9 @@ def _of_nodes(cell: Cell, book: Book) -> Iterator[tuple[str, int, str]]:
             target = code(node.targets[0].target)
             if re.search(_WORLD, text) and re.search(r"\b(lr|learning_rate|steps?)\b|_(lr|steps?)\b", target, re.I):
                 rule = "rate"
-            elif isinstance(node.value, cst.Call) and re.match(r"_\s*,\s*\w+\s*=\s*self\.\w*(bert|roberta|model)\w*\(", text):
+            elif isinstance(node.value, cst.Call) and re.match(
+                r"_\s*,\s*\w+\s*=\s*self\.\w*(bert|roberta|model)\w*\(", text
+            ):
                 rule = "" if "return_dict" in text else "pooled"
         elif isinstance(node, cst.Import | cst.ImportFrom):
             rule = _of_import(node)
@@ -98,7 +101,10 @@ def _of_import(node: cst.Import | cst.ImportFrom) -> str:
 
 
 def _of_call(cell: Cell, node: cst.Call, book: Book) -> str:
-    full, given = book.meanings.full(cell, node.func), {one.keyword.value: code(one.value) for one in node.args if one.keyword}
+    full, given = (
+        book.meanings.full(cell, node.func),
+        {one.keyword.value: code(one.value) for one in node.args if one.keyword},
+    )
     if full == f"{XM}.mesh_reduce":
         return "mesh_reduce"
     if full == f"{XM}.save":

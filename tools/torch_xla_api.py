@@ -1,0 +1,63 @@
+"""Write tpukit/migrate/api.json: every name at the top of every module of torch_xla, by release.
+
+    python tools/torch_xla_api.py <folder of torch_xla 2.8> <folder of torch_xla 2.9>
+
+The packages are read, not imported. `torch_xla` and `torch_xla._XLAC` are compiled in part: what stands of them in the
+table came from dir() on 2.9.0, and is kept.
+"""
+
+import ast
+import json
+import sys
+from pathlib import Path
+
+TABLE = Path(__file__).parents[1] / "tpukit/migrate/api.json"
+KEPT = ("_about", "_modules", "torch_xla", "torch_xla._XLAC")
+
+
+def names_of(folder: Path) -> dict[str, set[str]]:
+    """Return the names at the top of each module of a package, by the module's name; imported names count."""
+    found = {}
+    for path in sorted(folder.rglob("*.py")):
+        parts = ["torch_xla", *path.relative_to(folder).with_suffix("").parts]
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        found[module] = {name for name in _bound(ast.parse(path.read_text()).body) if name != "__all__"}
+    return found
+
+
+def _bound(body: list[ast.stmt]):
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (one.asname or one.name.partition(".")[0] for one in node.names if one.name != "*")
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names = (one for target in targets for one in ast.walk(target))
+            yield from (one.id for one in names if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store))
+        else:
+            for part in ("body", "orelse", "finalbody", "handlers"):
+                inner = getattr(node, part, None) or []
+                for one in inner:
+                    yield from _bound(one.body if isinstance(one, ast.ExceptHandler) else [one])
+
+
+def main() -> None:
+    """Write the table anew."""
+    old, new = (names_of(Path(one)) for one in sys.argv[1:3])
+    kept = json.loads(TABLE.read_text())
+    table = {name: kept[name] for name in KEPT}
+    for module in sorted(old | new):
+        if module not in table:
+            both = (old.get(module, set()), new.get(module, set()))
+            entry = {"names": sorted(both[0] & both[1])}
+            only = {"only_2_8": sorted(both[0] - both[1]), "only_2_9": sorted(both[1] - both[0])}
+            entry |= {name: names for name, names in only.items() if names}
+            if module not in new:
+                entry["gone_in_2_9"] = True
+            table[module] = entry | {name: kept[module][name] for name in ("all_of",) if name in kept.get(module, {})}
+    TABLE.write_text(json.dumps(table, separators=(",", ":")) + "\n")
+
+
+if __name__ == "__main__":
+    main()
