@@ -151,6 +151,9 @@ class ShardedRuntime(XlaRuntime):
     def is_present(self, machine) -> bool:
         return False
 
+    def is_started(self) -> bool:
+        return False  # XlaRuntime tells of the one runtime there is
+
     def core(self, topology: Topology) -> ShardedTpu:
         return ShardedTpu(topology.chips)
 
