@@ -406,7 +406,9 @@ def test_ended_at_some_moments_nothing_is_done_twice_and_every_byte_is_the_same(
         assert before.items() <= {path: path.stat().st_mtime_ns for path in written(to)}.items()
     assert ended >= len(moments) - 2
     assert ended
+    shards = {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}
     assert start(many / "source", to, "embolism").wait(120) == 0
+    assert shards.items() <= {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}.items()
     assert contents(to) == contents(many / "at once")
     assert not (to / "unfinished").exists()
 
