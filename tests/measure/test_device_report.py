@@ -135,7 +135,7 @@ def test_on_a_cpu_it_says_why_there_is_little_to_say():
 class Device:
     """A TPU core as it tells of itself; only a TPU counts its memory, and reads the graphs it has kept."""
 
-    rank, world_size, device, in_graph = 0, 8, torch.device("xla:0"), True
+    rank, world_size, chips, device, in_graph = 0, 8, 1, torch.device("xla:0"), True
 
     def __init__(self, peak=0, **metrics):
         self.peak, self.counted = peak, {name: (count, 0.0) for name, count in metrics.items()}

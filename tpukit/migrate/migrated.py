@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.essentials.machine import write_whole
-from tpukit.essentials.show import NotInstalled, Table, WrongValue, as_html, as_text, counted
+from tpukit.essentials.show import NotInstalled, Table, WrongValue, as_html, as_text, counted, explain
 from tpukit.migrate.old_files import OldFile, first_cell
 from tpukit.migrate.rows import Row
 
@@ -91,7 +91,7 @@ class Migrated(Table):
         for row in self.notes:
             parts.append(f"note, {row.place}: {_short(row.old)}\n  {row.new}")
         for row in self.stops:
-            parts.append(f"stop, {row.place}: {_short(row.old)}\n  found: {row.new}\n  fix:   {row.fix}")
+            parts.append(explain(f"stop, {row.place}: {_short(row.old)}", found=row.new, fix=row.fix))
         if self.stops:
             verb = "need" if len(self.stops) > 1 else "needs"
             parts.append(f"{counted(len(self.stops), 'line')} {verb} you; the rest is done")
