@@ -300,7 +300,8 @@ def test_the_evidence_gets_a_row_in_place_of_not_yet_run(of_a_chip, tmp_path, ca
     assert page.read_text() == before.replace(old, new)
     for words in (
         *("Colab v5e-1; torch 2.9.0+cpu, torch_xla 2.9.0, libtpu 0.0.21.1, Python 3.13.15", "commit 1234abc"),
-        *("22 November 2026", f"all {len(result.PARTS)} parts passed in 321 s", "resnet34 at 128 pixels", "1,234 images/s", "2,346 on"),
+        *("22 November 2026", f"all {len(result.PARTS)} parts passed in 321 s"),
+        *("resnet34 at 128 pixels", "1,234 images/s", "2,346 on"),
     ):
         assert words in new
     assert new.count("|") == 4
