@@ -116,6 +116,29 @@ def test_the_newest_two_and_the_best_weights_are_there_and_come_back(kind, tmp_p
     assert taken(tmp_path / "run", address) == (4, [])  # what is there already is not copied again
 
 
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_compiled_programs_in_the_runs_folder_travel_with_it(kind, tmp_path, buckets):
+    mirror = tmp_path / "drive" if kind == "folder" else "memory://bucket/run"
+    first, second = tmp_path / "a", tmp_path / "b"
+    (first / "compiled").mkdir(parents=True)
+    (first / "compiled/0a.pjrt").write_bytes(b"a program")
+    (first / "compiled/0b.lock").touch()
+    assert mirrored(first, mirror, 5) == []
+    assert taken(second, mirror)[0] == 5
+    assert [file.name for file in (second / "compiled").iterdir()] == ["0a.pjrt"]
+    assert (second / "compiled/0a.pjrt").read_bytes() == b"a program"
+    assert (second / "compiled").stat().st_mode & 0o777 == 0o700  # else the launch refuses to load code from there
+
+
+def test_a_mirror_that_takes_no_programs_takes_checkpoints(tmp_path):
+    (tmp_path / "a/compiled").mkdir(parents=True)
+    (tmp_path / "a/compiled/0a.pjrt").write_bytes(b"a program")
+    (tmp_path / "drive").mkdir()
+    (tmp_path / "drive/compiled").write_text("somebody's file, where the folder would be")
+    assert mirrored(tmp_path / "a", tmp_path / "drive", 5) == []
+    assert taken(tmp_path / "b", tmp_path / "drive")[0] == 5
+
+
 def test_a_step_saved_twice_is_there_once_beside_the_one_before(tmp_path):
     there = Mirror(tmp_path / "drive")
     checkpoints = Checkpoints(tmp_path / "run", on_saved=there.offer)

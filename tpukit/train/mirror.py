@@ -14,16 +14,18 @@ from tpukit.essentials.show import Explained, Failed, NoSuchFile, NotInstalled, 
 from tpukit.train.checkpoints import CannotSave, Checkpoints, Damaged, step_of
 
 _BEST = "best.pt"
+_COMPILED = "compiled"  # the folder of compiled programs that travels with a run
 _PIECE = 2**20  # bytes
 _QUIET_SECONDS = 60.0  # without a byte copied: longer than any drive or bucket took that was not gone
 _LONGEST_SECONDS = 600.0  # that the end of a run waits for a copy that moves
 
 
 class Mirror:
-    """Copies of the newest two checkpoints and of best.pt; no trouble there ends a training, or makes a step wait.
+    """Copies of the newest two checkpoints, of best.pt and of compiled programs; no trouble there ends a training.
 
-    One thread at a time copies. While it does, a newer checkpoint takes the place of one that waits, so a slow mirror
-    has fewer of them and never falls behind. One run at a time has a mirror.
+    One thread at a time copies, and no step waits for it. While it does, a newer checkpoint takes the place of one that
+    waits, so a slow mirror has fewer of them and never falls behind. One run at a time has a mirror. What
+    `launch(keep_compiles=folder / "compiled")` keeps in the run's folder goes to the mirror, too, and comes back.
 
     Args:
         address: a folder, whose parent exists; or a URL that fsspec knows, "gs://bucket/run".
@@ -40,7 +42,8 @@ class Mirror:
 
     def __init__(self, address, *, say: Callable[[str], object] = print, alive: Callable[[], object] = lambda: None):
         self.address, self._say, self._alive = str(address), say, alive
-        self._there = _Url(self.address) if "://" in self.address else _Folder(Path(address).expanduser().absolute())
+        self._there = _place(self.address)
+        self._programs = _place(f"{self.address.rstrip('/')}/{_COMPILED}")
         self._lock, self._thread = threading.Lock(), None
         self._waiting: Path | None = None  # to be copied next
         self._latest: Path | None = None  # the last one that was offered
@@ -120,6 +123,8 @@ class Mirror:
         self._trouble = ""
         with contextlib.suppress(Exception):  # the next copy tries again; if it never works, the mirror fills up
             self._remove_older(path.name)
+        with contextlib.suppress(Exception):  # likewise; without them, the next machine compiles
+            self._copy_programs(path.with_name(_COMPILED))
 
     def _remove_older(self, newest: str) -> None:
         # Those of later steps are left alone: they are damaged, or another run's.
@@ -129,6 +134,14 @@ class Mirror:
         for name in older:
             if older[name] != second:
                 self._there.remove(name)
+
+    def _copy_programs(self, folder: Path) -> None:
+        if programs := sorted(folder.glob("*.pjrt")):
+            self._programs.connect()
+            there = self._programs.names()
+            for program in programs:
+                if program.name not in there:
+                    self._programs.put(program, self._note_move)
 
     def _complain(self, text: str) -> None:
         if not self._trouble and not self._ended:
@@ -175,6 +188,9 @@ class Mirror:
     def _take(self, checkpoints: Checkpoints, own: int, resume: bool) -> None:
         self._there.connect()
         there = self._there.names()
+        if resume and _COMPILED in there:
+            with contextlib.suppress(Exception):  # then they are compiled
+                self._take_programs(checkpoints.folder / _COMPILED)
         steps = {name: step for name in there if (step := step_of(name)) is not None and step > own}
         if steps and not resume:
             raise WrongValue(
@@ -191,6 +207,14 @@ class Mirror:
                 return
             self._say(f"checkpoint {name} in the mirror is skipped: damaged, its checksum is another")
 
+    def _take_programs(self, folder: Path) -> None:
+        self._programs.connect()
+        folder.mkdir(mode=0o700, exist_ok=True)  # for this user alone: what lies there is loaded as code
+        for name in self._programs.names():
+            if name.endswith(".pjrt") and not (folder / name).exists():  # its checksum is looked at by who loads it
+                with write_whole(folder / name, part=part_of(folder / name)) as file:
+                    file.writelines(self._pieces(name, self._programs))
+
     def _take_best(self, path: Path) -> None:
         part = part_of(path)
         try:
@@ -202,15 +226,19 @@ class Mirror:
         except Damaged:
             self._say(f"{_BEST} in the mirror is skipped: damaged; the next better epoch writes it again")
 
-    def _pieces(self, name: str) -> Iterator[bytes]:
+    def _pieces(self, name: str, there=None) -> Iterator[bytes]:
         try:
-            for piece in self._there.pieces(name):
+            for piece in (there or self._there).pieces(name):
                 self._note_move()
                 yield piece
         except OSError as error:  # in other words, since an OSError of the one who writes is about the folder
             raise Failed(f"{name} cannot be read: {_reason(error)}") from error
         if self._abandoned:
             raise Failed("it has come too late")
+
+
+def _place(address: str) -> "_Folder | _Url":
+    return _Url(address) if "://" in address else _Folder(Path(address).expanduser().absolute())
 
 
 class _Folder:
@@ -229,7 +257,7 @@ class _Folder:
                 fix=f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})",
             )
         self.folder.mkdir(exist_ok=True)
-        for part in self.folder.glob(".*.pt.unfinished"):  # of a machine that was taken
+        for part in self.folder.glob(".*.unfinished"):  # of a machine that was taken
             with contextlib.suppress(OSError):
                 part.unlink()
         self._connected = True
@@ -288,7 +316,7 @@ class _Url:
     def names(self) -> list[str]:
         self._files.invalidate_cache()
         try:
-            return [path.rpartition("/")[2] for path in self._files.ls(self._folder, detail=False)]
+            return [path.rstrip("/").rpartition("/")[2] for path in self._files.ls(self._folder, detail=False)]
         except FileNotFoundError:  # a bucket has no empty folders
             return []
 
