@@ -150,6 +150,8 @@ class Replay:
             yield losses
             return
         self.write_back()
+        if self._checks == _FIRST:  # else what waits since before this run would be a part of its first step
+            self._programs.run_all()
         self._note(obstacle(self._called.values(), self._optimizer) or self._change())
         places, tensors = self._look_up()
         leaves, shapes = self._leaves(batches)

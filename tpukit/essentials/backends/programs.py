@@ -8,6 +8,7 @@ away, it is the same program to the last operation: the same bits come out. And 
 through here as well, nothing is compiled twice.
 """
 
+import gc
 from collections.abc import Collection
 
 
@@ -61,6 +62,13 @@ class Programs:
     def all_waiting(self) -> int:
         """Return how many tensors that anybody holds are recorded and not computed yet."""
         return sum(self._api._check_device_tensor_need_materialization(self._device))
+
+    def run_all(self) -> None:
+        """Compute all that is recorded and not computed yet; random numbers go on as if nothing had been."""
+        if self.all_waiting():
+            gc.collect()  # what nobody holds any more, as of a run that was interrupted
+        if self.all_waiting():
+            self._api._xla_sync_live_tensors(self._device, [], True)
 
     def interruptions(self) -> int:
         """Return how often so far this process ran a graph, or copied a tensor to the host."""
