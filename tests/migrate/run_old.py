@@ -2,10 +2,20 @@
 
     python run_old.py new.ipynb fixture
 
-Prints, last, a line of JSON: how many launches there were, and whether the cores' weights are equal.
+A fixture makes its files when it is run, in a folder `kaggle/working` beside `kaggle/input`, and may say:
+
+    SMALLER  what a user would set: sizes, numbers of epochs and cores, by the text that stands for it
+    DECIDED  lines that are a stop, by what its fix says to write there
+    ARGUMENTS  of a script
+
+Packages that are not installed, or would download, are stood in for by those in `others`. Prints, last, a line of JSON:
+how many launches there were, how many weights moved, and whether they are equal on the cores.
 """
 
 import json
+import os
+import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -47,7 +57,7 @@ def with_weights(fn):
 
 
 class Shell:
-    """Runs the cells that nbconvert wrote as calls, and nothing for the shell."""
+    """Runs the cells that nbconvert wrote as calls, and for the shell nothing but scripts that a cell has written."""
 
     def __init__(self, scope):
         self.scope = scope
@@ -55,16 +65,32 @@ class Shell:
     def run_cell_magic(self, magic, line, text):
         if magic in ("time", "capture"):
             exec(text, self.scope)
+        elif magic == "writefile":
+            Path(line).write_text(text)
 
     def system(self, command):
-        """Leave the machine as it is."""
+        """Run a script; leave the machine as it is."""
+        if found := re.match(r"python3? (\w+\.py)(.*)", command):
+            sys.argv = [found[1], *shlex.split(found[2])]
+            exec(compile(Path(found[1]).read_text(), found[1], "exec"), {"__name__": "__main__"})
+
+
+def in_a_place_like_kaggle(folder):
+    """Go where a notebook of Kaggle works, where modules that it writes are found."""
+    working = folder / "kaggle/working"
+    working.mkdir(parents=True)
+    (folder / "kaggle/input").mkdir()
+    os.chdir(working)
+    sys.path[:0] = [str(working), str(HERE / "others")]
 
 
 def main():
     """Run the cells one after the other, as "Run all" would."""
-    path, name = Path(sys.argv[1]), sys.argv[2]
+    path, name = Path(sys.argv[1]).resolve(), sys.argv[2]
+    in_a_place_like_kaggle(path.parent / f"{name}-files")
     fixture = {}
     exec((HERE / "fixtures" / f"{name}.py").read_text(), fixture)
+    sys.argv = [str(path), *fixture.get("ARGUMENTS", ())]
     runs, launch = [], tpukit.launch
 
     def on_two_cores(fn, *args, backend, cores=2):
@@ -73,16 +99,23 @@ def main():
         return runs[-1]
 
     tpukit.launch, tpukit.on_old_rank = on_two_cores, with_weights
-    scope = {"__name__": "__main__"}
+    scope = {"__name__": "__main__", "__file__": str(path)}
     scope["get_ipython"] = lambda: Shell(scope)
-    for text in sources(path):
-        for old, new in fixture.get("SMALLER", {}).items():
-            text = text.replace(old, new)
-        lines = [line for line in text.split("\n") if not line.lstrip().startswith(("!", "%"))]
-        exec(compile(TransformerManager().transform_cell("\n".join(lines)), path.name, "exec"), scope)
+    changes = {"/kaggle/": "../../kaggle/", **fixture.get("SMALLER", {}), **fixture.get("DECIDED", {})}
+    texts = "\0".join(sources(path))
+    for old, new in changes.items():
+        assert old in texts or old == "/kaggle/", f"the fixture replaces what is not there: {old}"
+        texts = texts.replace(old, new)
+    try:
+        for text in texts.split("\0"):
+            lines = [line for line in text.split("\n") if not line.lstrip().startswith(("!", "%"))]
+            exec(compile(TransformerManager().transform_cell("\n".join(lines)), path.name, "exec"), scope)
+    except SystemExit as end:  # a script that says itself where it ends
+        if end.code:
+            raise
     weights = [[run.results[0] == other for other in run.results[1:]] for run in runs]
     moved = sum(len(run.results[0]) for run in runs)
-    print(json.dumps({"launches": len(runs), "weights": moved, "equal": all(all(one) for one in weights)}))
+    print(json.dumps({"launches": len(runs), "weights": moved, "equal": all(all(one) for one in weights)}), flush=True)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from tpukit.migrate.known_names import dead_part, of_today
 from tpukit.migrate.magics import mask
 
 HERE = Path(__file__).parent
+LIMIT = 300  # seconds for a notebook; those here take 10 to 60 on two cores
 FIXTURES = {path.stem for path in (HERE / "fixtures").glob("*.py")}
 
 
@@ -109,15 +111,24 @@ def parses(text):
     return True
 
 
-def runs(path, fixture):
+def runs(path, fixture, limit=LIMIT):
     """Return whether a migrated file runs to its end on two cores, whose weights are equal then."""
     command = [sys.executable, HERE / "run_old.py", path, fixture]
     environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])}
-    done = subprocess.run(command, cwd=path.parent, env=environ, capture_output=True, text=True, check=False)
-    said = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
-    if not said.get("launches") or not said.get("equal"):
-        print(f"{path.name}: {said or done.stderr[-1500:]}", file=sys.stderr)
-    return bool(said.get("launches") and said["equal"])
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=path.parent, env=environ, text=True, start_new_session=True, **pipes) as process:
+        try:
+            out, error = process.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its cores and its loaders too
+            out, error = process.communicate()
+            error += f"\nit had not ended after {limit} s"
+    last = out.splitlines()[-1:] if process.returncode == 0 else []
+    said = json.loads(last[0]) if last and last[0].startswith("{") else {}
+    good = bool(said.get("launches") and said["weights"] and said["equal"])
+    if not good:
+        print(f"{path.name}: {said or error[-1500:]}", file=sys.stderr)
+    return good
 
 
 def main():
