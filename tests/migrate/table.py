@@ -22,7 +22,7 @@ from tpukit.migrate.known_names import dead_part, of_today
 from tpukit.migrate.magics import mask
 
 HERE = Path(__file__).parent
-LIMIT = 300  # seconds for a notebook; those here take 10 to 60 on two cores
+LIMIT = 300  # seconds for a notebook; those here took up to 90 on two busy cores
 FIXTURES = {path.stem for path in (HERE / "fixtures").glob("*.py")}
 
 

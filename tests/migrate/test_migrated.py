@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from migrate.table import runs
 from migrate.tables import CHANGES, LEFT_ALONE, NOTES, STOPS
 
 import tpukit.__main__
@@ -249,6 +250,13 @@ def test_errors_are_of_their_kind(tmp_path):
         text.write_text(content)
         with pytest.raises(WrongValue):
             migrate(text)
+
+
+def test_a_notebook_that_hangs_is_told_and_the_table_goes_on(tmp_path, capsys):
+    hangs = tmp_path / "hangs.py"
+    hangs.write_text("import time\ntime.sleep(600)\n")
+    assert runs(hangs, "digits", limit=0.5) is False
+    assert "had not ended after 0.5 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES.values(), ids=CHANGES.keys())

@@ -8,11 +8,12 @@ class EfficientNet(torch.nn.Module):
 
     def __init__(self, num_classes=1000):
         super().__init__()
-        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 1280, 8, stride=8), torch.nn.BatchNorm2d(1280))
+        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 16, stride=16), torch.nn.BatchNorm2d(8))
+        self.head = torch.nn.Linear(8, 1280)
         self._fc = torch.nn.Linear(1280, num_classes)
 
     from_pretrained = classmethod(lambda cls, _, num_classes=1000: cls(num_classes))
 
     def forward(self, images):
         """Return (N, classes)."""
-        return self._fc(self.stem(images).relu().mean((2, 3)))
+        return self._fc(self.head(self.stem(images).relu().mean((2, 3))))

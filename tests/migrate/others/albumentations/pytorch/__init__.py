@@ -1,6 +1,7 @@
 """Pictures as tensors."""
 
 import torch
+
 from albumentations import Same
 
 
