@@ -169,6 +169,11 @@ def test_missing_slices_are_said():
     kept = ~labels.position.isin([5, 6, 10])
     page = pe.show_study(images[kept], labels[kept], "a")._repr_html_()
     assert "12 slices, from the feet to the head · 3 slices are missing between others" in page
+    few = labels.position.isin([5, 6, 8])
+    page = pe.show_study(images[few], labels[few], "a")._repr_html_()
+    assert "3 slices, from the feet to the head · 1 slice is missing between others" in page
+    page = pe.show_study(images[few], labels[few].assign(position=[5, 5, 8]), "a")._repr_html_()
+    assert "3 slices, from the feet to the head · 1 slice is at the position of another one" in page
     page = pe.show_study(images, labels.assign(position=labels.position.clip(lower=1)), "a")._repr_html_()
     assert "15 slices, from the feet to the head · 1 slice is at the position of another one" in page
 

@@ -196,8 +196,10 @@ def _irregularities(position) -> list[str]:
     steps = np.diff(position)
     twice = int((steps == 0).sum())
     notes = [f"{twice} {'slices are' if twice > 1 else 'slice is'} at the position of another one"] if twice else []
-    wide = steps[steps > 1.5 * np.median(steps)] if len(steps) else steps
-    gone = int((np.round(wide / np.median(steps)) - 1).sum()) if len(wide) else 0
+    apart = steps[steps > 0]
+    usual = np.quantile(apart, 0.5, method="lower") if len(apart) else 1.0  # as in exam_check
+    wide = steps[steps > 1.5 * usual]
+    gone = int((np.round(wide / usual) - 1).sum()) if len(wide) else 0
     return notes + ([f"{gone} {'slices are' if gone > 1 else 'slice is'} missing between others"] if gone else [])
 
 
