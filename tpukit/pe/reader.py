@@ -124,7 +124,7 @@ def show_study(
         jump = int(said.chance.argmax())
         curves = [Curve("probability of an embolus, as the network gave it", said.chance.tolist())]
     if "consistent" in said:
-        curves.append(Curve("without contradictions", said.consistent.tolist(), look.MUTED, dashed=True))
+        curves.append(Curve("without contradictions", said.consistent.tolist(), "currentColor", dashed=True))
     if "attention" in said:
         heights = (said.attention / (said.attention.max() or 1)).tolist()
         curves.insert(0, Curve("attention, to its own maximum", heights, look.COLORS[2], filled=True))
