@@ -97,6 +97,20 @@ def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model
 
 
 @pytest.mark.every_machine
+def test_what_fit_can_do_beside_goes_on_to_the_bit_and_stays_cut(tmp_path):
+    """Dropout, averaged weights, which are restored and so loaded twice, bf16, gradients of two batches, clipped."""
+    whole = cut(8, by_fit, 2, None, "gpt with everything").results[0]
+    cut(8, by_fit, 1, tmp_path, "gpt with everything")
+    resumed = cut(8, by_fit, 2, tmp_path, "gpt with everything").results[0]
+    assert resumed["train"] == whole["train"]
+    assert all(torch.equal(resumed["weights"][name], one) for name, one in whole["weights"].items())
+    weights, _, average = whole["held"]
+    assert weights == average
+    assert resumed["held"] == whole["held"]
+    assert differ(one_chip(by_fit, 2, None, "gpt with everything")["train"], whole["train"]) < 2e-2
+
+
+@pytest.mark.every_machine
 @pytest.mark.parametrize("network", ["gpt", "resnet"])
 def test_a_checkpoint_of_eight_chips_goes_on_with_four_with_two_and_with_one(network, tmp_path):
     whole = cut(8, by_fit, 3, None, network).results[0]  # twelve steps
