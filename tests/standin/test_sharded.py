@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import os
 import shutil
 import signal
@@ -221,6 +222,34 @@ def test_without_a_chip_chips_are_played():
     laptop = dataclasses.replace(tpukit.host(), chips=0, cpus=2)
     run = tpukit.launch(lambda core: core.chips, backend="xla", shard="fsdp", host=laptop, progress="off")
     assert run.results == [2]
+
+
+def differentiated(core):
+    """Return the gradient by torch.func, which gives layers something else than tensors."""
+    layer = core.model(seeded(nn.Linear, in_features=64, out_features=64))
+    (x,) = core.to_device([torch.ones(8, 64)])
+    weights = dict(layer.named_parameters())
+    found = torch.func.grad(lambda weights: torch.func.functional_call(layer, weights, (x,)).square().mean())(weights)
+    return core.to_host(found["weight"])
+
+
+@pytest.mark.every_machine
+def test_torch_func_sees_no_marks():
+    assert torch.allclose(cut(2, differentiated).results[0], one_chip(differentiated), atol=1e-6)
+
+
+def scans(core):
+    from torch_xla.experimental.scan_layers import scan_layers
+
+    layers = core.model(nn.ModuleList(nn.Linear(64, 64) for _ in range(2)))
+    scan_layers(layers, *core.to_device([torch.ones(8, 64)])).sum().backward()
+
+
+@pytest.mark.every_machine
+@pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="jax is here")
+def test_scan_layers_asks_for_jax():
+    with pytest.raises(tpukit.WorkerFailed, match="jax"):
+        cut(2, scans)
 
 
 # ---- failures --------------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ class ShardedTpu(Tpu):
 
         def keep(tensor):
             is_batch = tensor.device.type == "xla" and tensor.ndim and tensor.shape[0] in self._samples
-            return _kept_cut()(tensor, self._cut) if is_batch else tensor
+            return _kept_cut()(tensor, self._cut) if is_batch and not _is_traced(tensor) else tensor
 
         return keep(outputs) if isinstance(outputs, torch.Tensor) else tree.tree_map_only(torch.Tensor, keep, outputs)
 
@@ -171,6 +171,14 @@ def _is_cut(tensor) -> bool:
     from torch_xla.distributed.spmd import ShardingType
 
     return torch_xla._XLAC._get_xla_sharding_type(tensor) == ShardingType.TILED
+
+
+def _is_traced(tensor) -> bool:
+    """Say whether a tensor only stands for one, in a trace of torch's own or in `torch.func`: it cannot be marked."""
+    import torch
+
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return is_wrapped or torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
 
 
 @functools.cache
