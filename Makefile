@@ -132,7 +132,7 @@ bench-compile: $(installed)  ## minutes: what a session compiles, and what one t
 bench-preflight: $(installed)  ## an hour, fetches libtpu: a step of fit and the tutorial's by the TPU compiler's own count
 	$(python) benchmarks/preflight.py
 
-bench-sharded: $(installed)  ## half an hour, fetches libtpu: a GPT of 1.5 billion weights, which fits no chip, over eight
+bench-sharded: $(installed)  ## a quarter of an hour, fetches libtpu: a GPT of 1.5 billion weights, which fits no chip, over eight
 	$(python) benchmarks/sharded.py
 
 bench-exams: $(installed)  ## a minute: the challenge's score, its repair and submission.csv at the competition's size

@@ -154,7 +154,7 @@ def ask(core, weights: Path, pixels):
     from tpukit import pe
 
     model = core.model(pe.resnet34(weights))
-    images = TensorDataset(torch.from_numpy(pixels), torch.zeros(len(pixels)))
+    images = TensorDataset(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.zeros(len(pixels)))
     return tpukit.predict(core, model, core.batches(images, batch_size=60), prepare=pe.normalize)
 
 

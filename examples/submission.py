@@ -262,7 +262,8 @@ def between(places, positions, answers):
     at, given = positions.to_numpy()[order], answers.to_numpy()[order]
     steps = numpy.diff(at)
     # A place that an odd image is known to have is not the gap of another one.
-    wide = [k for k in numpy.flatnonzero(steps > 1.5 * numpy.median(steps)) if not places.between(*at[k : k + 2]).any()]
+    usual = numpy.quantile(steps, 0.5, method="lower") if len(steps) else 0.0  # of two steps one is beside a lost slice
+    wide = [k for k in numpy.flatnonzero(steps > 1.5 * usual) if not places.between(*at[k : k + 2]).any()]
     lost = (given[wide] + given[numpy.add(wide, 1)]).mean() / 2 if wide else given.mean()
     return numpy.where(places.isna(), lost, numpy.interp(places.fillna(0), at, given))
 

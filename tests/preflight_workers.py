@@ -23,10 +23,10 @@ def network():
     return nn.Sequential(nn.Flatten(), nn.Linear(192, 16), nn.ReLU(), nn.Linear(16, 10))
 
 
-def by_hand(core, batch_size=4, change=lambda x: x.float() / 255, after=lambda loss: None):
+def by_hand(core, batch_size=4, change=lambda x: x.float() / 255, after=lambda loss: None, samples=100_000):
     model = core.model(network())
     optimizer = torch.optim.Adam(model.parameters())
-    for images, labels in core.batches(Drawn(), batch_size=batch_size, drop_last=True):
+    for images, labels in core.batches(Drawn(samples), batch_size=batch_size, drop_last=True):
         with core.step():
             loss = nn.functional.binary_cross_entropy_with_logits(model(change(images)).float(), labels)
             loss.backward()

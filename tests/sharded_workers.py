@@ -200,10 +200,17 @@ def tried(core, names):
     return {name: TRIED[name](core) for name in names}
 
 
+NETWORKS = {"gpt": GPT, "resnet": resnet, "gpt with everything": functools.partial(GPT, dropout=0.5)}
+
+
 def by_fit(core, epochs, folder=None, network="gpt"):
     """Train by fit, with a validation set that no number of chips divides; tell losses, bytes and weights."""
-    data = text if network == "gpt" else pictures
-    model = core.model(seeded(GPT if network == "gpt" else resnet))
+    data = pictures if network == "resnet" else text
+    model, more = core.model(seeded(NETWORKS[network])), {}
+    if "everything" in network:
+        decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
+        average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay)
+        more = {"average": average, "accumulate": 2, "bf16": True, "clip": 1.0, "restore_best": True}
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sent, told = core.backend.metrics()["OutboundData"], {}
 
@@ -214,7 +221,7 @@ def by_fit(core, epochs, folder=None, network="gpt"):
 
     train = core.batches(data(64), batch_size=16, shuffle=True, drop_last=True)
     valid = core.batches(data(43), batch_size=16)
-    options = {"epochs": epochs, "log_every": 1, "folder": folder, "on_epoch": on_epoch}
+    options = {"epochs": epochs, "log_every": 1, "folder": folder, "on_epoch": on_epoch, **more}
     history = tpukit.fit(core, model, optimizer, loss, train, valid, **options)
     told |= {
         "train": [row["train_loss"] for row in history.intervals],
@@ -226,7 +233,10 @@ def by_fit(core, epochs, folder=None, network="gpt"):
         "report": str(tpukit.measure.report(core, train)),
     }
     if core.chips > 1:
-        told["held"] = [
-            (on_each_chip(core, part), size_of(part)) for part in ([*model.parameters()], state_of(optimizer))
-        ]
+        parts = (
+            [*model.parameters()],
+            state_of(optimizer),
+            *([*one.module.parameters()] for one in [*more.values()][:1]),
+        )
+        told["held"] = [(on_each_chip(core, part), size_of(part)) for part in parts]
     return told

@@ -265,6 +265,8 @@ def test_odd_images_are_answered_from_their_neighbours_along_the_body():
         "H": 0.25,  # of an exam nobody saw
     }
     assert answers.central_pe.tolist() == [0.1] * 7 + [0.25]
+    few = fill(index.iloc[[1, 2, 3, 5]], said, FREQUENCIES, report()).set_index("SOPInstanceUID")
+    assert few.pe_present_on_image["F"] == pytest.approx(0.6), "of the gap, although but three slices are left"
     assert [(what, by) for what, by, _ in noted.rows] == [
         ("F", "its neighbours"),
         ("G", "its neighbours"),

@@ -30,6 +30,14 @@ def test_it_says_of_a_table_what_exam_sequences_would_say_of_it_later(bad):
     assert "keep them as they are" in found["what to do"][0]
 
 
+def test_a_gap_is_seen_in_an_exam_of_three_slices():
+    table, _ = made_up([(4, 2)])
+    table = table[table.SOPInstanceUID != "s0.1.2"]
+    assert pe.check_exams(table)["found"].tolist() == ["1 exams lack a slice"]
+    table.loc[table.position == table.position.min(), "position"] = -37.5  # where the second one is
+    assert pe.check_exams(table)["found"].tolist() == ["1 exams have slices at equal positions"]
+
+
 def test_all_that_the_headers_say_is_in_one_table_and_survives_what_is_done_to_the_labels(tmp_path, capsys):
     made = pe.phantom(tmp_path / "made", 4, 5, size=32, form="dicom", workers=1, progress="off")
     labels = pe.read_labels(made)

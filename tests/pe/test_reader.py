@@ -160,7 +160,10 @@ def test_what_the_network_says_and_what_the_rules_leave_of_it_are_two_curves():
     assert given.values == pytest.approx(np.arange(COUNT) / 20)
     assert left.name == "without contradictions"
     assert left.values == pytest.approx(np.arange(COUNT).clip(max=10) / 20)
-    assert "stroke-dasharray='4 3'" in shown._repr_html_()
+    page = shown._repr_html_()
+    dashed, network = page.index("stroke-dasharray='4 3'"), page.index("stroke-width='2' stroke-linecap='round'")
+    assert dashed < network, "the network's line lies above, whole where both are the same"
+    assert "stroke='currentColor' stroke-width='1.5' stroke-dasharray='4 3'" in page, "unlike the line of one half"
     assert shown.facts[shown.jump]["chance"] == pytest.approx(0.7)
 
 
@@ -169,6 +172,11 @@ def test_missing_slices_are_said():
     kept = ~labels.position.isin([5, 6, 10])
     page = pe.show_study(images[kept], labels[kept], "a")._repr_html_()
     assert "12 slices, from the feet to the head · 3 slices are missing between others" in page
+    few = labels.position.isin([5, 6, 8])
+    page = pe.show_study(images[few], labels[few], "a")._repr_html_()
+    assert "3 slices, from the feet to the head · 1 slice is missing between others" in page
+    page = pe.show_study(images[few], labels[few].assign(position=[5, 5, 8]), "a")._repr_html_()
+    assert "3 slices, from the feet to the head · 1 slice is at the position of another one" in page
     page = pe.show_study(images, labels.assign(position=labels.position.clip(lower=1)), "a")._repr_html_()
     assert "15 slices, from the feet to the head · 1 slice is at the position of another one" in page
 

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+import tpukit
+from tpukit import pe
 from tpukit.packs import decode
 
 FOUND = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "robustness.py"))
@@ -59,3 +62,11 @@ def test_at_home_the_files_are_prepared_as_they_are_and_elsewhere_they_are_not(i
     assert all(pixels.shape == (1, 64, 64, 3) for pixels in made.values())
     assert (made["home"][0] == decode(file.read_bytes(), 64)).all()
     assert all((pixels != made["home"]).any() for change, pixels in made.items() if change != "home")
+
+
+def test_a_network_is_asked_about_images_as_they_are_prepared(image, tmp_path):
+    image.save(tmp_path / "slice.jpg")
+    torch.save(pe.resnet34().state_dict(), tmp_path / "best.pt")
+    pixels = FOUND["prepared"]([tmp_path / "slice.jpg"] * 3, "home")
+    run = tpukit.launch(FOUND["ask"], tmp_path / "best.pt", pixels, cores=1, backend="cpu", progress="off")
+    assert run.results[0].shape == (3, 10)

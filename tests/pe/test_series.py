@@ -73,6 +73,7 @@ def unnamed():
 ODD = {  # the series, its order, what is said
     "one slice": (headers([3]), [0], "1 series of a single slice"),
     "a gap": (headers([0, 2, 4, 10, 12]), [0, 1, 2, 3, 4], "2 slices are missing between others"),
+    "a gap among three": (headers([0, 2, 6]), [0, 1, 2], "1 slices are missing between others"),
     "two at one place": (headers([0, 2, 2, 4]), [0, 1, 2, 3], "1 slices at the place of another"),
     "all at one place": (headers([2, 2]), [0, 1], "1 slices at the place of another"),
     "two sizes": (two_sizes(), [0, 1, 2], "1 series whose slices differ in size"),

@@ -1,16 +1,22 @@
 """A model cut over the chips of a host, `launch(..., shard="fsdp")`: it trains, resumes and fails as on one chip."""
 
+import dataclasses
 import functools
+import importlib.util
+import os
 import shutil
+import signal
+import time
 
 import pytest
 import torch
-from sharded_workers import GPT, TRIED, by_fit, loss, on_each_chip, seeded, text, tried
+from sharded_workers import GPT, TRIED, by_fit, loss, odd_net, on_each_chip, pictures, seeded, steps, text, tried
 from standin.test_kit import on
 from torch import nn
 
 import tpukit
 from tpukit.essentials.machine import OwnMemory, own_memory
+from tpukit.measure.recompiles import RecompileMonitor
 from tpukit.standin import shapes
 
 CHIPS = pytest.mark.parametrize("chips", [4, pytest.param(8, marks=pytest.mark.every_machine)])
@@ -64,7 +70,9 @@ def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model
     assert differ(alone["train"], whole["train"]) < 1e-5
     assert differ(alone["valid"], whole["valid"]) < 1e-5
     assert whole["outputs"][0] == 43  # which no number of chips divides, and each is there once
-    assert "compiled again" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"one process on {chips} x TPU v5e chip; weights are cut over them" in said
+    assert "compiled again" not in said
     assert "no chip's memory is counted" in whole["report"]
     (weights, size), (state, size_of_state) = whole["held"]
     small = sum(one.nbytes for one in GPT().parameters() if one.numel() < 1024)
@@ -87,6 +95,20 @@ def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model
     inputs, targets = text(43).tensors
     with torch.no_grad():
         assert loss(plain.eval()(inputs), targets).item() == pytest.approx(min(whole["valid"]), rel=1e-4)
+
+
+@pytest.mark.every_machine
+def test_what_fit_can_do_beside_goes_on_to_the_bit_and_stays_cut(tmp_path):
+    """Dropout, averaged weights, which are restored and so loaded twice, bf16, gradients of two batches, clipped."""
+    whole = cut(8, by_fit, 2, None, "gpt with everything").results[0]
+    cut(8, by_fit, 1, tmp_path, "gpt with everything")
+    resumed = cut(8, by_fit, 2, tmp_path, "gpt with everything").results[0]
+    assert resumed["train"] == whole["train"]
+    assert all(torch.equal(resumed["weights"][name], one) for name, one in whole["weights"].items())
+    weights, _, average = whole["held"]
+    assert weights == average
+    assert resumed["held"] == whole["held"]
+    assert differ(one_chip(by_fit, 2, None, "gpt with everything")["train"], whole["train"]) < 2e-2
 
 
 @pytest.mark.every_machine
@@ -122,6 +144,22 @@ def large(core, width=1024, layers=16):
     }
 
 
+def compiled_again(core):
+    """Train with a number in the graph that changes in the fourth step; return what is said by step."""
+    model = core.model(seeded(odd_net))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)  # no state: one graph
+    monitor, lines = RecompileMonitor(core.backend, settled=1), {}
+    for step, (images, labels) in zip(range(1, 7), core.batches(pictures(96), batch_size=16), strict=True):
+        monitor.start_step((images, labels))
+        with core.step():
+            found = loss(model(images), labels) * max(0, 1 - step // 4)
+            found.backward()
+            core.optimizer_step(optimizer)
+        if line := monitor.end_step(step):
+            lines[step] = line
+    return lines
+
+
 def ones(core):
     tensor = torch.arange(3.0, device=core.device)
     return {
@@ -131,6 +169,7 @@ def ones(core):
         "of a number": core.mean(2),
         "of integers": core.all_reduce(torch.arange(2, device=core.device), "mean").dtype,
         "model": large(core),
+        "compiled again": compiled_again(core),
     }
 
 
@@ -142,6 +181,7 @@ def test_one_core_is_all_chips_and_a_model_is_on_the_host_once(capsys):
     assert found["as one"] == (0, 1, 4)
     assert found["reduced"].tolist() == found["gathered"].tolist() == [0, 1, 2]
     assert (found["of a number"], found["of integers"]) == (2, torch.float32)
+    assert [*found["compiled again"]] == [4]
     model = found["model"]
     assert model["held"] == [model["size"] // 4]
     assert model["sent"] <= model["size"] + 2**16
@@ -167,14 +207,95 @@ def odd(core):
 def test_what_cannot_be_cut_is_refused_or_said(capsys):
     run = on(shapes.rehearsal(4), odd, shard="fsdp")
     assert run.results == [8]
+    said = capsys.readouterr().out
+    assert "stay whole on every chip\n  found: weight (61, 1601)\n" in said
+    assert "  fix:   sizes that 4 chips divide: 1604 in place of 1601" in said
+
+
+def test_over_one_chip_it_is_an_ordinary_launch(capsys):
+    run = on(shapes.rehearsal(1), lambda core: (core.world_size, core.chips), shard="fsdp")
+    assert run.results == [(1, 1)]
+    assert "one chip: there is nothing to cut" in capsys.readouterr().out
+
+
+def test_without_a_chip_chips_are_played():
+    laptop = dataclasses.replace(tpukit.host(), chips=0, cpus=2)
+    run = tpukit.launch(lambda core: core.chips, backend="xla", shard="fsdp", host=laptop, progress="off")
+    assert run.results == [2]
+
+
+def differentiated(core):
+    """Return the gradient by torch.func, which gives layers something else than tensors."""
+    layer = core.model(seeded(nn.Linear, in_features=64, out_features=64))
+    (x,) = core.to_device([torch.ones(8, 64)])
+    weights = dict(layer.named_parameters())
+    found = torch.func.grad(lambda weights: torch.func.functional_call(layer, weights, (x,)).square().mean())(weights)
+    return core.to_host(found["weight"])
+
+
+@pytest.mark.every_machine
+def test_torch_func_sees_no_marks():
+    assert torch.allclose(cut(2, differentiated).results[0], one_chip(differentiated), atol=1e-6)
+
+
+def scans(core):
+    from torch_xla.experimental.scan_layers import scan_layers
+
+    layers = core.model(nn.ModuleList(nn.Linear(64, 64) for _ in range(2)))
+    scan_layers(layers, *core.to_device([torch.ones(8, 64)])).sum().backward()
+
+
+@pytest.mark.every_machine
+@pytest.mark.skipif(importlib.util.find_spec("jax") is not None, reason="jax is here")
+def test_scan_layers_asks_for_jax():
+    with pytest.raises(tpukit.WorkerFailed, match="jax"):
+        cut(2, scans)
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
 
 
 def raises(core):
-    core.model(seeded(GPT))
     raise KeyError("a column")
 
 
-def test_a_failure_is_told_and_the_chips_are_free_at_once():
-    with pytest.raises(tpukit.WorkerFailed, match="KeyError: 'a column'"):
-        cut(2, raises)
+def is_killed(core):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hangs(core):
+    time.sleep(900)
+
+
+FAILURES = {
+    "an exception": (raises, "raised KeyError: 'a column'"),
+    "killed": (is_killed, "was killed by SIGKILL"),
+    "hangs": (hangs, "has not moved"),
+}
+
+
+def fails(core, work):
+    model = core.model(seeded(GPT))
+    steps(core, model, text())
+    work(core)
+
+
+@pytest.mark.parametrize(
+    "fault", ["killed", *(pytest.param(one, marks=pytest.mark.every_machine) for one in ("an exception", "hangs"))]
+)
+def test_a_failure_is_told_and_the_chips_are_free_at_once(fault):
+    work, words = FAILURES[fault]
+    with pytest.raises(tpukit.WorkerFailed, match=f"core 0 of 1 {words}"):
+        cut(2, fails, work, stall=3.0, heartbeat=0.3)
+    assert cut(2, lambda core: core.chips).results == [2]
+
+
+@pytest.mark.every_machine
+def test_an_interrupt_ends_the_run_and_the_next_launch_works():
+    def work(core):
+        fails(core, lambda core: os.kill(os.getppid(), signal.SIGINT))
+        time.sleep(900)
+
+    with pytest.raises(tpukit.Interrupted):
+        cut(2, work)
     assert cut(2, lambda core: core.chips).results == [2]

@@ -49,10 +49,13 @@ def find_irregular(table):
         yield f"{len(np.unique(exam[other]))} exams have several series", evidence, "keep the rows of one of them"
     steps, within = np.diff(position), exam[1:] == exam[:-1]
     ends = zip(starts[:-1], starts[1:], strict=True)
-    usual = np.array([np.median(steps[start : end - 1]) if end - start > 1 else 0.0 for start, end in ends])[exam[1:]]
+    # The lower median: where two steps are left, one of them beside a lost slice, the other one is the usual one.
+    inside = (steps[start : end - 1] for start, end in ends)
+    apart = (of[of > _SAME] for of in inside)
+    usual = np.array([np.quantile(of, 0.5, method="lower") if len(of) else 0.0 for of in apart])[exam[1:]]
     for wrong, what, fix in (
         (steps < _SAME, "have slices at equal positions", "leave out the rows of one of them"),
-        (steps > _WIDE * usual, "lack a slice", "copy its file again, and give it a row"),
+        (steps > np.maximum(_WIDE * usual, _SAME), "lack a slice", "copy its file again, and give it a row"),
     ):
         if (wrong & within).any():
             row = int((wrong & within).argmax())

@@ -124,7 +124,7 @@ def show_study(
         jump = int(said.chance.argmax())
         curves = [Curve("probability of an embolus, as the network gave it", said.chance.tolist())]
     if "consistent" in said:
-        curves.append(Curve("without contradictions", said.consistent.tolist(), look.MUTED, dashed=True))
+        curves.append(Curve("without contradictions", said.consistent.tolist(), "currentColor", dashed=True))
     if "attention" in said:
         heights = (said.attention / (said.attention.max() or 1)).tolist()
         curves.insert(0, Curve("attention, to its own maximum", heights, look.COLORS[2], filled=True))
@@ -196,8 +196,10 @@ def _irregularities(position) -> list[str]:
     steps = np.diff(position)
     twice = int((steps == 0).sum())
     notes = [f"{twice} {'slices are' if twice > 1 else 'slice is'} at the position of another one"] if twice else []
-    wide = steps[steps > 1.5 * np.median(steps)] if len(steps) else steps
-    gone = int((np.round(wide / np.median(steps)) - 1).sum()) if len(wide) else 0
+    apart = steps[steps > 0]
+    usual = np.quantile(apart, 0.5, method="lower") if len(apart) else 1.0  # as in exam_check
+    wide = steps[steps > 1.5 * usual]
+    gone = int((np.round(wide / usual) - 1).sum()) if len(wide) else 0
     return notes + ([f"{gone} {'slices are' if gone > 1 else 'slice is'} missing between others"] if gone else [])
 
 

@@ -183,7 +183,8 @@ class Study:
         bar = f'<div style="display:flex;height:6px">{bar}</div>'
         if not self.curves:
             return f'<div data-part="track" style="margin:8px 7px 0">{bar}</div>'
-        lines = "".join(_line(curve, edges) for curve in self.curves)
+        below_first = sorted(self.curves, key=lambda curve: not (curve.filled or curve.dashed))
+        lines = "".join(_line(curve, edges) for curve in below_first)
         half = (
             f"<path d='M0 .5H{edges[-1]:g}' stroke='currentColor' stroke-opacity='.4' stroke-dasharray='2 3' {_THIN}/>"
         )
@@ -223,7 +224,7 @@ def _line(curve: Curve, edges: Sequence[float]) -> str:
         if value == value:
             path.append(f"{'L' if open_ else 'M'}{(start + end) / 2:g} {1 - value:.3f}{'' if open_ else 'h0'}")
         open_ = value == value
-    stroke = "stroke-width='1' stroke-dasharray='4 3'" if curve.dashed else "stroke-width='2' stroke-linecap='round'"
+    stroke = "stroke-width='1.5' stroke-dasharray='4 3'" if curve.dashed else "stroke-width='2' stroke-linecap='round'"
     return f"<path d='{''.join(path)}' stroke='{curve.color}' {stroke} {_THIN}/>"
 
 

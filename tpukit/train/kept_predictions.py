@@ -1,7 +1,10 @@
 """What a model says of every sample, kept in files as it is computed, and found again by the next session."""
 
+import contextlib
 import hashlib
 import json
+import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +26,7 @@ def predict_to(
     prepare: Callable | None = None,
     bf16: bool = False,
     piece: int = 65_536,
+    mirror=None,
 ) -> None:
     """Write a model's outputs for every sample into a folder, piece by piece, together; what is there is not computed.
 
@@ -35,6 +39,8 @@ def predict_to(
         dataset: map-style, as for `core.batches`, in order.
         batch_size: samples a core and step.
         piece: samples that are computed again at most.
+        mirror: a second folder that outlives the machine, see `keep_folder`: it gets each piece when it is computed,
+            and what it has is not computed. Trouble with it is said and ends nothing.
 
     Raises:
         ValueError: an output is larger than float16 can say.
@@ -48,6 +54,7 @@ def predict_to(
     there = torch.zeros(len(starts), dtype=torch.float32)
     if core.is_main:
         _begin(folder, plan)
+        mirror = mirror and _take(Path(mirror), folder, plan, say=core.print)
         there += torch.tensor([(folder / _name(start)).is_file() for start in starts])
     # Core 0 alone looks: where others saw what it writes meanwhile, they would not compute the same pieces.
     there = core.to_host(core.all_reduce(*core.to_device([there]), "max")).tolist()
@@ -60,6 +67,7 @@ def predict_to(
             outputs = predict(core, model, batches, prepare=prepare, bf16=bf16)
             if core.is_main:
                 _write(folder / _name(start), outputs)
+                mirror = mirror and _bring(folder, mirror, say=core.print)
     core.barrier()  # all is there when any core goes on
 
 
@@ -94,13 +102,39 @@ def _begin(folder: Path, plan: dict) -> None:
     """Make the folder one of this plan; the pieces of another one are removed."""
     folder.mkdir(parents=True, exist_ok=True)
     kept = folder / PLAN
-    if kept.is_file() and json.loads(kept.read_text()) == plan:
-        return
+    with contextlib.suppress(FileNotFoundError, ValueError):  # there is none, or it was cut off
+        if json.loads(kept.read_text()) == plan:
+            return
     kept.unlink(missing_ok=True)
     for piece in folder.glob("[0-9]*.npz"):
         piece.unlink()
     with write_whole(kept) as file:
         file.write(json.dumps(plan).encode())
+
+
+def _take(mirror: Path, folder: Path, plan: dict, say: Callable[[str], object]) -> Path | None:
+    """Bring pieces of this plan from the mirror, and to it those it lacks; return it, or None where it fails."""
+    try:
+        _begin(mirror, plan)
+    except OSError as error:
+        say(f"the mirror {mirror} cannot be used, and the run goes on without: {error}")
+        return None
+    return _bring(mirror, folder, say) and _bring(folder, mirror, say)
+
+
+def _bring(source: Path, to: Path, say: Callable[[str], object]) -> Path | None:
+    """Copy the pieces that are missing or cut off; return where to, or None where that failed, and was said."""
+    try:
+        for piece in sorted(source.glob("[0-9]*.npz")):
+            there = to / piece.name
+            if (there.is_file() and zipfile.is_zipfile(there)) or not zipfile.is_zipfile(piece):
+                continue
+            with open(piece, "rb") as read, write_whole(there) as written:
+                shutil.copyfileobj(read, written)
+    except OSError as error:
+        say(f"what the model says was not copied to {to}, and the run goes on without: {error}")
+        return None
+    return to
 
 
 def _write(file: Path, outputs) -> None:

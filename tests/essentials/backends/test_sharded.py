@@ -8,7 +8,7 @@ import pytest
 from machines import COLAB, KAGGLE
 
 import tpukit
-from tpukit.essentials.backends import runtimes
+from tpukit.essentials.backends import Hosts, runtimes
 from tpukit.essentials.run.topology import RuntimeInUse, choose_sharded, refuse_if_in_use, refuse_one_process_variables
 
 LAPTOP = dataclasses.replace(KAGGLE, platform="Linux", chips=0, generation="", cpus=4)
@@ -46,6 +46,7 @@ def test_one_chip_is_an_ordinary_launch():
         ({"shard": "zero"}, "got 'zero'", 'shard="fsdp"'),
         ({"cores": 4}, "all chips of one host are one rank", "leave out cores"),
         ({"device": 0}, "all chips of one host are one rank", "leave out device"),
+        ({"hosts": Hosts(0, 2, ("10.0.0.1", 29500))}, "all chips of one host are one rank", "leave out hosts"),
         ({"cores": 1, "device": 0}, "nothing chooses among them", "leave out cores, device"),
         ({"backend": "xla:cpu"}, "the xla:cpu backend cannot cut a model", r"pip install 'tpukit\[standin\]'"),
     ],

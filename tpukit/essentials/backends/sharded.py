@@ -42,13 +42,17 @@ class ShardedTpu(Tpu):
     # ---- how tensors lie
 
     def place(self, tensors: list) -> list:
-        """Cut large tensors over the chips, before they are sent or where they are; return those that stay whole."""
+        """Say of every tensor how it lies on the chips, before it is sent; return the large ones that stay whole.
+
+        Also of a small one that it is whole: it comes back from the first step so, which otherwise changed the graph.
+        """
         whole = []
-        for tensor in (one for one in tensors if one.device.type == "xla" and one.numel() >= _FEWEST):
-            axis = self._longest(tensor.shape)
-            if axis is None:
+        for tensor in (one for one in tensors if one.device.type == "xla"):
+            is_large = tensor.numel() >= _FEWEST
+            axis = self._longest(tensor.shape) if is_large else None
+            if is_large and axis is None:
                 whole.append(tensor)
-            elif not _is_cut(tensor):
+            if not _is_cut(tensor):
                 self._cut(tensor, axis)
         return whole
 
@@ -78,7 +82,7 @@ class ShardedTpu(Tpu):
         axes = [axis for axis, size in enumerate(shape) if size % self.chips == 0]
         return max(axes, key=lambda axis: shape[axis], default=None)
 
-    def _cut(self, tensor, axis: int):
+    def _cut(self, tensor, axis: int | None):
         import torch_xla
 
         # torch_xla.distributed.spmd.mark_sharding returns another tensor around this one.
@@ -92,7 +96,7 @@ class ShardedTpu(Tpu):
 
         def keep(tensor):
             is_batch = tensor.device.type == "xla" and tensor.ndim and tensor.shape[0] in self._samples
-            return _kept_cut()(tensor, self._cut) if is_batch else tensor
+            return _kept_cut()(tensor, self._cut) if is_batch and not _is_traced(tensor) else tensor
 
         return keep(outputs) if isinstance(outputs, torch.Tensor) else tree.tree_map_only(torch.Tensor, keep, outputs)
 
@@ -167,6 +171,14 @@ def _is_cut(tensor) -> bool:
     from torch_xla.distributed.spmd import ShardingType
 
     return torch_xla._XLAC._get_xla_sharding_type(tensor) == ShardingType.TILED
+
+
+def _is_traced(tensor) -> bool:
+    """Say whether a tensor only stands for one, in a trace of torch's own or in `torch.func`: it cannot be marked."""
+    import torch
+
+    is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    return is_wrapped or torch._C._dispatch_keys(tensor).has(torch._C.DispatchKey.Python)
 
 
 @functools.cache
