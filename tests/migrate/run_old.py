@@ -87,7 +87,7 @@ def in_a_place_like_kaggle(folder):
 def main():
     """Run the cells one after the other, as "Run all" would."""
     path, name = Path(sys.argv[1]).resolve(), sys.argv[2]
-    in_a_place_like_kaggle(path.parent / f"{name}-files")
+    in_a_place_like_kaggle(path.parent / f"{path.stem}-files")
     fixture = {}
     exec((HERE / "fixtures" / f"{name}.py").read_text(), fixture)
     sys.argv = [str(path), *fixture.get("ARGUMENTS", ())]
