@@ -69,8 +69,8 @@ MUTANTS = [
         "labels of the image before",
         "Each image comes with another's label, so a network learns nothing.",
         BATCHES,
-        "yield self._channels_first(batch)",
-        "batch = self._channels_first(batch); yield (batch[0], batch[1].roll(1, 0), *batch[2:])",
+        "yield batch\n        prepared.close()",
+        "yield (batch[0], batch[1].roll(1, 0), *batch[2:])\n        prepared.close()",
     ),
     Mutant(
         "shuffle without the epoch",

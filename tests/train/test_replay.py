@@ -95,6 +95,29 @@ class Photos(Pairs):
         return (self.images[index] * 40 + 128).clamp(0, 255).to(torch.uint8), self.targets[index]
 
 
+class Packed(Photos):
+    """The same as a source of whole batches, as records and caches are: the channels come last."""
+
+    shape = (8, 8, 3)
+
+    @property
+    def labels(self):
+        return self.targets.numpy()
+
+    def take(self, indices, out=None):
+        images = torch.stack([self[int(index)][0] for index in indices]).permute(0, 2, 3, 1).numpy()
+        if out is None:
+            return images.copy()
+        out[:] = images
+        return out
+
+
+def packed(core):
+    one = augmented(core)
+    one.data = Packed()
+    return one
+
+
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
@@ -138,6 +161,7 @@ def right():
         ),
         "a plain average, of a count": lambda core: averaged(core, {}),
         "random images, dropout": augmented,
+        "random images of a pack": packed,
         "buckets, a program for each length": in_buckets,
         "a rate that falls after an epoch": lambda core: scheduled(
             core, lambda optimizer, _: torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5), lr=0.1, **sgd
@@ -226,6 +250,34 @@ def keeping(core):
     return one
 
 
+class KeepsItself(nn.MSELoss):
+    def forward(self, outputs, targets):
+        self.last = super().forward(outputs, targets)
+        return self.last
+
+
+def keeping_the_loss(core):
+    one = Trained(core)
+    one.loss = KeepsItself()
+    return looking_at(one, lambda: one.loss.last)
+
+
+def weights_twice(core):
+    """Weights of which a second tensor holds the memory, as `param.data` in a list of one's own."""
+    one = Trained(core)
+    second = one.model[-1].bias.detach()
+    return looking_at(one, lambda: second)
+
+
+def looking_at(one, look):
+    """Have what somebody sees between epochs be a part of what is compared."""
+    seen = []
+    one.options = {"on_epoch": lambda history: seen.append(look().detach().cpu())}
+    run = one.run
+    one.run = lambda *how: (found := run(*how)) | {"state": [found["state"], seen]}
+    return one
+
+
 def reading(core):
     one = Trained(core)
     one.loss = lambda outputs, targets: (
@@ -262,6 +314,8 @@ def guarded():
         ),
         "a hook": (hooked, step + "BatchNorm2d has a hook"),
         "a tensor that is kept": (keeping, step + "a tensor that it computes is kept"),
+        "a loss that keeps itself": (keeping_the_loss, step + "a tensor of it is held a second time"),
+        "weights that are held twice": (weights_twice, step + "a tensor of it is held a second time"),
         "a tensor that is looked at": (reading, step + "it reads from the device, or runs a part of its work"),
         "a parameter that is frozen": (
             frozen,

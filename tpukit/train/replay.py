@@ -170,7 +170,9 @@ class Replay:
         puts = list(outputs.values())
         is_whole = self._programs.all_waiting() == len(puts) and {len(held) - 2, len(held) - 1} <= {*puts}
         self._note("a tensor that it computes is kept" * (not is_whole and not waiting))
-        if waiting or is_read or not is_whole or (self._reason and self._core.world_size == 1):
+        is_twice = self._programs.held_twice(held)
+        self._note("a tensor of it is held a second time" * is_twice)
+        if waiting or is_read or is_twice or not is_whole or (self._reason and self._core.world_size == 1):
             return
         computed = {id(held[place]) for place in puts}
         replaced = {one for one, tensor in zip(ids, tensors, strict=False) if id(tensor) in computed}

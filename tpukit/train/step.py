@@ -38,12 +38,16 @@ def forward(core: Core, model, inputs, *, bf16: bool):
 
 @dataclass
 class TrainStep:
-    """One optimiser step over one or several batches, recorded as a single graph; the arguments are those of `fit`."""
+    """One optimiser step over one or several batches, recorded as a single graph; the arguments are those of `fit`.
+
+    `arrange` makes of a batch, as it was sent, what a loop would get: within the step, or it could not be replayed.
+    """
 
     core: Core
     model: object
     optimizer: object
     loss: Callable
+    arrange: Callable[[object], object]
     schedule: object = None
     prepare: Callable | None = None
     augment: Callable | None = None
@@ -124,7 +128,7 @@ class TrainStep:
     def _backward(self, batches: tuple):
         """Compute the gradients of all batches; return the mean of their losses, () float32."""
         total = None
-        for batch in batches:
+        for batch in map(self.arrange, batches):
             mask = batch[-1:] if self.masked else ()
             if self.augment:
                 parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)

@@ -212,6 +212,7 @@ def fit(
             model,
             optimizer,
             loss,
+            train.arrange,
             by_step,
             prepare,
             augment if augment_from == 1 else None,
@@ -392,7 +393,7 @@ class Trainer:
             self.step.begin_augmenting(self.augment)
         self._start_interval()
         done, total = at.in_epoch * self.accumulate, at.steps_per_epoch * self.accumulate
-        batches = iter(self.core.progress(self.train, "train", total=total, start=done))
+        batches = iter(self.core.progress(self.train.as_sent(), "train", total=total, start=done))
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             self.core.seed(at.step)  # before the batch is made, since a dataset may draw random numbers, too
             group = [(batch, self.train.current) for batch in itertools.islice(batches, self.accumulate)]
@@ -400,7 +401,8 @@ class Trainer:
                 at.in_epoch = at.steps_per_epoch
                 break
             inputs, samples = zip(*group, strict=True)
-            self.history.of = kind_of_samples(inputs[0])
+            if at.step + 1 == self._first_step:
+                self.history.of = kind_of_samples(self.train.arrange(inputs[0]))
             if self.same_seed:
                 self.core.same_seed(at.step)  # after the batch, whose augmentation stays this core's own
             lr = self.step.lr  # before the step, since a schedule sets the next one's at its end

@@ -59,6 +59,14 @@ class Programs:
         """Say of each tensor whether it is recorded and not computed yet."""
         return self._api._check_tensor_need_materialization(tensors)
 
+    def held_twice(self, tensors: list) -> bool:
+        """Say whether another tensor has the memory of one of these, as `detach` makes: `run` gives it to one alone."""
+        import torch
+
+        storages = [one.untyped_storage() for one in tensors]
+        # Two hold each: the tensor, and the list above. The other tensor has the same id, so nothing else shows it.
+        return any(torch._C._storage_Use_Count(one._cdata) > 2 for one in storages)
+
     def all_waiting(self) -> int:
         """Return how many tensors that anybody holds are recorded and not computed yet."""
         return sum(self._api._check_device_tensor_need_materialization(self._device))

@@ -115,6 +115,15 @@ class Batches:
         return self.sampler.samples_per_step
 
     def __iter__(self) -> Iterator[object]:
+        for batch in self.epoch_as_sent():
+            yield self.arrange(batch)
+
+    def as_sent(self) -> "_AsSent":
+        """Return these batches as they come to the device, for a loop that calls `arrange` within its step."""
+        return _AsSent(self)
+
+    def epoch_as_sent(self) -> Iterator[object]:
+        """Yield the batches of an epoch before `arrange`."""
         if not self._resumed:  # the last loop may have ended early
             self.end_epoch()
         self._resumed = False
@@ -127,7 +136,7 @@ class Batches:
             self.waited += time.perf_counter() - began
             self.current = mine
             self._done += self.samples_per_step  # before the loop's body: a state saved there includes this batch
-            yield self._channels_first(batch)
+            yield batch
         prepared.close()
         self.epoch, self._done = self.epoch + 1, 0
 
@@ -263,12 +272,22 @@ class Batches:
         leaves = [next(sent) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         return tree.tree_unflatten(leaves, structure)
 
-    def _channels_first(self, batch: object) -> object:
-        """Return a source's images as (B, 3, H, W): a view, made on the device, where it costs nothing."""
+    def arrange(self, batch: object) -> object:
+        """Return a batch as a loop gets it, a source's images as (B, 3, H, W): a view, which costs nothing."""
         if self._source is None:
             return batch
         images, labels, *others = batch
         return *split_masks(images.permute(0, 3, 1, 2), labels), *others
+
+
+class _AsSent:
+    """What `Batches.as_sent` returns."""
+
+    def __init__(self, batches: Batches):
+        self._batches, self.samples_per_step = batches, batches.samples_per_step
+
+    def __iter__(self) -> Iterator[object]:
+        return self._batches.epoch_as_sent()
 
 
 def _with_mask(batch: object, real) -> object:
