@@ -26,6 +26,9 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Without bytecode each of the hundreds of Pythons that are started here compiles all that it imports.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # XLA:CPU compiles in a third of the time then, also in kernels and programs; these graphs run a few times only.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # A thread of torch's that waits for another spins, and with more threads than processors that is most of the work:
