@@ -10,8 +10,19 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# Their tests take minutes, so they come first: what is left at the end is short, and no stream waits for another.
-LONGEST = ("test_faults.py", "test_notebooks.py", "test_browser.py", "test_trainer.py")
+# Minutes each, so they come first: what is left at the end is short, and no stream waits for another. Of these the one
+# with a test that is `alone` begins beside faults, which are short, too: all wait until each stream has ended a test.
+LONGEST = (
+    "test_faults.py",
+    "test_browser.py",
+    "test_notebooks.py",
+    "test_dicom_packing.py",
+    "test_pages.py",
+    "test_kit.py",
+    "test_trainer.py",
+)
+# The other tests that are `alone`, when hardly anything is left that would wait for them.
+LAST = ("test_device_report.py", "test_orphans.py", "test_busy_time.py")
 # Files of which one stream need not run all: the part of a test's name that says what it shares with others.
 APART = {
     "test_browser.py": r"\[(lab|notebook)",
@@ -72,7 +83,8 @@ def pytest_collection_modifyitems(config, items):
     left_out = {item for mark in ("every_machine", "only_soak") if mark not in asked for item in marked(items, mark)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    order = {name: place for place, name in enumerate((*LONGEST, None, *LAST))}
+    items.sort(key=lambda item: order.get(item.path.name, order[None]))
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):
