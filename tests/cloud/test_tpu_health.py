@@ -351,7 +351,7 @@ def test_a_process_that_holds_a_chip_is_named_by_health_too(v5e):
     finally:
         holder.kill()
         holder.stdout.close()
-        holder.wait(10)
+        holder.wait(600)
     assert look(SimpleNamespace(pci=v5e.pci, dev=v5e.dev, proc=Path("/proc"))).ok
 
 
