@@ -23,6 +23,8 @@ LONGEST = (
 )
 # The other tests that are `alone`, when hardly anything is left that would wait for them.
 LAST = ("test_device_report.py", "test_orphans.py", "test_busy_time.py")
+# Rooms whose files take seconds each, so that streams end together.
+SHORT = {"pe", "scores"}
 # Files of which one stream need not run all: the part of a test's name that says what it shares with others.
 APART = {
     "test_browser.py": r"\[(lab|notebook)",
@@ -83,8 +85,8 @@ def pytest_collection_modifyitems(config, items):
     left_out = {item for mark in ("every_machine", "only_soak") if mark not in asked for item in marked(items, mark)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
-    order = {name: place for place, name in enumerate((*LONGEST, None, *LAST))}
-    items.sort(key=lambda item: order.get(item.path.name, order[None]))
+    order = {name: place for place, name in enumerate((*LONGEST, "other", "short", *LAST))}
+    items.sort(key=lambda item: order.get(item.path.name, order["short" if SHORT & {*item.path.parts} else "other"]))
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):
