@@ -10,8 +10,21 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-# Their tests take minutes, so they come first: what is left at the end is short, and no stream waits for another.
-LONGEST = ("test_faults.py", "test_notebooks.py", "test_browser.py", "test_trainer.py")
+# Minutes each, so they come first: what is left at the end is short, and no stream waits for another. Of these the one
+# with a test that is `alone` begins beside faults, which are short, too: all wait until each stream has ended a test.
+LONGEST = (
+    "test_faults.py",
+    "test_browser.py",
+    "test_notebooks.py",
+    "test_dicom_packing.py",
+    "test_pages.py",
+    "test_kit.py",
+    "test_trainer.py",
+)
+# The other tests that are `alone`, when hardly anything is left that would wait for them.
+LAST = ("test_device_report.py", "test_orphans.py", "test_busy_time.py")
+# Rooms whose files take seconds each, so that streams end together.
+SHORT = {"pe", "scores"}
 # Files of which one stream need not run all: the part of a test's name that says what it shares with others.
 APART = {
     "test_browser.py": r"\[(lab|notebook)",
@@ -26,6 +39,9 @@ def pytest_configure(config):
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    # Without bytecode each of the hundreds of Pythons that are started here compiles all that it imports.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # XLA:CPU compiles in a third of the time then, also in kernels and programs; these graphs run a few times only.
     os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
     # A thread of torch's that waits for another spins, and with more threads than processors that is most of the work:
@@ -69,7 +85,8 @@ def pytest_collection_modifyitems(config, items):
     left_out = {item for mark in ("every_machine", "only_soak") if mark not in asked for item in marked(items, mark)}
     config.hook.pytest_deselected(items=list(left_out))
     items[:] = [item for item in items if item not in left_out]
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    order = {name: place for place, name in enumerate((*LONGEST, "other", "short", *LAST))}
+    items.sort(key=lambda item: order.get(item.path.name, order["short" if SHORT & {*item.path.parts} else "other"]))
     if importlib.util.find_spec("torch_xla") is None:
         for item in items:
             if item.get_closest_marker("xla"):

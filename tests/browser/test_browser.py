@@ -40,6 +40,8 @@ FLAGS = [
     "--disable-sync",
 ]
 
+TRIES = 30  # of a click or a key that a page may lose, ten seconds each
+
 KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 IMAGE = "img[src^='data:image/svg']"  # a chart of a run that is over
 SETUP = "import time, torch, tpukit"
@@ -103,7 +105,7 @@ def server(request, tmp_path_factory):
             browser.close()
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=600)
 
 
 class Server:
@@ -161,7 +163,7 @@ def wait_for(address):
 def run_cell(page, number):
     """Run a cell and return its output; a page that is busy may lose a key, so look whether the cell took it."""
     cell = page.locator(".jp-Cell").nth(number)
-    for _ in range(6):
+    for _ in range(TRIES):
         cell.click()
         page.keyboard.press("Control+Enter")
         with contextlib.suppress(playwright.TimeoutError):
@@ -172,7 +174,7 @@ def run_cell(page, number):
 
 def run_all(page):
     """Run all cells, once the page listens."""
-    for _ in range(6):
+    for _ in range(TRIES):
         choose(page, "Run", "Run All Cells")
         with contextlib.suppress(playwright.TimeoutError):
             page.locator(".jp-InputPrompt", has_text=re.compile(r"\[(\*|\d+)\]")).first.wait_for(timeout=15_000)
@@ -182,7 +184,7 @@ def run_all(page):
 
 def begin_again(page, cell):
     """Run a cell whose last run was interrupted: the page may lose a key, the kernel, still clearing up, a request."""
-    for _ in range(6):
+    for _ in range(TRIES):
         cell.locator(".jp-InputArea-editor").click()
         page.keyboard.press("Control+Enter")
         with contextlib.suppress(playwright.TimeoutError):

@@ -281,7 +281,7 @@ def jupyter(folder):
         yield address
     finally:
         server.terminate()
-        server.wait(30)
+        server.wait(600)
 
 
 @pytest.mark.parametrize(("parts", "status"), [("launch", 0), ("no such part", 1)])

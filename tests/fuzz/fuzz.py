@@ -49,7 +49,7 @@ import meaning
 import numpy as np
 from PIL import Image, ImageOps
 
-SECONDS, MEMORY = 30, 2 << 30  # for each file; bytes of address space beyond what the process has at its start
+SECONDS, MEMORY = 120, 2 << 30  # for each file; bytes of address space beyond what the process has at its start
 VERDICTS = ("error", "right", "untold", "wrong", "hung")
 SIDE = 24  # of images in packs and caches
 

@@ -84,6 +84,7 @@ SMALL = {
     "08_lightning_on_tpu": {"epochs": 1},
     "09_why_is_it_slow": {
         "steps": 8,
+        "batch_size": 32,
         "shape_steps": 8,
         "short_run": 8,
         "long_run": 12,

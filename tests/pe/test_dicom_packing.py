@@ -384,7 +384,7 @@ def many(tmp_path_factory):
     for number in range(320):
         place = Place("st", f"se{number % 4}", f"i{number}", number, z=7.0 * number % 97, pixel=0.5)
         write_dicom(made / "source" / f"{number:03}.dcm", rng.normal(0, 500, (16, 16)), place)
-    assert start(made / "source", made / "at once", "embolism").wait(120) == 0
+    assert start(made / "source", made / "at once", "embolism").wait(600) == 0
     return made
 
 
@@ -400,14 +400,14 @@ def test_ended_at_some_moments_nothing_is_done_twice_and_every_byte_is_the_same(
         if process.poll() is None:
             ended += 1
             (os.killpg if ending == signal.SIGKILL else os.kill)(process.pid, ending)
-        process.wait(60)
+        process.wait(600)
         if (to / "manifest.json").exists():
             break
         assert before.items() <= {path: path.stat().st_mtime_ns for path in written(to)}.items()
     assert ended >= len(moments) - 2
     assert ended
     shards = {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}
-    assert start(many / "source", to, "embolism").wait(120) == 0
+    assert start(many / "source", to, "embolism").wait(600) == 0
     assert shards.items() <= {path: path.stat().st_mtime_ns for path in to.glob("*.array_record")}.items()
     assert contents(to) == contents(many / "at once")
     assert not (to / "unfinished").exists()

@@ -72,7 +72,7 @@ def test_no_way_of_writing_changes_a_file(tmp_path):
     (user / "kept").write_text("mine")
     environ = os.environ | {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-c", TRY, str(temporary), json.dumps(WAYS | ALLOWED)]
-    ran = subprocess.run(command, cwd=user, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    ran = subprocess.run(command, cwd=user, env=environ, capture_output=True, text=True, timeout=600, check=False)
     assert ran.returncode == 0, ran.stderr
     said = json.loads(ran.stdout)
     assert {

@@ -20,6 +20,8 @@ from tpukit.standin import build, shapes, shared_memory
 # What is tested with everything else; other machines take minutes, and only `make standin` runs them.
 IN_CI = ("two cores", "colab v5e-1", "kaggle v5e-8")
 
+HANGS = 600.0  # seconds
+
 
 def machines(names, *, only_soak=()) -> list:
     """Return the names of machines as parameters of a test, those that are not run every time marked so."""
@@ -44,10 +46,11 @@ class Ended:
         return self.error + self.printed
 
 
-def run(shape, body, *, library, environ=None, seconds=600.0) -> list[Ended]:
+def run(shape, body, *, library, environ=None, after_the_first=HANGS) -> list[Ended]:
     """Fork one process a chip, call `body()` once on each core, and return how each process ended.
 
-    `environ` is what each process has besides the machine's own variables; None as a value removes one.
+    `environ` is what each process has besides the machine's own variables; None as a value removes one. What still
+    runs so many seconds after the first has ended is killed.
     """
     with shared_memory.meeting_place() as path:
         plugin = build.find_plugin().library
@@ -55,9 +58,8 @@ def run(shape, body, *, library, environ=None, seconds=600.0) -> list[Ended]:
         # What a launcher does for Kaggle: torch_xla keeps the image's address, with which processes cannot meet.
         variables["TPU_PROCESS_ADDRESSES"] = None
         _import_torch_xla()
-        return _wait(
-            [_fork(number, shape, body, variables | (environ or {})) for number in range(shape.chips)], seconds
-        )
+        started = [_fork(number, shape, body, variables | (environ or {})) for number in range(shape.chips)]
+        return _wait(started, after_the_first)
 
 
 def results(ended: list[Ended]) -> dict:
@@ -132,12 +134,12 @@ def _start(number, shape, body) -> dict:
     return dict(by_thread.values())
 
 
-def _wait(started, seconds) -> list[Ended]:
+def _wait(started, after_the_first) -> list[Ended]:
     start = time.monotonic()
     told = {read: b"" for _, read, _ in started}
-    at = dict.fromkeys(told, seconds)
+    at = dict.fromkeys(told, HANGS)
     opened = set(told)
-    while opened and time.monotonic() < start + seconds:
+    while opened and time.monotonic() - start < min(HANGS, min(at.values()) + after_the_first):
         for read in select.select(list(opened), [], [], 0.2)[0]:
             some = os.read(read, 1 << 16)
             told[read] += some
@@ -156,6 +158,6 @@ def _wait(started, seconds) -> list[Ended]:
         printed.close()
         returned, error = pickle.loads(told[read]) if told[read] else ({}, "")
         if read in opened:
-            error = f"still running after {seconds} s"
+            error = f"still running after {time.monotonic() - start:.1f} s"
         ended.append(Ended(status, returned, error, text, at[read]))
     return ended

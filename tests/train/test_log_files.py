@@ -107,7 +107,7 @@ def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interr
     def slow(row):
         seen.append(row["step"])
         if row["step"] == 1:
-            time.sleep(0.5)  # the third has arrived
+            time.sleep(2.0)  # the third has arrived
             interrupt()
 
     with pytest.raises(KeyboardInterrupt) as caught:

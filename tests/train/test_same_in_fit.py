@@ -284,7 +284,7 @@ def test_layers_dropped_by_the_host_are_the_same_on_every_core_with_same_seed_an
         fit(core, model, optimizer, nn.functional.mse_loss, batches, same_seed=same_seed)
         return core.to_host(dict(model.state_dict()))
 
-    one, two = launch(work, True, cores=2, backend="xla", progress="off", timeout=120).results
+    one, two = launch(work, True, cores=2, backend="xla", progress="off", timeout=600).results
     assert all(torch.equal(one[name], two[name]) for name in one)
     with pytest.raises(RuntimeError, match=r"different layers(.|\n)*layers\.(.|\n)*same_seed=True"):
-        launch(work, False, cores=2, backend="xla", progress="off", timeout=120)
+        launch(work, False, cores=2, backend="xla", progress="off", timeout=600)

@@ -5,6 +5,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from waiting import wait_until
 
 from tpukit.essentials.data.prefetch import Buffers, run_ahead
 
@@ -19,6 +20,7 @@ def test_no_more_calls_are_started_than_two_ahead_per_thread():
     calls = ((lambda number=number: started.append(number) or number) for number in range(100))
     results = run_ahead(calls, threads=2)
     assert next(results) == 0
+    wait_until(lambda: len(started) >= 5)
     time.sleep(0.1)
     assert len(started) == 5  # the one that was given, and four ahead
     results.close()

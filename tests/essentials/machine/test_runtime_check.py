@@ -236,7 +236,7 @@ def end(process):
     process.stdout.close()
     if "Popen" not in str(process.args):
         process.send_signal(signal.SIGTERM)
-    process.wait(10)
+    process.wait(600)
 
 
 @LINUX
@@ -253,7 +253,7 @@ def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look
         if not grandchild:
             assert int(pid) == process.pid
             subprocess.run(["kill", pid], check=True)
-            process.wait(10)
+            process.wait(600)
     finally:
         end(process)
     assert found(check(Machine(environ=READY, modules={}, dev=dev), host=KAGGLE), "in use").state == "ok"

@@ -180,7 +180,7 @@ def test_a_core_that_compiles_says_so_while_it_does(monkeypatch, backend):
         for step in range(3):
             with core.step():
                 if step == 2:
-                    time.sleep(2.5)  # as the tracing of a large model does
+                    time.sleep(4.0)  # as the tracing of a large model does
                 for size in range(operations):  # every operation of another shape, so that none is compiled for another
                     values = torch.cumsum(torch.nn.functional.pad(values, (0, 1 + size % 2)), 1)[:, : 8 + size % 7]
         return core.backend.compiling()
