@@ -275,7 +275,8 @@ def fill(index, said, frequencies: dict, report: Report):
         seen, odd = exam[exam[LABELS[0]].notna()], exam[exam[LABELS[0]].isna()]
         if seen.empty:
             why = "none of its images can be read" if (exam.odd != "").all() else "it was not looked at"
-            report.tell(study, "the mean", why, quiet=study in told or "all exams" in told)
+            if study not in told:
+                report.tell(study, "the mean", why, quiet="all exams" in told)
             given.loc[exam.index, list(LABELS)] = [frequencies[name] for name in LABELS]
         elif len(odd):
             for image, why in zip(odd[IMAGE], odd.odd, strict=True):
