@@ -7,7 +7,7 @@ exams, as they are, and changed in six ways. These are drawn for it: on the note
 without augmentation has chosen the best of four epochs, the other one of one. A change is made to the file of 256
 pixels, as if it had come from elsewhere so, and the file is then prepared as all others are. What is compared is the
 AUROC of `pe_present_on_image`, since no change alters that label: a mirrored slice shows its embolus, on the other
-side. The intervals are of resampled exams, for both networks the same ones; other seeds of the training are not in them.
+side. The intervals are of resampled exams, for both networks the same; other seeds of the training are not in them.
 
 A network that has been trained is kept; another folder, or an empty one, trains anew.
 """
