@@ -82,7 +82,7 @@ def read_table(path: Path):
     table = given.dropna(subset=[STUDY, IMAGE]).drop_duplicates(IMAGE, ignore_index=True)
     if left := len(given) - len(table):
         print(f"left out {left:,} rows of {path}: {STUDY} or {IMAGE} is missing, or the image has a row already")
-    return table
+    return table.filter([STUDY, "SeriesInstanceUID", IMAGE])  # what else is there is nothing that was asked
 
 
 @dataclass
@@ -131,9 +131,11 @@ class Networks:
         if settings.keys() != set(SETTINGS):
             unknown, missing = sorted(settings.keys() - set(SETTINGS)), sorted(set(SETTINGS) - settings.keys())
             raise ValueError(f"{folder}/settings.json: unknown {unknown}, missing {missing}")
-        exams = pe.ExamNetwork(settings["features"])
-        exams.load_state_dict(torch.load(folder / "exams.pt", map_location="cpu", weights_only=True))
-        return cls(settings, pe.Preparation.read(settings["images"]), pe.resnet34(folder / "slices.pt"), exams)
+        slices, exams = pe.resnet34(folder / "slices.pt"), pe.ExamNetwork(settings["features"])
+        # `resnet34` draws a last layer of its own where the file's has other outputs: here all has to fit.
+        for network, file in ((slices, "slices.pt"), (exams, "exams.pt")):
+            network.load_state_dict(torch.load(folder / file, map_location="cpu", weights_only=True))
+        return cls(settings, pe.Preparation.read(settings["images"]), slices, exams)
 
 
 # ---- what the networks say -----------------------------------------------------------------------------------------
@@ -274,7 +276,11 @@ def fill(index, said, frequencies: dict, report: Report):
     for study, exam in given.groupby(STUDY, sort=False):
         seen, odd = exam[exam[LABELS[0]].notna()], exam[exam[LABELS[0]].isna()]
         if seen.empty:
-            why = "none of its images can be read" if (exam.odd != "").all() else "it was not looked at"
+            why = (
+                "none of its images can be read"
+                if (exam.odd != "").all()
+                else "its pixels cannot be read, or the networks did not get as far"
+            )
             if study not in told:
                 report.tell(study, "the mean", why, quiet="all exams" in told)
             given.loc[exam.index, list(LABELS)] = [frequencies[name] for name in LABELS]

@@ -292,6 +292,13 @@ def test_settings_with_an_unknown_key_are_not_followed_and_the_mean_answers(
     assert answers[list(FREQUENCIES)].drop_duplicates().to_dict("records") == [FREQUENCIES]
 
 
+def test_a_network_with_other_outputs_is_not_given_random_ones(networks, tmp_path):
+    other = shutil.copytree(networks, tmp_path / "networks")
+    torch.save(tpukit.pe.resnet34(outputs=4).state_dict(), other / "slices.pt")
+    with pytest.raises(RuntimeError, match="size mismatch for fc.weight"):
+        runpy.run_path(str(SUBMISSION))["Networks"].load(other)
+
+
 @pytest.mark.parametrize("value", [float("nan"), 1.5, "often", None])
 def test_what_was_never_a_frequency_does_not_answer(networks, tmp_path, value):
     settings = json.loads((networks / "settings.json").read_text())
@@ -334,8 +341,9 @@ def test_what_a_network_says_that_is_no_number_is_no_answer(
         lambda text: "\ufeff" + text,
         lambda text: text.replace(",", ", "),
         lambda text: text + ",,\n" + text.splitlines()[2] + "\n" + "study,series,\n",
+        lambda text: text.replace("\n", ",?\n").replace("UID,?", "UID,pe_present_on_image"),
     ],
-    ids=["CRLF", "BOM", "spaces", "rows that are empty, twice, without an image"],
+    ids=["CRLF", "BOM", "spaces", "rows that are empty, twice, without an image", "a label that is no number"],
 )
 @pytest.mark.parametrize("ending", ["csv", "csv.gz"])
 def test_a_table_is_read_as_programs_write_it(tmp_path, change, ending):
