@@ -3,12 +3,13 @@
     python submission.py --table test.csv --images test --networks folder --budget 8h
 
 Every exam of test.csv is answered: an image that is odd from its neighbours, an exam that cannot be read by how often
-each label was true in training. Which, and why, is printed and written beside it, in submission-report.csv; only where
-there is no test.csv there is no submission. `make kaggle-bundle` puts this file beside the kit's wheels and the
-networks; Kaggle scores its notebook offline.
+each label was true in training. Which, and why, is printed and written beside it, in submission-report.csv. A file with
+the means is written first, so only where there is no test.csv there is no submission. `make kaggle-bundle` puts this
+file beside the kit's wheels and the networks; Kaggle scores its notebook offline.
 """
 
 import argparse
+import contextlib
 import csv
 import json
 import math
@@ -34,23 +35,25 @@ def main() -> int:
     from tpukit import pe
 
     began = time.monotonic()
-    until = began + IN_TIME * tpukit.train.parse_duration(options.budget) if options.budget else math.inf
-    table = pandas.read_csv(options.table, dtype=str).drop_duplicates(IMAGE, ignore_index=True)
-    report, parts = Report(), []
+    table, frequencies = read_table(options.table), mean_answers(options.networks)
     index = table.assign(path="", position=math.nan, odd="the networks did not get as far")
+    # First the mean, for memory that is used up and a machine that is taken; a folder that is read-only is found now.
+    report, parts = Report(), []
+    report.tell("all exams", "the mean", "the networks did not get as far", quiet=True)
+    write(fill(index, index.iloc[:0], frequencies, report), report, options.to)
+    report = Report()
     try:
+        until = began + IN_TIME * tpukit.train.parse_duration(options.budget) if options.budget else math.inf
         tpukit.prepare()
         networks = Networks.load(options.networks)
         index = pe.index_dicom(table, options.images, missing="keep")
-        parts = [*answer(index, options, networks, report, lambda: time.monotonic() > until)]
+        for part in answer(index, options, networks, report, lambda: time.monotonic() > until):
+            parts.append(part)  # one by one: what was answered stays, whatever comes then
     except Exception as error:  # whatever it is, there is a submission
-        report.tell("all exams", "the mean", error)
+        report.tell("all other exams" if parts else "all exams", "the mean", error)
     said = pandas.concat(parts) if parts else index.iloc[:0]
 
-    answers = pe.make_consistent(fill(index, said, mean_answers(options.networks), report))
-    path = pe.write_submission(answers, options.to)
-    checked = pe.read_submission(path, table)
-    report.write(path.with_name(f"{path.stem}-report.csv"))
+    checked = pe.read_submission(write(fill(index, said, frequencies, report), report, options.to), table)
     counts = {"studies": checked[STUDY].nunique(), "images": len(checked)}
     counts |= {"inconsistent": len(pe.check_consistency(checked)), **report.counts()}
     print(json.dumps({**counts, "minutes": round((time.monotonic() - began) / 60, 1)}))
@@ -69,6 +72,17 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--budget", help="what is left at nine tenths of it is answered by the mean: 8h")
     parser.add_argument("--cores", type=int, help="None for all there are, or 1")
     return parser
+
+
+def read_table(path: Path):
+    """Return test.csv: a row for each image; rows that lack an identifier, or repeat one, are left out, and told."""
+    import pandas
+
+    given = pandas.read_csv(path, dtype=str, keep_default_na=False, na_values=[""], skipinitialspace=True)
+    table = given.dropna(subset=[STUDY, IMAGE]).drop_duplicates(IMAGE, ignore_index=True)
+    if left := len(given) - len(table):
+        print(f"left out {left:,} rows of {path}: {STUDY} or {IMAGE} is missing, or the image has a row already")
+    return table.filter([STUDY, "SeriesInstanceUID", IMAGE])  # what else is there is nothing that was asked
 
 
 @dataclass
@@ -117,9 +131,11 @@ class Networks:
         if settings.keys() != set(SETTINGS):
             unknown, missing = sorted(settings.keys() - set(SETTINGS)), sorted(set(SETTINGS) - settings.keys())
             raise ValueError(f"{folder}/settings.json: unknown {unknown}, missing {missing}")
-        exams = pe.ExamNetwork(settings["features"])
-        exams.load_state_dict(torch.load(folder / "exams.pt", map_location="cpu", weights_only=True))
-        return cls(settings, pe.Preparation.read(settings["images"]), pe.resnet34(folder / "slices.pt"), exams)
+        slices, exams = pe.resnet34(folder / "slices.pt"), pe.ExamNetwork(settings["features"])
+        # `resnet34` draws a last layer of its own where the file's has other outputs: here all has to fit.
+        for network, file in ((slices, "slices.pt"), (exams, "exams.pt")):
+            network.load_state_dict(torch.load(folder / file, map_location="cpu", weights_only=True))
+        return cls(settings, pe.Preparation.read(settings["images"]), slices, exams)
 
 
 # ---- what the networks say -----------------------------------------------------------------------------------------
@@ -140,8 +156,9 @@ def answer(index, options, networks: Networks, report: Report, late: Callable[[]
             report.tell(f"{left:,} exams", "the mean", f"nine tenths of the {options.budget} are over")
             return
         mine = rows[rows[STUDY].isin(some)]
-        with tempfile.TemporaryDirectory() as work:
+        with contextlib.ExitStack() as stack:
             try:
+                work = stack.enter_context(tempfile.TemporaryDirectory())
                 slices, table = pack(mine, Path(work), options, networks)
             except Exception as error:  # nobody has seen these files; what one of them does may not take others along
                 if len(some) == 1:
@@ -176,6 +193,10 @@ def ask(slices, table, options, networks: Networks, report: Report, late: Callab
 
     seen = tpukit.launch(see, networks.resnet, slices, options.batch_size, cores=options.cores).results[0]
     seen = {name: value.half().float() for name, value in seen.items()}  # as 04b keeps them: the same answers
+    number = torch.cat([seen["features"], seen["logits"]], dim=1).isfinite().all(dim=1)
+    if not number.any():
+        raise ArithmeticError("what the first network says is no number")
+    seen, table = {name: value[number] for name, value in seen.items()}, table[number.numpy()].reset_index(drop=True)
     try:
         if late():
             raise TimeoutError(f"nine tenths of the {options.budget} are over")
@@ -184,6 +205,8 @@ def ask(slices, table, options, networks: Networks, report: Report, late: Callab
         unlabelled = table.drop(columns=list(pe.LABELS))
         exams = pe.ExamSequences(unlabelled, features, networks.settings["exam_slices"], irregular="keep")
         outputs = tpukit.launch(read, networks.exams, exams, cores=options.cores).results[0]
+        if not all(outputs[name].isfinite().all() for name in ("answers", "images")):
+            raise ArithmeticError("what the second network says is no number")
         return exams.table(outputs)
     except Exception as error:
         for study in table[STUDY].unique():
@@ -210,13 +233,26 @@ def read(core, network, exams):
 # ---- what they could not see ---------------------------------------------------------------------------------------
 
 
+def write(answers, report: Report, to: Path) -> Path:
+    """Write the submission, and the report beside it."""
+    from tpukit import pe
+
+    to.parent.mkdir(parents=True, exist_ok=True)
+    path = pe.write_submission(pe.make_consistent(answers), to)
+    report.write(path.with_name(f"{path.stem}-report.csv"))
+    return path
+
+
 def mean_answers(folder: Path) -> dict[str, float]:
     """Return how often each label was true in training, as far as the settings say it, else 0.5."""
     from tpukit.pe import LABELS
 
     try:
         kept = json.loads((folder / "settings.json").read_text())["frequencies"]
-        return {name: min(max(float(kept[name]), 0.0), 1.0) for name in LABELS}
+        found = {name: float(kept[name]) for name in LABELS}
+        if wrong := {name: value for name, value in found.items() if not 0 <= value <= 1}:
+            raise ValueError(wrong)
+        return found
     except (OSError, ValueError, KeyError, TypeError) as error:
         print(f"how often each label was true in training is not known: 0.5 stands for it ({error!r})")
         return dict.fromkeys(LABELS, 0.5)
@@ -240,12 +276,17 @@ def fill(index, said, frequencies: dict, report: Report):
     for study, exam in given.groupby(STUDY, sort=False):
         seen, odd = exam[exam[LABELS[0]].notna()], exam[exam[LABELS[0]].isna()]
         if seen.empty:
-            why = "none of its images can be read" if (exam.odd != "").all() else "it was not looked at"
-            report.tell(study, "the mean", why, quiet=study in told)
+            why = (
+                "none of its images can be read"
+                if (exam.odd != "").all()
+                else "its pixels cannot be read, or the networks did not get as far"
+            )
+            if study not in told:
+                report.tell(study, "the mean", why, quiet="all exams" in told)
             given.loc[exam.index, list(LABELS)] = [frequencies[name] for name in LABELS]
         elif len(odd):
             for image, why in zip(odd[IMAGE], odd.odd, strict=True):
-                report.tell(image, "its neighbours", why or "its pixels cannot be read")
+                report.tell(image, "its neighbours", why or "its pixels cannot be read, or say no number")
             given.loc[odd.index, list(LABELS[1:])] = seen[list(LABELS[1:])].iloc[0].tolist()
             given.loc[odd.index, LABELS[0]] = between(odd.position, seen.position, seen[LABELS[0]])
     return given[[STUDY, IMAGE, *LABELS]]

@@ -1,5 +1,6 @@
 """The example trainers and their images."""
 
+import gzip
 import io
 import json
 import os
@@ -289,6 +290,102 @@ def test_settings_with_an_unknown_key_are_not_followed_and_the_mean_answers(
     assert "unknown ['gamma'], missing []" in report.why["all exams"]
     answers = tpukit.pe.read_submission(tmp_path / "submission.csv", index)
     assert answers[list(FREQUENCIES)].drop_duplicates().to_dict("records") == [FREQUENCIES]
+
+
+def test_a_network_with_other_outputs_is_not_given_random_ones(networks, tmp_path):
+    other = shutil.copytree(networks, tmp_path / "networks")
+    torch.save(tpukit.pe.resnet34(outputs=4).state_dict(), other / "slices.pt")
+    with pytest.raises(RuntimeError, match="size mismatch for fc.weight"):
+        runpy.run_path(str(SUBMISSION))["Networks"].load(other)
+
+
+@pytest.mark.parametrize("value", [float("nan"), 1.5, "often", None])
+def test_what_was_never_a_frequency_does_not_answer(networks, tmp_path, value):
+    settings = json.loads((networks / "settings.json").read_text())
+    settings["frequencies"]["central_pe"] = value
+    (tmp_path / "settings.json").write_text(json.dumps(settings))
+    answers = runpy.run_path(str(SUBMISSION))["mean_answers"](tmp_path)
+    assert answers == dict.fromkeys(tpukit.pe.LABELS, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("file", "outputs", "by", "why"),
+    [
+        ("slices.pt", 10, "the mean", "what the first network says is no number"),
+        ("exams.pt", 9, "the first network", "what the second network says is no number"),
+    ],
+)
+def test_what_a_network_says_that_is_no_number_is_no_answer(
+    drawn, networks, tmp_path, monkeypatch, capfd, file, outputs, by, why
+):
+    folder, index = drawn
+    other = shutil.copytree(networks, tmp_path / "networks")
+    state = torch.load(other / file)
+    for value in state.values():
+        if value.shape[:1] == (outputs,):
+            value[0] = float("nan")  # one of them
+    torch.save(state, other / file)
+    status, counts, report, said = submit(
+        tmp_path, monkeypatch, capfd, table=folder / "test.csv", images=folder / "train", networks=other
+    )
+    assert counts[f"answered_by_{by.removeprefix('the ').replace(' ', '_')}"] == 4
+    assert status == (by == "the mean")
+    assert why in said
+    tpukit.pe.read_submission(tmp_path / "submission.csv", index)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda text: text.replace("\n", "\r\n"),
+        lambda text: "\ufeff" + text,
+        lambda text: text.replace(",", ", "),
+        lambda text: text + ",,\n" + text.splitlines()[2] + "\n" + "study,series,\n",
+        lambda text: text.replace("\n", ",?\n").replace("UID,?", "UID,pe_present_on_image"),
+    ],
+    ids=["CRLF", "BOM", "spaces", "rows that are empty, twice, without an image", "a label that is no number"],
+)
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+def test_a_table_is_read_as_programs_write_it(tmp_path, change, ending):
+    text = "StudyInstanceUID,SeriesInstanceUID,SOPInstanceUID\na,b,NA\na,b,d\n"
+    opened = gzip.open if ending.endswith("gz") else open
+    with opened(tmp_path / f"test.{ending}", "wb") as file:
+        file.write(change(text).encode())
+    table = runpy.run_path(str(SUBMISSION))["read_table"](tmp_path / f"test.{ending}")
+    assert table.to_numpy().tolist() == [["a", "b", "NA"], ["a", "b", "d"]]
+    assert table.columns[0] == "StudyInstanceUID"
+
+
+def test_a_machine_that_is_taken_away_leaves_a_submission(drawn, networks, tmp_path, monkeypatch):
+    folder, index = drawn
+
+    def taken():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tpukit, "prepare", taken)
+    to = tmp_path / "new" / "submission.csv"
+    arguments = ["--table", folder / "test.csv", "--images", folder / "train", "--networks", networks, "--to", to]
+    monkeypatch.setattr(sys, "argv", ["submission.py", *map(str, arguments)])
+    with pytest.raises(KeyboardInterrupt):
+        runpy.run_path(str(SUBMISSION), run_name="__main__")
+    answers = tpukit.pe.read_submission(to, index)
+    assert answers[list(FREQUENCIES)].drop_duplicates().to_dict("records") == [FREQUENCIES]
+    assert "networks did not get as far" in (to.parent / "submission-report.csv").read_text()
+
+
+def test_what_was_answered_stays_when_the_disk_is_gone(drawn, networks, monkeypatch, tmp_path):
+    folder, index = drawn
+    script = runpy.run_path(str(SUBMISSION))
+    options = script["arguments"]().parse_args(
+        ["--table", "", "--images", str(folder / "train"), "--networks", "", "--exams", "1", "--cores", "1"]
+    )
+    report, parts = script["Report"](), []
+    loaded = script["Networks"].load(networks)
+    for part in script["answer"](index.assign(odd=""), options, loaded, report, lambda: False):
+        parts.append(part)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "gone"))
+    assert len(parts) == 1
+    assert [by for _, by, _ in report.rows] == ["the mean"] * 3
 
 
 def test_at_nine_tenths_of_the_time_the_first_network_answers_alone_and_then_the_mean(

@@ -75,6 +75,17 @@ def test_a_label_that_four_exams_have_keeps_its_answers_and_says_why():
     assert pe.calibration_table(labels, said).loc["chronic pe", "note"] == "only 4 exams with it: too few to tell"
 
 
+@pytest.mark.parametrize("count", [2, 8])
+def test_that_exams_are_too_few_is_said_beside_the_line_and_not_on_it(count):
+    figure = pe.show_calibration(*exams(count, seed=3))
+    figure.canvas.draw()
+    for axes in figure.axes:
+        (words,) = (text for text in axes.texts if "too few" in text.get_text())
+        box = words.get_window_extent().transformed(axes.transData.inverted())
+        assert box.x1 < box.y0, "above the diagonal"
+        assert box.y1 < 1, "below the marks of the exams"
+
+
 def test_a_label_is_missing_or_a_row_is():
     labels, said = exams(20)
     with pytest.raises(ValueError, match="no column chronic_pe"):

@@ -115,6 +115,14 @@ def test_another_modality_is_no_ct_even_with_a_slope(tmp_path, modality, slope):
         read_dicom(slice_file(tmp_path, change))
 
 
+@pytest.mark.parametrize(("name", "value"), [("Slope", "nan"), ("Slope", "inf"), ("Slope", 0), ("Intercept", "nan")])
+def test_a_scale_that_gives_every_pixel_one_value_or_none_is_refused(tmp_path, name, value):
+    with pydicom.config.disable_value_validation():
+        file = slice_file(tmp_path, lambda file: setattr(file, f"Rescale{name}", value))
+        with pytest.raises(ValueError, match=f"is not a CT slice\n  found: Rescale{name} {float(value)}\n  fix:"):
+            read_dicom(file)
+
+
 def test_a_slice_that_does_not_say_its_modality_is_taken_for_ct_with_a_word(tmp_path):
     with pytest.warns(UserWarning, match="does not say its Modality: it is taken for CT"):
         units = read_dicom(slice_file(tmp_path, delete("Modality")))

@@ -56,6 +56,26 @@ def test_a_row_without_a_file_is_refused_or_left_out(copy, capsys):
     assert gone.stem in capsys.readouterr().out
 
 
+def test_a_row_whose_identifier_no_file_can_have_is_odd_alone(copy):
+    labels = pe.read_labels(copy)
+    labels.loc[5, ["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID"]] = ["b\u00e4", "b\u00e4", "b\u00e4"]
+    table = pe.index_dicom(labels, copy / "train", progress="off", missing="keep")
+    assert table.odd[table.SOPInstanceUID == "b\u00e4"].tolist() == ["it has no file"]
+    assert (table.odd == "").sum() == 11
+
+
+def test_a_slice_that_lacks_the_scale_of_its_series_is_odd(copy):
+    before = index(copy)
+    change(before.path[2], RescaleIntercept=None)
+    table = index(copy, missing="keep")
+    odd = table.set_index("SOPInstanceUID").odd[before.SOPInstanceUID[2]]
+    assert odd == "it lacks RescaleSlope or RescaleIntercept, which others of its series have"
+    assert (table.odd == "").sum() == 11
+    for path in before.path[:4]:
+        change(path, RescaleIntercept=None) if path != before.path[2] else None
+    assert (index(copy, missing="keep").odd == "").all(), "a whole series without is as DICOM's default has it"
+
+
 def test_two_files_of_one_image_are_refused(copy):
     path = next((copy / "train").rglob("*.dcm"))
     shutil.copy(path, path.with_name("again.dcm"))

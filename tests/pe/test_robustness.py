@@ -64,6 +64,18 @@ def test_at_home_the_files_are_prepared_as_they_are_and_elsewhere_they_are_not(i
     assert all((pixels != made["home"]).any() for change, pixels in made.items() if change != "home")
 
 
+def test_two_networks_are_compared_on_the_same_resampled_exams():
+    random = np.random.default_rng(0)
+    present, exams = random.integers(0, 2, 600), np.repeat(np.arange(100), 6)
+    said = present + random.normal(0, 1, 600)
+    better, same = said + 0.5 * present, 3 * said
+    first, other, difference = FOUND["compare"](present, exams, better, said, draws=100)
+    assert difference[0] == pytest.approx(first[0] - other[0])
+    assert 0 < difference[1] < difference[0] < difference[2]
+    assert difference[2] - difference[1] < other[2] - other[1], "what is hard in an exam is hard for both"
+    assert FOUND["compare"](present, exams, same, said, draws=10)[2] == [0, 0, 0]
+
+
 def test_a_network_is_asked_about_images_as_they_are_prepared(image, tmp_path):
     image.save(tmp_path / "slice.jpg")
     torch.save(pe.resnet34().state_dict(), tmp_path / "best.pt")

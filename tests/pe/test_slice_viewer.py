@@ -39,7 +39,7 @@ def test_without_a_script_twelve_slices_are_shown_and_no_slider():
     assert overview.count("display:none;cursor") == 12
     assert 'data-part="stage" style="display:none' in text, "the script turns it on"
     numbers = re.findall(r"display:block;cursor.*?<div[^>]*>(\d+)</div>", overview)
-    assert [int(numbers[0]), int(numbers[-1])] == [1, 24], "from the first to the last"
+    assert [int(number) for number in numbers] == [*range(1, 24, 2)], "from the first to the last, evenly"
 
 
 def test_slices_with_the_first_label_are_marked_and_the_slider_starts_in_their_middle():
@@ -57,6 +57,16 @@ def test_of_more_slices_than_the_limit_every_second_is_taken_with_its_own_labels
     assert "12 of 24 slices" in text
     assert 'alt="slice 7 of 24: 0, 2"' in text
     assert text.count("flex:2;background:#d1782b") == 3, "each takes the room of the one left out"
+
+
+def test_what_is_left_out_is_never_the_slice_with_the_first_label():
+    small = np.zeros((24, 2))
+    small[13, 0] = 1
+    study = show_slices(SLICES, small, channel=1, limit=6, overview=3)
+    assert len(study.images) == 6
+    assert [study.numbers[place] for place in study.marked] == [14]
+    assert set(study.marked) < set(study.overview)
+    assert len(show_slices(SLICES, limit=23).images) == 23, "one more than the limit costs one, not every second"
 
 
 def test_names_cannot_break_the_page():

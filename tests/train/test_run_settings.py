@@ -1,6 +1,7 @@
 """A folder holds one run: its settings are kept from the beginning, and others are refused by name."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -32,3 +33,24 @@ def test_on_a_new_machine_the_mirror_knows_the_settings(tmp_path):
         keep_settings(tmp_path / "new", {**SETTINGS, "exam_slices": 8}, mirror=tmp_path / "drive")
     assert not (tmp_path / "new").exists()
     assert keep_settings(tmp_path / "new", SETTINGS, mirror=tmp_path / "drive").is_file()
+
+
+@pytest.mark.parametrize("place", ["run", "drive"])
+@pytest.mark.parametrize("trained", ["step-00000010.pt", "slices/step-00000010.pt", "slices/best.pt"])
+def test_what_was_trained_and_lost_its_settings_is_not_given_new_ones(tmp_path, place, trained):
+    file = tmp_path / place / trained
+    file.parent.mkdir(parents=True)
+    file.touch()
+    with pytest.raises(ValueError, match=rf"{place} holds what a run has trained, and not its settings") as refused:
+        keep_settings(tmp_path / "run", SETTINGS, mirror=tmp_path / "drive")
+    assert str(Path(trained)) in str(refused.value)
+    assert not list(tmp_path.rglob("settings.json"))
+    (tmp_path / place / "settings.json").write_text(json.dumps(SETTINGS))  # the fix
+    assert keep_settings(tmp_path / "run", SETTINGS, mirror=tmp_path / "drive").is_file()
+
+
+def test_settings_that_a_hand_has_broken_are_named(tmp_path):
+    file = keep_settings(tmp_path / "run", SETTINGS)
+    file.write_text(file.read_text()[:-9])
+    with pytest.raises(ValueError, match=r"run/settings.json is no JSON\n  found: .*\n  fix: "):
+        keep_settings(tmp_path / "run", SETTINGS)

@@ -40,9 +40,8 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
             count = f"{first.truth.sum():.0f} of {len(first.truth)} exams, log loss {losses}"
             axes.text(0, 1.03, count, transform=axes.transAxes, fontsize=look.SMALL - 0.5, color=look.MUTED)
             if few := first.too_few():
-                words = few.replace(": ", ":\n")
-                seen = {"fontsize": look.SMALL, "color": look.COLORS[1], "backgroundcolor": look.PAPER}
-                axes.text(0.5, 0.5, words, ha="center", va="center", **seen)
+                words = few.replace(", ", ",\n").replace(": ", ":\n")  # narrow: above the line, and not on it
+                axes.text(0.02, 0.94, words, va="top", fontsize=look.SMALL, color=look.COLORS[1])
             axes.set(xlim=(-0.02, 1.02), ylim=(-0.06, 1.06), aspect="equal", xticks=[0, 0.5, 1], yticks=[0, 0.5, 1])
             axes.grid(axis="x")
             said.append(f"{WORDS[first.label]}: {count}{'; ' + few if few else ''}")

@@ -6,6 +6,7 @@ its time elsewhere.
 """
 
 import functools
+import math
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,9 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
         default if name in missing else float(file[name].value)
         for name, default in (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
     )
+    for name, value in (("RescaleSlope", slope), ("RescaleIntercept", intercept)):
+        if not math.isfinite(value) or (name, value) == ("RescaleSlope", 0):
+            raise not_a_slice(path, f"{name} {value}")  # every pixel would be the same, or no number
     low, high = file.get("PixelPaddingValue"), file.get("PixelPaddingRangeLimit")
     padding = (low, high if isinstance(high, int) else low) if isinstance(low, int) else None
     return Scale(file.get("PixelRepresentation") == 1, slope, intercept, padding), missing

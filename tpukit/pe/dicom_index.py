@@ -7,7 +7,7 @@ from pathlib import Path
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.dicom import check_decoder
 from tpukit.pe.labels import IDS
-from tpukit.pe.missing_images import check_missing, match_headers
+from tpukit.pe.missing_images import as_in_headers, check_missing, match_headers
 from tpukit.pe.series import (
     TURNED,
     UNNAMED,
@@ -93,6 +93,7 @@ def _with_the_odd(labels, rows, headers, position, paths: list[str], why: dict):
         (_undecodable(headers), "it is compressed, and nothing that is installed decodes it"),
         (_elsewhere(found, headers, 0), "its file says that it is of another study"),
         (_elsewhere(found, headers, 1), "its file says that it is of another series"),
+        (_alone_unscaled(headers), "it lacks RescaleSlope or RescaleIntercept, which others of its series have"),
     ):
         odd[rows[wrong]], at[rows[wrong]], path[rows[wrong]] = words, np.nan, ""
     return labels.assign(path=path, position=at, odd=odd)
@@ -111,9 +112,16 @@ def _undecodable(headers):
     return wrong
 
 
+def _alone_unscaled(headers):
+    """Return (N,) bool of the images without a scale in a series that has one: DICOM's default is not theirs."""
+    import numpy
+
+    return headers["unscaled"] & numpy.isin(headers["series"], headers["series"][~headers["unscaled"]])
+
+
 def _elsewhere(labels, headers, which: int):
     """Return (N,) bool of the images that have another study (0), or series (1), in their file than in the labels."""
-    return labels[IDS[which]].to_numpy().astype("S64") != headers[("study", "series")[which]]
+    return as_in_headers(labels[IDS[which]]) != headers[("study", "series")[which]]
 
 
 def _check_once(headers, names: list[str]) -> None:

@@ -33,11 +33,18 @@ def leave_out(gone: Sequence[str], wanted: int, missing: str, *, folder, found: 
     print(f"left out {len(gone):,} of {wanted:,} rows whose image is not in {folder}, for instance {few}")
 
 
+def as_in_headers(uids):
+    """Return (N,) S64 of identifiers, as headers are kept; what no identifier of DICOM can be stays another."""
+    import numpy
+
+    return numpy.array([str(uid).encode() for uid in uids], "S64")
+
+
 def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
     """Return the headers that have a row in the labels, and the number of the row of each; see `leave_out`."""
     import numpy
 
-    wanted = labels["SOPInstanceUID"].to_numpy().astype("S64")
+    wanted = as_in_headers(labels["SOPInstanceUID"])
     headers = headers[headers["image"].argsort(kind="stable")]
     place = numpy.searchsorted(headers["image"], wanted).clip(max=max(0, len(headers) - 1))
     is_there = headers["image"][place] == wanted if len(headers) else numpy.zeros(len(wanted), bool)

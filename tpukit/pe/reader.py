@@ -12,7 +12,7 @@ from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns, check_yes_or_no
 from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
-from tpukit.pe.slice_viewer import Curve, Study, as_jpeg
+from tpukit.pe.slice_viewer import Curve, Study, as_jpeg, highest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -110,7 +110,7 @@ def show_study(
     present = said[LABELS[0]].to_numpy() == 1 if LABELS[0] in said else np.zeros(count, bool)
     chosen = np.arange(count)
     if count > limit:
-        chosen = np.union1d(_highest(chances, limit), np.flatnonzero(present))
+        chosen = np.union1d(highest(chances, limit), np.flatnonzero(present))
         notes.append(
             f"the slider takes {len(chosen)} of {count}: the highest of {limit} stretches, and all with an embolus"
         )
@@ -134,7 +134,7 @@ def show_study(
         [fact["words"] for fact in facts],
         marked,
         WORDS[LABELS[0]] if LABELS[0] in rows else "",
-        _highest(matters, _MONTAGE),
+        highest(matters, _MONTAGE),
         " · ".join(caption),
         views=views,
         curves=curves,
@@ -145,14 +145,6 @@ def show_study(
     )
     shown.pixels, shown.facts, shown.title = pixels[:, len(views) // 2], facts, f"study {study}"
     return shown
-
-
-def _highest(values, stretches: int) -> list[int]:
-    """Return which of (N,) values is the highest in each of so many stretches; the middle one of equal ones."""
-    import numpy as np
-
-    parts = np.array_split(np.arange(len(values)), min(stretches, len(values)))
-    return [int(part[np.lexsort((np.abs(part - part.mean()), -values[part]))[0]]) for part in parts]
 
 
 def slices_of(labels: Any, study: str, series: str | None = None):

@@ -240,14 +240,15 @@ def show_slices(
     """Show the slices of a study with a slider, and an overview of some of them beside it.
 
     The arrow keys move it once it was clicked. The notebook keeps all slices that the slider reaches: about 12 KB for a
-    grey one of 256 x 256 pixels.
+    grey one of 256 x 256 pixels. Where some are left out, of the slider or the overview, those with the first label
+    stay before others.
 
     Args:
         images: `(N, C, H, W)` in the order of the body, as for `show_batch`.
         labels: `(N, L)` of zeros and ones, or `(N,)` class numbers. Slices with the first label are marked in orange.
         names: the words for each label, or a dict from label to words.
         channel: draws that channel alone, in grey.
-        limit: slices that the slider reaches, at most; of more, every second, third, ... is taken.
+        limit: stretches that a longer study is divided into; the slider reaches one slice of each.
         overview: slices that are shown beside it, and where a page runs no scripts.
 
     Raises:
@@ -264,16 +265,23 @@ def show_slices(
         if array.ndim == 2:
             (mark, *_) = figure_inputs.label_names(names, array.shape[1])
             marked = array[:, 0].nonzero()[0].tolist()
-    step = max(1, -(-count // limit))
-    kept = range(0, count, step)
-    pixels, caption = figure_inputs.pixels(images[::step], len(kept), "show_slices", channel)
+    kept = highest([index in marked for index in range(count)], limit)
+    some = images if len(kept) == count else images[kept]
+    pixels, caption = figure_inputs.pixels(some, len(kept), "show_slices", channel)
     words = [f"slice {index + 1} of {count}{': ' * bool(words[index])}{words[index]}" for index in kept]
     caption = f"{len(kept):,} of {count:,} slices{caption[caption.index(',') :]}"
     marked = [place for place, index in enumerate(kept) if index in set(marked)]
-    shown = min(overview, len(kept))
-    beside = [round(place * (len(kept) - 1) / max(shown - 1, 1)) for place in range(shown)]
+    beside = highest([place in marked for place in range(len(kept))], overview)
     numbers = [index + 1 for index in kept]
     return Study([as_jpeg(image) for image in pixels], words, marked, mark, beside, caption, numbers=numbers)
+
+
+def highest(values, stretches: int) -> list[int]:
+    """Return which of (N,) values is the highest in each of so many stretches; the middle one of equal ones."""
+    import numpy as np
+
+    parts = np.array_split(np.arange(len(values)), min(stretches, len(values)))
+    return [int(part[np.lexsort((np.abs(part - part.mean()), -np.asarray(values, float)[part]))[0]]) for part in parts]
 
 
 def as_jpeg(pixels: np.ndarray, largest: tuple[int, int] = (_LARGEST, _LARGEST)) -> str:

@@ -26,13 +26,16 @@ def keep_settings(folder, settings: Mapping, *, mirror=None) -> Path:
         The file, settings.json in the folder.
 
     Raises:
-        ValueError: the folder, or the mirror, holds other settings; those that differ are named.
+        ValueError: the folder, or the mirror, holds other settings, and those that differ are named; or checkpoints,
+            and no settings that say what of.
     """
     asked = json.loads(json.dumps(settings))  # as they will be read: a tuple is a list
     files = [Path(place) / FILE for place in (folder, mirror) if place is not None]
+    if not any(file.is_file() for file in files):
+        _check_untrained(files)
     for file in files:
         if file.is_file():
-            kept = json.loads(file.read_text())
+            kept = _read(file)
             if other := _differences(kept, asked):
                 few = "; ".join(other[:6]) + ("; and others" if len(other) > 6 else "")
                 raise WrongValue(
@@ -46,6 +49,26 @@ def keep_settings(folder, settings: Mapping, *, mirror=None) -> Path:
             with write_whole(file) as written:
                 written.write(json.dumps(asked, indent=1).encode() + b"\n")
     return files[0]
+
+
+def _check_untrained(files: list[Path]) -> None:
+    """Raise ValueError where a folder whose settings are gone holds checkpoints: they may be of other ones."""
+    for file in files:
+        names = ("step-*.pt", "best.pt", "*/step-*.pt", "*/best.pt")  # its own, and no other run's further down
+        for trained in (found for name in names for found in file.parent.glob(name)):
+            raise WrongValue(
+                f"{file.parent} holds what a run has trained, and not its settings",
+                found=f"{trained.relative_to(file.parent)}, and no {FILE}",
+                fix=f"put its {FILE} back there; or run_path of another folder for this run",
+            )
+
+
+def _read(file: Path):
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        fix = "put back the file that was written when this run began; or run_path of another folder"
+        raise WrongValue(f"{file} is no JSON", found=error, fix=fix) from None
 
 
 def _differences(kept, asked, name: str = "") -> list[str]:
