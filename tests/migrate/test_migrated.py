@@ -74,6 +74,12 @@ def test_a_stop_names_its_line_and_what_to_do_and_is_there_again(cells, place, w
     assert [row.rule for row in again] == [row.rule for row in stops]
 
 
+def test_a_launch_that_is_not_rewritten_brings_no_import():
+    cell = "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, **given)\n"
+    texts, found = rows_of(cell)
+    assert (texts, [row.kind for row in found]) == ([cell], ["stop"])
+
+
 @pytest.mark.parametrize("cells", LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
 def test_what_is_nobody_elses_business_is_left_alone(cells):
     texts, found = rows_of(*cells)
