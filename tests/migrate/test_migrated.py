@@ -251,8 +251,13 @@ def test_errors_are_of_their_kind(tmp_path):
     assert issubclass(NotInstalled, ModuleNotFoundError)
     with pytest.raises(NoSuchFile):
         migrate(tmp_path / "nowhere.py")
+    old = tmp_path / "old.py"
+    old.write_text(OLD)
+    with pytest.raises(WrongValue, match="no folder"):
+        migrate(old, output=tmp_path / "none" / "new.py")
     text = tmp_path / "text.ipynb"
-    for content in ("not JSON", "[]", "{}"):
+    odd = ('{"cells": [1]}', '{"cells": {}}', '{"cells": [{"source": null}]}', '{"cells": [{"source": [1]}]}')
+    for content in ("not JSON", "[]", "{}", *odd):
         text.write_text(content)
         with pytest.raises(WrongValue):
             migrate(text)
