@@ -103,6 +103,12 @@ CHANGES = {
         f"{PL}def f(x, d):\n    return pl.ParallelLoader(loader=x, devices=[d], drop_last=True).per_device_loader(d)\n",
         f"{PL}def f(x, d):\n    return pl.MpDeviceLoader(loader=x, device=d)\n",
     ),
+    "a loader by the name of a bar": one(
+        f"{PL}def f(l, d, tpu):\n    bar = pl.ParallelLoader(l, [d]).per_device_loader(d) if tpu else tqdm(l)\n"
+        "    if tpu:\n        bar = pl.ParallelLoader(l, [d]).per_device_loader(d)\n    bar.set_postfix(loss=1)\n",
+        f"{PL}def f(l, d, tpu):\n    bar = pl.MpDeviceLoader(l, d) if tpu else tqdm(l)\n"
+        "    if tpu:\n        bar = pl.MpDeviceLoader(l, d)\n    bar.set_postfix(loss=1)\n",
+    ),
     "a loader that a class keeps": one(
         f"{PL}class A:\n    def f(self):\n        self.p = pl.ParallelLoader(self.l, [self.d])\n"
         "    def g(self):\n        return self.p.per_device_loader(self.d)\n",
