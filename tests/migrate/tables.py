@@ -105,9 +105,9 @@ CHANGES = {
     ),
     "a loader by the name of a bar": one(
         f"{PL}def f(l, d, tpu):\n    bar = pl.ParallelLoader(l, [d]).per_device_loader(d) if tpu else tqdm(l)\n"
-        "    if tpu:\n        bar = pl.ParallelLoader(l, [d]).per_device_loader(d)\n    bar.set_postfix(loss=1)\n",
+        "    if tpu:\n        bar = pl.ParallelLoader(l, [d]).per_device_loader(d)\n    bar.set_postfix(loss=1)\n    bar.close()\n",
         f"{PL}def f(l, d, tpu):\n    bar = pl.MpDeviceLoader(l, d) if tpu else tqdm(l)\n"
-        "    if tpu:\n        bar = pl.MpDeviceLoader(l, d)\n    bar.set_postfix(loss=1)\n",
+        "    if tpu:\n        bar = pl.MpDeviceLoader(l, d)\n    bar.set_postfix(loss=1)\n    bar.close()\n",
     ),
     "a loader that a class keeps": one(
         f"{PL}class A:\n    def f(self):\n        self.p = pl.ParallelLoader(self.l, [self.d])\n"

@@ -72,7 +72,7 @@ class Loaders:
         for node in [read, *(node for node in bound if self._key(cell, node) in keys)]:
             parent = cell.parents[node]
             call = cell.parents[parent] if isinstance(parent, cst.Arg) else None
-            asked = isinstance(parent, cst.Attribute) and parent.attr.value in ("next", "close")
+            asked = isinstance(parent, cst.Attribute) and parent.attr.value == "next"
             if asked or (isinstance(call, cst.Call) and code(call.func) == "next"):
                 return True
         return False
