@@ -78,6 +78,13 @@ CHANGES = {
         "import torch_xla_py.xla_model as xm\ndef f():\n    return xm.xla_device()\n",
         f"{XM}{TX}def f():\n    return torch_xla.device()\n",
     ),
+    "a launch and a loader of a star": one(
+        "from torch_xla.distributed.parallel_loader import *\nfrom torch_xla.distributed.xla_multiprocessing import *\n"
+        "def f(r):\n    g(ParallelLoader(l, [d]).per_device_loader(d))\nspawn(f, nprocs=8)\n",
+        "from torch_xla.distributed.parallel_loader import *\nfrom torch_xla.distributed.parallel_loader import MpDeviceLoader\n"
+        f"from torch_xla.distributed.xla_multiprocessing import *\n{KIT}"
+        'def f(r):\n    g(MpDeviceLoader(l, d))\ntpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+    ),
     "a module that has moved": one(
         "from torch_xla.experimental import pjrt\ndef f():\n    return pjrt.world_size(), pjrt.using_pjrt()\n",
         "from torch_xla import runtime as pjrt\ndef f():\n    return pjrt.world_size(), True\n",
@@ -95,6 +102,12 @@ CHANGES = {
     "a loader in one step, by keyword": one(
         f"{PL}def f(x, d):\n    return pl.ParallelLoader(loader=x, devices=[d], drop_last=True).per_device_loader(d)\n",
         f"{PL}def f(x, d):\n    return pl.MpDeviceLoader(loader=x, device=d)\n",
+    ),
+    "a loader by the name of a bar": one(
+        f"{PL}def f(l, d, tpu):\n    bar = pl.ParallelLoader(l, [d]).per_device_loader(d) if tpu else tqdm(l)\n"
+        "    if tpu:\n        bar = pl.ParallelLoader(l, [d]).per_device_loader(d)\n    bar.set_postfix(loss=1)\n    bar.close()\n",
+        f"{PL}def f(l, d, tpu):\n    bar = pl.MpDeviceLoader(l, d) if tpu else tqdm(l)\n"
+        "    if tpu:\n        bar = pl.MpDeviceLoader(l, d)\n    bar.set_postfix(loss=1)\n    bar.close()\n",
     ),
     "a loader that a class keeps": one(
         f"{PL}class A:\n    def f(self):\n        self.p = pl.ParallelLoader(self.l, [self.d])\n"
@@ -208,6 +221,20 @@ CHANGES = {
         "get_ipython().system('curl x/env-setup.py -o a')\nget_ipython().system('pip install timm cloud-tpu-client')\n",
         "# tpukit: not needed: curl x/env-setup.py -o a\nget_ipython().system('pip install timm')\n",
     ),
+    "wheels of one's own": one(
+        "STORE = 'gs://tpu-pytorch/wheels'\nWHEEL = 'torch-{}-cp36-cp36m-linux_x86_64.whl'.format(v)\n"
+        '!pip uninstall -y torch torchvision\n!gsutil cp "$STORE/$WHEEL" .\n!pip install "$WHEEL" timm\n'
+        "!pip uninstall -y torch-lucent typing\nx = 1\n",
+        "# tpukit: not needed: STORE = 'gs://tpu-pytorch/wheels'\n"
+        "# tpukit: not needed: WHEEL = 'torch-{}-cp36-cp36m-linux_x86_64.whl'.format(v)\n"
+        "# tpukit: not needed: !pip uninstall -y torch torchvision\n"
+        '# tpukit: not needed: !gsutil cp "$STORE/$WHEEL" .\n!pip install timm\n'
+        "!pip uninstall -y torch-lucent typing\nx = 1\n",
+    ),
+    "a shell line of Python's": one(
+        "import os\ndef f():\n    os.system('curl x/env-setup.py -o a')\n    os.system('pip install timm cloud-tpu-client')\n",
+        "import os\ndef f():\n    # tpukit: not needed: curl x/env-setup.py -o a\n    os.system('pip install timm')\n",
+    ),
     "dead variables": one(
         "import os\nos.environ['XRT_TPU_CONFIG'] = 'x'\nassert os.environ['COLAB_TPU_ADDR'], 'no TPU'\ndef f():\n"
         "    os.environ['XLA_TENSOR_ALLOCATOR_MAXSIZE'] = '1'\n    return 1\n",
@@ -270,6 +297,16 @@ STOPS = {
         (1, 5),
         "worker",
     ),
+    "a default value of a function": (
+        (f"{XM}{XMP}def f(rank, device=xm.xla_device()):\n    pass\nxmp.spawn(f, nprocs=8)\n",),
+        (1, 3),
+        "worker",
+    ),
+    "a decorator's argument": (
+        (f"{XM}{XMP}@of(xm.xrt_world_size())\ndef f(rank):\n    pass\nxmp.spawn(f, nprocs=8)\n",),
+        (1, 3),
+        "worker",
+    ),
     "a launch of today": ((f"{TX}{KIT}d = torch_xla.device()\ntpukit.launch(f)\n",), (1, 3), "worker"),
     "a launch that does not wait": ((f"{XMP}xmp.spawn(f, nprocs=8, join=False)\n",), (1, 2), "join=False"),
     "DataParallel": (
@@ -287,6 +324,11 @@ STOPS = {
     "no Python": ((XM, "x = 1\nprint 'a'\n"), (2, 2), "Missing parentheses"),
     "a head that reads the address": (("import os\nif os.environ['COLAB_TPU_ADDR']:\n    x = 1\n",), (1, 2), "chips"),
     "getattr": ((f"{XM}f = getattr(xm, 'is_master_proc')\n",), (1, 2), "is_master_ordinal"),
+    "a name of another module": ((f"{XMP}def f(l, d):\n    xmp.MpDeviceLoader(l, d)\n",), (1, 3), "parallel_loader.Mp"),
+    "an invented name of another module": (("import torch_xla\ntorch_xla.load('x')\n",), (1, 2), "torch.load"),
+    "a name like a private one": (("import torch_xla\ntorch_xla.set_default_env()\n",), (1, 2), "what is in torch_xla"),
+    "TorchTPU's device of a model": ((f"{XM}def f(net):\n    net.to('tpu')\n",), (1, 3), "xla"),
+    "TorchTPU's device of a tensor": ((f"{XM}import torch\nx = torch.zeros(2, device='tpu:0')\n",), (1, 3), "xla"),
     "TorchTPU's device": (("import torch\nimport torch_xla\nd = torch.device('tpu')\n",), (1, 3), "xla"),
 }
 
@@ -305,6 +347,10 @@ LEFT_ALONE = {
     "a loader with another use": (
         f"{PL}def f(l, d):\n    p = pl.ParallelLoader(l, [d])\n    g(p)\n    return p.per_device_loader(d)\n",
     ),
+    "a loader that is asked for its next batch": (
+        f"{PL}def f(l, d):\n    p = pl.ParallelLoader(l, [d])\n    it = p.per_device_loader(d)\n    return next(it)\n"
+        "def g(l, d):\n    return pl.ParallelLoader(l, [d]).per_device_loader(d).next()\n",
+    ),
     "another default type": ("import torch\ntorch.set_default_tensor_type('torch.cuda.FloatTensor')\n",),
     "magics, and a % that is none": (
         "%matplotlib inline\nx = '''\n!pip install cloud-tpu-client\n%d''' % (\n1\n% 2)\n?x\ny = !ls\n",
@@ -314,6 +360,11 @@ LEFT_ALONE = {
     "an import that may fail": (
         "try:\n    from torch_xla.core.xla_model import is_master_proc\nexcept ImportError:\n    pass\n",
     ),
+    "an import that may fail in any way": (
+        "try:\n    from torch_xla.core.xla_model import is_master_proc\nexcept Exception:\n    pass\n"
+        "try:\n    import torch_xla.utils.gcsfs as gcs\nexcept:\n    gcs = None\n",
+    ),
+    "tpu as a word": (f"{XM}def f(net):\n    net.to(name='tpu')\n    train(device='tpu')\n",),
     "a name that may be missing": (
         f"{XM}try:\n    xm.is_master_proc()\nexcept (ImportError, AttributeError):\n    pass\n",
     ),
@@ -327,6 +378,8 @@ NOTES = {
     "bfloat16": (("import os\nos.environ['XLA_USE_BF16'] = '1'\n",), "XLA_USE_BF16"),
     "export": (("!export XLA_USE_BF16=1\n",), "export"),
     "after the launch": ((f"{XM}{XMP}xmp.spawn(f, nprocs=8)\nxm.save(a, b)\n",), "kernel"),
+    "one core": ((f"{XMP}xmp.spawn(f, nprocs=1)\n",), "one core"),
+    "Lightning 2": (("import pytorch_lightning as pl\nt = pl.Trainer(tpu_cores=8, gpus=0)\n",), "Trainer"),
     "in another branch than the launch": (
         (f"{XM}{XMP}if tpu:\n    xmp.spawn(f, nprocs=8)\nelse:\n    xm.master_print('a')\n",),
         "kernel",

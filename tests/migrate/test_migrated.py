@@ -74,6 +74,12 @@ def test_a_stop_names_its_line_and_what_to_do_and_is_there_again(cells, place, w
     assert [row.rule for row in again] == [row.rule for row in stops]
 
 
+def test_a_launch_that_is_not_rewritten_brings_no_import():
+    cell = "import torch_xla.distributed.xla_multiprocessing as xmp\nxmp.spawn(f, **given)\n"
+    texts, found = rows_of(cell)
+    assert (texts, [row.kind for row in found]) == ([cell], ["stop"])
+
+
 @pytest.mark.parametrize("cells", LEFT_ALONE.values(), ids=LEFT_ALONE.keys())
 def test_what_is_nobody_elses_business_is_left_alone(cells):
     texts, found = rows_of(*cells)
@@ -245,8 +251,13 @@ def test_errors_are_of_their_kind(tmp_path):
     assert issubclass(NotInstalled, ModuleNotFoundError)
     with pytest.raises(NoSuchFile):
         migrate(tmp_path / "nowhere.py")
+    old = tmp_path / "old.py"
+    old.write_text(OLD)
+    with pytest.raises(WrongValue, match="no folder"):
+        migrate(old, output=tmp_path / "none" / "new.py")
     text = tmp_path / "text.ipynb"
-    for content in ("not JSON", "[]", "{}"):
+    odd = ('{"cells": [1]}', '{"cells": {}}', '{"cells": [{"source": null}]}', '{"cells": [{"source": [1]}]}')
+    for content in ("not JSON", "[]", "{}", *odd):
         text.write_text(content)
         with pytest.raises(WrongValue):
             migrate(text)

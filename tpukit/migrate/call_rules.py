@@ -3,7 +3,7 @@
 Each returns what the call is today, or a text that says why only a person can know.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import libcst as cst
 
@@ -55,8 +55,8 @@ def _comments(item: cst.CSTNode) -> list[cst.Comment]:
     return [one.comment for one in (space.first_line, *space.empty_lines) if one.comment]
 
 
-def launch(call: cst.Call, kit: str) -> cst.Call | str:
-    """Return `tpukit.launch` of the same function, in place of `xmp.spawn`."""
+def launch(call: cst.Call, kit: Callable[[], str]) -> cst.Call | str:
+    """Return `tpukit.launch` of the same function, in place of `xmp.spawn`; `kit` imports tpukit and says as what."""
     places = ("fn", "args", "nprocs", "join", "daemon", "start_method")
     if any(one.star for one in call.args):
         return "its arguments are made elsewhere"
@@ -66,7 +66,8 @@ def launch(call: cst.Call, kit: str) -> cst.Call | str:
     if "join" in given and code(given["join"].value) != "True":
         return "join=False has no counterpart: a launch returns when all cores are done"
     first, args = given["fn"], given.get("args")
-    old_rank = cst.parse_expression(f"{kit}.on_old_rank(fn)")
+    own_name = kit()
+    old_rank = cst.parse_expression(f"{own_name}.on_old_rank(fn)")
     wrapped = old_rank.with_changes(args=[cst.Arg(first.value)])
     gone = {one for name, one in given.items() if name not in ("fn", "args")}
     one_core = "nprocs" in given and code(given["nprocs"].value) == "1"
@@ -83,7 +84,7 @@ def launch(call: cst.Call, kit: str) -> cst.Call | str:
         else:
             new.append(keyword("cores", "1").with_changes(comma=one.comma))
     new = joined([*new, keyword("backend", '"xla"')], call.args[-1])
-    return call.with_changes(func=cst.parse_expression(f"{kit}.launch"), args=new)
+    return call.with_changes(func=cst.parse_expression(f"{own_name}.launch"), args=new)
 
 
 def _argument(element: cst.BaseElement) -> cst.Arg:

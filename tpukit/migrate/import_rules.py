@@ -74,6 +74,12 @@ class ImportRules(NameRules):
 
     def _dead_import(self, statement: cst.CSTNode, name: str, dead: str) -> None:
         if self._guarded(statement, dead):
-            self._tell("note", statement, "guarded", "not there today: left, since the code bears that", old=name)
+            self._tell(
+                "note",
+                statement,
+                "guarded",
+                "not there today: left, since the code bears that, and goes its other way",
+                old=name,
+            )
         else:
             self._tell("stop", statement, "dead name", *advice(name, dead), old=name)

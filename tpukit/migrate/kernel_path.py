@@ -61,8 +61,10 @@ class KernelPath:
 
     def _follow(self, cell: Cell, node: cst.CSTNode, later: bool) -> bool:
         """Go through what a node runs, last things first; return whether it launches."""
-        if isinstance(node, cst.FunctionDef | cst.Lambda):
-            return False
+        if isinstance(node, cst.FunctionDef | cst.Lambda):  # defaults and decorators run where it stands
+            here = [*getattr(node, "decorators", ()), node.params]
+            launches = [self._once(cell, one, later) for one in reversed(here)]
+            return any(launches)
         if isinstance(node, cst.If):
             body = self._follow(cell, node.body, later)
             other = self._follow(cell, node.orelse, later) if node.orelse else False

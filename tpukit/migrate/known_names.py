@@ -4,6 +4,7 @@ import difflib
 import functools
 import importlib.metadata
 import json
+import re
 from pathlib import Path
 
 XM, XR = "torch_xla.core.xla_model", "torch_xla.runtime"
@@ -115,6 +116,13 @@ def advice(dotted: str, dead: str) -> tuple[str, str]:
             one = names[name]
             return f"gone since {one['since']}", one["today"] or one["note"] or "write out what it did"
     module, _, name = dead.rpartition(".")
-    near = difflib.get_close_matches(name, _table("api").get(module, {}).get("names", ()), 1)
     why = "neither torch_xla 2.8 nor 2.9 has it"
+    for other, one in invented.items():
+        if other.rpartition(".")[2] == name:
+            return why, one["right"]
+    public = [other for other in _table("api") if not re.search(r"(^|\.)_", other)]
+    if there := [other for other in public if name in _table("api")[other].get("names", ())]:
+        return why, f"{min(there, key=len)}.{name}?"
+    names = [one for one in _table("api").get(module, {}).get("names", ()) if one[0] != "_"]
+    near = difflib.get_close_matches(name, names, 1)
     return why, f"{module}.{near[0]}?" if near else f"what is in {module} today, or write out what it did"

@@ -41,6 +41,8 @@ class Loaders:
             parent, targets = cell.parents[call], self._targets(cell, call)
             read_at_once = isinstance(parent, cst.Attribute) and parent.attr.value == "per_device_loader"
             bound = bool(targets) and all(self._key(cell, one) in self._good for one in targets)
+            if read_at_once and self._is_stepped(cell, cell.parents[parent]):
+                return False
             return arguments(call) is not None and (read_at_once or bound)
         made_here = call.func.value
         if self.is_one(cell, made_here):
@@ -58,9 +60,22 @@ class Loaders:
         if isinstance(parent, cst.AssignTarget | cst.Del | cst.AnnAssign):
             return "bound"
         if isinstance(parent, cst.Attribute) and parent.attr.value == "per_device_loader" and parent.value is node:
-            return "read" if isinstance(cell.parents[parent], cst.Call) else "other"
+            call = cell.parents[parent]
+            return "read" if isinstance(call, cst.Call) and not self._is_stepped(cell, call) else "other"
         above = cell.parents[parent] if isinstance(parent, cst.Arg) else None
         return "length" if isinstance(above, cst.Call) and code(above.func) == "len" else "other"
+
+    def _is_stepped(self, cell: Cell, read: cst.CSTNode) -> bool:
+        """Return whether batches are asked for one by one, which an MpDeviceLoader has no way for."""
+        keys = {self._key(cell, one) for one in self._targets(cell, read)} - {None}
+        bound = [node for node in cell.parents if keys and isinstance(node, cst.Name | cst.Attribute)]
+        for node in [read, *(node for node in bound if self._key(cell, node) in keys)]:
+            parent = cell.parents[node]
+            call = cell.parents[parent] if isinstance(parent, cst.Arg) else None
+            asked = isinstance(parent, cst.Attribute) and parent.attr.value == "next"
+            if asked or (isinstance(call, cst.Call) and code(call.func) == "next"):
+                return True
+        return False
 
     def _key(self, cell: Cell, node: cst.CSTNode) -> tuple | None:
         """Return what two uses of one variable have in common, and no others."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import libcst as cst
 from libcst.metadata import Assignment, GlobalScope, ImportAssignment
 
-from tpukit.migrate.known_names import RENAMED, USUAL, of_today
+from tpukit.migrate.known_names import PARALLEL_LOADER, RENAMED, SPAWN, STARTS_THE_RUNTIME, USUAL, of_today
 from tpukit.migrate.old_cells import Cell, code, dotted
 
 
@@ -123,7 +123,8 @@ class Meanings:
     def _from_star(self, name: str) -> Meaning | None:
         for cell, node in self._stars:
             written = f"{dotted(node.module)}.{name}"
-            if written in RENAMED:  # other names of a star are unknown to us, not dead
+            # Other names of a star are unknown to us, not dead.
+            if written in {*RENAMED, *STARTS_THE_RUNTIME, SPAWN, PARALLEL_LOADER}:
                 return Meaning(written, node, cell)
         return None
 

@@ -179,6 +179,8 @@ def _place_of_kit(file: OldFile, texts: list[str], found: list[Row]) -> int | No
 def _write(text: str, old: Path, output: Path | None, *, force: bool) -> Path:
     name = f"{old.stem.removesuffix('.tpukit')}.tpukit{old.suffix}"
     to = old.with_name(name) if output is None else output / name if output.is_dir() else output
+    if not to.parent.is_dir():
+        raise WrongValue(f"there is no folder {to.parent} to write to", fix=f"mkdir -p {to.parent}")
     if to.exists():
         same = to.samefile(old)
         if not same and to.read_bytes() == text.encode():

@@ -63,12 +63,13 @@ class NameRules(cst.CSTTransformer):
 
     def _guarded(self, node: cst.CSTNode, name: str, meaning: Meaning | None = None) -> bool:
         """Return whether the code itself looks first whether a name is there, or bears that it is not."""
-        errors = r"\b(ImportError|ModuleNotFoundError)\b" if meaning is None else r"\bAttributeError\b"
+        errors = r"\b(ImportError|ModuleNotFoundError|Exception)\b" if meaning is None else r"\bAttributeError\b"
         leaf, child, called_elsewhere = name.rpartition(".")[2], node, False
         for one in self._cell.above_of(node):
             called_elsewhere = called_elsewhere or isinstance(one, cst.FunctionDef | cst.Lambda)
             if isinstance(one, cst.Try) and child is one.body and not called_elsewhere:
-                borne = any(found.type and re.search(errors, code(found.type)) for found in one.handlers)
+                caught = [code(found.type) if found.type else "Exception" for found in one.handlers]
+                borne = any(re.search(errors, found) for found in caught)
             elif isinstance(one, cst.If | cst.IfExp | cst.BooleanOperation):
                 asks = code(one.left if isinstance(one, cst.BooleanOperation) else one.test)
                 borne = "torch_xla.__version__" in asks or re.search(rf"hasattr\(.*['\"]{leaf}['\"]", asks)

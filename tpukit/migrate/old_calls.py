@@ -1,6 +1,7 @@
 """Rules for calls: what each is today, or why only a person can know."""
 
 import re
+from functools import partial
 
 import libcst as cst
 from libcst.metadata import ExpressionContext
@@ -15,6 +16,7 @@ from tpukit.migrate.set_up import is_asked
 
 _DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
 _DEVICES = f"{XM}.get_xla_supported_devices"
+_OF_A_DEVICE = {"torch.device", "torch.set_default_device", "torch.autocast", "torch.amp.autocast"}
 _IN_THE_KERNEL = (
     "it starts the runtime in the kernel, and the launch after it is refused",
     "delete it, or move it into the worker function",
@@ -75,7 +77,8 @@ class OldCalls(NameRules):
         if full == _DEVICES:
             return self._devices(original, updated), "runtime"
         if full == SPAWN:
-            return call_rules.launch(updated, self._book.alias("tpukit", self._cell, original.func, meaning)), "launch"
+            kit = partial(self._book.alias, "tpukit", self._cell, original.func, meaning)
+            return call_rules.launch(updated, kit), "launch"
         if full == PARALLEL_LOADER:
             return self._make_loader(original, updated), "loader"
         if full in ADAMW and any(one.star for one in original.args):
@@ -89,10 +92,17 @@ class OldCalls(NameRules):
                 "a thread for each device of the process, which has one: write a worker function, launch it",
                 "device",
             )
-        asked = code(original.args[0].value) if full == "torch.device" and original.args else ""
-        if re.match(r"['\"]tpu\b", asked) and "torch_tpu" not in self._book.meanings.bound:
-            self._tell("stop", original, "dead name", *advice('torch.device("tpu")', 'torch.device("tpu")'))
+        self._look_at_device(original, full)
         return None, ""
+
+    def _look_at_device(self, call: cst.Call, full: str) -> None:
+        """Tell of "tpu" where torch asks for a device."""
+        first = full in _OF_A_DEVICE or (isinstance(call.func, cst.Attribute) and call.func.attr.value == "to")
+        names = {None} if first else set()
+        names |= {"device"} if first or full.startswith("torch.") else set()
+        asked = [code(one.value) for one in call.args if (one.keyword and one.keyword.value) in names]
+        if any(re.match(r"['\"]tpu\b", one) for one in asked) and "torch_tpu" not in self._book.meanings.bound:
+            self._tell("stop", call, "dead name", *advice('torch.device("tpu")', 'torch.device("tpu")'))
 
     def _by_text(self, original: cst.Call, updated: cst.Call):
         """Do the same for calls of no imported name: getattr, and what nbconvert makes of lines for the shell."""
@@ -102,6 +112,7 @@ class OldCalls(NameRules):
             if full.startswith("torch_xla.") and (dead := dead_part(full)):
                 kind = ("note", "guarded") if len(args) > 2 else ("stop", "dead name")
                 self._tell(kind[0], original, kind[1], *advice(full, dead))
+        self._look_at_device(original, "")
         return None, ""
 
     def _count_cores(self, original: cst.Call, updated: cst.Call) -> cst.Call:

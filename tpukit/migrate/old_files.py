@@ -30,7 +30,8 @@ class OldFile:
             text = path.read_bytes().decode()
             self._book = json.loads(text.removeprefix("\ufeff")) if path.suffix == ".ipynb" else None
         except ValueError as error:  # of either: it is no UTF-8, or no JSON
-            raise WrongValue(f"{path} cannot be read: {error}", fix="open it in Jupyter and save it again") from error
+            fix = "open it in Jupyter and save it again" if path.suffix == ".ipynb" else "save it as UTF-8"
+            raise WrongValue(f"{path} cannot be read: {error}", fix=fix) from error
         self.path, self._text = path, text
         if self._book is None:
             self.texts, self.numbers = [text], [None]
@@ -42,6 +43,9 @@ class OldFile:
                 found="its cells are in worksheets" if old else "JSON without cells",
                 fix=f"jupyter nbconvert --to notebook {path}" if old else "a notebook, as Jupyter saves it",
             )
+        if not _are_cells(self._book["cells"]):
+            fix = "a notebook, as Jupyter saves it"
+            raise WrongValue(f"{path} is no notebook", found="a cell without a text", fix=fix)
         self._cells = [one for one in enumerate(self._book["cells"], start=1) if one[1].get("cell_type") == "code"]
         self.texts, self.numbers = [_source(cell) for _, cell in self._cells], [number for number, _ in self._cells]
 
@@ -67,6 +71,15 @@ class OldFile:
 def first_cell(address: str = "") -> str:
     """Return the cell that finds the kit or installs it, the same as in the kit's notebooks."""
     return _KIT_CELL.read_text().replace("ADDRESS", address).rstrip("\n")
+
+
+def _are_cells(cells: object) -> bool:
+    texts = (
+        [one.get("source", "") if isinstance(one, dict) else None for one in cells] if isinstance(cells, list) else [0]
+    )
+    return all(
+        isinstance(one, str) or (isinstance(one, list) and all(isinstance(x, str) for x in one)) for one in texts
+    )
 
 
 def _source(cell: dict) -> str:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import libcst as cst
 
 from tpukit.migrate.book import Book
-from tpukit.migrate.known_names import XM
+from tpukit.migrate.known_names import SPAWN, XM
 from tpukit.migrate.name_rules import ADAMW
 from tpukit.migrate.old_cells import Cell, code, dotted
 from tpukit.migrate.rows import Row
@@ -24,11 +24,18 @@ _TEXTS = {
     "padding": 'transformers 3 and later: padding="max_length", truncation=True',
     "pretrained": 'runs with a warning: weights="IMAGENET1K_V1"',
     "AdamW": "the optimizer of transformers had eps=1e-6 and weight_decay=0.0 where nobody gave them",
+    "one core": "it ran in the kernel, which kept what it changed: a process keeps it to itself: use run.results",
+    "Trainer": "Lightning 2 has no gpus, progress_bar_refresh_rate and others of Lightning 1: TypeError",
     "comment": "a launch that is only a comment: comments are never rewritten",
     "modules": "the notebook does not hold this module: migrate its file too, or install what has taken its place",
     "XLA_USE_BF16": "it still acts: bfloat16 on the device, while .dtype says float32",
     "export": "a shell of its own: it never did anything, and is left as it is",
     "torch": "pip would put another torch in place of the image's own, and torch_xla would not import with it",
+}
+_OF_LIGHTNING_1 = {
+    *("gpus", "num_processes", "distributed_backend", "progress_bar_refresh_rate", "weights_summary", "amp_level"),
+    *("checkpoint_callback", "early_stop_callback", "resume_from_checkpoint", "auto_lr_find", "auto_scale_batch_size"),
+    *("terminate_on_nan", "track_grad_norm", "reload_dataloaders_every_epoch", "replace_sampler_ddp", "log_gpu_memory"),
 }
 _IN_PLACE = {"engine", "wtfml", "fastai_xla_extensions", "utils", "dataset", "model", "config", "train"}
 
@@ -107,6 +114,11 @@ def _of_call(cell: Cell, node: cst.Call, book: Book) -> str:
     )
     if full == f"{XM}.mesh_reduce":
         return "mesh_reduce"
+    if full == SPAWN:
+        places = {one.keyword.value if one.keyword else at: code(one.value) for at, one in enumerate(node.args)}
+        return "one core" if "1" in (places.get("nprocs"), places.get(2)) else ""
+    if full.endswith(".Trainer") and full.split(".")[0] in ("pytorch_lightning", "lightning"):
+        return "Trainer" if given.keys() & _OF_LIGHTNING_1 else ""
     if full == f"{XM}.save":
         tests = [code(one.test) for one in cell.above_of(node) if isinstance(one, cst.If)]
         return "save" if any(re.search(r"[<>]", one) for one in tests) else ""

@@ -7,7 +7,7 @@ import libcst as cst
 from tpukit.migrate.known_names import PL
 from tpukit.migrate.meanings import Meanings
 from tpukit.migrate.old_cells import Cell, code
-from tpukit.migrate.shell_lines import DEAD_VARIABLES, SETUP
+from tpukit.migrate.shell_lines import DEAD_VARIABLES, SETUP, is_setup
 
 _DEAD = "|".join(DEAD_VARIABLES)
 _READ = re.compile(rf"environ\[\s*['\"]({_DEAD})['\"]\s*\]|environ\.(?:setdefault|pop)\(\s*['\"]({_DEAD})['\"]")
@@ -41,7 +41,15 @@ def is_for_set_up(small: cst.BaseSmallStatement, cells: list[Cell]) -> bool:
     reads = [line for line in shell if re.search(rf"[${{]{name.value}\b", line)]  # $VERSION, {VERSION}
     others = [line for line in lines if line not in shell and re.search(rf"\b{name.value}\b", line)]
     sets = all(re.match(rf"#|{name.value}\s*=[^=]", line) for line in others)
-    return bool(reads) and sets and all(SETUP.search(line) for line in reads)
+    return bool(reads) and sets and all(is_setup(line, names_of_software(cells)) for line in reads)
+
+
+def names_of_software(cells: list[Cell]) -> set[str]:
+    """Return the notebook's variables that hold where a TPU's software is: WHEEL = "torch_xla-1.7.whl"."""
+    found = (
+        re.match(r"\s*(\w+)\s*=[^=]", line) for cell in cells for line in cell.source.split("\n") if SETUP.search(line)
+    )
+    return {one[1] for one in found if one}
 
 
 def without_statement(small: cst.BaseSmallStatement, cells: list[Cell]) -> cst.BaseSmallStatement | None:

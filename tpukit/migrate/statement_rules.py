@@ -7,7 +7,7 @@ import libcst as cst
 from tpukit.migrate.magics import MARK
 from tpukit.migrate.name_rules import NameRules
 from tpukit.migrate.old_cells import code
-from tpukit.migrate.set_up import is_for_set_up, why_not_needed, without_statement
+from tpukit.migrate.set_up import is_for_set_up, names_of_software, why_not_needed, without_statement
 from tpukit.migrate.shell_lines import without_setup
 
 
@@ -46,7 +46,7 @@ class StatementRules(NameRules):
             kept = [one for one in stands if one]
             return self._as_comment(updated, code(gone[0]).strip(), kept)
         if text := _shell_text(original):
-            new = without_setup(text)
+            new = without_setup(text, names_of_software(self._book.cells))
             if new is None:
                 self._tell("change", original, "set-up", "removed: Colab and Kaggle have torch_xla", old=text)
                 holder = without_statement(original.body[0], self._book.cells)
@@ -72,7 +72,7 @@ class StatementRules(NameRules):
         """Take what set a TPU up out of a line for the shell."""
         text = self._cell.kept[mark]
         for_set_up = is_for_set_up(line.body[0], self._book.cells)
-        new = None if for_set_up else without_setup(text)
+        new = None if for_set_up else without_setup(text, names_of_software(self._book.cells))
         if new is None:
             holder = isinstance(line.body[0], cst.Assign) and not for_set_up
             comment = f"# tpukit: not needed: {text.strip().splitlines()[0]}"
@@ -100,7 +100,7 @@ def _shell_text(line: cst.SimpleStatementLine) -> str:
 def _shell_string(line: cst.SimpleStatementLine) -> cst.SimpleString | None:
     value = getattr(line.body[0], "value", None) if len(line.body) == 1 else None
     if isinstance(value, cst.Call) and re.fullmatch(
-        r"get_ipython\(\)\.(system|getoutput|run_line_magic|magic)", code(value.func)
+        r"get_ipython\(\)\.(system|getoutput|run_line_magic|magic)|os\.system", code(value.func)
     ):
         last = value.args[-1].value if value.args else None
         return last if isinstance(last, cst.SimpleString) else None
