@@ -293,7 +293,7 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
         print("RUN", run.device, mean, sorted(environ), environ["TORCH_TPU_TOPOLOGY"])
         print("KERNEL", dict(os.environ) == before, TorchTpuRuntime().is_started())
     """)
-    assert "DEVICE tpu False" in said
+    assert "DEVICE tpu:0 False" in said
     names = "['TORCH_TPU_SLICEBUILDER_ADDRESSES', 'TORCH_TPU_TOPOLOGY', 'TORCH_TPU_XPROF_SESSION_ID']"
     assert f"RUN TPU v5e core by TorchTPU 2.0 {names} 1,1,1" in said
     assert "KERNEL True False" in said
