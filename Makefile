@@ -167,7 +167,7 @@ chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FI
 .platforms/torchtpu/installed: $(installed)
 	$(python) -m uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .platforms/torchtpu
 	grep -vE '^torch(_xla)?[>=<]' requirements.txt > .platforms/torchtpu/requirements.txt
-	$(python) -m uv pip install --python .platforms/torchtpu/bin/python torch_tpu xla_cpu_pjrt==0.0.1 pytest psutil nbconvert ipykernel -r .platforms/torchtpu/requirements.txt
+	$(python) -m uv pip install --python .platforms/torchtpu/bin/python torch_tpu xla_cpu_pjrt==0.0.1 pytest psutil nbconvert ipykernel pydicom python-gdcm -r .platforms/torchtpu/requirements.txt
 	@touch $@
 
 clean:  ## remove what these commands installed and cached; results under runs/ stay

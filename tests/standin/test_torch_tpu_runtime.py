@@ -63,16 +63,18 @@ def test_a_kernel_in_which_torch_tpu_has_another_library_is_refused(monkeypatch)
         on_chips(lambda core: core.rank)
 
 
-def test_the_packages_own_batchnorm_still_needs_the_correction():
+@pytest.mark.parametrize("name", ["batch_norm", "instance_norm"])
+def test_the_packages_own_running_statistics_still_need_the_correction(name):
     """Where this fails TorchTPU updates the statistics itself: remove backends/running_statistics.py."""
 
     def work(core):
         mean, variance = torch.zeros(4, device=core.device), torch.ones(4, device=core.device)
-        x = (torch.randn(16, 4) + 3).to(core.device)
-        nn.functional.batch_norm.__wrapped__(x, mean, variance, training=True)
+        x, normalise = (torch.randn(16, 4, 2) + 3).to(core.device), getattr(torch, name)
+        given = (x, None, None, mean, variance, True, 0.1, 1e-5, False)
+        normalise.__wrapped__(*given)
         own = mean.tolist(), variance.tolist()
-        nn.functional.batch_norm(x, mean, variance, training=True)
-        return own, (mean.cpu() - 0.1 * x.cpu().mean(0)).abs().max() < 1e-6, str(x.device)
+        normalise(*given)
+        return own, (mean.cpu() - 0.1 * x.cpu().mean((0, 2))).abs().max() < 1e-6, str(x.device)
 
     assert on_chips(work).results == [(([0.0] * 4, [1.0] * 4), True, "tpu:0")]
 
@@ -148,6 +150,19 @@ def test_a_compiled_model_has_the_losses_of_an_eager_one():
     assert eager == pytest.approx(compiled, abs=1e-5)
 
 
+def test_attention_is_rehearsed_although_the_kernel_that_torchtpu_has_for_it_is_the_chips_alone():
+    def work(core):
+        torch.manual_seed(0)
+        torch.set_float32_matmul_precision("highest")
+        model = core.model(nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True))
+        outputs = model(torch.randn(2, 5, 8).to(core.device))
+        outputs.square().sum().backward()
+        return outputs, model.self_attn.in_proj_weight.grad
+
+    (found,), (expected,) = on_chips(work).results, on("cpu", work).results
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 # ---- what goes wrong -------------------------------------------------------------------------------------------------
 
 
@@ -200,13 +215,12 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
 # ---- from one session to the next ------------------------------------------------------------------------------------
 
 
-def test_a_second_session_compiles_little_where_torchtpus_own_folder_is_kept(tmp_path, monkeypatch, capfd):
-    monkeypatch.setenv("TORCH_TPU_TIER3_COMPILATION_CACHE_ROOT", str(tmp_path))
+def test_a_second_session_compiles_little_where_what_was_compiled_is_kept(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("STANDIN_LOG", "1")
     compiles = []
     for session in ("one", "two"):  # what the processes of a host share in memory does not outlive a restart of it
         monkeypatch.setenv("TORCH_TPU_TIER2_COMPILATION_CACHE", f"tpukit-{os.getpid()}-{session}")
-        on_chips(train, None, 1)
+        on_chips(train, None, 1, keep_compiles=tmp_path)
         compiles.append(len(re.findall("compiled a program", "".join(capfd.readouterr()))))
     assert compiles[0] > 3 * compiles[1], compiles
 
@@ -234,7 +248,10 @@ def test_a_checkpoint_goes_from_torch_xla_to_torchtpu_and_back(tmp_path):
         assert epochs == 1 or "resumed from step-" in done.stdout
         rows = json.loads(done.stdout.splitlines()[-1])
     expected = on("cpu", train, None, 3, cores=2).results[0][0]
-    torch.testing.assert_close(torch.tensor(rows), torch.tensor(expected), atol=1e-4, rtol=1e-4)
+    (losses, valid), (its_losses, its_valid) = torch.tensor(rows).T, torch.tensor(expected).T
+    torch.testing.assert_close(losses, its_losses, atol=1e-4, rtol=1e-4)
+    # torch_xla's running variance of images is of n samples: its epochs validate with a little less.
+    torch.testing.assert_close(valid, its_valid, atol=0, rtol=5e-3)
 
 
 def test_the_stand_in_shows_its_chips_where_torch_tpu_looks_for_them():

@@ -56,9 +56,12 @@ class TorchTpuStandInRuntime(TorchTpuRuntime):
             yield address, played | {"TF_CPP_MIN_LOG_LEVEL": "1"}  # the plugin has a line for each program otherwise
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
+        import torch
+
         address, machine = meeting_point
         play(machine)
         show_chips(topology.cores)
+        torch.backends.cuda.enable_flash_sdp(False)  # else attention is a kernel in the chips' own code
         super().start(body, topology, process=process, meeting_point=address)
 
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from machines import KAGGLE
 from torch import nn
-from torch.nn import functional as F
 
 import tpukit
 from tpukit import WorkerFailed, launch
@@ -172,12 +171,18 @@ def test_a_training_is_that_of_the_cpu_backend_to_the_bit():
 
 
 def test_running_statistics_are_updated_as_pytorch_updates_them(monkeypatch):
-    monkeypatch.setattr(F, "batch_norm", F.batch_norm)  # put back after this test
+    for function in ("batch_norm", "instance_norm"):
+        monkeypatch.setattr(torch, function, getattr(torch, function))  # put back after this test
     torch.manual_seed(0)
-    plain = [nn.BatchNorm1d(4), nn.BatchNorm2d(4, momentum=None), nn.BatchNorm3d(4, momentum=0.3, affine=False)]
+    batch, instance = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d), (nn.InstanceNorm1d, nn.InstanceNorm3d)
+    others = [{}, {"momentum": None}, {"momentum": 0.3, "affine": False}]
+    plain = [layer(4, **more) for layer, more in zip(batch, others, strict=True)]
+    plain += [layer(4, track_running_stats=True) for layer in instance]
+    plain.append(nn.BatchNorm1d(4, dtype=torch.float64))
     ours = copy.deepcopy(plain)
     frozen = nn.BatchNorm1d(4, track_running_stats=False)
-    inputs = [torch.randn(6, 4, *[5] * axes) * 3 + 2 for axes in (0, 2, 3)]
+    inputs = [torch.randn(6, 4, *[5] * axes) * 3 + 2 for axes in (0, 2, 3, 1, 3)]
+    inputs.append(inputs[0].double() + 1e9)  # as float32 all of them are the same
     expected = [layer(layer(x)) for layer, x in zip(plain, inputs, strict=True)]
     correct_running_statistics.__wrapped__("cpu")
     found = [layer(layer(x)) for layer, x in zip(ours, inputs, strict=True)]
@@ -186,7 +191,7 @@ def test_running_statistics_are_updated_as_pytorch_updates_them(monkeypatch):
     for one, other in zip(ours, plain, strict=True):
         assert one.running_mean.allclose(other.running_mean)
         assert one.running_var.allclose(other.running_var)
-        assert one.num_batches_tracked == other.num_batches_tracked == 2
+        assert one.num_batches_tracked == other.num_batches_tracked
 
 
 def test_a_core_that_raises_is_named():
@@ -288,7 +293,7 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
         print("RUN", run.device, mean, sorted(environ), environ["TORCH_TPU_TOPOLOGY"])
         print("KERNEL", dict(os.environ) == before, TorchTpuRuntime().is_started())
     """)
-    assert "DEVICE tpu False" in said
+    assert "DEVICE tpu:0 False" in said
     names = "['TORCH_TPU_SLICEBUILDER_ADDRESSES', 'TORCH_TPU_TOPOLOGY', 'TORCH_TPU_XPROF_SESSION_ID']"
     assert f"RUN TPU v5e core by TorchTPU 2.0 {names} 1,1,1" in said
     assert "KERNEL True False" in said

@@ -122,6 +122,10 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
     assert (both.state, "a launch takes torch_tpu" in both.fact) == ("warning", True)
     older = found(look(replace(TPU_VM, versions=versions | {"torch_xla": "2.9.0", "torch": "2.9.0"})), "versions")
     assert "torch_tpu" not in older.fact
+    for apart in ({"torch": "2.9.0"}, {"torch": "2.10.1"}, {"libtpu": None}):
+        finding = found(look(replace(TPU_VM, versions=versions | apart)), "versions")
+        assert (finding.state, "it needs libtpu, and torch 2.11 to 2.15" in finding.fact) == ("failure", True)
+        assert "pip install --upgrade 'torch>=2.11,<2.16' torch_tpu" in finding.fix
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""BatchNorm's running statistics on TorchTPU: 0.2.0 normalises as PyTorch does and never updates them, in silence.
+"""Running statistics on TorchTPU: 0.2.0 normalises as PyTorch does and never updates them, in silence.
 
 A network would be evaluated with the means and variances it was made with, 0 and 1, whatever it was trained on.
 """
@@ -8,30 +8,34 @@ import functools
 
 @functools.cache
 def correct_running_statistics(device_type: str = "tpu") -> None:
-    """Have every BatchNorm that trains on such devices update its running statistics, in this process, for good."""
-    import torch.nn.functional as F
+    """Have every BatchNorm and InstanceNorm that trains on such devices update them, in this process, for good."""
+    import torch
 
-    whole = F.batch_norm
+    for name, first_axis in {"batch_norm": 0, "instance_norm": 2}.items():
+        setattr(torch, name, _updating(getattr(torch, name), device_type, first_axis))
 
+
+def _updating(whole, device_type: str, first_axis: int):
+    # torch.nn.functional, and with it every layer, calls these two of torch, and gives the arguments by position.
     @functools.wraps(whole)
-    def batch_norm(
-        input, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5
-    ):  # torch's own names, by which it is called
-        if not training or running_mean is None or input.device.type != device_type:
-            return whole(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    def normalise(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
+        if not training or running_mean is None or x.device.type != device_type:
+            return whole(x, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled)
         # Without them, so that they are updated once also where a later TorchTPU does it.
-        outputs = whole(input, None, None, weight, bias, training, momentum, eps)
-        _update(input, running_mean, running_var, momentum)
+        outputs = whole(x, weight, bias, None, None, training, momentum, eps, cudnn_enabled)
+        _update(x, running_mean, running_var, momentum, first_axis)
         return outputs
 
-    F.batch_norm = batch_norm
+    return normalise
 
 
-def _update(x, running_mean, running_var, momentum: float) -> None:
-    """Move running statistics towards those of a batch (N, C, ...), the variance of n - 1 samples as PyTorch has it."""
+def _update(x, running_mean, running_var, momentum: float, first_axis: int) -> None:
+    """Move running statistics towards those of (N, C, ...), the variance of n - 1 samples as PyTorch has it."""
     import torch
 
     with torch.no_grad():
-        variance, mean = torch.var_mean(x.detach().float(), [axis for axis in range(x.ndim) if axis != 1])
-        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-        running_var.lerp_(variance.to(running_var.dtype), momentum)
+        values = x.detach().to(torch.promote_types(x.dtype, torch.float32))
+        axes = [axis for axis in range(first_axis, x.ndim) if axis != 1]
+        for running, found in zip((running_var, running_mean), torch.var_mean(values, axes), strict=True):
+            # Of an image each, they are averaged over the images.
+            running.lerp_(found.reshape(-1, x.shape[1]).mean(0).to(running.dtype), momentum)

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.backends import KEEP_VARIABLE, Folders, folders_of
-from tpukit.essentials.machine.host_facts import Host
+from tpukit.essentials.machine.host_facts import Host, numbers
 from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.show import Table, as_html, current_cell
 
@@ -190,11 +190,7 @@ def install_line(host: Host, *, rehearse_graphs: bool = False) -> str:
 
 def is_too_old(torch: str) -> bool:
     """Say whether a torch is older than any that this kit runs on."""
-    return _numbers(torch) < _numbers(OLDEST_TORCH)
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    return numbers(torch) < numbers(OLDEST_TORCH)
 
 
 def base(version: str) -> str:

@@ -24,7 +24,7 @@ _PACKAGES = (
     *("tensorflow", "tensorflow-cpu", "tensorflow-tpu"),
 )
 
-_TORCH_OF_TORCH_TPU = [2, 11]  # its first; 2.9 is the last that torch_xla is for
+TORCH_OF_TORCH_TPU = (2, 11)  # its first; 2.9 is the last that torch_xla is for
 
 # The first match wins. KAGGLE_USERNAME is a credential that Colab users set too, and every image derived from Colab's
 # (Kaggle's is one) may have COLAB_*, so Kaggle and Vertex AI come before Colab. Some variables exist but are empty.
@@ -102,7 +102,7 @@ class Host(Table):
     def tpu_package(self) -> str:
         """What drives TPU chips here, "torch_xla" or "torch_tpu": of both, the one that the installed torch is for."""
         torch, torch_tpu, torch_xla = (self.versions.get(name) for name in ("torch", "torch_tpu", "torch_xla"))
-        is_new = [int(part) for part in (torch or "0.0").split(".")[:2]] >= _TORCH_OF_TORCH_TPU
+        is_new = numbers(torch or "0.0") >= TORCH_OF_TORCH_TPU
         return "torch_tpu" if torch_tpu and (is_new or not torch_xla) else "torch_xla"
 
     @property
@@ -180,3 +180,8 @@ def _filesystem_size(path: Path) -> int | None:
         return None
     statistics = os.statvfs(path)
     return statistics.f_blocks * statistics.f_frsize
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """Return the first two numbers of a version, by which releases are compared."""
+    return tuple(int(part) for part in version.split(".")[:2] if part.isdigit())

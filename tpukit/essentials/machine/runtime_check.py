@@ -15,7 +15,7 @@ from tpukit.essentials.machine.environment import (
     is_too_old,
     needed_changes,
 )
-from tpukit.essentials.machine.host_facts import Host
+from tpukit.essentials.machine.host_facts import TORCH_OF_TORCH_TPU, Host, numbers
 from tpukit.essentials.machine.instructions import how_to_get_a_tpu, how_to_restart, how_to_start_afresh
 from tpukit.essentials.machine.places import THIS_MACHINE, Machine
 from tpukit.essentials.show import Finding, Findings, human_size
@@ -149,6 +149,9 @@ def _versions(host: Host, environ: Mapping[str, str]) -> Finding:
         fact = f"torch {torch}, torch_tpu {versions['torch_tpu']}"
         if torch_xla:
             fact += f" (and torch_xla {torch_xla}, which is for another torch: a launch takes torch_tpu)"
+        if numbers(torch) < TORCH_OF_TORCH_TPU or (host.chips and not libtpu):
+            fix = f"`{percent}pip install --upgrade 'torch>=2.11,<2.16' torch_tpu`, then {how_to_restart(host)}"
+            return Finding(name, "failure", f"{fact}, libtpu {libtpu}: it needs libtpu, and torch 2.11 to 2.15", fix)
         if not host.chips:
             return Finding(name, "ok", fact)
         fix = "launch all the same; or take an environment with torch 2.9 and torch_xla 2.9, which is tested more"
