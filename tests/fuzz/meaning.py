@@ -241,7 +241,7 @@ def a_table(folder: Path, draw: random.Random, names: list[str], of: dict, tone:
         one.refusals.append("label 'kind' of row [0-9]+ is missing")
     if kind in ("as it is", "parquet", "feather") and are_numbers:  # a column that was read wrongly?
         one.refusals.append("labels are numbers, and these are not")
-    is_truth = names[0] == "True" and kind in ("as numbers", "csv", "tsv", "csv.gz", "csv.zip", "jsonl")
+    is_truth = names[0] == "True" and kind in ("as numbers", "csv", "tsv", "csv.gz", "csv.zip")
     if is_truth and "classes" not in options:  # a quantity
         of.update({number: str(float(name == "True")) for number, name in of.items()})
     return one
@@ -344,7 +344,10 @@ def a_dataset(folder: Path, draw: random.Random, names: list[str], of: dict, ton
 
         source = Wrapped(dataset)  # nothing says that its labels are still those of the names
         of.update({number: str(target) for number, target in zip(numbers, dataset.targets, strict=True)})
-    return Collection("", source, {"size": SIDE}, numbers, of)
+    options = {"size": SIDE}
+    if kind in ("plain", "subset", "numbered") and draw.random() < 0.5:
+        options["classes"] = draw.sample(names, len(names))  # which a dataset's numbers are matched to by its own names
+    return Collection("", source, options, numbers, of)
 
 
 def joined(folder: Path, draw: random.Random, names: list[str], of: dict, tone: int) -> Collection:
@@ -401,13 +404,15 @@ def relabel(images, one: Collection, draw: random.Random) -> None:
     form = draw.choice(["array", "floats", "series", "shuffled series", "taken series"])
     if form == "taken series":
         one.refusals += ["in the order of the images already", "rows, and the images were rows"]
-    images.labels = {
+    put = {
         "array": lambda: new,
         "floats": lambda: new.astype(float).tolist(),
         "series": lambda: of_rows,
         "shuffled series": lambda: of_rows.set_axis(draw.sample(range(len(of_rows)), len(of_rows))),
         "taken series": lambda: of_rows.iloc[images.rows],
-    }[form]()
+    }
+    with contextlib.redirect_stdout(io.StringIO()):
+        images.labels = put[form]()
     if form == "shuffled series":
         one.refusals.append("in the order of the images already")  # which by chance it may seem
     names = dict(enumerate(images.classes))

@@ -50,6 +50,9 @@ WHOLE = {
     "progressive": encoded(picture(70, 90), progressive=True),
     "grey": encoded(picture(64, 64, "L")),
     "CMYK": encoded(picture(64, 64, "CMYK")),
+    "YCCK": encoded(picture(64, 64, "CMYK")).replace(
+        b"Adobe\0d\0\0\0\0\0", b"Adobe\0d\0\0\0\0\2"
+    ),  # Adobe's note says so
     "stored as RGB": encoded(picture(64, 48), keep_rgb=True),
     **{f"turned by its header, {how} of 8": encoded(picture(40, 60), exif=turned(how)) for how in range(1, 9)},
     "turned by its header, smaller than asked for": encoded(picture(20, 30), exif=turned(6)),

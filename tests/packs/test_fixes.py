@@ -657,8 +657,8 @@ def _(folder):
     table = table_of(folder, species=["dog", "Dog ", "dog", "cat"])
 
     def mended(fix):
-        done = eval(re.search(r"table\.[\w.()]+", fix)[0], {"table": table})
-        assert quietly(table.assign(species=done), labels="species").classes == ["cat", "dog"]
+        done = eval(re.search(r"table\..*?\)", fix)[0], {"table": table})
+        assert quietly(done, labels="species").classes == ["cat", "dog"]
         os.rename(folder_of(folder / "in", "cat/a.png", "Cat/a.png") / "Cat", folder / "in" / "dog")
         quietly("in", "b")
 
@@ -1381,6 +1381,315 @@ def _(folder):
     return lambda: read_tfrecords("."), lambda fix: list(
         read_tfrecords(eval(fix.partition(": ")[2], {"Path": Path, "folder": "."}))
     )
+
+
+# ---- ordinary mistakes ----
+
+
+ARGUMENTS = {"size": [(8, 8), 8.5, "8", 0], "seed": [-1], "shard": [0], "workers": [0]}
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ARGUMENTS.items() for value in values])
+def test_a_number_that_is_none_is_said_with_the_one_that_was_meant(name, value, tmp_path):
+    def call(**options):
+        pack(items(), "pack", progress="off", **options)
+
+    def mended(fix):
+        call(**eval(f"dict({fix})"))
+
+    fixes.check(
+        "checked_files: {} is a whole number, {} or more, got {}",
+        lambda _: (lambda: call(**{name: value}), mended),
+        tmp_path,
+    )
+
+
+@fixes("checked_files: {} is a whole number, {} or more, got {}")
+def _(folder):
+    made = quietly(items())
+    return (
+        lambda: build_cache(made, size=16, workers=0, progress="off"),
+        lambda fix: build_cache(made, size=16, progress="off", **eval(f"dict({fix})")),
+    )
+
+
+@fixes('packing: damaged is "raise", "skip", or a share from 0 to 1, got {}')
+def _(folder):
+    return lambda: quietly(items(), damaged="ignore"), lambda fix: quietly(items(), **eval(f"dict({fix})"))
+
+
+@fixes("splitting: valid is the share of the images to validate on, between 0 and 1, got {}")
+def _(folder):
+    made = quietly(items())
+    return lambda: made.split(20), lambda fix: made.split(**eval(f"dict({fix})"))
+
+
+def one_deeper(*files):
+    @fixes("image_folders: {} would give the classes {}, and in each lie the same folders")
+    def _(folder):
+        folder_of(Path("in"), *files)
+
+        def mended(fix):
+            assert with_pack(fix).classes[:2] == ["cat", "dog"]
+            assert eval(f"quietly('in', 'b', {fix.rpartition('or ')[2]})").classes
+
+        return lambda: quietly("in"), mended
+
+
+one_deeper("train/cat/1.png", "train/dog/1.png", "train/emu/1.png", "valid/cat/1.png", "valid/dog/1.png")
+one_deeper("train/cat/1.png", "train/dog/1.png", "test/1.png")
+
+
+def with_roles(*files):
+    @fixes("image_folders: {} would give the classes {}, which say nothing of what is seen")
+    def _(folder):
+        folder_of(Path("in"), *files)
+
+        def mended(fix):
+            assert eval(f"quietly('in', 'b', {fix.rpartition('or ')[2]})").classes
+            options = {"root": "in"}
+            call = re.search(r"pack\(.*labels=\"label\"\)", fix)[0]
+            names = {"files": list(files), "labels": ["a", "b"] * (len(files) // 2)}
+            call = call.replace("...", "'a', progress='off', workers=1, **options", 1)
+            assert eval(call, {"pack": pack, "pandas": pandas, "options": options, **names}).classes == ["a", "b"]
+
+        return lambda: quietly("in"), mended
+
+
+with_roles("train/cat.0.jpg", "train/dog.0.jpg")
+with_roles("images/0.png", "masks/0.png")
+
+
+@fixes("item_parts: item {} has the word {} among its labels")
+def _(folder):
+    words = ["dog", "emu"]
+
+    def mended(fix):
+        quietly([(picture(1), eval(fix.partition(": ")[2], {"words": words}))])
+
+    return lambda: quietly([(picture(1), words)]), mended
+
+
+@fixes("item_parts: nothing, as where an image is damaged")
+def _(folder):
+    class Damaged(Pictures):
+        raises = False
+
+        def __getitem__(self, index):
+            if index == 1:
+                if self.raises:
+                    raise OSError("not a whole image")
+                return None
+            return super().__getitem__(index)
+
+    dataset = Damaged(targets=[0, 1] * 8)
+
+    def mended(fix):
+        dataset.raises = True
+        assert len(with_pack(fix.replace("...", "*more.pop('items'), ...", 1), items=[dataset]).skipped) == 1
+
+    return lambda: quietly(dataset), mended
+
+
+@fixes("item_parts: the path {}")
+def _(folder):
+    paths, labels = table_of(folder).path.tolist(), [0, 1, 0, 1]
+    known = {"quietly": quietly, "pandas": pandas, "paths": paths, "labels": labels}
+    return lambda: quietly(sorted(Path().glob("*.png"))), lambda fix: eval(f"quietly({fix.partition(': ')[2]})", known)
+
+
+@fixes("items: pack cannot read a {}")
+def _(folder):
+    source = {"path": table_of(folder).path.tolist(), "kind": ["a", "b"] * 2}
+    known = {"quietly": quietly, "pandas": pandas, "source": source}
+    return lambda: quietly(source), lambda fix: eval(f"quietly({fix}, labels='kind')", known)
+
+
+@fixes("items: the dataset has classes that classes= does not name")
+def _(folder):
+    def mended(fix):
+        assert quietly(Pictures(), "a", classes=["emu", "dog", "cat"]).classes == ["emu", "dog", "cat"]
+        assert quietly(Pictures(), "b", classes=None).classes == ["cat", "dog"]
+
+    return lambda: quietly(Pictures(), classes=["cat", "emu"]), mended
+
+
+def as_the_fix_joins(fix, table):
+    """Make the tags that a fix names, and the pack of their columns."""
+    tags = eval(re.search(r"tags = (.*?), pack", fix)[1], {"table": table, "pandas": pandas})
+    call = re.search(r"pack\(.*?\)\)", fix)[0].replace("...", "'a', progress='off', workers=1", 1)
+    return eval(call, {"pack": pack, "table": table, "tags": tags})
+
+
+@pytest.mark.parametrize("mark", [";", "|", ", "])
+def test_tags_in_one_word_become_labels_as_the_fix_says(mark, tmp_path):
+    words = ["cat", "dog", mark.join(["cat", "dog"]), mark.join(["dog", "cat"])]
+    table = table_of(tmp_path, kind=words)
+    with pytest.raises(ValueError, match="several words at once") as caught:
+        quietly(table, labels="kind")
+    made = as_the_fix_joins(str(caught.value), table)
+    labels = np.array([[1, 0], [0, 1], [1, 1], [1, 1]])
+    assert (made.names, made.labels[np.argsort(made.rows)].tolist()) == (["cat", "dog"], labels.tolist())
+
+
+@fixes("label_arrays: label {} holds several words at once, as {}")
+def _(folder):
+    table = table_of(folder, kind=["cat", "dog", "cat;dog", "dog;cat"])
+
+    def mended(fix):
+        assert len(as_the_fix_joins(fix, table).names) == 2
+        call = f"quietly(table, 'b', labels='kind', {fix.rpartition(', ')[2]})"
+        assert len(eval(call, {"quietly": quietly, "table": table}).classes) == 4
+
+    return lambda: quietly(table, labels="kind"), mended
+
+
+def several(*kinds):
+    @fixes("pack_tables: label {} holds several values at once, as {}")
+    def _(folder):
+        table = table_of(folder, kind=list(kinds)).sample(frac=1, random_state=0)
+        return lambda: quietly(table, labels="kind"), lambda fix: as_the_fix_joins(fix, table)
+
+
+several(["cat", "dog"], ["cat"], ["dog"], [])
+several([1, 0], [0, 1], [1, 1], [0, 0])
+
+
+@fixes("label_arrays: label {} of row {} is blank")
+def _(folder):
+    table = table_of(folder, kind=["cat", "", "dog", " "])
+
+    def mended(fix):
+        some = eval(re.search(r"table\[.*\]", fix.partition(";")[0])[0], {"table": table})
+        assert quietly(some, "a", labels="kind").classes == ["cat", "dog"]
+        assert len(quietly(table.replace(" ", ""), "b", labels="kind", classes=["", "cat", "dog"])) == 4
+
+    return lambda: quietly(table, labels="kind"), mended
+
+
+@fixes("label_arrays: labels are numbers, and these are not: {} holds {}")
+def _(folder):
+    table = table_of(folder, day=pandas.to_datetime(["2024-01-01", "2024-01-03"] * 2))
+
+    def mended(fix):
+        texts, days = (
+            eval(call, {"table": table}) for call in re.findall(r"table\[.*?astype\(str\)|\(table.*days", fix)
+        )
+        assert quietly(table.assign(day=texts), "a", labels="day").classes == ["2024-01-01", "2024-01-03"]
+        assert sorted(quietly(table.assign(day=days), "b", labels="day").labels[:, 0].tolist()) == [0, 0, 2, 2]
+
+    return lambda: quietly(table, labels="day"), mended
+
+
+MASK = np.eye(16, dtype=np.uint8)
+COLOURS = [(0, 0, 0), (255, 0, 0)]
+COLOURED = Image.fromarray(np.array(COLOURS, np.uint8)[MASK])
+KNOWN = {"numpy": numpy, "PIL": PIL, "colours": COLOURS}
+
+
+def masked(mask, key, pattern, known=KNOWN, truth=MASK):
+    """A row for a mask that is none, and for each way of the fix to make it one."""
+
+    @fixes(f"masks: {key}")
+    def _(folder):
+        def mended(fix):
+            found = re.findall(pattern, fix)
+            assert found
+            for number, call in enumerate(found):
+                done = eval(call, {**known, "mask": mask})
+                taken = quietly([(picture(1), done)], f"pack-{number}").take([0])[0, ..., 3]
+                assert np.array_equal(taken, truth), call
+
+        return lambda: quietly([(picture(1), mask)]), mended
+
+
+SHAPE = "a mask is (H, W), one class number for each pixel, and this has the shape {}"
+MODE = "a mask is one class number for each pixel, and this is an image of mode {}"
+NUMBERS = "a mask holds class numbers, whole and from 0 to 255, and this {} ({})"
+masked(COLOURED, MODE, r"sum.*\)\)")
+masked(Image.fromarray(MASK).convert("LA"), MODE, r"mask\.getchannel.*\)")
+masked(np.asarray(COLOURED), SHAPE, r"sum.*?colours\)\)")
+masked(np.stack([1 - MASK, MASK]), SHAPE, r"mask\.argmax\(0\)")
+masked(np.stack([1 - MASK, MASK], axis=2), SHAPE, r"mask\.argmax\(-1\)")
+masked(MASK.astype(int) * 300, NUMBERS, r"numpy\.searchsorted.*?\)", {"numpy": numpy, "values": [0, 300]})
+masked(-MASK.astype(int), NUMBERS, r"numpy\.where.*?\)", truth=MASK * 255)
+
+
+@fixes("masks: the image has {} pixels, and its mask {}")
+def _(folder):
+    image, mask = picture(1, side=32), Image.fromarray(MASK)
+
+    def mended(fix):
+        quietly([(image, eval(fix.partition(": ")[2], {"image": image, "mask": mask, "PIL": PIL}))])
+
+    return lambda: quietly([(image, mask)]), mended
+
+
+@fixes("masks: the mask is a JPEG, which blurs class numbers")
+def _(folder):
+    Image.fromarray(MASK * 255).save("mask.jpg", quality=95)
+    mask = Image.open("mask.jpg")
+
+    def mended(fix):
+        done = eval(fix.rpartition("classes ")[2], {"mask": mask, **KNOWN})
+        done.save("mask.png")
+        assert np.array_equal(quietly([(picture(1), Image.open("mask.png"))]).take([0])[0, ..., 3], MASK)
+
+    return lambda: quietly([(picture(1), mask)]), mended
+
+
+@fixes("pack_sources: labels= is names of columns, or of what items hold, got a {}")
+def _(folder):
+    table = table_of(folder, kind=["a", "b"] * 2)
+    known = {"quietly": quietly, "table": table}
+    return lambda: quietly(table, labels=table.kind), lambda fix: eval(f"quietly(table, {fix})", known)
+
+
+@fixes("pack_sources: pack reads tables of pandas, got a {}")
+def _(folder):
+    pyarrow = pytest.importorskip("pyarrow")
+    table = pyarrow.Table.from_pandas(table_of(folder, kind=["a", "b"] * 2))
+    return lambda: quietly(table, labels="kind"), lambda fix: eval(
+        fix.replace("...", "'a', labels='kind', progress='off', workers=1"), {"pack": pack, "table": table}
+    )
+
+
+CHANGED = {
+    "cat/0.png": "cat\\0.png",
+    "0.png": "0.PNG",
+    "1.PNG": "1.png",
+    "2.png": " 2.png ",
+}
+
+
+@pytest.mark.parametrize(("file", "path"), CHANGED.items())
+def test_a_path_that_is_written_otherwise_is_mended_as_the_fix_says(file, path, tmp_path):
+    folder_of(tmp_path, file)
+    table = pandas.DataFrame({"path": [path]})
+
+    def mended(fix):
+        assert len(quietly(table.assign(path=eval(re.search(r"table\[.*?\.str.*?\)", fix)[0], {"table": table})))) == 1
+
+    fixes.check("pack_shards: image {} cannot be packed: {}", lambda _: (lambda: quietly(table), mended), tmp_path)
+
+
+def dialect(option, *, text=None, **written):
+    @fixes("pack_tables: {} {}")
+    def _(folder):
+        table = table_of(folder, kind=["Bär", "élan"] * 2)
+        table.to_csv("table.csv", index=False, **written)
+        if text is not None:
+            Path("table.csv").write_text(text)
+
+        def mended(fix):
+            assert option in fix
+            assert len(with_pack(fix, labels="kind").classes) == 2
+
+        return lambda: quietly("table.csv", labels="kind"), mended
+
+
+dialect("encoding='utf-16'", encoding="utf-16")
+dialect("index_col=False", text="path,kind\n0.png,cat,\n1.png,dog,\n")
 
 
 # ---- all of them ----

@@ -5,6 +5,7 @@ import re
 import struct
 import zipfile
 import zlib
+from unittest import mock
 
 import numpy as np
 import pandas
@@ -19,7 +20,8 @@ from tpukit.packs import build_cache, cache_or_decode, pack, pack_shards
 from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import orientation, to_rgb
 from tpukit.packs.items import _all_labels
-from tpukit.packs.masks import open_mask
+from tpukit.packs.masks import join, open_mask
+from tpukit.packs.splitting import split_by_group
 
 
 @pytest.fixture(autouse=True)
@@ -153,6 +155,87 @@ def test_joined_packs_of_other_classes_are_no_training(tmp_path):
         check_classes(model, batches[1], "validation")
     with pytest.raises(ValueError, match="number their classes differently"):
         remember_classes(model, tpukit.essentials.data.Batches(ConcatDataset([one, two]), batch_size=2))
+
+
+def names_of(records):
+    """Return what each image, known by its first pixel, is called in a pack."""
+    return {int(image[0, 0, 0]): records.classes[label] for image, label in records}
+
+
+def grey(value):
+    return Image.new("RGB", (16, 16), (value,) * 3)
+
+
+class Greys(torch.utils.data.Dataset):
+    def __init__(self, classes, targets):
+        self.classes, self.targets = list(classes), list(targets)
+
+    def __len__(self):
+        return len(self.targets)
+
+    def __getitem__(self, index):
+        return grey(10 * index), self.targets[index]
+
+
+@pytest.mark.parametrize(
+    "classes", [["emu", "dog", "cat"], {"emu": 0, "dog": 1, "cat": 2}, {2: "cat", 0: "emu", 1: "dog"}]
+)
+def test_classes_in_another_order_than_the_datasets_are_matched_by_name(tmp_path, classes):
+    for number, source in enumerate([Greys(["cat", "emu"], [0, 1]), Subset(Greys(["cat", "emu"], [0, 1]), [0, 1])]):
+        made = quietly(source, tmp_path / str(number), classes=classes)
+        assert (made.classes, names_of(made)) == (["emu", "dog", "cat"], {0: "cat", 10: "emu"})
+    assert names_of(quietly(Greys(["n1", "n2", "n3"], [2, 0]), tmp_path / "c", classes=classes)) == {
+        0: "cat",
+        10: "emu",
+    }
+
+
+def test_classes_do_not_join_datasets_that_number_them_differently(tmp_path):
+    joined = ConcatDataset([Greys(["cat", "dog"], [0, 1]), Greys(["dog", "emu"], [0, 1])])
+    with pytest.raises(ValueError, match="number their classes differently"):
+        quietly(joined, tmp_path / "a", classes=["cat", "dog"])
+
+
+def test_a_set_of_classes_has_no_order(tmp_path):
+    with pytest.raises(ValueError, match=r"classes=\['cat', 'dog'\]"):
+        quietly(Greys(["cat", "dog"], [0, 1]), tmp_path / "a", classes={"dog", "cat"})
+
+
+def test_numbers_that_are_places_among_other_numbers_are_said(tmp_path, capsys):
+    made = quietly([(grey(number), number) for number in range(5)], tmp_path / "a", classes=range(1, 6))
+    assert "the numbers of items are places in classes=, from 0: 0 stands for '1'" in capsys.readouterr().out
+    made.labels = [0, 1, 2, 3, 4]
+    assert "numbers are places in .classes, from 0: 0 stands for '1'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "names", [["dog", "d\u200bog"], ["dog", "dog\ufeff"], ["big dog", "big  dog"], ["1", "01", "x"]]
+)
+def test_classes_that_differ_by_what_nobody_sees_are_refused(tmp_path, names):
+    folder_of(tmp_path, *(f"{number}.png" for number in range(len(names))))
+    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(len(names))], "kind": names})
+    with pytest.raises(ValueError, match="look like one"):
+        quietly(table, tmp_path / "a", root=tmp_path, labels="kind")
+
+
+def test_words_with_a_line_are_no_numbers(tmp_path):
+    folder_of(tmp_path, "1_2/a.png", "12/a.png")  # Python reads 1_2 as 12
+    assert quietly(tmp_path, tmp_path / "pack").classes == ["1_2", "12"]
+
+
+def test_groups_that_look_like_one_are_said_and_a_blank_is_none(tmp_path, capsys):
+    folder_of(tmp_path, "0.png", "1.png")
+    table = pandas.DataFrame({"path": ["0.png", "1.png"], "patient": ["P1", "p1"]})
+    quietly(table, tmp_path / "a", root=tmp_path, groups="patient")
+    assert "the groups 'P1' and 'p1' look like one, and are two here" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="1 images have no group, first image 1"):
+        quietly(table.assign(patient=["P1", " "]), tmp_path / "b", root=tmp_path, groups="patient")
+
+
+def test_of_two_groups_the_smaller_is_the_one_to_validate_on():
+    groups, classes = np.array([0] * 9 + [1]), np.array([0] * 9 + [1])
+    for seed in range(4):
+        assert [len(part) for part in split_by_group(groups, 0.2, seed, classes)] == [9, 1]
 
 
 # ---- the same data? ------------------------------------------------------------------------------------------------
@@ -459,6 +542,54 @@ def test_what_a_file_or_an_array_cannot_give_is_refused(tmp_path):
     Image.new("L", (8, 8)).save(jpeg, "JPEG")
     with pytest.raises(ValueError, match="the mask is a JPEG"):
         quietly([(Image.new("RGB", (8, 8)), Image.open(jpeg))], tmp_path / "b")
+
+
+@pytest.mark.parametrize("shape", [(16, 16, 1), (1, 16, 16)])
+def test_a_mask_of_one_channel_is_taken_wherever_that_stands(tmp_path, shape):
+    mask = np.eye(16, dtype=np.uint8)
+    taken = quietly([(picture(1), mask.reshape(shape))], tmp_path / "a").take([0])[0, ..., 3]
+    assert np.array_equal(taken, mask)
+
+
+def test_the_values_of_masks_and_that_there_are_no_labels_are_said(tmp_path, capsys):
+    quietly([(picture(1), np.eye(16, dtype=np.uint8) * 3)], tmp_path / "a")
+    assert "masks hold 2 values: 0, 3" in capsys.readouterr().out
+    folder_of(tmp_path, "0.png")
+    quietly(pandas.DataFrame({"path": ["0.png"], "label": [1]}), tmp_path / "b", root=tmp_path)
+    assert "1 image, no labels" in capsys.readouterr().out
+
+
+def test_colours_of_16_bits_that_are_nearly_black_are_said(tmp_path, capsys):
+    def part(kind, data):
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    rows = (b"\0" + np.full((4, 3), 4000, ">u2").tobytes()) * 4
+    head = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
+    (tmp_path / "in" / "a").mkdir(parents=True)
+    data = b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
+    (tmp_path / "in" / "a" / "x.png").write_bytes(data)
+    quietly(tmp_path / "in", tmp_path / "a")
+    assert "1 images of 16 bits are nearly black, none above 4,095" in capsys.readouterr().out
+
+
+def test_tensors_of_bfloat16_are_images(tmp_path):
+    images = [torch.full((3, 8, 8), value / 255).bfloat16() for value in (0, 255)]
+    assert {image.max() for image in quietly([(image, 0) for image in images], tmp_path / "a").take([0, 1])} == {0, 255}
+
+
+def test_a_png_without_a_note_is_not_decoded_to_ask_how_it_lies():
+    stored = io.BytesIO()
+    picture(1).save(stored, "PNG")
+    whole = stored.getvalue()
+    with mock.patch("tpukit.packs.masks._opened") as opened:
+        join(whole, whole)
+    assert not opened.called
+    stored = io.BytesIO()
+    picture(1).save(stored, "PNG", exif=note(6))
+    mask = io.BytesIO()
+    Image.new("L", (16, 16)).save(mask, "PNG")
+    with pytest.raises(ValueError, match="EXIF of the image says to turn it"):
+        join(stored.getvalue(), mask.getvalue())
 
 
 # ---- nothing is left out in silence --------------------------------------------------------------------------------

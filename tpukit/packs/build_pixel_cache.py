@@ -56,8 +56,7 @@ def build_cache(
         ValueError: a number is out of range, or the folder holds a cache of other records or of another size.
         OSError: a record, or the cache that is there, is damaged; the message names it.
     """
-    if workers is not None and workers < 1:
-        raise ValueError(f"workers is 1 or more, got {workers}")
+    workers = whole_number("workers", workers, 1)
     plan = _plan(records, size, exact)
     if folder is None:
         places = _places(records, size)

@@ -7,6 +7,7 @@ import zlib
 from pathlib import Path
 
 from tpukit.essentials.machine import write_whole
+from tpukit.essentials.show import WrongValue
 
 
 def write_file(file: Path, data: bytes) -> None:
@@ -72,5 +73,15 @@ def whole_number(name: str, value, least: int) -> int | None:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < least:
-        raise ValueError(f"{name} is a whole number, {least} or more, got {value!r}")
+        raise WrongValue(
+            f"{name} is a whole number, {least} or more, got {value!r}", fix=f"{name}={_near(value, least)}"
+        )
     return number
+
+
+def _near(value, least: int) -> int:
+    """Return the whole number that was meant: of (224, 224), "224" and 224.0 it is 224."""
+    try:
+        return max(least, int(value[0] if isinstance(value, tuple | list) else value))
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return least

@@ -83,7 +83,7 @@ def _decode_jpeg(data: bytes, size: int | None, exact: bool, out):
         return None  # what one decoder cannot open another may: Pillow decides
     if 64 * width * height > PIXEL_LIMIT:  # it may be shrunk, by eight at most
         _check_pixels(*decoder.decode_jpeg_header(data)[1::-1], data)
-    as_cmyk = colors == "CMYK"  # not rounded as Pillow rounds, so only looked through here
+    as_cmyk = colors in ("CMYK", "YCCK")  # not rounded as Pillow rounds, so only looked through here
     how_turned = orientation(data)
     fits = not as_cmyk and how_turned == 1 and out is not None and out.shape == (height, width, 3)
     how = {"min_height": least, "min_width": least, "buffer": out if fits else None}

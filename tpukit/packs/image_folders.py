@@ -12,6 +12,7 @@ from tpukit.packs.label_arrays import check_classes, in_order
 from tpukit.packs.resumable import UNFINISHED
 
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # which a class may be divided into
+_ROLES = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations"}  # no classes, either
 # Pillow opens these as drawings, as tables of numbers, or with programs of others.
 _NO_PICTURES = {"BUFR", "EPS", "FITS", "GRIB", "HDF5", "MPEG", "PDF", "WMF"}
 
@@ -104,13 +105,21 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
     for name in names:
         first, *others = Path(name).parts
         inside.setdefault(first, set()).add(others[0] if len(others) > 1 else "")
-    below = set.intersection(*inside.values())
-    if "" not in below and len(below) > 1 and not below <= _PARTS and all(mine == below for mine in inside.values()):
-        first = next(iter(inside))
+    below, called = set.intersection(*inside.values()), {name.lower() for name in inside}
+    first = next((name for name in inside if "" not in inside[name]), None)
+    is_alike = len(below) > 1 and not below <= _PARTS and all(mine == below for mine in inside.values())
+    if first is not None and (called <= _PARTS or (is_alike and "" not in below)):
         raise WrongValue(
             f"{folder} would give the classes {', '.join(list(inside)[:4])}, and in each lie the same folders",
-            found=", ".join(sorted(below)[:4]),
+            found=", ".join(sorted(inside[first])[:4]),
             fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or classes={list(inside)}",
+        )
+    if called <= _PARTS or (len(called) > 1 and called <= _PARTS | _ROLES):
+        raise WrongValue(
+            f"{folder} would give the classes {', '.join(list(inside)[:4])}, which say nothing of what is seen",
+            found=f"{len(names):,} images, as {names[0]}",
+            fix='a table says what each image is: pack(pandas.DataFrame({"path": files, "label": labels}), ..., '
+            f'labels="label"), masks="mask" for a column of those; or classes={list(inside)}',
         )
 
 

@@ -104,11 +104,14 @@ def brightest(image) -> int:
     import numpy
     from PIL import Image
 
+    if "float" in str(getattr(image, "dtype", "")):
+        return 0
     if isinstance(image, bytes):
         with Image.open(io.BytesIO(image)) as opened:
             return brightest(opened)
     if hasattr(image, "getbands") and image.mode not in (*_SIXTEEN, "I"):
-        return 0
+        in_16 = any("16" in str(part[-1]) for part in coded(image))  # of which Pillow keeps the upper 8
+        return 256 * max(high for _, high in image.getextrema()) + 255 if in_16 and len(image.getbands()) > 1 else 0
     values = image.detach().cpu().numpy() if hasattr(image, "detach") else numpy.asarray(image)
     return int(values.max()) if values.dtype.kind in "iu" and values.dtype.itemsize > 1 else 0
 

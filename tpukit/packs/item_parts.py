@@ -25,6 +25,7 @@ class Columns:
         masks: the key of the mask; None for none.
         window: of images of more than 8 bits, see `to_rgb`.
         classes: what the numbers of a single label stand for; empty where it is a quantity.
+        own: what they stand for in the dataset itself, where it orders the classes otherwise.
     """
 
     path: object = None
@@ -34,6 +35,7 @@ class Columns:
     masks: object = None
     window: tuple[float, float] | None = None
     classes: Sequence[str] = ()
+    own: Sequence[str] = ()
 
 
 def check_item(item, number: int, columns: Columns) -> tuple:
@@ -52,13 +54,16 @@ def check_item(item, number: int, columns: Columns) -> tuple:
             found=f"{type(item).__name__}: {why}",
             fix=fix or _FIX,
         ) from error
-    values = _labels(labels, number, columns.classes)
-    if columns.classes and len(values) == 1 and values[0] not in range(len(columns.classes)):
+    names = columns.own or columns.classes
+    values = _labels(labels, number, names)
+    if names and len(values) == 1 and values[0] not in range(len(names)):
         raise WrongValue(
-            f"label {values[0]:g} of item {number} is none of the {len(columns.classes)} classes",
-            found=f"classes 0 to {len(columns.classes) - 1}: {', '.join(columns.classes[:4])}, ...",
+            f"label {values[0]:g} of item {number} is none of the {len(names)} classes",
+            found=f"classes 0 to {len(names) - 1}: {', '.join(names[:4])}, ...",
             fix="leave such items out; or classes=() stores the numbers as they are",
         )
+    if columns.own and len(values) == 1:  # the same class, by its name
+        values[0] = columns.classes.index(columns.own[int(values[0])])
     return data, values
 
 
@@ -89,12 +94,19 @@ def _of_dict(item: Mapping, columns: Columns) -> tuple:
     if not labels and columns.labels is None and len(item) > 1 + len(wanted):
         raise WrongValue(
             f"keys {', '.join(map(repr, item))}, and none of the others is a label by its name",
-            fix='pack(..., labels="species") names it; labels=[] for none',
+            fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
         )
     return item[image], item[columns.masks] if columns.masks is not None else None, [item[name] for name in labels]
 
 
 def _of_tuple(item) -> tuple:
+    if isinstance(item, str | os.PathLike):
+        raise _no_paths(item)
+    if item is None:
+        raise WrongType(
+            "nothing, as where an image is damaged",
+            fix='let __getitem__ raise what went wrong: pack(..., damaged="skip") leaves such items out and lists them',
+        )
     if not isinstance(item, tuple | list) or len(item) < 2:
         raise TypeError("no tuple of two parts")
     image, *targets = item
@@ -153,6 +165,11 @@ def _labels(labels: list, number: int, classes: Sequence[str]):
                 )
             label = list(classes).index(label)
         values += numpy.atleast_1d(numpy.asarray(label)).tolist()
+        if word := next((value for value in values if isinstance(value, str)), None):
+            raise WrongValue(
+                f"item {number} has the word {word!r} among its labels",
+                fix='a number for each class there is: [float(name in words) for name in ("cat", "dog")]',
+            )
     if not values:
         return numpy.empty(0, numpy.float32)
     names = [str(name) for name in range(len(values))]
@@ -185,15 +202,22 @@ def read_image(image, window: tuple[float, float] | None):
     if isinstance(image, bytes):
         return image
     if isinstance(image, str | os.PathLike):
-        raise WrongType(
-            f"the path {os.fspath(image)!r}",
-            fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
-        )
+        raise _no_paths(image)
     if hasattr(image, "getbands"):
         return numpy.asarray(to_rgb(image, window))
     first = hasattr(image, "detach")  # torch's images have their channels first
-    array = image.detach().cpu().numpy() if first else numpy.asarray(image)
+    if first:
+        image = image.float() if "bfloat16" in str(image.dtype) else image  # which numpy has not
+        image = image.detach().cpu().numpy()
+    array = numpy.asarray(image)
     return _three_channels(_eight_bits(_channels_last(array, first), window))
+
+
+def _no_paths(path) -> WrongType:
+    return WrongType(
+        f"the path {os.fspath(path)!r}",
+        fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
+    )
 
 
 def _channels_last(array, first: bool):

@@ -9,11 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from tpukit.essentials.data import only_iterates
+from tpukit.essentials.data import inside, only_iterates
 from tpukit.essentials.show import SystemFailed, WrongValue, first_few, screen
 from tpukit.packs.checked_files import write_file
 from tpukit.packs.image_modes import NEARLY_BLACK
 from tpukit.packs.item_parts import Columns, brightest_of, check_item, label_columns
+from tpukit.packs.label_arrays import are_other_numbers
 from tpukit.packs.masks import is_masked, resize
 
 _TWICE = 16  # items of a dataset that are read once more: one that is flipped now and then is the same half of the time
@@ -36,13 +37,15 @@ class Items:
 
     def __init__(self, source, columns: Columns | None = None, classes=None):
         self.source, self.dark = source, []
-        self._columns = replace(columns or Columns(), classes=[str(name) for name in classes or ()])
+        self._columns = replace(columns or Columns(), classes=classes or ())
         self.length = len(source) if hasattr(source, "__len__") else None
         self.by_number = self.length is not None and hasattr(source, "__getitem__") and not only_iterates(source)
         if not self.by_number and not isinstance(source, Iterable) or isinstance(source, Mapping):
             fix = "pass a folder, a table, or items (image, label)"
             if isinstance(source, Mapping) and source:
-                fix = f"pass one of its parts: source[{next(iter(source))!r}]"
+                name, part = next(iter(source.items()))
+                are_words = isinstance(part, list) and all(isinstance(word, str | os.PathLike) for word in part)
+                fix = "pandas.DataFrame(source)" if are_words else f"pass one of its parts: source[{name!r}]"
             raise WrongValue(f"pack cannot read a {type(source).__name__}", fix=fix)
         self._iterator = None if self.by_number else iter(source)
         self._ahead = []
@@ -90,14 +93,27 @@ class Items:
         if self._columns.window is None and pixels.max() < NEARLY_BLACK:
             self.dark += [value for value in [brightest_of(item, self._columns)] if value]
 
-    def _classes(self, asked) -> list[str]:
-        if asked is None and self.labels == 1:
-            return class_names(self.source, None if self.columns is None else self.columns[0])
+    def _classes(self, asked: list[str] | None) -> list[str]:
         if asked and self.labels != 1:
             raise WrongValue(
                 f"classes= names the classes of one label, and items have {self.labels}", fix="leave classes= out"
             )
-        return [str(name) for name in asked or []]
+        if self.labels != 1 or asked == []:
+            return []
+        own = class_names(self.source, None if self.columns is None else self.columns[0], has_others=bool(asked))
+        if asked is None:
+            return own
+        if own and set(own) <= set(asked):
+            self._columns = replace(self._columns, own=own)
+        elif own and (len(own) != len(asked) or set(own) & set(asked)):  # else these are other names for the same
+            raise WrongValue(
+                "the dataset has classes that classes= does not name",
+                found=f"{first_few([name for name in own if name not in asked], 4)}; classes= {first_few(asked, 4)}",
+                fix="name all of them, in any order; classes=None takes the names of the dataset",
+            )
+        elif not own and are_other_numbers(asked):
+            print(f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}")
+        return asked
 
     def read(self, start: int = 0) -> Iterator[tuple]:
         """Yield the number of each item and the item; `Failed` for one that cannot be read, where others follow it."""
@@ -156,10 +172,8 @@ def _all_labels(source) -> bytes:
     """Return what a dataset says of all its labels, without reading an image; nothing where it says nothing."""
     import numpy
 
-    if hasattr(source, "dataset") and hasattr(source, "indices"):  # torch's Subset
-        return _all_labels(source.dataset) + numpy.asarray(source.indices).tobytes()
-    if isinstance(getattr(source, "datasets", None), list | tuple):  # torch's ConcatDataset
-        return b"".join(map(_all_labels, source.datasets))
+    if parts := inside(source):
+        return b"".join(map(_all_labels, parts)) + numpy.asarray(getattr(source, "indices", ())).tobytes()
     if isinstance(tensors := getattr(source, "tensors", None), tuple):  # torch's TensorDataset, the images first
         return b"".join(tensor.detach().cpu().numpy().tobytes() for tensor in tensors[1:])
     kept = [getattr(source, name, None) for name in ("targets", "labels", "_labels")]
@@ -200,10 +214,13 @@ class Failed:
         ) from self.error
 
 
-def class_names(source, label: str | None) -> list[str]:
-    """Return what the numbers of a label stand for, where the dataset says so: torchvision's, Hugging Face's."""
-    if isinstance(datasets := getattr(source, "datasets", None), list | tuple) and datasets:  # torch's ConcatDataset
-        names, *others = (class_names(one, label) for one in datasets)
+def class_names(source, label: str | None, *, has_others: bool = False) -> list[str]:
+    """Return what the numbers of a label stand for, where the dataset says so: torchvision's, Hugging Face's.
+
+    With `has_others`, a dataset that says two things of it says nothing.
+    """
+    if parts := inside(source):
+        names, *others = (class_names(one, label, has_others=has_others) for one in parts)
         if other := next((one for one in others if one != names), None):
             raise WrongValue(
                 "the datasets that are joined number their classes differently",
@@ -211,8 +228,6 @@ def class_names(source, label: str | None) -> list[str]:
                 fix="give them the same classes, in the same order; or pack each for itself",
             )
         return names
-    if hasattr(source, "dataset") and hasattr(source, "indices"):  # torch's Subset
-        return class_names(source.dataset, label)
     if getattr(source, "target_transform", None) is not None:  # what it gives are no longer numbers of its names
         return []
     features = getattr(source, "features", None)
@@ -223,6 +238,8 @@ def class_names(source, label: str | None) -> list[str]:
     numbers = numbers if isinstance(numbers, Mapping) else {}
     if any(numbers.get(name, number) != number for number, name in enumerate(names)):
         if sorted(numbers[name] for name in names if name in numbers) != list(range(len(names))):
+            if has_others:
+                return []
             raise WrongValue(
                 "the dataset says two things of its classes",
                 found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",

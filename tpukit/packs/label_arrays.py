@@ -1,5 +1,6 @@
 """Labels as the float32 they are stored as, where that changes none of them; words and groups as numbers."""
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -66,12 +67,17 @@ def _numbers(column, name: str):
         array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
     if array.dtype.kind not in "biuf":
         value = array.reshape(-1).tolist()[0]
+        fix = (
+            "a column of words is encoded where labels= names it alone; else "
+            f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric(table[{name!r}]), "
+            f"with a decimal comma pandas.to_numeric(table[{name!r}].str.replace(',', '.'))"
+        )
+        if array.dtype.kind in "mM":
+            fix = f"as classes, table[{name!r}].astype(str); in days, (table[{name!r}] - table[{name!r}].min()).dt.days"
         raise WrongValue(
             f"labels are numbers, and these are not: {name!r} holds {value!r}",
             found=f"dtype {dtype or array.dtype}",
-            fix="a column of words is encoded where labels= names it alone; else "
-            f"table[{name!r}].astype('category').cat.codes; of numbers in text, pandas.to_numeric(table[{name!r}]), "
-            f"with a decimal comma pandas.to_numeric(table[{name!r}].str.replace(',', '.'))",
+            fix=fix,
         )
     return array
 
@@ -89,17 +95,30 @@ def in_order(names) -> list[str]:
 
 def check_classes(classes: Sequence[str]) -> None:
     """Raise ValueError where two classes are one, or look like one."""
-    seen, are_numbers = {}, all(map(_reads_as_number, classes))
+    seen = {}
     for name in classes:
-        plain = float(name) if are_numbers else unicodedata.normalize("NFC", name).strip().casefold()
-        if plain in seen:
-            one = "classes= names a class twice" if seen[plain] == name else "two classes look like one"
+        if (plain := _plain(name)) in seen:
+            one, other = sorted((seen[plain], name), key=len)
             raise WrongValue(
-                one,
-                found=f"{seen[plain]!r} and {name!r}",
-                fix="write them in one way: table.species.str.strip().str.lower(), or rename the folder",
+                "classes= names a class twice" if one == other else "two classes look like one",
+                found=f"{one!r} and {other!r}",
+                fix=f"write them in one way: table.replace({{{other!r}: {one!r}}}); or rename the folder",
             )
         seen[plain] = name
+
+
+def _plain(name: str) -> float | str:
+    """Return what names that look like one have in common: their number, or letters without case, and no odd blanks."""
+    if _reads_as_number(name):
+        return float(name)
+    if not name.isascii():  # as a mark of byte order
+        name = unicodedata.normalize("NFC", "".join(one for one in name if unicodedata.category(one) != "Cf"))
+    return " ".join(name.split()).casefold()
+
+
+def are_other_numbers(classes: Sequence[str]) -> bool:
+    """Tell whether classes are numbers, and others than their places: what is a label of 1 then?"""
+    return all(map(_reads_as_number, classes)) and list(map(float, classes)) != list(range(len(classes)))
 
 
 def class_numbers(classes: Sequence[str]) -> dict:
@@ -131,9 +150,16 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     are_numbers = all(_reads_as_number(word.replace(",", ".")) for word in words)
     if classes is None and own is None and are_numbers:
         return None
-    if classes is None:
-        classes = in_order(words) if own is None else own.tolist()
-    classes = [str(one) for one in classes]
+    if blank := {word for word in words if not word.strip()} - set(classes or ()):
+        raise WrongValue(
+            f"label {name!r} of row {next(row for row, value in enumerate(values) if value in blank)} is blank",
+            found=f"{len(words) - len(blank)} other words",
+            fix=f"leave such rows out: table[table[{name!r}].str.strip() != '']; or name them in classes=",
+        )
+    if classes is None and own is None:
+        _refuse_tags(words, name)
+        classes = in_order(words)
+    classes = [str(one) for one in (own if classes is None else classes)]
     check_classes(classes)
     numbers = class_numbers(classes)
     values = [_as_written(value, numbers) for value in values]
@@ -157,6 +183,20 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
     return numpy.array([numbers[value] for value in values], numpy.float32), classes
 
 
+def _refuse_tags(words: set[str], name: str) -> None:
+    """Raise where words are several tags each: of all of them, there are no more tags than ways to combine them."""
+    for mark in ("; ", ";", "| ", "|", ", ", ","):
+        tags = {tag.strip() for word in words for tag in word.split(mark)}
+        if any(mark in word for word in words) and len(tags) <= len(words):
+            example = next(word for word in sorted(words) if mark in word)
+            raise WrongValue(
+                f"label {name!r} holds several words at once, as {example!r}",
+                found=f"{len(tags)} of them, in {len(words)} combinations",
+                fix=f"a label for each: tags = table[{name!r}].str.get_dummies({mark!r}), pack(table.join(tags), ..., "
+                f"labels=list(tags)); or, of combinations that are classes, classes=sorted(set(table[{name!r}]))",
+            )
+
+
 def _as_written(value, numbers: dict):
     """Return a value as classes name it: True or an interval by its text, "007" as 7 where classes are numbers."""
     if isinstance(value, str):
@@ -167,10 +207,9 @@ def _as_written(value, numbers: dict):
 
 def _reads_as_number(word: str) -> bool:
     try:
-        float(word)
+        return math.isfinite(float(word)) and "_" not in word  # as "1_2", which Python takes for 12
     except ValueError:
         return False
-    return True
 
 
 def number_groups(values):
@@ -179,11 +218,16 @@ def number_groups(values):
 
     values = as_list(values)
     # None and NaN belong to no group, and would put the same patient on both sides of a split.
-    if missing := [number for number, value in enumerate(values) if type(value) is not str and _is_missing(value)]:
-        raise WrongValue(f"{len(missing)} images have no group, first image {missing[0]}", fix="name a group for each")
-    # Without what nobody sees: "p1" and "p1 " would put one patient on both sides, too.
-    texts = [str(value).strip() for value in values]
+    # Without what nobody sees: "p1" and "p1 " would, too.
+    texts = ["" if type(value) is not str and _is_missing(value) else str(value).strip() for value in values]
+    if missing := texts.count(""):
+        raise WrongValue(f"{missing} images have no group, first image {texts.index('')}", fix="name a group for each")
     names = sorted(set(texts))  # the few groups, and not the many images: numpy.unique would take seconds
+    alike = {}
+    for name in names:
+        if (other := alike.setdefault(_plain(name), name)) != name:
+            print(f"pack: the groups {other!r} and {name!r} look like one, and are two here")
+            break
     places = {name: place for place, name in enumerate(names)}
     return numpy.fromiter(map(places.__getitem__, texts), numpy.int32, len(texts)), names
 

@@ -6,7 +6,7 @@ So a batch is still one array of bytes, taken, cached, shared between processes 
 
 import io
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.show import WrongValue, first_few
 from tpukit.packs.image_modes import coded, orientation, turn, turn_of, upright
 
 _MASKED = b"tpukit image + mask\0"  # no image format begins so; then the length of the image's file, 8 bytes
@@ -19,10 +19,17 @@ def is_masked(data) -> bool:
 
 def join(image: bytes, mask: bytes) -> bytes:
     """Return an image and its mask, both the bytes of files, as one; the mask turned with an image that will be."""
-    how = orientation(image) if image[:2] == b"\xff\xd8" else _opened(image, turn_of)
+    how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
     if how != 1 and _opened(mask, turn_of) == 1:
         mask = encode_mask(_turned_with(open_mask(mask), _opened(image, lambda file: file.size), how))
     return b"".join([_MASKED, len(image).to_bytes(8, "little"), image, mask])
+
+
+def _turn_of_other(image: bytes) -> int:
+    """Return how an image that is no JPEG says to turn it; most PNGs need not be decoded for that."""
+    if image[:4] == b"\x89PNG" and not any(note in image for note in (b"eXIf", b"tEXt", b"zTXt", b"iTXt")):
+        return 1
+    return _opened(image, turn_of)
 
 
 def image_of(data: bytes):
@@ -108,7 +115,10 @@ def check_alike(image, mask) -> None:
     """Raise ValueError unless an image and its mask have the same height and width."""
     if image.shape[:2] != mask.shape:
         sizes = [f"{one.shape[1]} x {one.shape[0]}" for one in (image, mask)]
-        raise ValueError(f"the image has {sizes[0]} pixels, and its mask {sizes[1]}")
+        raise WrongValue(
+            f"the image has {sizes[0]} pixels, and its mask {sizes[1]}",
+            fix="save the mask at the size of its image: mask.resize(image.size, PIL.Image.Resampling.NEAREST)",
+        )
 
 
 def open_mask(data):
@@ -126,32 +136,44 @@ def read_mask(mask):
     """Return a mask as (H, W) uint8: of a Pillow image with a palette the numbers of its colours.
 
     Args:
-        mask: a Pillow image of one channel, or an array or tensor (H, W) or (1, H, W) of whole numbers from 0 to 255.
+        mask: a Pillow image of one channel, or an array or tensor (H, W), (1, H, W) or (H, W, 1) of whole numbers from
+            0 to 255.
     """
     import numpy
 
     if hasattr(mask, "getbands"):
         if mask.format in ("JPEG", "MPO"):
-            raise ValueError("the mask is a JPEG, which blurs class numbers: save masks as PNG")
+            raise WrongValue(
+                "the mask is a JPEG, which blurs class numbers",
+                fix="draw it again, and save it as PNG; of two classes PIL.Image.fromarray(numpy.asarray(mask) > 127)",
+            )
         if len(mask.getbands()) > 1:
-            raise ValueError(
-                f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}: "
-                "map its colours to numbers, or mask.convert('L') where it is grey"
+            raise WrongValue(
+                f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}",
+                found=f"colours {first_few([colour for _, colour in mask.getcolors(mask.width * mask.height)], 4)}",
+                fix="sum(k * (numpy.asarray(mask) == colour).all(-1) for k, colour in enumerate(colours)), the same "
+                "for all masks; of a grey one mask.getchannel(0)",
             )
         # Pillow makes 8 bits of 2 or 4 in a grey file, so that the brightest is white: of class 3 it makes 255 or 51.
         step = next((by for how, by in (("L;2", 85), ("L;4", 17)) if how in str(coded(mask))), 1)
         mask = numpy.asarray(upright(mask)) // step
     mask = mask.detach().cpu().numpy() if hasattr(mask, "detach") else numpy.asarray(mask)
-    mask = mask[0] if mask.ndim == 3 and mask.shape[0] == 1 else mask
+    if mask.ndim == 3 and 1 in (mask.shape[0], mask.shape[2]):
+        mask = mask[0] if mask.shape[0] == 1 else mask[:, :, 0]
     if mask.ndim != 2 or not mask.size:
-        raise ValueError(f"a mask is (H, W), one class number for each pixel, and this has the shape {mask.shape}")
+        raise WrongValue(
+            f"a mask is (H, W), one class number for each pixel, and this has the shape {mask.shape}",
+            fix="of colours, sum(k * (mask == colour).all(-1) for k, colour in enumerate(colours)); of a channel for "
+            "each class, mask.argmax(0), or mask.argmax(-1) where they are last",
+        )
     if mask.dtype == bool or mask.dtype == numpy.uint8:
         return numpy.ascontiguousarray(mask, numpy.uint8)
     wrong = ~((mask >= 0) & (mask <= 255) & (mask == numpy.floor(mask)))
     if wrong.any():
-        raise ValueError(
-            f"a mask holds class numbers, whole and from 0 to 255, and this {mask[wrong][0]} ({mask.dtype}): "
-            "number the classes from 0; 255 may stand for pixels that do not count, with ignore_index=255"
+        raise WrongValue(
+            f"a mask holds class numbers, whole and from 0 to 255, and this {mask[wrong][0]} ({mask.dtype})",
+            fix="numpy.searchsorted(values, mask), where values are those of all masks, sorted; 255 may stand for "
+            "pixels that do not count, numpy.where(mask < 0, 255, mask), with ignore_index=255",
         )
     return mask.astype(numpy.uint8)
 

@@ -155,10 +155,8 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
                 skipped.append({"row": number, "name": source.name(number), "why": payload})
             else:
                 mend = seen or "copy it again"
-                if payload == os.strerror(errno.ENOENT):
-                    mend = f"check the path{'' if os.path.isabs(source.name(number)) else f', from {os.getcwd()}'}"
-                    if there := glob.glob(glob.escape(source.name(number)) + ".*"):
-                        mend = f'add the ending: table["path"] + "{os.path.splitext(there[0])[1]}"'
+                if payload in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
+                    mend = _right_path(source.name(number))
                 raise SystemFailed(
                     f"image {number} cannot be packed: {source.name(number)}",
                     found=payload,
@@ -175,6 +173,24 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
     write_file(note_of(target, file).with_suffix(".contents"), b"".join(contents))
     write_file(note_of(target, file), json.dumps(note).encode())
     os.replace(part, file)
+
+
+def _right_path(path: str) -> str:
+    """Say how to mend a path at which there is no file, by what is there."""
+    if there := glob.glob(glob.escape(path) + ".*"):
+        return f'add the ending: table["path"] + "{os.path.splitext(there[0])[1]}"'
+    folder, name = os.path.split(path)
+    others = {
+        ".str.strip()": path.strip(),
+        r'.str.replace("\\", "/")': path.replace("\\", "/"),
+        ".str.lower()": os.path.join(folder, name.lower()),
+        ".str.upper()": os.path.join(folder, name.upper()),
+    }
+    if found := next((change for change, other in others.items() if other != path and os.path.isfile(other)), None):
+        return f'write it as the file is called: table["path"]{found}'
+    if "://" in path:
+        return "fetch the files first, and name them as they lie on the disk"
+    return f"check the path{'' if os.path.isabs(path) else f', from {os.getcwd()}'}"
 
 
 def prepare(source: Files | StoredItems, number: int, size: int | None, window=None) -> tuple:

@@ -1,7 +1,7 @@
 """What `pack` can read: a folder of images, a table of paths, or anything that yields images and labels."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -98,11 +98,19 @@ def describe_source(
     Raises as `pack`, and PermissionError where a folder cannot be read.
     """
     columns = columns or Columns()
-    if classes is not None and (isinstance(classes, str) or not isinstance(classes, Iterable)):
-        fix = f"classes=range({classes})" if isinstance(classes, int) else f"classes=[{classes!r}, ...]"
-        raise WrongValue(f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix)
+    classes = None if classes is None else _in_their_order(classes)
     window = check_window(columns.window)
     columns = replace(columns, window=window)
+    if hasattr(labels, "iloc"):
+        raise WrongValue(
+            f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
+            found=f"{len(labels):,} values",
+            fix=f"labels={str(labels.name)!r}" if hasattr(labels, "name") else f"labels={[*map(str, labels)]}",
+        )
+    if hasattr(source, "to_pandas") and not hasattr(source, "features"):  # of Arrow, polars; not of Hugging Face
+        raise WrongValue(
+            f"pack reads tables of pandas, got a {type(source).__name__}", fix="pack(table.to_pandas(), ...)"
+        )
     if is_table_file(source) or (hasattr(source, "columns") and hasattr(source, "iloc")):
         _refuse(columns, "a table", "image")
         described = _describe_table(source, _names(labels), groups, classes, columns)
@@ -119,6 +127,20 @@ def describe_source(
         _refuse(columns, "items", "path", "root")
         described = _describe_items(source, labels, groups, classes, columns)
     return replace(described, settings={"window": list(window)}) if window is not None else described
+
+
+def _in_their_order(classes) -> list[str]:
+    """Return classes= as a list of names; of a dict, as `class_to_idx` or `id2label` are, in the order of numbers."""
+    if isinstance(classes, Mapping):
+        places = set(range(len(classes)))
+        names = classes if places == set(classes) else {number: name for name, number in classes.items()}
+        classes = [names[place] for place in sorted(places)] if places == set(names) else set(classes)
+    if isinstance(classes, str | set | frozenset) or not isinstance(classes, Iterable):
+        fix = f"classes=range({classes})" if isinstance(classes, int) else f"classes=[{classes!r}, ...]"
+        if isinstance(classes, set | frozenset):
+            fix = f"a list, in which they have an order: classes={sorted(map(str, classes))}"
+        raise WrongValue(f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix)
+    return [str(name) for name in classes]
 
 
 def _refuse(columns: Columns, what: str, *names: str) -> None:

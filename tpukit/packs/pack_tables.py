@@ -49,9 +49,16 @@ def load_table(source, *, words: Sequence):
     try:
         table = pandas.read_csv(source, sep=separator, dtype=dict.fromkeys(words, str), low_memory=False)
     except UnicodeDecodeError as error:
-        raise _to_be_read_by(source, "is not in UTF-8", error, "encoding='latin-1'") from error
+        is_utf_16 = error.object[:2] in (b"\xff\xfe", b"\xfe\xff")
+        encoding = "encoding='utf-16'" if is_utf_16 else "encoding='latin-1'"
+        raise _to_be_read_by(source, "is not in UTF-8", error, encoding) from error
     if len(table.columns) == 1 and len(str(table.columns[0]).split(";")) > 1:
         raise _to_be_read_by(source, f"has one column in all, {table.columns[0]!r}", "semicolons", "sep=';'")
+    if len(table) and not isinstance(table.index, pandas.RangeIndex):  # the first field, as the name of its row
+        fields = [str(field) for field in (table.index[0], *table.iloc[0])]
+        found = f"{', '.join(map(str, table.columns))}; and {', '.join(fields)}"
+        why = "has rows of one field more than its first line: names of rows, index_col=0, or an end that is not read"
+        raise _to_be_read_by(source, why, found, "index_col=False")
     return table
 
 
@@ -87,6 +94,16 @@ def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks
             f"classes= names the classes of one label, and labels= names {len(labels)}",
             fix="leave classes= out; or labels= the one column that says the class",
         )
+    for name in labels:
+        values = (value for value in as_list(table[name]) if hasattr(value, "__len__") and not isinstance(value, str))
+        if (several := next(values, None)) is not None:
+            tags = f"pandas.DataFrame(table[{name!r}].tolist(), table.index)"
+            if any(isinstance(value, str) for value in several):
+                tags = f"table[{name!r}].str.join('|').str.get_dummies()"
+            raise WrongValue(
+                f"label {name!r} holds several values at once, as {several!r}",
+                fix=f"a label for each: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
+            )
     encoded = encode_words(table[labels[0]], labels[0], classes) if len(labels) == 1 else None
     if encoded is not None:
         values, found = encoded

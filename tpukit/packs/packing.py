@@ -135,7 +135,7 @@ def share_of(damaged: str | float) -> float:
     if isinstance(damaged, str):
         damaged = {"raise": 0.0, "skip": _FEW}.get(damaged, damaged)
     if isinstance(damaged, bool) or not isinstance(damaged, int | float) or not 0 <= damaged <= 1:
-        raise ValueError(f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}')
+        raise WrongValue(f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}', fix='damaged="skip"')
     return damaged
 
 

@@ -109,6 +109,8 @@ class Records(StoredImages):
                     f"{self.names[0]} is a quantity here, (N, 1) float32, with {len(values)} whole values; as classes: "
                     f"pack(..., classes=range({values[-1] + 1:.0f}))"
                 )
+        elif not self.has_masks:
+            lines[0] += ", no labels"
         if others := found["left_out"]:
             kinds = most_frequent(others)
             lines.append(f"left out: {sum(others.values()):,} files that are no images of a class ({kinds})")
@@ -122,6 +124,10 @@ class Records(StoredImages):
             lines.append(
                 f"{found['dark']:,} images of 16 bits are nearly black, none above {found['brightest']:,}: "
                 f"window=(0, {2 ** found['brightest'].bit_length() - 1}) makes that white"
+            )
+        if self.has_masks:
+            lines.append(
+                f"masks hold {counted(len(found['mask_values']), 'value')}: {first_few(found['mask_values'], 12)}"
             )
         if 255 in found["mask_values"] and set(found["mask_values"]) <= {0, 255}:
             lines.append("masks hold 0 and 255 alone: is 255 a class, divide by 255; or pixels that do not count?")

@@ -18,8 +18,10 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
     """
     import numpy
 
-    if not 0 < valid < 1:
-        raise ValueError(f"valid is the share of the images to validate on, between 0 and 1, got {valid}")
+    if isinstance(valid, str) or not 0 < valid < 1:
+        raise WrongValue(
+            f"valid is the share of the images to validate on, between 0 and 1, got {valid!r}", fix="valid=0.2"
+        )
     names, numbers = numpy.unique(groups, return_inverse=True)
     if len(names) < 2:
         raise WrongValue(
@@ -59,6 +61,8 @@ def _choose(counts, share: float):
     kind = (counts[:, 1:] * weight[1:]).argmax(axis=1) if counts.shape[1] > 1 else numpy.zeros(len(counts), int)
     kinds = sorted(numpy.unique(kind).tolist(), key=lambda one: size[kind == one].sum())
     tried = 14 if len(kinds) <= 10 else 8  # groups of which all choices are tried: 16,384, or 256
+    if len(counts) <= tried:  # kind by kind, the last of few groups would be taken whatever it holds
+        kind[:], kinds = 0, [0]
     chosen, missing = numpy.zeros(len(counts), bool), numpy.zeros(len(total))
     for one in kinds:
         mine = numpy.flatnonzero(kind == one)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tpukit.essentials.data import split_masks
 from tpukit.essentials.show import WrongType, WrongValue, as_html, counted, explain, first_few
+from tpukit.packs.label_arrays import are_other_numbers
 from tpukit.packs.splitting import split_by_group
 
 
@@ -68,9 +69,10 @@ class StoredImages:
             )
         if labels.dtype.kind not in "biuf" or (labels.dtype.kind == "f" and not numpy.isfinite(labels).all()):
             wrong = labels[~numpy.isfinite(labels)][0] if labels.dtype.kind == "f" else labels.reshape(-1)[0]
-            raise WrongValue(
-                "labels are finite numbers", found=repr(wrong), fix="leave such images out, or number them"
-            )
+            fix = "leave such images out, or number them"
+            if wrong in self.classes:
+                fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
+            raise WrongValue("labels are finite numbers", found=repr(wrong), fix=fix)
         if self.classes and labels.ndim == 1:
             wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
             if wrong.any():
@@ -80,6 +82,8 @@ class StoredImages:
                     fix="numbers from 0, in the order of .classes; for other classes pack again",
                 )
             labels = labels.astype(numpy.int64)
+            if are_other_numbers(self.classes):
+                print(f"labels: numbers are places in .classes, from 0: 0 stands for {self.classes[0]!r}")
         labels.setflags(write=False)
         self._labels = labels
 

@@ -5,7 +5,7 @@ import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpukit.essentials.data import Batches
+from tpukit.essentials.data import Batches, inside
 from tpukit.essentials.run import Core
 from tpukit.essentials.show import WrongType, WrongValue, better, first_few
 
@@ -50,10 +50,8 @@ def check_classes(model, batches: Batches, what: str) -> None:
 
 def _classes(dataset) -> list:
     """Return what a dataset calls its classes, through Subset and ConcatDataset; empty where it does not say."""
-    while hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
-        dataset = dataset.dataset
-    if isinstance(datasets := getattr(dataset, "datasets", None), list | tuple) and datasets:  # torch's ConcatDataset
-        found, *others = map(_classes, datasets)
+    if parts := inside(dataset):
+        found, *others = map(_classes, parts)
         if other := next((one for one in others if one != found), None):
             raise WrongValue(
                 "the datasets that are joined number their classes differently",

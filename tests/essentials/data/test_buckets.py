@@ -334,3 +334,9 @@ def test_fit_that_was_cut_off_in_an_epoch_trains_the_very_same_weights(cores, tm
         launch(work, tmp_path / "cut", 7, **options)
     again = launch(work, tmp_path / "cut", 0, **options).results[0]
     assert all(torch.equal(*pair) for pair in zip(whole, again, strict=True))
+
+
+@pytest.mark.parametrize(("dtype", "pad"), [(torch.float32, 0.1), (torch.bfloat16, 0.1), (torch.float32, float("nan"))])
+def test_a_pad_that_only_rounds_is_taken(dtype, pad):
+    padded = Buckets((8,), pad={0: pad}).collate([(torch.ones(5, dtype=dtype), 1)], [0], 8)[0][0, -1]
+    assert torch.isclose(padded, torch.tensor(pad).to(dtype), equal_nan=True)

@@ -335,6 +335,38 @@ shared("a random generator", _generator, _drawn)
 shared("a pool of threads", _pool, lambda folder, index: index)
 
 
+@fixes("sources: a {} holds columns, and a dataset gives samples: dataset[0], dataset[1]")
+def _(folder):
+    import pandas
+
+    table, tensors = pandas.DataFrame({"x": [1.0, 2.0], "y": [0, 1]}), {"x": torch.zeros(2, 3), "y": torch.zeros(2)}
+
+    def mended(fix):
+        of_table, of_dict = (
+            part.replace("torch.tensor(...)", "torch.tensor(table.y.to_numpy())") for part in fix.split("; ")
+        )
+        made = does(of_table.removeprefix("of a table, "), table=table, inputs=["x"])
+        all_of(core.batches(made, batch_size=2))
+        made = does("torch.utils.data." + of_dict.removeprefix("of a dict of tensors, "), tensors=tensors)
+        all_of(core.batches(made, batch_size=2))
+        with pytest.raises(TypeError, match="holds columns"):
+            core.batches(table, batch_size=2)
+
+    return lambda: core.batches(tensors, batch_size=2), mended
+
+
+@fixes("sources: a {} holds batches already, and core.batches makes each core's own of samples")
+def _(folder):
+    sampler = torch.utils.data.WeightedRandomSampler([0.0, 1.0], 8)
+    loader = DataLoader(TensorDataset(torch.arange(2)), batch_size=4, sampler=sampler)
+
+    def mended(fix):
+        drawn = does(fix.rpartition("behind: ")[2], loader=loader)
+        assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(drawn, batch_size=4)))
+
+    return lambda: core.batches(loader, batch_size=4), mended
+
+
 @fixes("sources: a {} holds batches already, and core.batches makes each core's own of samples")
 def _(folder):
     loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4, shuffle=True, drop_last=True)
@@ -407,6 +439,59 @@ def _(folder):
         lambda: core.batches(Stream(), steps=3, batch_size=2).load_state_dict(state),
         lambda fix: core.batches(range(8), batch_size=2).load_state_dict(state),
     )
+
+
+@fixes("batches: batch_size is the number of samples per core and step, at least 1, got {}")
+def _(folder):
+    return lambda: core.batches(range(8), batch_size=0), lambda fix: all_of(does(f"core.batches(range(8), {fix})"))
+
+
+@fixes("batches: threads is 1 or more and workers 0 or more, got threads={}, workers={}")
+def _(folder):
+    return (
+        lambda: core.batches(range(8), batch_size=2, threads=0),
+        lambda fix: all_of(does(f"core.batches(range(8), batch_size=2, {fix})")),
+    )
+
+
+class Given:
+    """Samples as a list has them."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __len__(self):
+        return len(self.samples)
+
+    def __getitem__(self, index):
+        return self.samples[index]
+
+
+def stacked(samples, mend, words):
+    @fixes("collate: the samples of a batch cannot be stacked")
+    def _(folder):
+        def mended(fix):
+            assert words in fix
+            all_of(core.batches(Given(list(map(mend, samples))), batch_size=2))
+
+        return lambda: all_of(core.batches(Given(samples), batch_size=2)), mended
+
+
+def _resized(image):
+    from torchvision.transforms import v2
+
+    return v2.PILToTensor()(v2.Resize((224, 224))(image))
+
+
+def _image(side):
+    from PIL import Image
+
+    return Image.new("RGB", (side, side))
+
+
+stacked([_image(8), _image(9)], _resized, "torchvision.transforms.v2.Resize((224, 224)) and PILToTensor()")
+stacked([torch.zeros(2).numpy()[::-1]] * 2, lambda sample: sample.copy(), "flipped arrays with .copy()")
+stacked([(torch.zeros(2), 1), None], lambda sample: sample or (torch.zeros(2), 0), "no None")
 
 
 # ---- all of them ---------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Subset
 
 from tpukit import WorkerFailed, launch
+from tpukit.essentials.data import Batches
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -51,6 +52,24 @@ def test_an_open_file_is_found_wherever_the_dataset_holds_it_and_the_fix_works(f
                 run(dataset, workers, cores=1 if workers else 2)
     results = run(Numbers(opens=file), workers, cores=1 if workers else 2).results  # as the fix says
     assert sorted(number for result in results for number in result) == list(range(32))
+
+
+@pytest.mark.parametrize("module", ["sqlite3", "h5py", "lmdb"])
+def test_a_handle_of_a_library_is_found_until_it_is_closed(tmp_path, module):
+    library = pytest.importorskip(module)
+    if module == "h5py":
+        opened = library.File(tmp_path / "data", "w")
+        opened["images"] = range(8)
+        handles = [opened, opened["images"]]
+    else:
+        opened = library.connect(tmp_path / "data") if module == "sqlite3" else library.open(str(tmp_path / "data"))
+        handles = [opened, opened.cursor() if module == "sqlite3" else opened.begin()]
+    for handle in handles:
+        with pytest.raises(ValueError, match="dataset holds an open file"):
+            Batches(Numbers(handle), batch_size=4, workers=2)
+    opened.close()
+    if module == "h5py":
+        Batches(Numbers(opened), batch_size=4, workers=2)
 
 
 def test_what_one_process_alone_reads_is_its_own(file):

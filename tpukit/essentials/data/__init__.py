@@ -13,11 +13,11 @@ from tpukit.essentials.data.seeding import (
     seed_in_turn,
 )
 from tpukit.essentials.data.shared_state import remember
-from tpukit.essentials.data.sources import BatchSource, MapDataset, only_iterates, split_masks
+from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only_iterates, split_masks
 from tpukit.essentials.data.streams import StreamBatches
 
 __all__ = [
     "Augment", "BatchSource", "Batches", "Buckets", "MapDataset", "ShardedSampler", "StreamBatches",
-    "StreamSampler", "host_numbers", "host_numbers_checksum", "numbers_kept", "only_iterates", "put_back", "remember",
-    "run_ahead", "seed_in_turn", "split_masks",
+    "StreamSampler", "host_numbers", "host_numbers_checksum", "inside", "numbers_kept", "only_iterates", "put_back",
+    "remember", "run_ahead", "seed_in_turn", "split_masks",
 ]  # fmt: skip

@@ -68,7 +68,10 @@ class Batches:
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
-            raise ValueError(f"batch_size is the number of samples per core and step, at least 1, got {batch_size}")
+            raise WrongValue(
+                f"batch_size is the number of samples per core and step, at least 1, got {batch_size}",
+                fix="batch_size=1",
+            )
         if count == 0:
             raise WrongValue(
                 "the dataset is empty: its length is 0", fix="check the path and the fold that it was made from"
@@ -80,7 +83,10 @@ class Batches:
             )
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
         if threads < 1 or (workers or 0) < 0:
-            raise ValueError(f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}")
+            raise WrongValue(
+                f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}",
+                fix="threads=1, workers=0",
+            )
         self.dataset, self._source = dataset, as_batch_source(dataset)
         self.buckets = buckets
         if buckets is not None:

@@ -1,10 +1,12 @@
 """Batches of a few fixed lengths, for samples whose length varies: text, audio, series."""
 
 import functools
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from tpukit.essentials.data.collate import collate
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import seeded_in_turn
 from tpukit.essentials.data.sources import MapDataset
@@ -84,10 +86,9 @@ class Buckets:
             ValueError: an item is longer than that, or than `sizes` says.
         """
         import torch
-        from torch.utils.data import default_collate
 
         pairs = [self._padded(item, sample, length) for item, sample in zip(items, samples, strict=True)]
-        batch, sizes = default_collate([item for item, _ in pairs]), torch.tensor([size for _, size in pairs])
+        batch, sizes = collate([item for item, _ in pairs], samples), torch.tensor([size for _, size in pairs])
         mask = torch.arange(length) < sizes[:, None]
         if isinstance(batch, Mapping):
             return batch if "attention_mask" in batch else {**batch, "attention_mask": mask.long()}
@@ -148,7 +149,8 @@ class Buckets:
         parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
         for key, (part, value) in parts.items():
             kept = torch.tensor(value).to(part.dtype).item()
-            if kept != value:
+            # Floats round, 0.1 too, and only run over; and nan is a number to fill up with that is not even itself.
+            if math.isfinite(kept) != math.isfinite(value) if part.is_floating_point() else kept != value:
                 raise WrongValue(
                     f"pad fills {key!r} up with {value}, which {part.dtype} does not hold: it would be {kept}",
                     fix=f"another number; or the dataset gives {key!r} as a type that has it, such as torch.int64",

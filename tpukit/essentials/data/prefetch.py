@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 
+from tpukit.essentials.data.collate import collate
 from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import BatchSource, MapDataset, as_batch_source, reads_many
 
@@ -245,13 +246,11 @@ class _BatchDataset:
         return self._collate(samples.tolist(), *length)
 
     def _collate(self, samples: list[int], length: int | None = None) -> object:
-        from torch.utils.data import default_collate
-
         if hasattr(self.dataset, "__getitems__") and reads_many(self.dataset):
             items = self.dataset.__getitems__(samples)
         else:
             items = [self._read(sample) for sample in samples]
-        return default_collate(items) if length is None else self.collate(items, samples, length)
+        return collate(items, samples) if length is None else self.collate(items, samples, length)
 
     def _read(self, sample: int) -> object:
         try:

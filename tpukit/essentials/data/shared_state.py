@@ -67,7 +67,7 @@ def _held(value, path: str, depth: int, seen: set) -> Iterator[tuple]:
     if kind := _kind(value):
         yield path, kind, value
         return
-    if not depth or type(value).__module__.partition(".")[0] == "tpukit":  # ours are made for it
+    if not depth or _is_handle(value) or type(value).__module__.partition(".")[0] == "tpukit":  # ours are made for it
         return
     if isinstance(value, Mapping):
         parts = [(f"{path}[{key!r}]", part) for key, part in list(value.items())[:_MOST]]
@@ -85,8 +85,8 @@ def _kind(value) -> str | None:
     if isinstance(value, io.IOBase):
         is_memory = isinstance(value, io.BytesIO | io.StringIO)
         return None if is_memory or value.closed else "an open file"
-    if module.startswith(("h5py", "lmdb", "sqlite3")) and name in ("File", "Environment", "Connection"):
-        return "an open file" if name != "File" or value else None  # a file of HDF5 that is closed is false
+    if _is_handle(value):
+        return "an open file" if value else None  # h5py's are false where their file is closed
     if isinstance(value, random.Random) or (module.startswith(("numpy.random", "torch")) and name in _GENERATORS):
         return "a random generator"
     if isinstance(value, concurrent.futures.ThreadPoolExecutor):
@@ -96,4 +96,13 @@ def _kind(value) -> str | None:
     return None
 
 
+def _is_handle(value) -> bool:
+    return (type(value).__module__.partition(".")[0], type(value).__name__) in _HANDLES
+
+
 _GENERATORS = ("Generator", "RandomState")
+_HANDLES = {
+    *(("h5py", name) for name in ("File", "Group", "Dataset")),
+    *(("builtins", name) for name in ("Environment", "Transaction")),  # lmdb's, which is written in C
+    *(("sqlite3", name) for name in ("Connection", "Cursor")),
+}

@@ -1,8 +1,9 @@
 """What batches are made from: a dataset that is read sample by sample, or a source of whole batches."""
 
+from collections.abc import Mapping
 from typing import Protocol
 
-from tpukit.essentials.show import WrongType
+from tpukit.essentials.show import WrongType, first_few
 
 
 class MapDataset(Protocol):
@@ -50,6 +51,14 @@ def reader_ahead(source: BatchSource | None):
     return None if getattr(source, "in_memory", False) else getattr(source, "read_ahead", None)
 
 
+def inside(dataset: object) -> list:
+    """Return what torch's Subset or ConcatDataset reads from; nothing of any other dataset."""
+    if hasattr(dataset, "dataset") and hasattr(dataset, "indices"):
+        return [dataset.dataset]
+    datasets = getattr(dataset, "datasets", None)
+    return list(datasets) if isinstance(datasets, list | tuple) else []
+
+
 def split_masks(images, labels) -> tuple:
     """Return images of three channels, and their targets: labels, masks, or a dict of both by these names.
 
@@ -86,11 +95,18 @@ def only_iterates(dataset: object) -> bool:
 
 
 def refuse_loader(dataset: object, batch_size: int) -> None:
-    """Raise for a DataLoader: each core needs batches of its own samples, and it has made them already.
+    """Raise for a DataLoader, as each core needs batches of its own samples, and it has made them; and for columns.
 
     Raises:
         TypeError: it is one.
     """
+    if isinstance(dataset, Mapping) and 0 not in dataset or hasattr(dataset, "iloc"):
+        raise WrongType(
+            f"a {type(dataset).__name__} holds columns, and a dataset gives samples: dataset[0], dataset[1]",
+            found=first_few(map(repr, dataset), 8),
+            fix="of a table, torch.utils.data.TensorDataset(torch.tensor(table[inputs].to_numpy()), torch.tensor(...))"
+            "; of a dict of tensors, TensorDataset(*tensors.values())",
+        )
     if not any(kind.__name__.endswith("DataLoader") for kind in type(dataset).__mro__):
         return
     samples = getattr(dataset, "dataset", None)
@@ -103,6 +119,9 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
     collate = getattr(getattr(dataset, "collate_fn", None), "__name__", "default_collate")
     is_torchs = collate in ("default_collate", "default_convert")
     padded = "" if is_torchs else f"; its {collate} stays behind: buckets= pads, the dataset does the rest"
+    sampler = type(getattr(dataset, "sampler", None)).__name__
+    if sampler not in ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler", "DistributedSampler"):
+        padded += f"; its {sampler} stays behind: torch.utils.data.Subset(loader.dataset, list(loader.sampler))"
     raise WrongType(
         f"a {type(dataset).__name__} holds batches already, and core.batches makes each core's own of samples",
         fix=f"core.batches({', '.join(options)}), samples a core and step{padded}",

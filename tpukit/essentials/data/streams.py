@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator
 
 from tpukit.essentials.data.batches import Batches
+from tpukit.essentials.data.collate import collate
 from tpukit.essentials.data.prefetch import iterate_loader
 from tpukit.essentials.data.sampler import StreamSampler
 from tpukit.essentials.data.seeding import OwnNumbers, seed_host, seeded_in_turn
@@ -94,10 +95,8 @@ class _Shares:
         return self._next()
 
     def _next(self) -> object:
-        from torch.utils.data import default_collate
-
         self._samples = self._samples or self._endless(_leave_loader())
-        return default_collate(list(itertools.islice(self._samples, self.sampler.batch_size)))
+        return collate(list(itertools.islice(self._samples, self.sampler.batch_size)))
 
     def _endless(self, worker: int | None) -> Iterator:
         each = max(1, self.workers)
