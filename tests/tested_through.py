@@ -110,6 +110,7 @@ TESTED_THROUGH = {
     "train/test_early_stopping.py": ["essentials/show/measures.py"],
     "train/test_log_files.py": ["essentials/run/log_writers.py"],
     "train/test_metrics.py": ["train/evaluation.py"],
-    "train/test_replay.py": ["essentials/backends/programs.py", "train/host_state.py", "train/told.py"],
+    "train/test_host_state.py": ["train/host_parts.py"],
+    "train/test_replay.py": ["essentials/backends/programs.py", "train/outside.py", "train/told.py"],
     "train/test_trainer.py": ["train/history.py", "train/losses.py", "train/resume.py", "train/step.py"],
 }

@@ -1,71 +1,28 @@
 """A step that is run again computes what a recorded one does, to the last bit; what cannot be is recorded, and said."""
 
 import functools
-import os
+import gc
 import random
 import re
 
 import pytest
 import torch
+from replay_workers import STEPS, Trained, assert_same, both, net
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from workers import Pairs
 
-from tpukit import Augment, Buckets, fit, launch
+from tpukit import Augment, Buckets, launch
 from tpukit.train import LARS, schedules
 from tpukit.train.replay import Replay
 
 pytestmark = pytest.mark.xla
 REPLAYED = r"the step is replayed from step 4 on: \d+\.\d ms of the host instead of \d+\.\d"
-STEPS = 200 if os.environ.get("TPUKIT_SOAK") else 12
-
-
-def net(*, dropout=0.0, norm=True):
-    torch.manual_seed(1)
-    middle = [nn.BatchNorm2d(4)] if norm else []
-    layers = [nn.Conv2d(3, 4, 3), *middle, nn.ReLU(), nn.Dropout(dropout), nn.Flatten(), nn.Linear(144, 2)]
-    return nn.Sequential(*layers)
-
-
-class Trained:
-    """One fit of a row: what is trained, and how; a row changes it before, and may keep things in it."""
-
-    def __init__(self, core, model=None, optimizer=torch.optim.Adam, lr=1e-2, **settings):
-        self.core, self.model = core, core.model(model or net())
-        self.optimizer = optimizer(self.model.parameters(), lr=lr, **settings)
-        self.loss, self.data, self.options = nn.MSELoss(), Pairs(), {}
-        self.batches = {"batch_size": 4, "shuffle": True, "drop_last": True}
-
-    def run(self, replay, steps=STEPS):
-        lines, say = [], self.core.print
-        self.core.print = lambda line: lines.append(line)
-        options = {"log_every": 5, "steps_per_epoch": 6, "epochs": max(1, steps // 6), **self.options}
-        try:
-            batches = self.core.batches(self.data, **self.batches)
-            history = fit(self.core, self.model, self.optimizer, self.loss, batches, replay=replay, **options)
-        finally:
-            del self.core.print
-            assert self.core.print == say
-        own = [dict(one) for one in self.optimizer.state.values()]
-        average = options["average"].state_dict() if "average" in options else {}
-        losses = [row["train_loss"] for row in history.intervals]
-        found = self.core.to_host([dict(self.model.state_dict()), own, dict(average)])
-        return {"lines": [line for line in lines if "step" in line], "losses": losses, "state": found}
-
-
-def both(core, table, steps):
-    """Train every row of a table twice, replayed and recorded."""
-    return {name: [make(core).run(replay, steps) for replay in (None, False)] for name, make in table.items()}
 
 
 @functools.cache
 def launched(which, steps, cores=1, backend="xla:cpu"):
     return launch(both, which(), steps, cores=cores, backend=backend, progress="off", seed=5).results
-
-
-def assert_same(replayed, recorded):
-    assert replayed["losses"] == recorded["losses"]
-    torch.testing.assert_close(replayed["state"], recorded["state"], rtol=0, atol=0)
 
 
 # ---- right -----------------------------------------------------------------------------------------------------
@@ -208,19 +165,17 @@ def in_own(act):
     return lambda core: Trained(core, Own(act))
 
 
-CLOCK = {"calls": 0}
+def by_threshold(self, images):
+    return gc.get_threshold()[0] - 698.0
 
 
-def by_the_clock(self, images):
-    return 2.0 + int(os.environ.get("TPUKIT_TEST_EPOCH", "0"))
-
-
-def with_clock(core):
-    os.environ["TPUKIT_TEST_EPOCH"] = "0"
-    one = Trained(core, Own(by_the_clock))
+def with_threshold(core):
+    """A number that only C holds, which an epoch changes."""
+    gc.set_threshold(700, 10, 10)
+    one = Trained(core, Own(by_threshold))
 
     def on_epoch(history):
-        os.environ["TPUKIT_TEST_EPOCH"] = "1"
+        gc.set_threshold(701, 10, 10)
 
     one.options = {"on_epoch": on_epoch, "log_every": 4}  # so that of an epoch's six steps 4 and 6 are replayed
     return one
@@ -321,7 +276,7 @@ def guarded():
             frozen,
             epoch + r"model.0.\w+ was 'trained, \(.*\)' and is 'not trained, \(.*\)'",
         ),
-        "a number that nobody can see": (with_clock, epoch + "a number of the host was 2 and is 3"),
+        "a number that nobody can see": (with_threshold, epoch + "a number of the host was 2 and is 3"),
         "an optimiser with numbers of its own": (
             lambda core: Trained(core, amsgrad=True),
             step + "a number of the host was .* and is .*",
@@ -357,9 +312,9 @@ def unchecked(core):
         self._state = state
 
     Replay.write_back = lazy
-    found = with_clock(core).run(None, 12)
+    found = with_threshold(core).run(None, 12)
     Replay.write_back = write_back
-    return found, with_clock(core).run(False, 12)
+    return found, with_threshold(core).run(False, 12)
 
 
 def test_without_the_look_after_each_interval_a_number_would_be_wrong_in_silence():

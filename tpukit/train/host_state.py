@@ -1,110 +1,102 @@
 """What Python holds that a training step may look at: the numbers and texts that its functions and layers can reach."""
 
-import functools
-import os
+import random
 import re
+import sys
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 
-_MOST = 20_000  # values that are looked at; of a list its first thousand
-_LIBRARY = (os.path.dirname(os.__file__), str(Path(__file__).parents[1]))  # Python's own files, and this kit's
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
-_SKIPPED = (types.ModuleType, types.BuiltinFunctionType, types.CodeType)
+from tpukit.train.host_parts import PLAIN, Early, Unseen, bytes_of, code_of, names_in, value_and_parts
+
+_MOST = 200_000  # values that are looked at, ten microseconds each
+_MOST_BYTES = 64_000_000  # of arrays on the host, all together: 60 ms
 
 
-def host_state(roots: Mapping[str, object], *, without: set[int]) -> dict[str, object]:
+def host_state(roots: Mapping[str, object], *, without: Iterable[object] = ()) -> dict[str, object]:
     """Return what can be reached from some objects and is no tensor of the device, by the way to it.
 
-    Followed are attributes, the contents of lists and dicts, and of functions of the user's own what they close over
-    and which globals they name. An iterator cannot be looked into, so it is never the same twice.
+    Followed are attributes and slots, the contents of lists and dicts, of functions of the user's own what they close
+    over and which globals they name, and of the modules that are met the attributes that such functions name. What only
+    C knows is looked at as it would be pickled; what cannot be, a generator or an open file, is `Unseen`.
 
     Args:
         roots: objects by name.
-        without: ids of objects that are not looked at.
+        without: objects that are not looked at.
     """
-    import torch
-
-    found, seen, todo = {}, set(without), list(roots.items())
-    while todo and len(found) < _MOST:
+    found, todo, left = {"torch's settings": _settings()}, list(roots.items()), _MOST_BYTES
+    modules, names, asked = {}, set(), set()
+    # The objects, too, so that no id becomes another's.
+    seen = {id(one): (one, None) for one in (*without, *_host_generators(), sys.modules)}
+    while todo:
+        if len(found) > _MOST:
+            return found | {"it": Unseen(f"can reach more than {_MOST:,} values")}
         name, one = todo.pop()
-        if isinstance(one, _PLAIN):
+        if isinstance(one, PLAIN):
             found[name] = one
-        elif id(one) not in seen and not isinstance(one, _SKIPPED):
-            seen.add(id(one))
-            if isinstance(one, torch.Tensor):
-                kind = "trained" if one.requires_grad else "not trained"
-                found[name] = f"{kind}, {tuple(one.shape)}" + f", {one._version}" * (one.device.type == "cpu")
-            elif hasattr(one, "__next__"):
-                found[name] = object()
-            elif hasattr(one, "tobytes") and getattr(one, "nbytes", _MOST) < _MOST:  # numpy's
-                found[name] = one.tobytes()
-            else:
-                parts = list(_parts(one))
-                found[name] = f"a {type(one).__name__}" + f" of {len(parts)}" * isinstance(one, Collection)
-                todo += ((name + step, part) for step, part in parts[:1000])
+        elif id(one) in seen:
+            first = seen[id(one)][1]
+            found |= {name: Early(f"the same as {first}")} if first else {}
+        else:
+            seen[id(one)] = one, name
+            left -= (size := bytes_of(one))
+            found[name], parts = value_and_parts(one, fits=left >= 0)
+            left += size * (left < 0)
+            todo += ((name + step, part) for step, part in parts)
+            kinds = (kind for kind in type(one).__mro__ if id(kind) not in seen)
+            todo += ((f"{kind.__module__}.{kind.__qualname__}", kind) for kind in kinds)
+            if isinstance(one, types.ModuleType):
+                modules[one.__name__] = vars(one)
+            elif code := code_of(one):
+                names |= {*names_in(code)}
+        if not todo:
+            named = {(where, name) for where, held in modules.items() for name in names & held.keys()} - asked
+            asked |= named
+            todo += ((f"{where}.{name}", modules[where][name]) for where, name in sorted(named))
     return found
 
 
-def _parts(one: object) -> Iterator[tuple[str, object]]:
-    if isinstance(one, Mapping):
-        yield from ((f"[{key!r}]" if isinstance(key, _PLAIN) else "[...]", part) for key, part in one.items())
-    elif isinstance(one, list | tuple | set | frozenset) or type(one).__name__ == "deque":
-        yield from ((f"[{place}]", part) for place, part in enumerate(one))
-    elif isinstance(one, _FUNCTIONS):
-        yield from _parts_of_function(one)
-    elif isinstance(one, type):
-        yield from ((f".{name}", part) for name, part in vars(one).items() if not name.startswith("__"))
-    else:
-        yield from ((f".{name}", part) for name, part in getattr(one, "__dict__", {}).items())
-        yield from ((f".{kind.__name__}", kind) for kind in type(one).__mro__ if _is_own(_file_of(kind)))
+def _settings() -> tuple:
+    import torch
+
+    return (
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
-def _parts_of_function(one) -> Iterator[tuple[str, object]]:
-    if isinstance(one, functools.partial):
-        yield from ((".func", one.func), (".args", one.args), (".keywords", one.keywords))
-        return
-    if isinstance(one, types.MethodType):
-        yield (".__self__", one.__self__)
-        one = one.__func__
-    code, names = one.__code__, one.__globals__
-    if not isinstance(one, types.FunctionType) or not _is_own(code.co_filename):
-        return
-    cells = zip(code.co_freevars, one.__closure__ or (), strict=True)
-    yield from ((f".{name}", cell.cell_contents) for name, cell in cells if cell != types.CellType())
-    yield (".__defaults__", (one.__defaults__, one.__kwdefaults__))
-    yield from ((f":{name}", names[name]) for name in dict.fromkeys(_names(code)) if name in names)
+def _host_generators() -> tuple:
+    """Return the generators that every step of `fit` seeds anew, and of which it sees whether they were drawn from."""
+    import numpy
+    import torch
 
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    """Return the names that a function and those within it look up."""
-    yield from code.co_names
-    for part in code.co_consts:
-        if isinstance(part, types.CodeType):
-            yield from _names(part)
-
-
-def _file_of(kind: type) -> str:
-    methods = (part for part in vars(kind).values() if isinstance(part, types.FunctionType))
-    return next((method.__code__.co_filename for method in methods), _LIBRARY[0])
-
-
-def _is_own(file: str) -> bool:
-    """Say whether a file is the user's: a notebook's cell, a module of theirs, no installed package."""
-    return "-packages" not in file and not file.startswith(_LIBRARY)
+    return random.seed.__self__, numpy.random.get_state.__self__, torch.default_generator
 
 
 def first_change(before: dict[str, object], now: dict[str, object], *, new: bool) -> str | None:
     """Return what differs between two such states, in words; None if nothing does. What is new counts with `new`."""
-    names = [name for name in now if new or name in before] + [name for name in before if name not in now]
-    pairs = ((name, before.get(name), now.get(name)) for name in names)
-    name = next((name for name, was, is_now in pairs if was is not is_now and was != is_now), None)
+    names = [*now, *(name for name in before if name not in now)]
+    if not new:
+        names = [name for name in now if name in before and Early not in (type(before[name]), type(now[name]))]
+    pairs = ((name, before.get(name, "not there"), now.get(name, "not there")) for name in names)
+    changed = ((name, was, is_now) for name, was, is_now in pairs if was is not is_now and not _equal(was, is_now))
+    name, was, is_now = next(changed, (None, None, None))
     if name is None:
         return None
-    was, now = (repr(one.get(name, "not there"))[:40] for one in (before, now))
     name = re.sub(r"\._(?:modules|parameters|buffers)\['(\w+)'\]", r".\1", name)
-    return f"{name} was {was} and is {now}"
+    return (
+        f"{name} {is_now.words}" if isinstance(is_now, Unseen) else f"{name} was {_shown(was)} and is {_shown(is_now)}"
+    )
+
+
+def _equal(one: object, other: object) -> bool:
+    return type(one) is type(other) and one == other
+
+
+def _shown(value: object) -> str:
+    name = getattr(value, "__qualname__", None) or getattr(value, "co_qualname", None)
+    return name or repr(value)[:40]
 
 
 def obstacle(called: Iterable, optimizer) -> str | None:

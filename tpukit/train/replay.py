@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tpukit.essentials.data import host_numbers_checksum
 from tpukit.essentials.run import Core, gather_objects
 from tpukit.train.host_state import first_change, host_state, obstacle
+from tpukit.train.outside import calls_outside
 from tpukit.train.told import CONSTANT, Told
 
 _FIRST = 3  # steps that are recorded: the first makes the optimiser's state, the other two have to be the same
@@ -157,9 +158,13 @@ class Replay:
         leaves, shapes = self._leaves(batches)
         ids = self._programs.ids([*tensors, *leaves, flag])
         waiting, counts = self._programs.all_waiting(), self._counts()
+        # Not in the first, in which libraries open what they need, and seldom, since it takes time.
+        is_second = self._checks == _FIRST - 1 or (self._checks < _FIRST - 1 and shapes not in self._known)
         drawn, read, began = host_numbers_checksum(), self._programs.interruptions(), time.thread_time()
-        yield losses
+        with calls_outside() if is_second else contextlib.nullcontext(()) as asked:
+            yield losses
         self._seconds, is_read = time.thread_time() - began, read != self._programs.interruptions()
+        self._note(next((f"it calls {name}" for name in sorted(asked)), None))
         self._note("it draws random numbers on the host" * (drawn != host_numbers_checksum()))
         self._note("it reads from the device, or runs a part of its work" * is_read)
         self._note("something is computed on the device between the steps" * (waiting > 0 and self._checks < _FIRST))
@@ -240,7 +245,7 @@ class Replay:
         """Return what Python can reach and has changed since the last recorded step; the first may make new things."""
         counted = [table[name] for (_, name), (table, _) in self._counts().items() if _on(table[name], "cpu")]
         without = [self._core, self._optimizer.state, self._optimizer.param_groups, *counted]
-        before, self._held = self._held, host_state(self._called, without={id(one) for one in without})
+        before, self._held = self._held, host_state(self._called, without=without)
         return first_change(before, self._held, new=self._checks != _FIRST - 1) if before else None
 
     # ---- what a step may change ----------------------------------------------------------------------------------
