@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.data.buckets import Buckets, BucketSampler, checksum
-from tpukit.essentials.data.fingerprint import fingerprint
+from tpukit.essentials.data.fingerprint import fingerprint, labels_of
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
+from tpukit.essentials.data.seeding import seeded_in_turn
 from tpukit.essentials.data.shared_state import refuse_shared
 from tpukit.essentials.data.sources import (
     BatchSource,
@@ -136,17 +137,26 @@ class Batches:
         positions = self.sampler.positions(epoch=epoch, seed=self._seed)
         return self.sampler.samples(positions, epoch=epoch, seed=self._seed).tolist()
 
+    @property
+    def layout(self) -> dict[str, object]:
+        """How the dataset is dealt out, which has to be the same on every core, as short values by name."""
+        sampler, seed = self.sampler, self._seed  # which a checkpoint brings along
+        found = {"seed of core.batches": seed, "batch_size": sampler.batch_size, "steps": sampler.steps()}
+        return found | {"shuffle": sampler.shuffle, "drop_last": sampler.drop_last}
+
     def facts(self) -> dict[str, object]:
-        """Return what has to be the same on every core, as short values by name; no sample is read for it."""
+        """Return its layout, and what else of the dataset has to be the same on every core.
+
+        Of a dataset that is called in this process, that is also the labels of its first, middle and last sample.
+        """
         if self._facts is None:
-            sampler = self.sampler
-            self._facts = {"batch_size": sampler.batch_size, "steps": sampler.steps()}
-            self._facts |= {"shuffle": sampler.shuffle, "drop_last": sampler.drop_last}
-            if self.has_numbers:
-                self._facts |= fingerprint(self.dataset)
+            self._facts = fingerprint(self.dataset) if self.has_numbers else {}
             if self.buckets is not None:
-                self._facts["lengths of samples"] = checksum(sampler)
-        return {"seed of core.batches": self._seed, **self._facts}  # which a checkpoint brings along
+                self._facts["lengths of samples"] = checksum(self.sampler)
+            if self.has_numbers and self._source is None and not self._workers:
+                with seeded_in_turn((0,)):
+                    self._facts |= labels_of(self.dataset)
+        return self.layout | self._facts
 
     def first_steps(self) -> "Batches":
         """Return batches that are the first of these, one of every shape, and have a position of their own."""
