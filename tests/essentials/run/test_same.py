@@ -188,8 +188,8 @@ REFUSED = {
     "steps of another size": (accumulated_otherwise, ("different collectives", "core 0 average", "core 1 all_reduce")),
     "a lazy layer": (lambda core: loop(core, torch.nn.LazyLinear(1)), ("lazy", "weight", "call the model once")),
     "another order of names": (
-        lambda core: loop(core, data=ByName(["ab", "ba"][core.rank])),
-        ("dataset", "label of sample 0: 0.0 on core 0, 1.0 on core 1"),
+        lambda core: loop(core, data=ByName([["a", "b"], ["b", "a"]][core.rank])),
+        ("dataset", "dataset.names: "),
     ),
     "shapes in all_reduce": (
         lambda core: core.all_reduce(torch.ones(2 + core.rank)),

@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.data.buckets import Buckets, BucketSampler, checksum
-from tpukit.essentials.data.fingerprint import fingerprint, labels_of
+from tpukit.essentials.data.fingerprint import fingerprint
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
-from tpukit.essentials.data.seeding import seeded_in_turn
 from tpukit.essentials.data.shared_state import refuse_shared
 from tpukit.essentials.data.sources import (
     BatchSource,
@@ -119,6 +118,8 @@ class Batches:
         if not self._resumed:  # the last loop may have ended early
             self.end_epoch()
         self._resumed = False
+        if self.sampler.world_size > 1:
+            self.facts()  # before it is read, which may change what it holds
         positions = self.sampler.positions(self._done, epoch=self.epoch, seed=self._seed)
         samples = self.sampler.samples(positions, epoch=self.epoch, seed=self._seed)
         prepared = self._prepare(positions, samples)
@@ -145,17 +146,11 @@ class Batches:
         return found | {"shuffle": sampler.shuffle, "drop_last": sampler.drop_last}
 
     def facts(self) -> dict[str, object]:
-        """Return its layout, and what else of the dataset has to be the same on every core.
-
-        Of a dataset that is called in this process, that is also the labels of its first, middle and last sample.
-        """
+        """Return the layout, and what else has to be the same on every core; no sample is read for it."""
         if self._facts is None:
             self._facts = fingerprint(self.dataset) if self.has_numbers else {}
             if self.buckets is not None:
                 self._facts["lengths of samples"] = checksum(self.sampler)
-            if self.has_numbers and self._source is None and not self._workers:
-                with seeded_in_turn((0,)):
-                    self._facts |= labels_of(self.dataset)
         return self.layout | self._facts
 
     def first_steps(self) -> "Batches":

@@ -1,12 +1,11 @@
-"""What a dataset is, told by little: for comparing it between cores."""
+"""What a dataset is, as far as that can be had without reading a sample: for comparing it between cores."""
 
-import math
 import zlib
 from collections.abc import Mapping
 
 _MOST_BYTES = 1 << 22  # of one part, looked at in even steps; all of 60,000 digits would take 30 ms
 _MOST_A_SAMPLE = 1 << 10  # bytes: labels, indices and names have fewer; what has more may be filled while it is read
-_LABELS = ("labels", "label", "targets", "target")
+_MOST_NAMES = 1 << 12  # of classes
 _MOST_DEPTH = 4  # a Subset of a Subset of a dataset with a transform is three
 
 
@@ -14,33 +13,11 @@ def fingerprint(dataset: object) -> dict[str, object]:
     """Return short values by name: kind, length, and a checksum of whatever the dataset holds one of for each sample.
 
     That is a Subset's indices, `labels`, `targets`, `tensors`, `files`, a table's rows, under whatever name; and those
-    of the dataset within. Two datasets whose values are equal may still differ in the pixels.
+    of the dataset within. So do names of classes, whose order or numbers decide about labels. Two datasets whose values
+    are equal may still differ in the pixels.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found, _MOST_DEPTH)
-    return found
-
-
-def labels_of(dataset: object) -> dict[str, object]:
-    """Read the first, the middle and the last sample, and return their labels by name, where a label is one value.
-
-    What a dataset computes while it is read, as a number from a list of names, is in nothing that it holds for each.
-    Labels of several values may have been mixed at random.
-    """
-    found: dict[str, object] = {}
-    for at in sorted({0, len(dataset) // 2, len(dataset) - 1}):
-        try:
-            sample = dataset[at]
-        except Exception:  # it will be raised once more where the batch is made, and there it has a name
-            return {}
-        parts = list(sample[1:2]) if isinstance(sample, tuple | list) else []
-        if isinstance(sample, Mapping):
-            parts = [sample[name] for name in _LABELS if name in sample]
-        for label in parts:
-            if hasattr(label, "item") and math.prod(getattr(label, "shape", ())) == 1:
-                label = label.item()
-            if isinstance(label, str | bytes | int | float | bool):
-                found[f"label of sample {at}"] = label
     return found
 
 
@@ -56,8 +33,20 @@ def _describe(dataset: object, name: str, found: dict, depth: int) -> None:
         sums = [one for one in map(_checksum, rows) if one is not None]
         if sums and count:
             found[f"{name}.{part}"] = sums[0] if len(sums) == 1 else tuple(sums)
+        elif _are_names(value):
+            found[f"{name}.{part}"] = zlib.crc32(
+                repr(sorted(value.items()) if isinstance(value, dict) else value).encode()
+            )
         elif depth and hasattr(value, "__getitem__") and hasattr(type(value), "__len__") and hasattr(value, "__dict__"):
             _describe(value, f"{name}.{part}", found, depth - 1)
+
+
+def _are_names(value: object) -> bool:
+    """Say whether this is a list of texts, or numbers by name."""
+    if not isinstance(value, list | tuple | dict) or not 0 < len(value) <= _MOST_NAMES:
+        return False
+    numbers = value.values() if isinstance(value, dict) else ()
+    return all(isinstance(one, str) for one in value) and all(isinstance(one, int) for one in numbers)
 
 
 def _parts(dataset: object) -> list[tuple[str, object]]:
