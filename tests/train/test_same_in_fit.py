@@ -1,6 +1,7 @@
 """What may not differ between cores, in fit: every kind of module works, or is refused with the right word."""
 
 import copy
+import functools
 import warnings
 from pathlib import Path
 
@@ -198,6 +199,42 @@ def test_what_a_loop_of_ones_own_left_apart_is_averaged_by_fit_and_no_error():
 def test_the_documentation_has_the_table_of_modules():
     page = PAGE.read_text()
     assert all(f"| {name} | {outcome} |" in page for name, (_, outcome) in MODULES.items())
+
+
+def weighted(share):
+    weights = torch.tensor([1.0, share])
+    return lambda outputs, targets: nn.functional.cross_entropy(outputs, targets, weight=weights)
+
+
+# What core 1 hands to fit and core 0 does not, and what the error has to name.
+SETTINGS = {
+    "bf16": ({"bf16": True}, "bf16: False on core 0, True on core 1"),
+    "patience": ({"patience": 1}, "patience: None on core 0, 1 on core 1"),
+    "prepare": ({"prepare": torch.neg}, "prepare: NoneType on core 0, "),
+    "weights of classes": ({"loss": weighted(3.0)}, "loss: weighted"),
+    "a share": ({"loss": functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)}, "label_smoothing=0.1"),
+    "a loss": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "'label_smoothing': 0.1"),
+}
+
+
+def test_what_fit_is_called_with_has_to_be_the_same():
+    def work(core):
+        said = {}
+        pairs = torch.utils.data.TensorDataset(X, torch.arange(64) % 2)
+        losses = {"weights of classes": weighted(2.0), "a loss": nn.CrossEntropyLoss()}
+        for name, (others, _) in SETTINGS.items():
+            model = core.model(nn.Linear(4, 2))
+            options = {"loss": losses.get(name, nn.functional.cross_entropy)} | (others if core.rank else {})
+            train, valid = core.batches(pairs, batch_size=8, drop_last=True), core.batches(pairs, batch_size=8)
+            try:
+                fit(core, model, torch.optim.SGD(model.parameters(), lr=0.1), train=train, valid=valid, **options)
+            except ValueError as error:
+                said[name] = str(error)
+        return said
+
+    one, two = launch(work, cores=2, backend="cpu", progress="off").results
+    assert one == two
+    assert not [name for name, (_, named) in SETTINGS.items() if named not in one.get(name, "")], one
 
 
 class Draws:

@@ -340,6 +340,7 @@ class Trainer:
             optimizers=[step.optimizer],
             schedule=step.schedule or self.epoch_schedule,
             data={f"{name}: {key}": value for name, one in data.items() for key, value in one.facts().items()},
+            called={name: getattr(step, name) for name in ("loss", "prepare", "augment")} if first else {},
             averaged=not first,
             layers=first,
             epochs=self.epochs,
@@ -348,6 +349,11 @@ class Trainer:
             accumulate=self.accumulate,
             clip=step.clip,
             log_every=self.log_every,
+            bf16=step.bf16,
+            same_seed=self.same_seed,
+            patience=self.patience,
+            restore_best=self.restore_best,
+            metrics=sorted(self.metrics),
             **{"checkpoint in the folder": self.history.resumed},
         )
 

@@ -40,6 +40,8 @@ DIFFER = {
     "a table": lambda turn: Holding(table=turn(TABLE)),
     "columns": lambda turn: Holding(columns={"text": [str(one) for one in turn(HALF)], "label": HALF}),
     "labels by name": lambda turn: Holding(label_of={str(one): one for one in turn(HALF)}),
+    "names of classes": lambda turn: Holding(classes=turn(["cat", "dog"])),
+    "numbers of classes": lambda turn: Holding(number_of=dict(zip(["cat", "dog"], turn([0, 1]), strict=True))),
     "a subset": lambda turn: torch.utils.data.Subset(Holding(), turn(HALF)[:5]),
     "within a subset": lambda turn: torch.utils.data.Subset(Holding(y=turn(HALF)), range(5)),
     "a list": lambda turn: turn(HALF),

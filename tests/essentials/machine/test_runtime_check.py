@@ -148,6 +148,7 @@ def test_where_torchtpu_takes_the_place_of_torch_xla_it_is_told_to_be_experiment
         (COLAB, {"torch": "2.15.0"}, "failure", "do not work together", "Disconnect and delete runtime"),
         (LAPTOP, {"torch": "2.15.0"}, "failure", "do not work together", "`pip install torch==2.9.0"),
         (COLAB, {"torch": "2.10.0", "torch_xla": "2.10.0"}, "warning", "not tested with this pair", "torch 2.9.0"),
+        (COLAB, {"torch": "2.7.0", "torch_xla": "2.7.0"}, "failure", "needs 2.8.0 or later", "Disconnect and delete"),
         (COLAB, {"torch": "2.9.1"}, "warning", "not tested with this pair", "torch 2.9.0"),
         (COLAB, {"libtpu": None}, "failure", "would use the CPU, without a message", "`%pip install libtpu==0.0.21.1`"),
         (KAGGLE, {"libtpu": "0.0.21"}, "warning", "released with 0.0.17", "`%pip install libtpu==0.0.17`"),

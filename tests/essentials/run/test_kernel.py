@@ -46,6 +46,18 @@ def test_print_from_a_worker_arrives_in_whole_lines(kernel):
     assert out.splitlines().count("[core 1] a b 1") == 50
 
 
+def test_the_widgets_of_a_worker_fill_no_log(kernel):
+    kernel.run(
+        "import logging\nfrom tqdm.auto import tqdm\nfrom traitlets.log import get_logger\n"
+        "def bar(core):\n    told = logging.Handler()\n    told.emit, said = lambda record: said.append(record), []\n"
+        "    get_logger().addHandler(told)\n    for _ in tqdm(range(3)): pass\n    return len(said)\n"
+    )
+    assert "tqdm_notebook" in kernel.run("print(tqdm.__mro__)")
+    out = kernel.run("print(tpukit.launch(bar, cores=2).results)")
+    assert "a widget cannot be shown from a worker" in out
+    assert "[0, 0]" in out, out
+
+
 def test_an_interrupt_ends_the_workers_keeps_the_log_and_the_next_launch_works(kernel):
     kernel.run(
         "import mmap, signal, threading\n"

@@ -14,7 +14,9 @@ import torch
 
 import tpukit
 from tpukit import WorkerFailed, launch
+from tpukit.essentials.backends import Cpu
 from tpukit.essentials.run.topology import choose_device, choose_topology, refuse_if_in_use
+from tpukit.essentials.run.worker import Task, run_core
 from tpukit.essentials.run.worker_process import WorkerProcess
 
 
@@ -607,3 +609,29 @@ def test_a_bar_that_writes_over_its_line_is_seen_before_it_ends(monkeypatch):
     bars = [text for text in seen if "%" in text]
     assert bars[-1] == " 100%"
     assert 2 <= len(bars) < 20  # not every state
+
+
+def test_a_torch_that_is_older_than_the_kit_can_run_is_refused_before_a_fork():
+    here = tpukit.host()
+    old = dataclasses.replace(here, versions={**here.versions, "torch": "2.7.0", "torch_xla": "2.7.0"})
+    for backend in ("cpu", "xla"):
+        with pytest.raises(ValueError, match=r"torch 2\.7\.0 is older than this kit can run"):
+            launch(lambda core: core.rank, cores=1, backend=backend, host=old, progress="off")
+
+
+def test_a_core_that_is_alone_in_a_run_of_four_fails_before_the_worker_function():
+    sent, ran = [], []
+    run_core(Task(ran.append, (), seed=0), Cpu(0, 1, None), sent.append, [], world_size=4)
+    failure = next(message[1] for message in sent if message[0] == "failed")
+    assert "1 of its 4 cores are joined here" in failure.what
+    assert not ran
+
+
+def test_what_every_workers_first_optimizer_imports_is_there_before_the_fork():
+    code = (
+        "import sys, tpukit\n"
+        "run = tpukit.launch(lambda core: 'torch._dynamo' in sys.modules, cores=1, backend='cpu', progress='off')\n"
+        "print(run.results)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "[True]" in ran.stdout, ran.stderr

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tpukit
-from tpukit.essentials.run import Differs, WorkerFailed, held, launch
+from tpukit.essentials.run import WorkerFailed, held, launch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 X = torch.arange(256.0).reshape(64, 4) / 256
@@ -109,6 +109,56 @@ def other_order(core):
     return model
 
 
+def frozen_on_one(core):
+    """Train a layer on core 0 alone."""
+    model = core.model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)))
+    model[0].requires_grad_(core.rank == 0)
+    step(core, model)
+
+
+def tied_on_one(core):
+    """Make two weights one, on core 1 alone."""
+    model = core.model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))
+    if core.rank:
+        model[1].weight = model[0].weight
+    step(core, model)
+
+
+def halves_on_one(core):
+    """Have weights of another dtype on core 1."""
+    step(core, core.model(torch.nn.Linear(4, 1)).to((torch.float32, torch.float64)[core.rank]))
+
+
+def accumulated_otherwise(core):
+    """Step after every second batch on core 0, after every fourth on core 1."""
+    model = core.model(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(1, 9):
+        with core.step():
+            model(X[:4]).sum().backward()
+            if number % (2 + 2 * core.rank) == 0:
+                core.optimizer_step(optimizer)
+
+
+def step(core, model):
+    with core.step():
+        model(X[:4].to(next(model.parameters()).dtype)).sum().backward()
+        core.optimizer_step(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+class ByName(torch.utils.data.Dataset):
+    """Makes numbers of names while it is read."""
+
+    def __init__(self, names):
+        self.names = names
+
+    def __len__(self):
+        return 64
+
+    def __getitem__(self, index):
+        return X[index], torch.tensor([float(self.names.index("ab"[index % 2]))])
+
+
 def samples(core, count):
     """A dataset whose samples come in another order on each core."""
     order = torch.arange(count) if core.rank == 0 else torch.arange(count - 1, -1, -1)
@@ -132,6 +182,23 @@ REFUSED = {
     "another activation": (lambda core: loop(core, other_activation(core)), ("different models", "ReLU", "GELU")),
     "another function": (lambda core: loop(core, other_attribute(core)), ("different models", "relu", "tanh")),
     "another order of layers": (lambda core: loop(core, other_order(core)), ("different models", "one", "two")),
+    "layers frozen by rank": (frozen_on_one, ("different models", "0.weight: (4, 4)", "none on core 1")),
+    "weights tied on one core": (tied_on_one, ("different models", "1.weight: (4, 4)", "none on core 1")),
+    "another dtype": (halves_on_one, ("different models", "float32 on core 0", "float64 on core 1")),
+    "steps of another size": (accumulated_otherwise, ("different collectives", "core 0 average", "core 1 all_reduce")),
+    "a lazy layer": (lambda core: loop(core, torch.nn.LazyLinear(1)), ("lazy", "weight", "call the model once")),
+    "another order of names": (
+        lambda core: loop(core, data=ByName([["a", "b"], ["b", "a"]][core.rank])),
+        ("dataset", "dataset.names: "),
+    ),
+    "shapes in all_reduce": (
+        lambda core: core.all_reduce(torch.ones(2 + core.rank)),
+        ("all_reduce needs the same shape", "core 0 (2,) float32, core 1 (3,) float32"),
+    ),
+    "dtypes in all_reduce": (
+        lambda core: core.all_reduce(torch.ones(2).to((torch.float32, torch.int32)[core.rank])),
+        ("all_reduce needs the same shape and dtype", "core 0 (2,) float32, core 1 (2,) int32"),
+    ),
     "other shapes": (
         lambda core: loop(core, torch.nn.Linear(4, 1 + core.rank)),
         ("different models", "out_features=1", "out_features=2"),
@@ -161,7 +228,7 @@ def attempts(core):
     for name, (attempt, _) in REFUSED.items():
         try:
             attempt(core)
-        except Differs as error:
+        except ValueError as error:
             said[name] = str(error)
         core.same.forget()
     return said
@@ -190,6 +257,24 @@ def test_what_differs_when_the_worker_functions_return_is_an_error_that_keeps_th
     ) as failure:
         launch(work, cores=2, backend="cpu", progress="off")
     assert failure.value.run.results == [0, 1]
+
+
+def test_batches_that_are_only_read_have_to_be_the_same_as_well():
+    def work(core):
+        return [batch.tolist() for batch in core.batches(X, batch_size=8, shuffle=True, seed=core.rank)]
+
+    with pytest.raises(WorkerFailed, match=r"different datasets(.|\n)*seed of core.batches, batches 1: 0 on core 0"):
+        launch(work, cores=2, backend="cpu", progress="off")
+
+
+def test_a_save_on_core_0_alone_is_told_that_every_core_calls_it(tmp_path):
+    def work(core):
+        model = loop(core)
+        if core.is_main:
+            core.save(model.state_dict(), tmp_path / "model.pt")
+
+    with pytest.raises(WorkerFailed, match=r"waits for it in save\(\)(.|\n)*not under `if core.is_main`"):
+        launch(work, cores=2, backend="cpu", progress="off")
 
 
 def test_what_is_the_same_or_may_differ_is_no_error():
@@ -340,6 +425,14 @@ def test_a_core_is_found_from_anywhere_in_its_worker_and_nowhere_else():
 
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:standin", marks=pytest.mark.xla)])
+
+
+@BACKENDS
+def test_the_mean_of_numbers_is_exact_where_float32_is_not(backend):
+    def work(core):
+        return core.mean(16777217 + 2 * core.rank), core.mean(float("inf"))
+
+    assert launch(work, cores=2, backend=backend, progress="off").results == [(16777218.0, float("inf"))] * 2
 
 
 @BACKENDS

@@ -8,7 +8,7 @@ from tpukit.essentials.backends.adam import adam_numbers
 from tpukit.essentials.backends.c_library import NotCompiled, cache_folder, compiled, why_no_compiler
 from tpukit.essentials.backends.cpu import Cpu, rehearsal_cores
 from tpukit.essentials.backends.kept_compiles import KEEP_VARIABLE, Folders, KeptCompiles, folders_of, open_kept
-from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
+from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology, Unlike
 from tpukit.essentials.backends.sharded import ShardedTpu
 from tpukit.essentials.backends.torch_tpu import TorchTpuRuntime, inside
 from tpukit.essentials.backends.xla import Tpu, import_torch_xla, libtpu_flags, runtime_started, start_pjrt
@@ -48,7 +48,7 @@ def why_no_stand_in() -> str | None:
 
 __all__ = [
     "KEEP_VARIABLE", "PLACES", "Backend", "Compiling", "Cpu", "Folders", "Hosts", "KeptCompiles", "NotCompiled",
-    "Runtime", "ShardedTpu", "Topology", "TorchTpuRuntime", "Tpu", "adam_numbers", "cache_folder", "compiled",
-    "folders_of", "import_torch_xla", "inside", "libtpu_flags", "open_kept", "rehearsal_cores", "runtime_started",
-    "runtimes", "start_pjrt", "why_no_compiler", "why_no_stand_in",
+    "Runtime", "ShardedTpu", "Topology", "TorchTpuRuntime", "Tpu", "Unlike", "adam_numbers", "cache_folder",
+    "compiled", "folders_of", "import_torch_xla", "inside", "libtpu_flags", "open_kept", "rehearsal_cores",
+    "runtime_started", "runtimes", "start_pjrt", "why_no_compiler", "why_no_stand_in",
 ]  # fmt: skip

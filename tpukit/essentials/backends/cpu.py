@@ -4,15 +4,16 @@ import contextlib
 import os
 import socket
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.essentials.backends.protocol import Backend, Runtime, Topology
+from tpukit.essentials.backends.protocol import Backend, Runtime, Topology, Unlike
 from tpukit.essentials.show import Failed, WrongValue
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
-_TEXT = 256  # bytes of a shape and a dtype in words, at most
+_TEXT = 256  # bytes of a collective in words, at most
 _LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
 
 
@@ -86,6 +87,7 @@ class Cpu(Backend):
         return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
 
     def barrier(self) -> None:
+        self._agree("barrier", [])
         self.group.barrier().wait()
 
     def all_reduce(self, tensor, op: str):
@@ -95,6 +97,7 @@ class Cpu(Backend):
             tensor = tensor.to(self.real)
         if self.world_size == 1:  # nor is a graph cut for it
             return tensor.clone()
+        self._agree("all_reduce", [tensor])
         (host,) = self._for_collectives([tensor])
         host = host.clone().contiguous()
         kinds = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
@@ -102,27 +105,41 @@ class Cpu(Backend):
         return (host / self.world_size if op == "mean" else host).to(tensor.device)
 
     def gather(self, tensor):
-        """Return the tensors of all cores, one after the other along the first axis.
-
-        Raises:
-            ValueError: the shapes or dtypes differ. Chips would hang here instead: this is what a rehearsal is for.
-        """
         import torch
 
         if self.world_size == 1:
             return tensor.clone()
+        self._agree("gather", [tensor])
         (host,) = self._for_collectives([tensor])
-        shapes = self._gather_texts(f"{tuple(host.shape)} {host.dtype}".replace("torch.", ""))
-        if len(set(shapes)) > 1:
-            found = ", ".join(f"core {rank} {shape}" for rank, shape in enumerate(shapes))
-            raise WrongValue(
-                "gather needs the same shape and dtype on every core",
-                found=found,
-                fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
-            )
         parts = [torch.empty_like(host) for _ in range(self.world_size)]
         self.group.allgather([parts], [host.contiguous()]).wait()
         return torch.cat(parts).to(tensor.device)
+
+    def _agree(self, call: str, tensors: list) -> None:
+        """Raise unless every core makes this call, with tensors of the same shapes and dtypes.
+
+        gloo would end the process (SIGABRT), wait, or add up the bits of another dtype, and chips would hang: this is
+        what a rehearsal is for. On devices of their own it is a wait for them, so there `gather` alone is looked at.
+
+        Raises:
+            Unlike: they do not.
+        """
+        import torch
+        import torch.distributed as dist
+
+        each = [f"{tuple(one.shape)} {one.dtype}".replace("torch.", "") for one in tensors]
+        if self.world_size == 1 or (self.transport != "gloo" and call != "gather"):
+            return
+        if self.transport == "gloo":
+            digest = zlib.crc32(f"{call} {each}".encode())
+            ends = torch.tensor([digest, -digest])
+            self.group.allreduce([ends], op=dist.ReduceOp.MAX).wait()
+            if ends[0] == -ends[1]:
+                return
+        several = f"{len(each)} tensors, {sum(one.numel() for one in tensors):,} numbers"
+        said = self._gather_texts(f"{call} {each[0] if len(each) == 1 else several if each else ''}")
+        if len(set(said)) > 1 or self.transport == "gloo":
+            raise Unlike(said)
 
     def _gather_texts(self, text: str) -> list[str]:
         """Return the short texts of all cores."""
@@ -135,12 +152,14 @@ class Cpu(Backend):
         return [bytes(one.tolist()).decode(errors="replace").strip() for one in everyone]
 
     def broadcast(self, tensors: list) -> None:
+        self._agree("broadcast", tensors)
         self._change(tensors, lambda flat: self.group.broadcast(flat, 0))
 
     def average(self, tensors: list) -> None:
         def divide(flat) -> None:
             flat /= self.world_size
 
+        self._agree("average", tensors)
         self._change(tensors, lambda flat: self.group.allreduce(flat), divide)
 
     def _change(self, tensors: list, send: Callable, finish: Callable = lambda flat: None) -> None:

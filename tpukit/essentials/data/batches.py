@@ -133,6 +133,8 @@ class Batches:
         if not self._resumed:  # the last loop may have ended early
             self.end_epoch()
         self._resumed = False
+        if self.sampler.world_size > 1:
+            self.facts()  # before it is read, which may change what it holds
         positions = self.sampler.positions(self._done, epoch=self.epoch, seed=self._seed)
         samples = self.sampler.samples(positions, epoch=self.epoch, seed=self._seed)
         prepared = self._prepare(positions, samples)
@@ -151,17 +153,20 @@ class Batches:
         positions = self.sampler.positions(epoch=epoch, seed=self._seed)
         return self.sampler.samples(positions, epoch=epoch, seed=self._seed).tolist()
 
+    @property
+    def layout(self) -> dict[str, object]:
+        """How the dataset is dealt out, which has to be the same on every core, as short values by name."""
+        sampler, seed = self.sampler, self._seed  # which a checkpoint brings along
+        found = {"seed of core.batches": seed, "batch_size": sampler.batch_size, "steps": sampler.steps()}
+        return found | {"shuffle": sampler.shuffle, "drop_last": sampler.drop_last}
+
     def facts(self) -> dict[str, object]:
-        """Return what has to be the same on every core, as short values by name; no sample is read for it."""
+        """Return the layout, and what else has to be the same on every core; no sample is read for it."""
         if self._facts is None:
-            sampler = self.sampler
-            self._facts = {"batch_size": sampler.batch_size, "steps": sampler.steps()}
-            self._facts |= {"shuffle": sampler.shuffle, "drop_last": sampler.drop_last}
-            if self.has_numbers:
-                self._facts |= fingerprint(self.dataset)
+            self._facts = fingerprint(self.dataset) if self.has_numbers else {}
             if self.buckets is not None:
-                self._facts["lengths of samples"] = checksum(sampler)
-        return {"seed of core.batches": self._seed, **self._facts}  # which a checkpoint brings along
+                self._facts["lengths of samples"] = checksum(self.sampler)
+        return self.layout | self._facts
 
     def first_steps(self) -> "Batches":
         """Return batches that are the first of these, one of every shape, and have a position of their own."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 _MOST_BYTES = 1 << 22  # of one part, looked at in even steps; all of 60,000 digits would take 30 ms
 _MOST_A_SAMPLE = 1 << 10  # bytes: labels, indices and names have fewer; what has more may be filled while it is read
+_MOST_NAMES = 1 << 12  # of classes
 _MOST_DEPTH = 4  # a Subset of a Subset of a dataset with a transform is three
 
 
@@ -12,7 +13,8 @@ def fingerprint(dataset: object) -> dict[str, object]:
     """Return short values by name: kind, length, and a checksum of whatever the dataset holds one of for each sample.
 
     That is a Subset's indices, `labels`, `targets`, `tensors`, `files`, a table's rows, under whatever name; and those
-    of the dataset within. Two datasets whose values are equal may still differ in the pixels.
+    of the dataset within. So do names of classes, whose order or numbers decide about labels. Two datasets whose values
+    are equal may still differ in the pixels.
     """
     found: dict[str, object] = {}
     _describe(dataset, "dataset", found, _MOST_DEPTH)
@@ -31,8 +33,20 @@ def _describe(dataset: object, name: str, found: dict, depth: int) -> None:
         sums = [one for one in map(_checksum, rows) if one is not None]
         if sums and count:
             found[f"{name}.{part}"] = sums[0] if len(sums) == 1 else tuple(sums)
+        elif _are_names(value):
+            found[f"{name}.{part}"] = zlib.crc32(
+                repr(sorted(value.items()) if isinstance(value, dict) else value).encode()
+            )
         elif depth and hasattr(value, "__getitem__") and hasattr(type(value), "__len__") and hasattr(value, "__dict__"):
             _describe(value, f"{name}.{part}", found, depth - 1)
+
+
+def _are_names(value: object) -> bool:
+    """Say whether this is a list of texts, or numbers by name."""
+    if not isinstance(value, list | tuple | dict) or not 0 < len(value) <= _MOST_NAMES:
+        return False
+    numbers = value.values() if isinstance(value, dict) else ()
+    return all(isinstance(one, str) for one in value) and all(isinstance(one, int) for one in numbers)
 
 
 def _parts(dataset: object) -> list[tuple[str, object]]:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tpukit.essentials.backends import Backend
+from tpukit.essentials.backends import Backend, Unlike
 from tpukit.essentials.data import Batches, BatchSource, Buckets, MapDataset, StreamBatches
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
@@ -250,7 +250,10 @@ class Core(NotebookOutput):
         """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
         self.same.before_average(optimizer)
         with self._together("optimizer_step"):
-            self._average_gradients(optimizer, also)
+            try:
+                self._average_gradients(optimizer, also)
+            except Unlike as error:
+                raise self.same.unlike_gradients(optimizer, error) from error
 
     def average_buffers(self, module) -> None:
         """Give every core the mean of the cores' float buffers, together.
@@ -320,8 +323,11 @@ class Core(NotebookOutput):
             return {name: self.mean(part) for name, part in value.items()}
         if isinstance(value, torch.Tensor):
             return self.all_reduce(value, "mean")
-        number = torch.tensor(float(value), dtype=self.backend.real, device=self.device)
-        return self.all_reduce(number, "mean").item()
+        # In two parts where a device has only float32, which holds no 16,777,217; added up in host memory.
+        high = torch.tensor(float(value), dtype=self.backend.real)
+        low = torch.tensor(float(value) - high.item() if high.isfinite() else 0.0, dtype=self.backend.real)
+        (parts,) = self.to_host([self.gather(*self.to_device([torch.stack([high, low])]))])
+        return parts.double().view(-1, 2).sum(1).mean().item()
 
     def gather(self, tensor):
         """Return the `(N, ...)` tensors of all cores as one `(world_size * N, ...)`, in order of rank, together.
@@ -359,7 +365,8 @@ class Core(NotebookOutput):
         with self._in_graph("save"):
             self.backend.sync()
         if not self.in_fit:
-            self.same.compare_loop("before core.save")
+            with self._together("save"):
+                self.same.compare_loop("before core.save")
         if self.is_main and not self.backend.is_recording:
             path = Path(path)
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -410,14 +417,16 @@ class Core(NotebookOutput):
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:
         """Mark that this core waits for the others: an error in here is most likely another core's doing."""
-        self.waiting = name
+        outer, self.waiting = self.waiting, self.waiting or name  # what the user called
         try:
             yield
         except BaseException as error:
-            error.waiting = name  # which the report of the failure looks for: it may be caught, or raised from another
+            error.waiting = (
+                self.waiting
+            )  # which the failure's report looks for: it may be caught, or raised from another
             raise
         finally:
-            self.waiting = None
+            self.waiting = outer
         self.activity += 1
 
     def _in_graph(self, name: str) -> contextlib.AbstractContextManager:

@@ -1,10 +1,13 @@
 """What a core holds that has to be the same on all: short values by name, made without a word to another core."""
 
 import fnmatch
+import functools
 import re
+import types
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 
+_EMPTY = types.CellType()  # of a variable that has no value yet
 _MOST_BYTES = 1 << 27  # brought into host memory at a time: cores that copied a large model at once would fill it
 
 
@@ -30,7 +33,7 @@ def held_tensors(
                     found[group, key + name] = one
     seen = {id(one) for module in modules.values() for one in getattr(module, "parameters", list)()}
     for optimizer in optimizers:
-        for number, one in enumerate(_parameters_of(optimizer)):
+        for number, one in enumerate(parameters_of(optimizer)):
             if id(one) not in seen:
                 found["weights", f"parameter {number} of the {type(optimizer).__name__}"] = one
     wanted = {
@@ -70,7 +73,7 @@ def checksum(tensor) -> int:
 
 def gradient_checksum(core, optimizer) -> int | None:
     """Return a checksum of the gradients that an optimizer is about to step with; None where all are zero."""
-    held = core.to_host([one.grad for one in _parameters_of(optimizer) if one.grad is not None])
+    held = core.to_host([one.grad for one in parameters_of(optimizer) if one.grad is not None])
     return zlib.crc32(repr([checksum(one) for one in held]).encode()) if any(map(_holds_something, held)) else None
 
 
@@ -80,16 +83,25 @@ def _holds_something(tensor) -> bool:
 
 def versions(optimizer) -> list[int]:
     """Return how often torch has written to each parameter of an optimizer, which it counts anyway."""
-    return [one._version for one in _parameters_of(optimizer)]
+    return [one._version for one in parameters_of(optimizer)]
 
 
 def trains(optimizer, module) -> bool:
     """Say whether an optimizer holds parameters of a module."""
-    held = {id(one) for one in _parameters_of(optimizer)}
+    held = {id(one) for one in parameters_of(optimizer)}
     return any(id(one) in held for one in module.parameters())
 
 
-def _parameters_of(optimizer) -> list:
+def lazy_parameters(module) -> list[str]:
+    """Return the names of parameters that get their shape from the first batch."""
+    import torch
+
+    named = getattr(module, "named_parameters", list)()
+    return [name for name, one in named if torch.nn.parameter.is_lazy(one)]
+
+
+def parameters_of(optimizer) -> list:
+    """Return the parameters of an optimizer, of all its groups."""
     return [one for group in optimizer.param_groups for one in group["params"]]
 
 
@@ -107,7 +119,9 @@ def structure(module: object, prefix: str = "") -> dict[str, str]:
             for key, value in vars(part).items()
             if callable(value) and not key.startswith("_") and not hasattr(value, "parameters")
         }
-        shown = f"{number} {type(part).__qualname__} {part.extra_repr()} {functions or ''}"
+        # Of torch's own layers; a loss shows none of them.
+        numbers = {key: vars(part)[key] for key in getattr(part, "__constants__", ()) if _is_plain(vars(part).get(key))}
+        shown = f"{number} {type(part).__qualname__} {part.extra_repr() or numbers or ''} {functions or ''}"
         found[f"{prefix}{name or type(part).__name__}"] = re.sub(r" at 0x\w+", "", shown).strip()
     for kind in ("parameters", "buffers"):
         for name, one in getattr(module, f"named_{kind}", list)():
@@ -127,6 +141,30 @@ def settings(optimizers: Iterable, schedule: object) -> dict[str, str]:
     found |= {f"{key} of {type(schedule).__name__}": value for key, value in state.items()}
     values = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in found.items()}
     return {name: repr(value) for name, value in values.items() if _is_plain(value)}
+
+
+def called_text(value: object, depth: int = 3) -> str:
+    """Return what a function is called, and the tensors and fractions that it takes along: weights of classes, a share.
+
+    Whole numbers and texts do not count, since many a function takes the rank along to print something.
+    """
+    import torch
+
+    kept: dict[str, object] = {}
+    if isinstance(value, functools.partial):
+        kept = {"of": value.func} | dict(enumerate(value.args)) | value.keywords
+    elif isinstance(value, types.FunctionType):
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        kept = {name: cell.cell_contents for name, cell in cells if cell != _EMPTY}
+    texts = []
+    for name, one in kept.items() if depth else ():
+        if isinstance(one, torch.Tensor) and one.layout == torch.strided:
+            texts.append(f"{name}={tuple(one.shape)} {checksum(one.cpu()):08x}")
+        elif isinstance(one, float):
+            texts.append(f"{name}={one!r}")
+        elif isinstance(one, functools.partial | types.FunctionType):
+            texts.append(f"{name}={called_text(one, depth - 1)}")
+    return f"{getattr(value, '__qualname__', type(value).__qualname__)} {', '.join(texts)}".strip()
 
 
 def _is_plain(value: object) -> bool:

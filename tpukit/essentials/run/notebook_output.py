@@ -180,6 +180,8 @@ def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) ->
             send(("line", rank(), refusal, True))
 
     shell.display_pub.publish = publish
+    # A fork's messages go nowhere, and each is logged whole: those of a widget, as tqdm.auto makes one for each bar.
+    shell.kernel.session.send = lambda *_, **__: None
 
 
 def _why_not_shown(data: dict, shown: deque) -> str | None:

@@ -11,11 +11,14 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from tpukit.essentials.backends import runtime_started
+from tpukit.essentials.backends import Unlike, runtime_started
 from tpukit.essentials.run.difference import GROUPS, Differs, difference
 from tpukit.essentials.run.held import (
+    called_text,
     gradient_checksum,
     held_tensors,
+    lazy_parameters,
+    parameters_of,
     settings,
     structure,
     trains,
@@ -25,6 +28,7 @@ from tpukit.essentials.run.objects import gather_objects
 from tpukit.essentials.show import Failed, WrongValue, first_few
 
 _ALONE = "each process of a rehearsal on plain CPU processes is alone with it"
+_MOST_MADE = 20  # batches whose layouts are compared at the end
 _EARLY, _SELDOM = 64, 100  # steps: until there after each power of two, then after so many, at the end of an epoch
 
 
@@ -55,6 +59,7 @@ class Same:
         self._new: list[weakref.ref] = []  # from core.model, since the last loop
         self._steps: dict[object, int] = {}  # of the loop that runs, by optimizer
         self._trained: list = []
+        self._made: list[dict] = []  # how batches lay out their datasets: short, and there when the batches are gone
         self._data: Mapping[str, object] = {}
         self._passed: dict[str, str] = {}  # by group, the last check
         self._gradients: list[int] = []  # the first that this core had, before they were averaged
@@ -73,6 +78,12 @@ class Same:
         """Compare what the cores bring to `core.model`, together, before the first weight travels."""
         if self._steps:
             self.forget()  # of a loop that is over: another begins
+        if self.is_on and (lazy := lazy_parameters(module)):
+            raise WrongValue(
+                "core.model gives every core rank 0's weights, and a lazy layer has none yet",
+                found=f"{first_few(lazy, 3)} of {type(module).__name__}",
+                fix="call the model once before, as model(next(iter(loader))[0]) in the notebook, or give the sizes",
+            )
         self.compare("in core.model", modules={"": module}, tensors=False)
 
     def add_model(self, module, differs: Iterable[str]) -> None:
@@ -85,6 +96,7 @@ class Same:
     def add_batches(self, batches):
         """Note batches that this core made, and return them."""
         self._batches = [*_alive(self._batches), weakref.ref(batches)]
+        self._made = [*self._made[-_MOST_MADE:], batches.layout]
         return batches
 
     def names_of(self, parameters: list) -> list[str]:
@@ -182,10 +194,11 @@ class Same:
         self.due = None
         if self.is_on and self._core.device.type != "xla" and runtime_started() and not self._was_started:
             self._core.print(f'torch_xla was used, and {_ALONE}: launch(..., backend="xla") joins them as on chips')
-        if not self.is_on or not self._versions or self._versions != [versions(one) for one in self._steps]:
+        if not self.is_on or self._versions != [versions(one) for one in self._steps]:
             return None
         modules, optimizers = self._loop()
-        return self._describe(modules, optimizers, data=self._data, averaged=False)
+        found = self._describe(modules, optimizers, data=self._data, averaged=False)
+        return found | {"made": self._made}
 
     def _watches(self) -> bool:
         return self.is_on and not self._core.in_fit
@@ -222,6 +235,18 @@ class Same:
                 ),
             )
 
+    def unlike_gradients(self, optimizer, error: Unlike) -> Exception:
+        """Return the error that names what one core trains and another does not, together; else the one given."""
+        if not error.in_one:
+            return error
+        trained = [one for one in parameters_of(optimizer) if one.requires_grad or one.grad is not None]
+        named = zip(self.names_of(trained), trained, strict=True)
+        everyone = gather_objects(
+            self._core, {"model": {name: f"{tuple(one.shape)} {one.dtype}" for name, one in named}}
+        )
+        alike = all(one == everyone[0] for one in everyone)
+        return error if alike else difference("in core.optimizer_step", everyone)
+
     # ---- the comparison ----------------------------------------------------------------------------------------
 
     def compare(self, when: str, *, modules: Mapping[str, object], optimizers: Iterable = (), **held: object) -> None:
@@ -257,6 +282,7 @@ class Same:
         *,
         schedule=None,
         data: Mapping[str, object] = MappingProxyType({}),
+        called: Mapping[str, object] = MappingProxyType({}),
         averaged: bool = True,
         layers: bool = True,
         tensors: bool = True,
@@ -269,6 +295,7 @@ class Same:
             optimizers: those that step them.
             schedule: its state.
             data: the facts of batches, by name.
+            called: functions, by name.
             averaged: whether float buffers have been averaged, so have to be the same.
             layers: whether the modules' layers have to be, with their settings.
             tensors: whether their weights and buffers have to be.
@@ -276,6 +303,7 @@ class Same:
         """
         found: dict[str, dict] = {group: {} for group in GROUPS}
         found["run"] = {"seed of launch": self._core.seed_of_launch, "cores": self._core.world_size, **run}
+        found["run"] |= {name: called_text(one) for name, one in called.items()}
         found["data"], found["settings"] = dict(data), settings(optimizers, schedule)
         for key, module in modules.items() if layers else ():
             found["model"] |= structure(module, key)
@@ -302,6 +330,13 @@ def apart(everyone: list[dict | None]) -> Differs | None:
     """Return the error for what cores held when they returned, by rank; None where it is the same."""
     if None in everyone or len(everyone) < 2 or all(one == everyone[0] for one in everyone):
         return None
+    everyone = [{**one, "data": dict(one["data"])} for one in everyone]
+    for one in everyone:
+        made = one.pop("made")
+        if len({len(other.get("made", made)) for other in everyone}) == 1:
+            one["data"] |= {
+                f"{key}, batches {at + 1}": value for at, it in enumerate(made) for key, value in it.items()
+            }
     return difference("when the worker function returned", everyone, before="before")
 
 

@@ -141,11 +141,11 @@ class Watchdog:
         late = [rank for rank, beat in running.items() if beat.waiting and now - beat.since > _UNEVEN_SECONDS]
         if not (returned and late and all(beat.waiting for beat in running.values())):
             return None
-        return Stall(
-            min(returned),
-            f"returned while core {late[0]} still waits for it in {running[late[0]].waiting}()",
-            "let every core do the same number of steps: core.batches gives each the same number of batches",
-        )
+        call = running[late[0]].waiting
+        fix = "let every core do the same number of steps: core.batches gives each the same number of batches"
+        if call == "save":
+            fix = "core.save(...) on every core, not under `if core.is_main`: core 0 alone writes the file"
+        return Stall(min(returned), f"returned while core {late[0]} still waits for it in {call}()", fix)
 
     def _stuck(self, running: dict[int, Heartbeat], returned: set[int], now: float) -> Stall | None:
         """Nobody has moved for too long."""
