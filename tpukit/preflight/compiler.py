@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.machine import Tpu, available_memory, write_whole
+from tpukit.essentials.machine import available_memory, write_whole
 from tpukit.essentials.show import human_size, screen
+from tpukit.measure import Tpu
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight

@@ -9,7 +9,9 @@ from fixes import Fixes
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpukit
-from tpukit.essentials.data import Augment, Batches, Buckets, StreamBatches
+from tpukit import Augment, Buckets
+from tpukit.essentials.data import Batches
+from tpukit.train import StreamBatches
 
 fixes = Fixes("essentials/data")
 core = types.SimpleNamespace(
