@@ -17,7 +17,6 @@ TESTED_THROUGH = {
         "essentials/backends/running_variance.py",
         "essentials/backends/xla_cpu.py",
     ],
-    "runtimes/test_kept_compiles.py": ["essentials/backends/kept_folders.py"],
     "essentials/machine/test_host_facts.py": ["essentials/machine/places.py"],
     "essentials/run/test_core.py": ["essentials/run/gradients.py", "essentials/run/tensors.py"],
     "essentials/run/test_hosts.py": ["essentials/backends/protocol.py"],

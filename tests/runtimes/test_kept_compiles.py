@@ -17,7 +17,8 @@ from torch import nn
 
 import tpukit
 from tpukit import launch
-from tpukit.essentials.backends import KEEP_VARIABLE, folders_of, runtimes
+from tpukit.essentials.backends import runtimes
+from tpukit.essentials.machine import KEEP_VARIABLE, folders_of
 from tpukit.runtimes import c_library, kept_compiles
 from tpukit.standin import build
 

@@ -34,9 +34,7 @@ class CompileFailed(NoPreflight):
         words: the compiler's own.
     """
 
-    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", words: str = ""):
-        super().__init__(fact, found=found, fix=fix)
-        self.words = words
+    words = ""
 
 
 class DoesNotFit(CompileFailed):
@@ -47,18 +45,8 @@ class DoesNotFit(CompileFailed):
         limit: bytes that it may use; None if it did not say.
     """
 
-    def __init__(
-        self,
-        fact: str = "",
-        *,
-        found: object = "",
-        fix: object = "",
-        words: str = "",
-        needed: int | None = None,
-        limit: int | None = None,
-    ):
-        super().__init__(fact, found=found, fix=fix, words=words)
-        self.needed, self.limit = needed, limit
+    needed: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.essentials.machine import Host
+from tpukit.essentials.machine import Folders, Host
 from tpukit.essentials.run import (
     Failure,
-    Folders,
     InProcessGroup,
     Interrupted,
     Limits,

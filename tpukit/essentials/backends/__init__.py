@@ -4,7 +4,6 @@ import functools
 import importlib
 
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, rehearsal_cores
-from tpukit.essentials.backends.kept_folders import KEEP_VARIABLE, Folders, folders_of
 from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology
 from tpukit.essentials.backends.xla import (
     Tpu,
@@ -51,7 +50,7 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "KEEP_VARIABLE", "PLACES", "Backend", "Compiling", "Cpu", "CpuRuntime", "Folders", "Hosts", "Runtime", "Topology",
-    "Tpu", "XlaRuntime", "folders_of", "import_torch_xla", "rehearsal_cores", "runtime_started", "runtimes",
+    "PLACES", "Backend", "Compiling", "Cpu", "CpuRuntime", "Hosts", "Runtime", "Topology", "Tpu", "XlaRuntime",
+    "import_torch_xla", "rehearsal_cores", "runtime_started", "runtimes",
     "start_pjrt", "variable_set", "why_no_stand_in", "with_own_flags",
 ]  # fmt: skip

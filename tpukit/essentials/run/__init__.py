@@ -1,6 +1,6 @@
 """One function on every core: launch, `Core`, failures, output."""
 
-from tpukit.essentials.backends import Folders, Hosts, Topology
+from tpukit.essentials.backends import Hosts, Topology
 from tpukit.essentials.data import Batches
 from tpukit.essentials.run.calls import refuse_call
 from tpukit.essentials.run.core import Core
@@ -18,7 +18,7 @@ from tpukit.essentials.run.worker import Task, seed_of
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
 
 __all__ = [
-    "Batches", "Core", "Differs", "Failure", "Folders", "Hosts", "InProcessGroup", "Interrupted", "Limits", "Run",
+    "Batches", "Core", "Differs", "Failure", "Hosts", "InProcessGroup", "Interrupted", "Limits", "Run",
     "RuntimeInUse", "STEP_SECONDS", "Task", "Terminated", "Topology", "WorkerFailed", "WorkerGroup", "averaged_places",
     "choose_topology", "collect", "core", "die_with_parent", "gather_objects", "launch", "ready", "refuse_call",
     "refuse_if_in_use", "save_tensors", "seed_of", "sigterm_ends_the_run", "worker_failed",

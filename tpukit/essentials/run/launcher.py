@@ -5,8 +5,8 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tpukit.essentials.backends import Folders, Hosts, Topology, folders_of, runtimes
-from tpukit.essentials.machine import Host, wait_for_chips
+from tpukit.essentials.backends import Hosts, Topology, runtimes
+from tpukit.essentials.machine import Folders, Host, folders_of, wait_for_chips
 from tpukit.essentials.run.calls import refuse_call, refuse_options
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import Failure, message

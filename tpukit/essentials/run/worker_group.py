@@ -26,9 +26,6 @@ class WorkerGroup:
     """The worker processes of one run, from the fork until the last of them is gone.
 
     Args:
-        topology: of the run.
-        task: what every core runs.
-        limits: how long it may take.
         display: shows what the cores say.
         writers: get the rows of `core.log` as they arrive; None for nobody.
         beside: the groups that run at the same time; a worker closes the pipes of theirs that its fork brings along.

@@ -1,4 +1,4 @@
-"""The inputs of figures: images, labels, probabilities and histories, checked before anything is drawn.
+"""The inputs of figures: images, labels, masks, points, checked before anything is drawn.
 
 Tensors are recognised by their `detach` method, so nothing here imports torch.
 """

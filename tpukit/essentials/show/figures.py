@@ -1,8 +1,4 @@
-"""Figures for a notebook: a batch, the curves of a run, predictions. Each function returns one Figure.
-
-A figure is returned, not shown: as the last line of a cell it appears once, and pyplot does not know of it. `_style`
-gives all figures the same look and ends with the call: the reader's own matplotlib settings stay as they are.
-"""
+"""The figure of a sample batch."""
 
 from __future__ import annotations
 
