@@ -1,4 +1,4 @@
-"""Each fix of the room for data, done as it says: the same call then passes."""
+"""Each fix of what makes batches, done as it says: the same call then passes."""
 
 import itertools
 import types
@@ -13,7 +13,7 @@ from tpukit import Augment, Buckets
 from tpukit.essentials.data import Batches
 from tpukit.train import StreamBatches
 
-fixes = Fixes("essentials/data")
+fixes = Fixes("essentials/data/*.py", *(f"train/{name}.py" for name in ("augment", "buckets", "streams")))
 core = types.SimpleNamespace(
     batches=lambda dataset, **options: (StreamBatches if "steps" in options else Batches)(dataset, **options)
 )
