@@ -3,7 +3,7 @@
 A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least that long. The step is
 that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16 autocast, Adam. It is recorded on XLA:CPU and
 never run, so the size of the images does not matter. The kit records Adam as one operation for each parameter
-(`tpukit/essentials/backends/adam.py`), and runs the program of a recorded step again (`tpukit/train/replay.py`). What
+(`tpukit/runtimes/adam.py`), and runs the program of a recorded step again (`tpukit/train/replay.py`). What
 a replayed step takes is seen in steps that are run, on images of 32 pixels: the seconds are of the thread that trains,
 and XLA:CPU computes in others.
 
@@ -55,7 +55,7 @@ def measure(network: str, kind: str) -> float:
     from tpukit import launch
 
     is_theirs = kind == "as PyTorch has it"
-    kept = mock.patch("tpukit.essentials.backends.adam.shorten_adam") if is_theirs else contextlib.nullcontext()
+    kept = mock.patch("tpukit.runtimes.adam.shorten_adam") if is_theirs else contextlib.nullcontext()
     with kept:
         return launch(stepped, network, kind == "replayed", cores=1, backend="xla:cpu", progress="off").results[0]
 

@@ -16,8 +16,8 @@ class Fixes:
     second gets the fix as it was said, does it, and makes the same call.
     """
 
-    def __init__(self, room: str):
-        self.room, self.rows = room, defaultdict(list)
+    def __init__(self, *files: str):
+        self.files, self.rows = files, defaultdict(list)
 
     def __call__(self, key: str) -> Callable:
         def add(row: Callable) -> Callable:
@@ -32,9 +32,9 @@ class Fixes:
         return [(key, row) for key, rows in self.rows.items() for row in rows]
 
     def source(self) -> set[str]:
-        """Return the keys of all `fix=` in the source of the room, of which each has to have a row."""
+        """Return the keys of all `fix=` in these files, of which each has to have a row."""
         found = set()
-        for file in (KIT / self.room).glob("*.py"):
+        for file in (file for pattern in self.files for file in KIT.glob(pattern)):
             for call in ast.walk(ast.parse(file.read_text())):
                 if isinstance(call, ast.Call) and any(keyword.arg == "fix" for keyword in call.keywords):
                     found.add(f"{file.stem}: {_words(call.args[0])}")

@@ -49,6 +49,25 @@ for name in ("fit", "pe"):
         print(error)
 print(sorted(name for name in sys.modules if name.startswith("tpukit.") and not name.startswith("tpukit.essentials")))
 """
+ASKED = """
+import sys
+from dataclasses import replace
+
+import tpukit
+from tpukit.essentials.backends import runtimes
+
+sys.path.append(FOLDER_OF_TESTS)
+from machines import KAGGLE
+
+HOST, TORCH_TPU = KAGGLE, {{"torch": "2.11.0", "torch_tpu": "0.2.0"}}
+
+
+def loop(core):
+    return core.batches([1, 2], batch_size=1, buckets=(4, 8))
+
+
+{call}
+""".replace("FOLDER_OF_TESTS", repr(str(ROOT / "tests")))
 # An editable install finds the parts that a copy lacks in the repository.
 WITHOUT_THE_INSTALLED_KIT = """
 import sys
@@ -107,4 +126,30 @@ def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone,
 def test_a_backend_of_a_missing_part_is_named(alone):
     program = "import tpukit; tpukit.launch(print, backend='xla:standin')"
     said = run(alone, "-c", program).stderr
-    assert "the xla:standin backend is in the part tpukit.standin, which this copy of the kit does not have" in said
+    assert "the xla:standin backend needs the part tpukit.standin, which this copy of the kit does not have" in said
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the part tpukit.runtimes"),
+        ("tpukit.launch(print, shard='fsdp', host=HOST)", "launch(shard=...) needs the part tpukit.runtimes"),
+        ("tpukit.launch(print, host=replace(HOST, versions=TORCH_TPU))", "the torch_tpu backend needs the part"),
+        ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the part tpukit.train"),
+        ("runtimes()['xla'].open_kept([], print)", "keep_compiles needs the part tpukit.runtimes"),
+        ("tpukit.Augment()", "tpukit.Augment needs the part tpukit.train"),
+    ],
+)
+def test_what_is_asked_for_by_an_argument_names_the_part_that_it_is_in(alone, call, said):
+    done = run(alone, "-c", ASKED.format(call=call))
+    assert said in done.stdout + done.stderr
+    assert "which this copy of the kit does not have" in done.stdout + done.stderr
+
+
+def test_a_part_that_lacks_what_it_stands_on_is_left_out(alone, tmp_path):
+    folder = shutil.copytree(alone, tmp_path / "copied")
+    shutil.copytree(ROOT / "tpukit/standin", folder / "tpukit/standin", ignore=lambda *_: ["__pycache__"])
+    program = "import tpukit; print(tpukit.check().ok); tpukit.launch(print, backend='xla:standin')"
+    done = run(folder, "-c", program)
+    assert done.stdout == "True\n"
+    assert "the xla:standin backend needs the part tpukit.runtimes, which this copy" in done.stderr

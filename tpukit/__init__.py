@@ -10,28 +10,28 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # editors take it for true; the module typing would be most of the time of this import
 if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
-    from tpukit import cloud, essentials, measure, migrate, packs, pe, preflight, scores, standin, train
-    from tpukit.essentials.data import Augment, Buckets
+    from tpukit import cloud, essentials, measure, migrate, packs, pe, preflight, runtimes, scores, standin, train
     from tpukit.essentials.machine import check, host, prepare, release
-    from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, core, launch, launch_each
-    from tpukit.essentials.show import show_batch, show_figure, show_history
+    from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, core, launch
+    from tpukit.essentials.show import show_batch, show_figure
     from tpukit.migrate import on_old_rank
     from tpukit.packs import Records, build_cache, cache_or_decode, pack
     from tpukit.preflight import show_tpu
     from tpukit.scores import show_predictions
-    from tpukit.train import evaluate, fit, predict
+    from tpukit.train import Augment, Buckets, evaluate, fit, launch_each, predict, show_history
 
-_ROOMS = ("cloud", "essentials", "measure", "migrate", "packs", "pe", "preflight", "scores", "standin", "train")
+_ROOMS = (
+    "cloud", "essentials", "measure", "migrate", "packs", "pe", "preflight", "runtimes", "scores", "standin", "train"
+)  # fmt: skip
 _NAMES = {
-    "essentials.data": ("Augment", "Buckets"),
     "essentials.machine": ("check", "host", "prepare", "release"),
-    "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "core", "launch", "launch_each"),
-    "essentials.show": ("show_batch", "show_figure", "show_history"),
+    "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "core", "launch"),
+    "essentials.show": ("show_batch", "show_figure"),
     "migrate": ("on_old_rank",),
     "packs": ("Records", "build_cache", "cache_or_decode", "pack"),
     "preflight": ("show_tpu",),
     "scores": ("show_predictions",),
-    "train": ("evaluate", "fit", "predict"),
+    "train": ("Augment", "Buckets", "evaluate", "fit", "launch_each", "predict", "show_history"),
 }
 _ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}
 

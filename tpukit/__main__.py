@@ -1,13 +1,13 @@
 """`python -m tpukit check` and `host`: the answers in a terminal; the commands of the other rooms."""
 
 import argparse
-import importlib
 import importlib.util
+import json
 import sys
 
 from tpukit.essentials.machine import check, host
 from tpukit.essentials.run import WorkerFailed
-from tpukit.essentials.show import explain
+from tpukit.essentials.show import NotInstalled, WrongValue, load_part
 
 # By name: the module whose `add_arguments` and `run` make the command, what it does, and its description.
 _OF_ROOMS = {
@@ -62,9 +62,10 @@ def main(arguments: list[str] | None = None) -> int:
         command = commands.add_parser(name, help=what, description=description)
         if name in arguments[:1]:
             try:
-                module = importlib.import_module(place)
-            except ModuleNotFoundError as error:  # before argparse finds fault with arguments that it does not know
-                return _without(name, error)
+                module = load_part(place, name)
+            except NotInstalled as error:  # before argparse finds fault with arguments that it does not know
+                print(error, file=sys.stderr)
+                return 1
             module.add_arguments(command)
     given = parser.parse_args(arguments)
     if given.command == "host":
@@ -75,21 +76,23 @@ def main(arguments: list[str] | None = None) -> int:
         print(outcome)
         return 0 if outcome.ok else 1
     try:
+        if "args" in given:  # of a worker function
+            given.args = _arguments(given.args)
         return module.run(given)
     except (*_TOLD, *module.TOLD) as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def _without(command: str, error: ModuleNotFoundError) -> int:
-    """Say which part of the kit is not here, and what to copy."""
-    if not (error.name or "").startswith("tpukit."):
-        raise error
-    folder = error.name.replace(".", "/")
-    fact = f"{command} needs the part {error.name}, which this copy of the kit does not have"
-    fix = f"copy the folder {folder} of a whole clone or wheel to beside tpukit/essentials here"
-    print(explain(fact, fix=fix), file=sys.stderr)
-    return 1
+def _arguments(text: str) -> list:
+    """Return what a worker function takes from the text of `--args`."""
+    try:
+        args = json.loads(text)
+    except ValueError:
+        args = None
+    if not isinstance(args, list):
+        raise WrongValue(f"--args is a JSON list, got {text!r}", fix="--args '[3, {\"lr\": 0.1}]'")
+    return args
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import pytest
 
 from tpukit.cloud import vertex
 from tpukit.cloud.slices import MACHINE_SPECS, runtime_version
-from tpukit.essentials.machine import TPUS, find_tpu
+from tpukit.measure import TPUS, find_tpu
 
 
 @pytest.mark.parametrize(

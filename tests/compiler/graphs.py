@@ -2,7 +2,7 @@
 
 import functools
 
-from tpukit.essentials.machine import find_tpu
+from tpukit.measure import find_tpu
 from tpukit.preflight.compiler import compile_graph
 from tpukit.preflight.hlo import read_program
 from tpukit.preflight.recording import record
@@ -26,7 +26,7 @@ STEPS = 6  # more than it takes until a step comes back unchanged
 
 def compile_for(chip_name: str, recording, libtpu: str | None = None):
     """Compile what was recorded for one machine of eight cores for another; the trace is the same."""
-    from tpukit.essentials.backends.xla import libtpu_flags
+    from tpukit.standin.recording_runtime import libtpu_flags
 
     chip = find_tpu(chip_name)
     (graph,) = recording.graphs

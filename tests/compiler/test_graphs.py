@@ -3,7 +3,7 @@
 import pytest
 from compiler.graphs import compile_for, ones, record_graph
 
-from tpukit.essentials.machine import find_tpu
+from tpukit.measure import find_tpu
 from tpukit.preflight.compiler import CompileFailed
 from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
 from tpukit.preflight.recording import record

@@ -41,7 +41,7 @@ from tpukit.packs import (
 )
 from tpukit.packs.splitting import split_by_group
 
-fixes = Fixes("packs")
+fixes = Fixes("packs/*.py")
 
 
 @pytest.fixture(autouse=True)

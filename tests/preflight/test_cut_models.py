@@ -8,7 +8,7 @@ from preflight_workers import Drawn
 from torch import nn
 
 import tpukit
-from tpukit.essentials.machine import find_tpu
+from tpukit.measure import find_tpu
 from tpukit.preflight import libtpu
 from tpukit.preflight.hlo import _fields
 from tpukit.preflight.recording import record

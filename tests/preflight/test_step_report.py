@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import tpukit
-from tpukit.essentials.machine import find_tpu
+from tpukit.measure import find_tpu
 from tpukit.preflight import compiler, libtpu
 from tpukit.preflight.command import find_function
 from tpukit.preflight.compiler import Compiled, compile_graph

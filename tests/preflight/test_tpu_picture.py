@@ -6,8 +6,8 @@ from collections import Counter
 import matplotlib
 import pytest
 
-from tpukit.essentials.machine.chips import TPUS
 from tpukit.essentials.machine.host_facts import Host
+from tpukit.measure import TPUS
 from tpukit.preflight.tpu_picture import show_tpu
 from tpukit.standin.shapes import SHAPES
 

@@ -10,7 +10,7 @@ import preflight_workers as workers
 import pytest
 
 import tpukit
-from tpukit.essentials.machine import find_tpu
+from tpukit.measure import find_tpu
 from tpukit.preflight.recording import record
 from tpukit.standin import why_not
 

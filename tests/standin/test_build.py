@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.backends import NotCompiled
+from tpukit.runtimes import NotCompiled
 from tpukit.standin import build, shapes
 
 SOURCES = Path(build.__file__).parent

@@ -604,7 +604,7 @@ def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
 
 
 def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):
-    monkeypatch.setattr("tpukit.essentials.run.jobs._BUSY_SECONDS", 4.0)
+    monkeypatch.setattr("tpukit.train.jobs._BUSY_SECONDS", 4.0)
     with played(shapes.SHAPES["colab v5e-1"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 600)) as host:
         jobs = tpukit.launch_each(its_chip, [1], host=host, progress="off")
     assert "chips stay busy for some seconds" in str(jobs.failures[0])

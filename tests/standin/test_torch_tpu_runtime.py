@@ -17,7 +17,7 @@ from workers import Pairs, small_net
 
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch, predict
-from tpukit.essentials.backends.torch_tpu import INSIDES, SEEN
+from tpukit.runtimes.torch_tpu import INSIDES, SEEN
 from tpukit.standin import build
 from tpukit.standin.torch_tpu_runtime import HARDWARE, show_chips
 
@@ -42,7 +42,7 @@ def on_chips(fn, *args, **options):
 
 def test_this_release_has_what_the_kit_uses_inside_it_and_a_part_that_has_moved_is_named():
     def work(core):
-        from tpukit.essentials.backends import inside
+        from tpukit.runtimes import inside
 
         for place in (*INSIDES, *HARDWARE):
             assert inside(place) is not None

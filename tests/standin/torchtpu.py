@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.backends.torch_tpu import SEEN
+from tpukit.runtimes.torch_tpu import SEEN
 from tpukit.standin import TorchTpuStandInRuntime
 
 ROOT = Path(__file__).parents[2]
-TESTS = ("tests/standin/test_torch_tpu_runtime.py", "tests/essentials/backends/test_torch_tpu.py")
+TESTS = ("tests/standin/test_torch_tpu_runtime.py", "tests/runtimes/test_torch_tpu.py")
 NOTEBOOKS = ("01", "02", "03", "04_", "04b", "05", "06")
 
 

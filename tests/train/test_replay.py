@@ -1,4 +1,4 @@
-"""A step that is run again computes what a recorded one does, to the last bit; what cannot be is recorded, and said."""
+"""A step that `Programs` runs again computes what a recorded one does, to the last bit; what cannot be is said."""
 
 import functools
 import gc

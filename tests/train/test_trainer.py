@@ -23,8 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
-from tpukit.train import History
-from tpukit.train.resume import parse_duration
+from tpukit.train import History, parse_duration
 
 ENDS = ["lr", "samples_per_second", "seconds"]  # the last columns of an epoch
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]

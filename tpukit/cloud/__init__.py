@@ -3,7 +3,6 @@
 from tpukit.cloud import ray_train, vertex
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.bundle import Bundle
-from tpukit.cloud.job_command import parse_args
 from tpukit.cloud.tpu_health import Health, health, local_health
 
-__all__ = ["Bundle", "CloudFailed", "Health", "health", "local_health", "parse_args", "ray_train", "vertex"]
+__all__ = ["Bundle", "CloudFailed", "Health", "health", "local_health", "ray_train", "vertex"]

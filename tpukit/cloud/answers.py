@@ -22,18 +22,9 @@ class CloudFailed(Explained, RuntimeError):
         answered: whether the service itself has answered; if not, it may have done what was asked.
     """
 
-    def __init__(
-        self,
-        fact: str = "",
-        *,
-        found: object = "",
-        fix: object = "",
-        status: int | None = None,
-        may_pass: bool = False,
-        answered: bool = True,
-    ):
-        super().__init__(fact, found=found, fix=fix)
-        self.status, self.may_pass, self.answered = status, may_pass, answered
+    status: int | None = None
+    may_pass = False
+    answered = True
 
 
 @dataclass(frozen=True)

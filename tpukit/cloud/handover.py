@@ -7,8 +7,9 @@ import sys
 from tpukit.cloud.bundle import Bundle
 from tpukit.cloud.kit_wheel import NAME
 from tpukit.cloud.slices import runtime_version
-from tpukit.essentials.machine import PRICES_OF, RELEASES, Tpu
+from tpukit.essentials.machine import PRICES_OF, RELEASES
 from tpukit.essentials.show import WrongValue
+from tpukit.measure import Tpu
 
 
 def gcloud(

@@ -10,8 +10,8 @@ from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.bundle import make_bundle
 from tpukit.cloud.handover import TARGETS, check_name, check_place
 from tpukit.cloud.vertex import Job, arguments, find_bucket, job, new_name
-from tpukit.essentials.machine import find_tpu
 from tpukit.essentials.show import WrongValue
+from tpukit.measure import find_tpu
 
 TOLD = (CloudFailed,)  # errors whose text is all that is shown
 _HINTS = {
@@ -40,17 +40,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_vertex.add_argument("--timeout", default="1d", help="after which it is ended (default: 1d)")
 
 
-def parse_args(text: str) -> list:
-    """Return what a worker function takes, from the text of `--args`; ValueError where that is no list in JSON."""
-    try:
-        args = json.loads(text)
-    except ValueError:
-        args = None
-    if not isinstance(args, list):
-        raise WrongValue(f"--args is a JSON list, got {text!r}", fix="--args '[3, {\"lr\": 0.1}]'")
-    return args
-
-
 def parse_needs(pairs: list[str]) -> dict[str, str]:
     """Return what `--needs` names, by module; ValueError where one has no "="."""
     wrong = [pair for pair in pairs if "=" not in pair]
@@ -61,7 +50,7 @@ def parse_needs(pairs: list[str]) -> dict[str, str]:
 
 def run(given: argparse.Namespace) -> int:
     """Write the trainer into NAME.zip and print the text: on standard output what the tool reads, the rest beside."""
-    args, needs = parse_args(given.args), parse_needs(given.needs)
+    args, needs = given.args, parse_needs(given.needs)
     for what in ("zone", "region", "project"):
         check_place(what, getattr(given, what))
     bucket = given.bucket and find_bucket(given.bucket)

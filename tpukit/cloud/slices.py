@@ -1,6 +1,6 @@
 """What Vertex AI and Google's images call the TPUs of one host, by the names of the kit's table."""
 
-from tpukit.essentials.machine import TPUS, Tpu
+from tpukit.measure import TPUS, Tpu
 
 _RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}  # the others share one
 _TYPES = {"v5e": "ct5lp-hightpu-{}t", "v6e": "ct6e-standard-{}t"}

@@ -5,8 +5,9 @@ from tpukit.measure.parity import Comparison, LayerDifference, compare
 from tpukit.measure.profiler import profile
 from tpukit.measure.recompiles import RecompileMonitor, what_differs
 from tpukit.measure.stopwatch import Stopwatch
+from tpukit.measure.tpus import TPUS, Tpu, find_tpu
 
 __all__ = [
-    "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "compare", "profile", "report",
-    "what_differs",
+    "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "TPUS", "Tpu", "compare", "find_tpu",
+    "profile", "report", "what_differs",
 ]  # fmt: skip

@@ -3,9 +3,8 @@
 import statistics
 from dataclasses import dataclass
 
-from tpukit.essentials.data import Batches
 from tpukit.essentials.machine import peak_memory
-from tpukit.essentials.run import Core
+from tpukit.essentials.run import Batches, Core
 from tpukit.essentials.show import Finding, Findings, counted, human_size
 
 # A training needs 2 graphs for its step, an evaluation 1; copies, averages and gathers have small graphs of their own.

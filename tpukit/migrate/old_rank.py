@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 
 from tpukit.essentials.data import host_numbers, put_back
-from tpukit.essentials.run import Core
 from tpukit.essentials.show import Failed
 
 
@@ -20,7 +19,7 @@ def on_old_rank(fn: Callable) -> Callable:
     numbers = host_numbers()
 
     @functools.wraps(fn)  # and its signature: launch refuses a call that does not fit before it forks
-    def run(core: Core, *args: object) -> object:
+    def run(core, *args: object) -> object:
         if core.device.type != "xla":
             raise Failed(
                 "a function of xmp.spawn calls torch_xla itself, which has not started here",

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.machine import cpus, part_of
+from tpukit.essentials.machine import part_of
 from tpukit.essentials.show import Explained, SystemFailed
 from tpukit.packs.array_records import Shards, write_shard
 from tpukit.packs.checked_files import write_file
@@ -22,7 +22,7 @@ from tpukit.packs.image_modes import NEARLY_BLACK, brightest, has_frames
 from tpukit.packs.items import StoredItems
 from tpukit.packs.masks import image_of, is_masked, palette_of
 from tpukit.packs.pack_sources import PackSource
-from tpukit.packs.processes import run_in_processes
+from tpukit.packs.processes import how_many, run_in_processes
 from tpukit.packs.records import PackFolder
 from tpukit.packs.source_files import Files, Names
 
@@ -36,7 +36,7 @@ def write_shards(described: PackSource, target: PackFolder, skip: bool, workers,
     import numpy
 
     count = len(numpy.load(target.work / "rows.npy", mmap_mode="r"))
-    workers = min(len(shard_files(target, count)), workers or cpus())
+    workers = how_many(len(shard_files(target, count)), workers)
     counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
     counts.write_bytes(bytes(8 * workers))
     job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "skip": skip}

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from tpukit.essentials.machine import cpus
 from tpukit.essentials.show import screen
 
 _CODE = "import sys; sys.path.insert(0, sys.argv[1]); from tpukit.packs.processes import _run; _run(sys.argv[2])"
@@ -24,6 +25,11 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 # Not joblib's loky (1.6.0): after a kernel's SIGKILL its 2 workers and 2 trackers still ran at 15 s; with a thread in
 # each that watches the parent, KernelManager.restart_kernel(now=True) left its 8 semaphores in /dev/shm.
+def how_many(pieces: int, workers: int | None) -> int:
+    """Return how many processes work on so many pieces: those that were asked for, else one per CPU."""
+    return min(pieces, workers or cpus())
+
+
 def run_in_processes(
     task: str,
     jobs: list,

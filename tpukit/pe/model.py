@@ -84,8 +84,8 @@ def augment(**changes):
     rare in patients but does no harm here. Sizes vary by a quarter, since scanners differ as much in their field of
     view. `changes` override the arguments of `Augment`.
     """
-    from tpukit.essentials.data import Augment
     from tpukit.pe.labels import LABELS
+    from tpukit.train import Augment
 
     sides = {"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS}
     return Augment(**{"scale": 0.25, **sides, **changes})

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.machine import cpus
 from tpukit.essentials.show import NoSuchFile
-from tpukit.packs import Names, look_at, npy, run_in_processes, write_file
+from tpukit.packs import Names, how_many, look_at, npy, run_in_processes, write_file
 from tpukit.pe.dicom import OTHER_MODALITY, NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
 
 CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
@@ -97,7 +96,7 @@ def read_headers(
     chunks = range(-(-len(names) // CHUNK))
     write_file(work / "files", Names.encode(names))
     _forget_changed(folder, names, work)
-    workers = min(len(chunks), workers or cpus())
+    workers = how_many(len(chunks), workers)
     run_in_processes(
         "tpukit.pe.series:_work",
         [[str(folder), str(work), len(names), rank, workers] for rank in range(workers)],

@@ -11,9 +11,8 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from tpukit.cloud import parse_args
-from tpukit.essentials.machine import find_tpu
 from tpukit.essentials.show import NoSuchFile, NotInstalled, WrongValue
+from tpukit.measure import find_tpu
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.recording import NoPreflight
 from tpukit.preflight.step_report import preflight
@@ -40,13 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(given: argparse.Namespace) -> int:
     """Print the preflight; the exit status is 1 where the step does not fit."""
-    args = parse_args(given.args)
     chip = find_tpu(given.chip)  # before the function's file is run, which may take its time
     function = find_function(given.function)
     if given.fetch:
         fetch_libtpu(given.libtpu)
     options = {"libtpu": given.libtpu, "samples": given.samples, "shard": given.shard, "keep": given.keep}
-    found = preflight(function, *args, chip=chip, **options)
+    found = preflight(function, *given.args, chip=chip, **options)
     print(found)
     if given.figure:
         found.figure().savefig(given.figure)

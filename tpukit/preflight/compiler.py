@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.machine import Tpu, available_memory, write_whole
+from tpukit.essentials.machine import available_memory, write_whole
 from tpukit.essentials.show import human_size, screen
+from tpukit.measure import Tpu
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight
@@ -33,9 +34,7 @@ class CompileFailed(NoPreflight):
         words: the compiler's own.
     """
 
-    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", words: str = ""):
-        super().__init__(fact, found=found, fix=fix)
-        self.words = words
+    words = ""
 
 
 class DoesNotFit(CompileFailed):
@@ -46,18 +45,8 @@ class DoesNotFit(CompileFailed):
         limit: bytes that it may use; None if it did not say.
     """
 
-    def __init__(
-        self,
-        fact: str = "",
-        *,
-        found: object = "",
-        fix: object = "",
-        words: str = "",
-        needed: int | None = None,
-        limit: int | None = None,
-    ):
-        super().__init__(fact, found=found, fix=fix, words=words)
-        self.needed, self.limit = needed, limit
+    needed: int | None = None
+    limit: int | None = None
 
 
 @dataclass(frozen=True)

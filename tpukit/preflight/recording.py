@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.essentials.machine import Host, Tpu
+from tpukit.essentials.machine import Host
 from tpukit.essentials.run import (
     Core,
     Interrupted,
@@ -21,7 +21,7 @@ from tpukit.essentials.run import (
     worker_failed,
 )
 from tpukit.essentials.show import Explained, screen
-from tpukit.measure import what_differs
+from tpukit.measure import Tpu, what_differs
 from tpukit.preflight.cycles import (
     SETTLED,
     Cycle,

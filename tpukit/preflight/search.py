@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from tpukit.essentials.machine import Tpu, find_tpu
 from tpukit.essentials.show import Table, WrongValue, human_size
+from tpukit.measure import Tpu, find_tpu
 from tpukit.preflight.step_report import Preflight, preflight
 
 _AIM = 0.97  # of the memory: the next guess is a straight line through two sizes, which is not exact

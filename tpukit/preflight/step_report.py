@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from tpukit.essentials.machine import PRICES_OF, Tpu, find_tpu
+from tpukit.essentials.machine import PRICES_OF
 from tpukit.essentials.run import WorkerFailed
 from tpukit.essentials.show import Finding, Findings, WrongValue, as_html, as_text, human_size
+from tpukit.measure import Tpu, find_tpu
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
 from tpukit.preflight.cycles import group_bytes
 from tpukit.preflight.cycles import samples as samples_of

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpukit.essentials.machine import GENERATIONS, Generation, find_tpu
+from tpukit.essentials.machine import GENERATIONS, Generation
 from tpukit.essentials.show import counted, house_style
+from tpukit.measure import find_tpu
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -1,6 +1,6 @@
 """A stand-in for libtpu: the TPU path of torch_xla and of TorchTPU, executed on the CPU of a machine without a chip."""
 
-from tpukit.essentials.backends import KeptCompiles, cache_folder, open_kept
+from tpukit.runtimes import KeptCompiles, cache_folder, open_kept
 from tpukit.standin.build import program, why_not
 from tpukit.standin.recording_runtime import Imagined, RecordingRuntime
 from tpukit.standin.runtime import StandInRuntime

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.backends import NotCompiled, compiled, why_no_compiler
+from tpukit.runtimes import NotCompiled, compiled, why_no_compiler
 
 # PJRT C API versions of the plugin that the sources were compiled for and run with. Within a major version a plugin's
 # table of functions only grows, but its answers were seen to differ: 0.106 and 0.115 hung with an early form of this.

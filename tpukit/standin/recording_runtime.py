@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.backends import Backend, ShardedTpu, Topology, Tpu, libtpu_flags, start_pjrt
+from tpukit.essentials.backends import Backend, Topology, Tpu, start_pjrt, variable_set, with_own_flags
+from tpukit.runtimes import ShardedTpu
 from tpukit.standin.build import find_plugin, library
 from tpukit.standin.runtime import StandInRuntime, play
 from tpukit.standin.shapes import environment, rehearsal
@@ -95,3 +97,19 @@ class RecordingRuntime(StandInRuntime):
         chips = topology.chips
         kind = functools.partial(RecordingShardedTpu, chips) if chips > 1 else RecordingTpu
         start_pjrt("TPU", lambda: body(kind()), process=0, processes=topology.world_size, all_chips=chips > 1)
+
+
+def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
+    """Return what libtpu gets as LIBTPU_INIT_ARGS in a launch on such a machine: "v5litepod-8" and "v5e", for one.
+
+    With "" for the generation, what torch_xla alone gives to it. `sharded` where one process has all chips.
+    """
+    import torch_xla
+
+    with (
+        variable_set("TPU_SKIP_MDS_QUERY", "1"),
+        variable_set("TPU_ACCELERATOR_TYPE", accelerator),
+        variable_set("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
+    ):
+        torch_xla._setup_libtpu_flags()
+        return with_own_flags(os.environ["LIBTPU_INIT_ARGS"], generation, sharded=sharded)

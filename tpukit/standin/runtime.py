@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 from tpukit.essentials.backends import (
     Backend,
     Runtime,
-    ShardedTpu,
     Topology,
     Tpu,
     import_torch_xla,
     rehearsal_cores,
     start_pjrt,
 )
+from tpukit.runtimes import ShardedTpu
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.shapes import environment, rehearsal
 from tpukit.standin.shared_memory import meeting_place

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.machine import find_tpu
 from tpukit.essentials.show import WrongValue
+from tpukit.measure import find_tpu
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 
-from tpukit.essentials.backends import Backend, Topology, TorchTpuRuntime, inside, rehearsal_cores
+from tpukit.essentials.backends import Backend, Topology, rehearsal_cores
 from tpukit.essentials.show import Failed
+from tpukit.runtimes import TorchTpuRuntime, inside
 from tpukit.standin.build import find_plugin, library, why_not
 from tpukit.standin.runtime import play
 from tpukit.standin.shapes import environment, torch_tpu_rehearsal

@@ -6,8 +6,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from tpukit.essentials.run import Row
 from tpukit.essentials.show import NotInstalled
+from tpukit.train.log_writers import Row
 
 
 class TensorBoardWriter:

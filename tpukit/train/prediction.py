@@ -3,11 +3,12 @@
 import contextlib
 from collections.abc import Callable, Iterator
 
-from tpukit.essentials.data import Batches, ShardedSampler, StreamSampler
+from tpukit.essentials.data import Batches, ShardedSampler
 from tpukit.essentials.run import Core
 from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.train.batch import inputs_only
 from tpukit.train.step import forward
+from tpukit.train.streams import StreamSampler
 
 # Outputs wait on the device for so many steps, or bytes, and are then copied in one transfer. More would save little
 # and keep more of the device's memory occupied.

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import re
 import textwrap
 import time
 from collections.abc import Iterator, Mapping
@@ -304,20 +303,3 @@ class TimeBudget:
             # A number that is sent to the device, not `flag.fill_(1)`: one in the code is a constant of the graph, and
             # the step would compile again.
             (self.flag,), self._sent = self._core.to_device([torch.tensor(number)]), number
-
-
-def parse_duration(text: str | float, argument: str = "budget") -> float:
-    """Return how many seconds "8h30m", "90s" or a number are; `argument` names it in an error.
-
-    Raises:
-        ValueError: it is none of these, or it is negative.
-    """
-    if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
-        return float(text)
-    parts = re.fullmatch(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?", str(text).strip())
-    if not parts or not any(parts.groups()):
-        raise WrongValue(
-            f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}', fix=f'{argument}="8h30m"'
-        )
-    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

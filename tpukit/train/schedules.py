@@ -13,7 +13,7 @@ and CosineAnnealingLR rises again after its end.
 On XLA a learning rate is an input of the graph and may change every step, with three exceptions, measured on 2.9: 0,
 1 and -1 are compiled in as constants (pytorch/xla pull request 715), after rounding to float32. So no schedule here
 ever gives 0. What remains is one more compile for SGD when its rate becomes exactly 1.0, and two for an Adam or AdamW
-that is not recorded as in `tpukit/essentials/backends/adam.py`, such as with `amsgrad`: when lr * weight_decay of AdamW
+that is not recorded as in `tpukit/runtimes/adam.py`, such as with `amsgrad`: when lr * weight_decay of AdamW
 falls below 2 ** -25 = 3e-8 (a `floor` above that prevents it), and at step 16,628, when 0.999 ** step falls below
 2 ** -24 (`capturable=True`, which counts steps on the device, prevents it).
 """

@@ -5,7 +5,7 @@ its value: what the optimiser's settings and the counters would give is compared
 is recorded. Which of several equal sources it was shows in the step in which they differ.
 """
 
-from tpukit.essentials.backends import adam_numbers
+from tpukit.runtimes import adam_numbers
 
 CONSTANT = ("constant",)
 

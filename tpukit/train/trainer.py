@@ -12,7 +12,7 @@ from pathlib import Path
 from tpukit.essentials.data import Batches
 from tpukit.essentials.machine import peak_memory
 from tpukit.essentials.run import Core, Terminated, gather_objects
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.show import WrongValue, parse_duration
 from tpukit.train.batch import kind_of_samples, takes_mask
 from tpukit.train.checks import (
     Best,
@@ -28,7 +28,7 @@ from tpukit.train.evaluation import Evaluation, evaluate_synced
 from tpukit.train.history import History, samples_per_second
 from tpukit.train.losses import PendingStep, StepLosses, not_finite
 from tpukit.train.metrics import fresh_metrics, own_metrics
-from tpukit.train.resume import Progress, RunState, TimeBudget, parse_duration
+from tpukit.train.resume import Progress, RunState, TimeBudget
 from tpukit.train.schedules import check_schedule, is_plateau
 from tpukit.train.step import TrainStep
 

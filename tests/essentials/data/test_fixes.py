@@ -1,4 +1,4 @@
-"""Each fix of the room for data, done as it says: the same call then passes."""
+"""Each fix of what makes batches, done as it says: the same call then passes."""
 
 import itertools
 import types
@@ -9,9 +9,11 @@ from fixes import Fixes
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpukit
-from tpukit.essentials.data import Augment, Batches, Buckets, StreamBatches
+from tpukit import Augment, Buckets
+from tpukit.essentials.data import Batches
+from tpukit.train import StreamBatches
 
-fixes = Fixes("essentials/data")
+fixes = Fixes("essentials/data/*.py", *(f"train/{name}.py" for name in ("augment", "buckets", "streams")))
 core = types.SimpleNamespace(
     batches=lambda dataset, **options: (StreamBatches if "steps" in options else Batches)(dataset, **options)
 )
@@ -468,7 +470,7 @@ class Given:
 
 
 def stacked(samples, mend, words):
-    @fixes("collate: the samples of a batch cannot be stacked")
+    @fixes("collating: the samples of a batch cannot be stacked")
     def _(folder):
         def mended(fix):
             assert words in fix

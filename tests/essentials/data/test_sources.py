@@ -7,8 +7,8 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.sources import as_batch_source
-from tpukit.essentials.data.streams import StreamBatches
 from tpukit.essentials.show import WrongType
+from tpukit.train.streams import StreamBatches
 
 
 class Pixels:

@@ -1,13 +1,13 @@
 """What every backend offers: a `Runtime` that lays out and starts a run, and a `Backend` object for each core of it."""
 
 import contextlib
+import importlib
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.backends.kept_compiles import KeptCompiles, open_kept
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.show import WrongValue, missing_part
 
 
 class Unlike(WrongValue):
@@ -82,7 +82,7 @@ class Topology:
     generation: str = ""
     device_number: int | None = None
     hosts: Hosts | None = None
-    kept: KeptCompiles | None = field(default=None, repr=False, compare=False)
+    kept: object | None = field(default=None, repr=False, compare=False)
     chips: int = 1
 
     @property
@@ -334,11 +334,13 @@ class Runtime:
             with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
                 import torch.distributed.nn.jit.instantiator  # noqa: F401
 
-    def open_kept(self, folders: Iterable[Path], say: Callable[[str], object]) -> KeptCompiles | None:
+    def open_kept(self, folders: Iterable[Path], say: Callable[[str], object]):
         """Make folders ready for what a launch compiles; None where nothing can be kept, which is said."""
-        if self.keeps_compiles:
-            return open_kept(folders, say)
-        return say(f"keep_compiles: the backend {self.name} compiles nothing that can be kept")
+        if not self.keeps_compiles:
+            return say(f"keep_compiles: the backend {self.name} compiles nothing that can be kept")
+        if missing := missing_part("tpukit.runtimes"):
+            return say(f"keep_compiles needs the part {missing}, which this copy of the kit does not have")
+        return importlib.import_module("tpukit.runtimes").open_kept(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

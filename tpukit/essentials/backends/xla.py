@@ -1,17 +1,16 @@
 """torch_xla: TPU cores, and what all that torch_xla runs on has in common. The only file that imports torch_xla."""
 
 import contextlib
+import importlib
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.essentials.backends.kept_compiles import Done, KeptCompiles
-from tpukit.essentials.backends.programs import Programs
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
-from tpukit.essentials.show import Failed, WrongValue
+from tpukit.essentials.show import Failed, WrongValue, missing_part
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
@@ -25,7 +24,7 @@ class TorchXla(Backend):
     """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters, traces."""
 
     traced = True
-    kept: Done | None = None  # what this process has done with kept programs; torch_xla takes a load for a compile
+    kept = None  # what this process has done with kept programs; torch_xla takes a load for a compile
     _uncounted = 0
 
     def seed(self, seed: int) -> None:
@@ -105,8 +104,7 @@ class TorchXla(Backend):
         if begun + self._uncounted <= done:
             return None
         last = samples[-1][1] / 1e9 if samples else None
-        doing = (self.kept and Done.WORDS[self.kept.doing]) or "compiling"
-        return Compiling(begun, last, doing, is_waiting=doing == Done.WORDS[-1])
+        return Compiling(begun, last, *(self.kept.now() if self.kept else ()))
 
     def metrics(self) -> dict[str, tuple[int, float]]:
         from torch_xla.debug import metrics
@@ -124,14 +122,14 @@ class TorchXla(Backend):
 
         return torch_xla._XLAC._get_xla_tensors_hlo(tensors)  # 60 ms for a ResNet-34's step
 
-    def programs(self) -> Programs | None:
+    def programs(self):
         import torch_xla.runtime as xr
 
         # Where collectives run beside the graph, or cores are threads, a step is more than its program.
         is_one = self.in_graph or self.world_size == 1
-        return (
-            Programs(self.device) if is_one and not (self.shares_process or self.is_recording or xr.is_spmd()) else None
-        )
+        if not is_one or self.shares_process or self.is_recording or xr.is_spmd() or missing_part("tpukit.runtimes"):
+            return None
+        return importlib.import_module("tpukit.runtimes.programs").Programs(self.device)
 
     def record_lines(self, wanted: bool) -> None:
         import torch_xla
@@ -302,7 +300,7 @@ class XlaRuntime(Runtime):
             }
 
         given = os.environ.get("LIBTPU_INIT_ARGS", "")
-        os.environ["LIBTPU_INIT_ARGS"] = _with_own(given, topology.generation, sharded=topology.chips > 1)
+        os.environ["LIBTPU_INIT_ARGS"] = with_own_flags(given, topology.generation, sharded=topology.chips > 1)
 
         def on_core() -> None:
             backend = self.core(topology)
@@ -338,7 +336,7 @@ def start_pjrt(
     process: int,
     processes: int,
     all_chips: bool = False,
-    kept: KeptCompiles | None = None,
+    kept=None,
 ) -> None:
     """Start this process's chip, number `process` of `processes`, and call the function on each core of the chip.
 
@@ -351,9 +349,8 @@ def start_pjrt(
     import torch_xla._internal.pjrt as pjrt
     import torch_xla.runtime as xr
 
-    from tpukit.essentials.backends.adam import shorten_adam
-
-    shorten_adam()
+    if not missing_part("tpukit.runtimes"):  # without it Adam is PyTorch's, which records seven operations for one
+        importlib.import_module("tpukit.runtimes.adam").shorten_adam()
     correct_running_variance()
     _complete_torch()
     TorchXla.kept = kept.enter() if kept else None
@@ -387,24 +384,8 @@ def _complete_torch() -> None:
         torch._register_device_module("xla", module)
 
 
-def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
-    """Return what libtpu gets as LIBTPU_INIT_ARGS in a launch on such a machine: "v5litepod-8" and "v5e", for one.
-
-    With "" for the generation, what torch_xla alone gives to it. `sharded` where one process has all chips.
-    """
-    import torch_xla
-
-    with (
-        variable_set("TPU_SKIP_MDS_QUERY", "1"),
-        variable_set("TPU_ACCELERATOR_TYPE", accelerator),
-        variable_set("LIBTPU_INIT_ARGS", os.environ.get("LIBTPU_INIT_ARGS", "")),
-    ):
-        torch_xla._setup_libtpu_flags()
-        return _with_own(os.environ["LIBTPU_INIT_ARGS"], generation, sharded=sharded)
-
-
-def _with_own(given: str, generation: str, *, sharded: bool) -> str:
-    """Add the kit's flags to libtpu's; one that is there already stays."""
+def with_own_flags(given: str, generation: str, *, sharded: bool) -> str:
+    """Add the kit's flags to LIBTPU_INIT_ARGS; one that is there already stays."""
     own = {"xla_tpu_scoped_vmem_limit_kib": _VMEM_OF_AN_OPERATION.get(generation), _IN_FLOAT32: sharded and "true"}
     added = [f"--{flag}={value}" for flag, value in own.items() if value and flag not in given]
     return " ".join([given, *added]).strip()

@@ -1,23 +1,24 @@
-"""What a loop iterates: the sampler, batches, prefetch, augmentation, buckets."""
+"""What a loop iterates: the sampler, batches, prefetch."""
 
-from tpukit.essentials.data.augment import Augment
 from tpukit.essentials.data.batches import Batches
-from tpukit.essentials.data.buckets import Buckets
-from tpukit.essentials.data.prefetch import run_ahead
-from tpukit.essentials.data.sampler import ShardedSampler, StreamSampler
+from tpukit.essentials.data.collating import collate
+from tpukit.essentials.data.prefetch import iterate_loader, run_ahead
+from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import (
+    OwnNumbers,
     host_numbers,
     host_numbers_checksum,
     numbers_kept,
     put_back,
+    seed_host,
     seed_in_turn,
+    seeded_in_turn,
 )
-from tpukit.essentials.data.shared_state import remember
-from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only_iterates, split_masks
-from tpukit.essentials.data.streams import StreamBatches
+from tpukit.essentials.data.shared_state import refuse_shared, remember, seen_by
+from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only_iterates, refuse_loader, split_masks
 
 __all__ = [
-    "Augment", "BatchSource", "Batches", "Buckets", "MapDataset", "ShardedSampler", "StreamBatches",
-    "StreamSampler", "host_numbers", "host_numbers_checksum", "inside", "numbers_kept", "only_iterates", "put_back",
-    "remember", "run_ahead", "seed_in_turn", "split_masks",
+    "BatchSource", "Batches", "MapDataset", "OwnNumbers", "ShardedSampler", "collate", "host_numbers",
+    "host_numbers_checksum", "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
+    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "seen_by", "split_masks",
 ]  # fmt: skip

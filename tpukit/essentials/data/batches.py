@@ -5,7 +5,6 @@ import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from tpukit.essentials.data.buckets import Buckets, BucketSampler, checksum
 from tpukit.essentials.data.fingerprint import fingerprint
 from tpukit.essentials.data.prefetch import Buffers, load_batches, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
@@ -51,7 +50,7 @@ class Batches:
         shuffle: bool = False,
         drop_last: bool = False,
         mask: bool = False,
-        buckets: Buckets | None = None,
+        buckets=None,
         seed: int = 0,
         workers: int | None = None,
         threads: int = 1,
@@ -92,8 +91,7 @@ class Batches:
         if buckets is not None:
             if self._source is not None:
                 raise WrongValue("the images of records and caches have one size", fix="leave out buckets=")
-            options = {"bucket_of": buckets.measure(dataset), "lengths": buckets.lengths}
-            self.sampler = BucketSampler(**vars(self.sampler), **options)
+            self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
         self._mask, self._seed, self._workers, self._threads = mask, seed, workers, threads
@@ -165,7 +163,7 @@ class Batches:
         if self._facts is None:
             self._facts = fingerprint(self.dataset) if self.has_numbers else {}
             if self.buckets is not None:
-                self._facts["lengths of samples"] = checksum(self.sampler)
+                self._facts["lengths of samples"] = self.sampler.checksum()
         return self.layout | self._facts
 
     def first_steps(self) -> "Batches":
@@ -182,7 +180,7 @@ class Batches:
         layout = None if sampler.shuffle else [sampler.world_size, sampler.batch_size, sampler.drop_last]
         if self.buckets is not None:
             layout = [sampler.world_size, sampler.batch_size, sampler.drop_last, sampler.shuffle]
-            layout += [list(sampler.lengths), checksum(sampler)]
+            layout += [list(sampler.lengths), sampler.checksum()]
         return {**done, "count": sampler.count, "layout": layout}
 
     def end_epoch(self) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from queue import Empty, SimpleQueue
 
-from tpukit.essentials.data.collate import collate
+from tpukit.essentials.data.collating import collate
 from tpukit.essentials.data.seeding import seed_host, seeded_in_turn
 from tpukit.essentials.data.sources import BatchSource, MapDataset, as_batch_source, reads_many
 

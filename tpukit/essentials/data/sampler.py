@@ -82,14 +82,3 @@ class ShardedSampler:
     def first_steps(self) -> "ShardedSampler":
         """Return a sampler of the first step alone; of batches by length, of one step of every length."""
         return replace(self, limit=1)
-
-
-@dataclass(frozen=True)
-class StreamSampler(ShardedSampler):
-    """The steps of a stream, whose samples have no numbers: all are 0 here."""
-
-    def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
-        """Return (steps, batch_size) zeros."""
-        import numpy
-
-        return numpy.broadcast_to(numpy.int64(0), (self.steps(done), self.batch_size))

@@ -6,6 +6,7 @@ not come along, so who waits for one waits for ever.
 """
 
 import concurrent.futures
+import functools
 import io
 import random
 import threading
@@ -27,17 +28,24 @@ _FIXES = {
 
 def remember(fn, args: tuple) -> None:
     """Note in the kernel, before it forks, what a worker function gets of this kind: arguments, what its code names."""
-    inner = getattr(fn, "func", fn)  # of a functools.partial
-    code, known = getattr(inner, "__code__", None), getattr(inner, "__globals__", {})
-    values = [*args, *getattr(fn, "args", ()), *getattr(fn, "keywords", {}).values()]
-    values += [known[name] for name in (code.co_names if code else ()) if name in known]
-    for cell in getattr(inner, "__closure__", None) or ():
-        try:
-            values.append(cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
     _BEFORE.clear()
-    _BEFORE.update(id(held) for value in values for _, _, held in _held(value, "", _DEPTH, set()))
+    _BEFORE.update(id(held) for value in (*args, *seen_by(fn)) for _, _, held in _held(value, "", _DEPTH, set()))
+
+
+def seen_by(fn) -> Iterator[object]:
+    """Yield what a function gets beside its arguments: what it encloses, the globals that its code names."""
+    while isinstance(fn, functools.partial):
+        yield from (*fn.args, *fn.keywords.values())
+        fn = fn.func
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        return
+    for cell in fn.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # a name that has no value yet
+            continue
+    yield from (fn.__globals__[name] for name in code.co_names if name in fn.__globals__)
 
 
 def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:

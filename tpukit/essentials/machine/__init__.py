@@ -3,13 +3,16 @@
 from tpukit.essentials.machine import orphans
 from tpukit.essentials.machine.busy_time import BusyTime
 from tpukit.essentials.machine.chip_holders import ChipsBusy, chip_nodes, wait_for_chips
-from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, TPUS, Generation, Tpu, find_tpu
+from tpukit.essentials.machine.chips import GENERATIONS, PRICES_OF, Generation
 from tpukit.essentials.machine.environment import (
     IMAGES,
+    KEEP_VARIABLE,
     OLDEST_TORCH,
     ONE_PROCESS_VARIABLES,
     RELEASES,
     Changes,
+    Folders,
+    folders_of,
     install_line,
     is_too_old,
     prepare,
@@ -23,9 +26,9 @@ from tpukit.essentials.machine.resources import OwnMemory, available_memory, cpu
 from tpukit.essentials.machine.runtime_check import Check, RuntimeCheckFailed, check
 
 __all__ = [
-    "BusyTime", "Changes", "Check", "ChipsBusy", "GENERATIONS", "Generation", "Host", "IMAGES", "Machine",
-    "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES", "Released", "RuntimeCheckFailed",
-    "THIS_MACHINE", "TPUS", "Tpu", "available_memory", "check", "chip_nodes", "cpus", "find_chips", "find_tpu",
-    "host", "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "orphans", "own_memory",
-    "part_of", "peak_memory", "prepare", "release", "wait_for_chips", "write_whole",
+    "BusyTime", "Changes", "Check", "ChipsBusy", "Folders", "GENERATIONS", "Generation", "Host", "IMAGES",
+    "KEEP_VARIABLE", "Machine", "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES",
+    "Released", "RuntimeCheckFailed", "THIS_MACHINE", "available_memory", "check", "chip_nodes", "cpus", "find_chips",
+    "folders_of", "host", "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "orphans",
+    "own_memory", "part_of", "peak_memory", "prepare", "release", "wait_for_chips", "write_whole",
 ]  # fmt: skip

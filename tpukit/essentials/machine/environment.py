@@ -1,13 +1,16 @@
 """Make this session ready: variables that make a multi-core start fail, and versions that work together."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from tpukit.essentials.backends import KEEP_VARIABLE, Folders, folders_of
 from tpukit.essentials.machine.host_facts import Host, numbers
 from tpukit.essentials.machine.places import THIS_MACHINE, Machine
-from tpukit.essentials.show import Table, as_html, current_cell
+from tpukit.essentials.show import Table, WrongType, as_html, current_cell
+
+Folders = str | os.PathLike | Sequence[str | os.PathLike]  # what `keep_compiles` may be
+KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # what `prepare` sets for all launches
 
 
 @dataclass(frozen=True)
@@ -152,6 +155,24 @@ def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]
         why = "`import torch` would load torch_tpu, whose first backward() takes the chips; workers load it themselves"
         change("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why)
     return tuple(changes)
+
+
+def folders_of(given: Folders | bool | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
+    """Return the folders that `keep_compiles` names: of None those that `prepare` has named, of False none.
+
+    Raises:
+        TypeError: it is none of these, nor a folder or a list of them.
+    """
+    if given is None:
+        given = [one for one in environ.get(KEEP_VARIABLE, "").split(os.pathsep) if one]
+    given = [] if given is False else [given] if isinstance(given, str | os.PathLike) else given
+    if not isinstance(given, list | tuple) or not all(isinstance(one, str | os.PathLike) and str(one) for one in given):
+        raise WrongType(
+            "keep_compiles is a folder, a list of folders, or False",
+            found=repr(given),
+            fix='keep_compiles="runs/compiles"',
+        )
+    return tuple(Path(one).expanduser().absolute() for one in given)
 
 
 def _kept(environ: Mapping[str, str], folders: str) -> tuple[Change, ...]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.essentials.backends import Backend, Unlike
-from tpukit.essentials.data import Batches, BatchSource, Buckets, MapDataset, StreamBatches
+from tpukit.essentials.data import Batches, BatchSource, MapDataset
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
 from tpukit.essentials.run.held import averaged_places
@@ -18,7 +18,7 @@ from tpukit.essentials.run.notebook_output import NotebookOutput
 from tpukit.essentials.run.random_numbers import RandomNumbers
 from tpukit.essentials.run.same import Same
 from tpukit.essentials.run.tensors import save_tensors
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.show import WrongValue, load_part
 
 
 class Core(NotebookOutput):
@@ -103,7 +103,7 @@ class Core(NotebookOutput):
         shuffle: bool = False,
         drop_last: bool = False,
         mask: bool = False,
-        buckets: Buckets | Sequence[int] | None = None,
+        buckets: Sequence[int] | object | None = None,
         seed: int = 0,
         workers: int | None = None,
         threads: int = 1,
@@ -145,7 +145,7 @@ class Core(NotebookOutput):
                 `core.gather(outputs)[:len(dataset)]` is each sample once, in dataset order.
             drop_last: leave out the samples that do not fill a step; otherwise samples are repeated to fill it.
             mask: add a (batch_size,) bool tensor to every batch, False for such repeated samples.
-            buckets: the lengths that samples of varying length are padded to, or a `Buckets`.
+            buckets: the lengths that samples of varying length are padded to, or a `tpukit.Buckets`.
             seed: decides the order.
             workers: processes a core that make batches. None: for records that hold JPEG, as many as the machine has
                 processors left; for any other dataset 0, which calls it in the training loop.
@@ -171,9 +171,10 @@ class Core(NotebookOutput):
                     found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
                     fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
                 )
-            return self.same.add_batches(StreamBatches(dataset, steps=steps, **options))
-        if buckets is not None and not isinstance(buckets, Buckets):
-            buckets = Buckets(buckets)
+            make = load_part("tpukit.train", "core.batches(steps=...)").StreamBatches
+            return self.same.add_batches(make(dataset, steps=steps, **options))
+        if buckets is not None and not hasattr(buckets, "lengths"):
+            buckets = load_part("tpukit.train", "core.batches(buckets=...)").Buckets(buckets)
         options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
         batches = self.same.add_batches(Batches(dataset, **options))
         if buckets is not None:

@@ -1,10 +1,10 @@
 """What a run's processes will hold in host memory: what can be known before they are forked, and no guess beyond."""
 
-import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.essentials.backends import Topology
+from tpukit.essentials.data import seen_by
 from tpukit.essentials.machine import available_memory
 from tpukit.essentials.show import explain, human_size
 
@@ -37,24 +37,9 @@ def _models(fn: Callable, args: tuple) -> list:
     torch = sys.modules.get("torch")
     if torch is None:
         return []
-    found = {id(model): model for value in [*args, *_seen_by(fn)] for model in _inside(value, torch.nn.Module)}
+    found = {id(model): model for value in [*args, *seen_by(fn)] for model in _inside(value, torch.nn.Module)}
     parts = {id(part) for model in found.values() for part in list(model.modules())[1:]}  # they are counted with it
     return [model for number, model in found.items() if number not in parts]
-
-
-def _seen_by(fn: Callable) -> Iterator[object]:
-    while isinstance(fn, functools.partial):
-        yield from (*fn.args, *fn.keywords.values())
-        fn = fn.func
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        return
-    for cell in fn.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # a name that has no value yet
-            continue
-    yield from (fn.__globals__[name] for name in code.co_names if name in fn.__globals__)
 
 
 def _inside(value: object, kind: type) -> Iterator[object]:

@@ -4,20 +4,17 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from tpukit.essentials.backends import Folders, Hosts, Topology, folders_of, runtimes
-from tpukit.essentials.machine import Host, wait_for_chips
+from tpukit.essentials.backends import Hosts, Topology, runtimes
+from tpukit.essentials.machine import Folders, Host, folders_of, wait_for_chips
 from tpukit.essentials.run.calls import refuse_call, refuse_options
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import Failure, message
 from tpukit.essentials.run.host_memory import memory_warning
-from tpukit.essentials.run.log_writers import LogWriters, Writer
 from tpukit.essentials.run.same import apart
 from tpukit.essentials.run.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.run.topology import (
     choose_device,
-    choose_sharded,
     choose_topology,
     refuse_if_in_use,
     refuse_one_process_variables,
@@ -26,7 +23,7 @@ from tpukit.essentials.run.topology import (
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task, seed_of
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
-from tpukit.essentials.show import Failed, Screen, as_html, counted, screen
+from tpukit.essentials.show import Failed, Screen, as_html, counted, load_part, screen
 
 
 class WorkerFailed(RuntimeError):
@@ -137,7 +134,7 @@ def launch(
     stall: float | None = 120.0,
     heartbeat: float = 1.0,
     progress: str | None = None,
-    to: Writer | Sequence[Writer] | None = None,
+    to: Callable[[dict], object] | Sequence[Callable[[dict], object]] | None = None,
     precision: str | None = None,
     keep_compiles: Folders | bool | None = None,
     hosts: Hosts | None = None,
@@ -210,11 +207,12 @@ def launch(
     if unknown:
         refuse_options(fn, unknown, launch)
     refuse_call(fn, args)
-    folders = folders_of(keep_compiles)
     host = host or Host.read()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     if shard is not None:
-        topology = choose_sharded(host, shard, backend, cores=cores, device=device, hosts=hosts)
+        choose = functools.partial(choose_topology, host, backend=backend)
+        part = load_part("tpukit.runtimes.sharded", "launch(shard=...)")
+        topology = part.choose_sharded(shard, choose, cores=cores, device=device, hosts=hosts)
     elif device is None:
         topology = choose_topology(host, cores, backend)
     else:
@@ -226,13 +224,11 @@ def launch(
     refuse_if_in_use(host)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with sigterm_ends_the_run(), screen(progress) as display:
-        writers = LogWriters(to, display.line)
-        if runtimes()[topology.backend].hardware == "TPU":
-            needed = host.chips if topology.chips > 1 else topology.processes
-            wait_for_chips(needed, display.line, chip=topology.device_number)
+        if to is not None:
+            to = load_part("tpukit.train.log_writers", "launch(to=...)").LogWriters(to, display.line)
         with (
-            keeping(topology, folders, display) as topology,
-            group_type(topology, task, limits, display, writers) as group,
+            ready(topology, topology.processes * topology.chips, keep_compiles, display) as topology,
+            group_type(topology, task, limits, display, to) as group,
         ):
             if shard is not None:
                 display.line(_sharding(topology))
@@ -299,9 +295,17 @@ def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> 
 
 
 @contextlib.contextmanager
-def keeping(topology: Topology, folders: Sequence[Path], display: Screen) -> Iterator[Topology]:
-    """Yield the layout of a run that keeps what it compiles in these folders, and say at its end what came of it."""
-    kept = runtimes()[topology.backend].open_kept(folders, display.line) if folders else None
+def ready(topology: Topology, chips: int, keep_compiles: Folders | bool | None, display: Screen) -> Iterator[Topology]:
+    """Wait for so many chips of a TPU; yield the layout with the folders of compiled programs, and say what came of it.
+
+    Raises:
+        ChipsBusy: other programs hold the chips.
+        TypeError, ValueError: as `launch` has it of `keep_compiles`.
+    """
+    runtime, folders = runtimes()[topology.backend], folders_of(keep_compiles)
+    if runtime.hardware == "TPU":
+        wait_for_chips(chips, display.line, chip=topology.device_number)
+    kept = runtime.open_kept(folders, display.line) if folders else None
     if kept is None:
         yield topology
         return

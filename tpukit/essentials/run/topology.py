@@ -14,7 +14,7 @@ from tpukit.essentials.machine import (
     install_line,
     is_too_old,
 )
-from tpukit.essentials.show import Explained, WrongValue
+from tpukit.essentials.show import Explained, WrongValue, load_part
 
 _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla has no other wheels"
 WORKER = "tpukit core"  # how the name of a worker process begins
@@ -31,9 +31,9 @@ def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topol
         ValueError: what was asked for cannot be had there.
     """
     names = [name for name, runtime in sorted(runtimes().items()) if runtime.is_for_launch]
-    if backend in PLACES and backend not in runtimes():
-        part = PLACES[backend].partition(":")[0]
-        raise ValueError(f"the {backend} backend is in the part {part}, which this copy of the kit does not have")
+    wanted = host.tpu_package if backend is None and host.chips else backend
+    if wanted in PLACES and wanted not in runtimes():
+        load_part(PLACES[wanted].partition(":")[0], f"the {wanted} backend")  # raises
     if backend not in (None, *names):
         raise ValueError(f"backend is one of None, {', '.join(map(repr, names))}; got {backend!r}")
     if cores is not None and (isinstance(cores, bool) or not isinstance(cores, int) or cores < 1):
@@ -82,37 +82,6 @@ def choose_device(host: Host, device: int, cores: int | None, backend: str | Non
             fix=f"launch(..., device={there - 1}), or leave device out for all",
         )
     return replace(choose_topology(host, 1, backend), device_number=device)
-
-
-def choose_sharded(host: Host, shard: str, backend: str | None, **others: object) -> Topology:
-    """Lay out a run of one process that has all chips; where one device is all there is, a run on that.
-
-    Raises:
-        ValueError: there is no such `shard`, this backend cannot, or one of the `others` chooses devices as well.
-    """
-    if shard != "fsdp":
-        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix='launch(..., shard="fsdp")')
-    if given := [f"{name}={value!r}" for name, value in others.items() if value is not None]:
-        raise WrongValue(
-            'with shard="fsdp" all chips of one host are one rank, so nothing chooses among them',
-            found=", ".join(given),
-            fix=f"leave out {', '.join(name for name, value in others.items() if value is not None)}",
-        )
-    whole = choose_topology(host, None, backend)
-    runtime = runtimes()[whole.backend]
-    if runtime.name == "cpu":
-        return choose_topology(host, 1, backend)
-    if runtime.sharded is None:
-        raise WrongValue(
-            f"the {whole.backend} backend cannot cut a model over devices",
-            found=host.summary,
-            fix="pip install 'tpukit[standin]' and backend=\"xla\"; without shard a rehearsal holds the whole model",
-        )
-    if whole.cores == 1:
-        return whole
-    unit = whole.device.replace(" core", " chip") if whole.cores == whole.processes else whole.device
-    device = f"{whole.cores} x {unit}"
-    return replace(whole, backend=runtime.sharded, cores=1, processes=1, chips=whole.cores, device=device)
 
 
 def refuse_one_process_variables(topology: Topology, environ: Mapping[str, str] = os.environ) -> None:

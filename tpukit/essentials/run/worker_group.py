@@ -14,7 +14,6 @@ from tpukit.essentials.machine import orphans
 from tpukit.essentials.run import signals, worker
 from tpukit.essentials.run.core_states import CoreStates
 from tpukit.essentials.run.failure import Failure, Failures, process_ended, result_unreadable, run_hangs
-from tpukit.essentials.run.log_writers import LogWriters
 from tpukit.essentials.run.watchdog import Limits, Stall, Watchdog
 from tpukit.essentials.run.worker import Task
 from tpukit.essentials.run.worker_process import WorkerProcess
@@ -27,11 +26,8 @@ class WorkerGroup:
     """The worker processes of one run, from the fork until the last of them is gone.
 
     Args:
-        topology: of the run.
-        task: what every core runs.
-        limits: how long it may take.
         display: shows what the cores say.
-        writers: get the rows of `core.log` as they arrive.
+        writers: get the rows of `core.log` as they arrive; None for nobody.
         beside: the groups that run at the same time; a worker closes the pipes of theirs that its fork brings along.
 
     Attributes:
@@ -49,11 +45,11 @@ class WorkerGroup:
         task: Task,
         limits: Limits,
         display: Screen,
-        writers: LogWriters | None = None,
+        writers=None,
         beside: Sequence["WorkerGroup"] = (),
     ):
         self.topology, self.task, self.limits, self.display = topology, task, limits, display
-        self._writers, self._beside = writers or LogWriters(None, display.line), beside
+        self._writers, self._beside = writers, beside
         self._runtime = runtimes()[topology.backend]
         self.workers: list[WorkerProcess] = []
         self.results: dict[int, object] = {}
@@ -184,9 +180,11 @@ class WorkerGroup:
                 with signals.without_interrupts():  # else a message that is taken again would log them again
                     self.log += rows
                     self.display.curve(rows)
-                    self._writers.add(rows)
+                    if self._writers:
+                        self._writers.add(rows)
                     rows.clear()
-                self._writers.write()  # may take long, so it hears interrupts
+                if self._writers:
+                    self._writers.write()  # may take long, so it hears interrupts
             case ("progress", label, done, total, options):
                 self.display.bar(label, done, total, **options)
             case ("started", rank):

@@ -23,8 +23,6 @@ class WorkerProcess:
 
     Args:
         number: of the process, from 0.
-        topology: of the run.
-        task: what it runs.
         heartbeat: seconds between two signs of life.
         folder: where its own processes meet it.
         meeting_point: what the runtime opened for the processes to find each other through.

@@ -19,9 +19,12 @@ class Explained(Exception):
         fix: what to do about it, a click or a line of code; "" where nobody knows.
     """
 
-    def __init__(self, fact: str = "", *, found: object = "", fix: object = ""):
+    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", **others: object):
         super().__init__(explain(fact, found=found, fix=fix))
         self.fact, self.found, self.fix = fact, str(found), str(fix)
+        for name, value in others.items():
+            getattr(self, name)  # raises for what the class does not have
+            setattr(self, name, value)
 
 
 class WrongValue(Explained, ValueError):
@@ -38,10 +41,6 @@ class NoSuchFile(Explained, FileNotFoundError):
 
 class SystemFailed(Explained, OSError):
     """A file, a disk or another part of the system failed, or holds something damaged; `errno` as OSError has it."""
-
-    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", errno: int | None = None):
-        super().__init__(fact, found=found, fix=fix)
-        self.errno = errno
 
 
 class NotInstalled(Explained, ModuleNotFoundError):

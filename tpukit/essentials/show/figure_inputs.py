@@ -1,4 +1,4 @@
-"""The inputs of figures: images, labels, probabilities and histories, checked before anything is drawn.
+"""The inputs of figures: images, labels, masks, points, checked before anything is drawn.
 
 Tensors are recognised by their `detach` method, so nothing here imports torch.
 """
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 # torchvision's weights expect (image - mean) / std with these numbers (documentation of its models).
 _IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _COLUMNS = 20  # with a third of an inch for each image
-_AXES = ("step", "epoch")  # candidates for the horizontal axis of a history; the first that it has is taken
 
 
 def at_least_one(**counts: int) -> None:
@@ -151,90 +150,6 @@ def label_names(names: Sequence[str] | Mapping[str, str] | None, count: int) -> 
         fact = f"there are {count} labels and {len(words)} names"
         raise WrongValue(fact, fix=f"pass {count} names, in the order of the labels' columns")
     return words
-
-
-def series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]], dict[str, float], list[str]]:
-    """Return the name of the axis, the series as `{name: (x, y)}`, single numbers, and notes on the rest."""
-    import numpy as np
-
-    columns = _columns(history)
-    numbers = {name: _numbers(values) for name, values in columns.items()}
-    notes = [f"{name} has no finite value" for name, y in numbers.items() if y is not None and not np.isfinite(y).any()]
-    curves = {name: y for name, y in numbers.items() if y is not None and np.isfinite(y).any()}
-    levels = {name: float(value) for name, value in columns.items() if isinstance(value, (int, float))}
-    notes += [f"{name} is not a series" for name, y in numbers.items() if y is None and name not in levels]
-    axis = next((name for name in _AXES if name in curves), None)
-    places = curves.get(axis)
-    curves = {name: y for name, y in curves.items() if name not in _AXES}
-    if not curves:
-        inside = next((name for name, value in columns.items() if _is_history(value)), None)
-        fix = f"pass history[{inside!r}]" if inside else 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
-        found = "; ".join(notes + [f"{name} is one number" for name in levels]) or "nothing in it"
-        raise WrongValue("the history holds no series of numbers to draw", found=found, fix=fix)
-    if places is None:
-        places = np.arange(1.0, 1 + max(map(len, curves.values())))
-
-    drawn = {}
-    for name, y in curves.items():
-        x, known = places if len(y) == len(places) else _spread(places, len(y)), np.isfinite(y)
-        if isinstance(columns[name], _Column):  # a row that lacks this measure is not a gap in the curve
-            x, y = x[known], y[known]
-        elif not known.all():
-            notes.append(f"{name}: {(~known).sum()} of {len(y)} values are nan or infinite")
-        drawn[name] = x, y
-    return axis or ("epoch" if len(places) < 50 else "step"), drawn, levels, notes
-
-
-class _Column(list):
-    """One measure collected from all rows; None where a row does not have it."""
-
-
-def _columns(history: Any) -> Mapping[str, Any]:
-    history = getattr(history, "rows", history)
-    if hasattr(history, "columns") and hasattr(history, "to_dict"):
-        return {str(name): _Column(values) for name, values in history.to_dict("list").items()}
-    if isinstance(history, Mapping):
-        return {str(name): values for name, values in history.items()}
-    if not _is_history(history):
-        fix = 'pass {"train_loss": [...]} or [{"epoch": 1, "train_loss": ...}, ...]'
-        if hasattr(history, "results"):
-            fix = "pass what rank 0 returned: run.results[0]"
-        fact = f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
-        raise WrongType(fact, fix=fix)
-    if any(_numbers(value) is not None for row in history for value in row.values()):
-        fact = f"show_history draws one history, got a list of {len(history)}"
-        raise WrongType(fact, fix="if they are the results of the ranks, pass run.results[0]")
-    keys = dict.fromkeys(key for row in history for key in row)
-    return {str(key): _Column(row.get(key) for row in history) for key in keys}
-
-
-def _is_history(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return bool(value) and all(isinstance(row, Mapping) for row in value)
-    return isinstance(value, Mapping)
-
-
-def _numbers(values: Any) -> np.ndarray | None:
-    """Return a series as floats, with nan for None; return None where `values` is not a one-dimensional series."""
-    import numpy as np
-
-    if hasattr(values, "dtype"):
-        array = as_array(values)
-        return array.astype(float) if array.ndim == 1 and len(array) and array.dtype.kind in "biuf" else None
-    if not isinstance(values, (list, tuple)) or not values:
-        return None
-    try:
-        return np.array([np.nan if value is None else float(value) for value in values])
-    except (TypeError, ValueError, RuntimeError):  # RuntimeError: float() of a tensor of several values
-        return None
-
-
-def _spread(places: np.ndarray, count: int) -> np.ndarray:
-    """Spread `count` places evenly over the axis, the last one at its end: a measure of an epoch belongs to its end."""
-    import numpy as np
-
-    before = places[0] - (places[1] - places[0] if len(places) > 1 else 1)
-    return np.interp(np.arange(1, count + 1) / count, np.arange(len(places) + 1) / len(places), [before, *places])
 
 
 def label_array(labels: Any, images: int) -> np.ndarray:

@@ -6,9 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tpukit.essentials.machine import cpus
 from tpukit.essentials.show import WrongValue
-from tpukit.packs import ResumableFolder, run_in_processes
+from tpukit.packs import ResumableFolder, how_many, run_in_processes
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom
 
@@ -95,7 +94,7 @@ def phantom(
             if not _is_complete(target):  # else another process has made them meanwhile
                 _refuse_others(target)
                 target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
-                _draw_in_processes(recipe, target.work, min(studies, workers or cpus()), progress)
+                _draw_in_processes(recipe, target.work, how_many(studies, workers), progress)
                 _join_tables(target.work, target.folder / "train.csv")
                 for made in (_images(recipe), *(["masks"] if masks else [])):
                     (target.work / made).rename(target.folder / made)

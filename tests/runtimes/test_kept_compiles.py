@@ -17,7 +17,9 @@ from torch import nn
 
 import tpukit
 from tpukit import launch
-from tpukit.essentials.backends import c_library, folders_of, kept_compiles, runtimes
+from tpukit.essentials.backends import runtimes
+from tpukit.essentials.machine import KEEP_VARIABLE, folders_of
+from tpukit.runtimes import c_library, kept_compiles
 from tpukit.standin import build
 
 SOURCES = Path(kept_compiles.__file__).parent / "kept"
@@ -123,15 +125,15 @@ def test_processes_that_start_at_once_compile_each_program_once(cores, tmp_path,
 @STANDS_IN
 def test_prepare_names_the_folder_for_all_launches(first, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(first[0], tmp_path / "kept")
-    monkeypatch.delenv(kept_compiles.KEEP_VARIABLE, raising=False)
-    assert [one.variable for one in tpukit.prepare(keep_compiles=folder).changes][-1:] == [kept_compiles.KEEP_VARIABLE]
+    monkeypatch.delenv(KEEP_VARIABLE, raising=False)
+    assert [one.variable for one in tpukit.prepare(keep_compiles=folder).changes][-1:] == [KEEP_VARIABLE]
     assert trained(None) == (first[1], 0, first[2])
     jobs = tpukit.launch_each(lambda core, _: train(core), [1], backend="xla:standin", progress="off", seed=0)
     assert jobs.runs[0].results[0][:3] == (first[1], 0, first[2])
     capsys.readouterr()
     tpukit.prepare(keep_compiles=False)
     assert "not kept any more" in capsys.readouterr().out
-    assert kept_compiles.KEEP_VARIABLE not in os.environ
+    assert KEEP_VARIABLE not in os.environ
     assert len(tpukit.prepare(keep_compiles=False)) == 0
 
 
@@ -293,7 +295,7 @@ def test_where_nothing_is_compiled_one_line_says_that_there_is_nothing_to_keep(t
 
 
 def test_torchtpu_is_given_the_folder_that_it_keeps_its_own_in(tmp_path, monkeypatch):
-    from tpukit.essentials.backends import torch_tpu
+    from tpukit.runtimes import torch_tpu
 
     monkeypatch.delenv(torch_tpu._PROGRAMS, raising=False)
     monkeypatch.setattr(torch_tpu.CpuRuntime, "start", lambda *_, **__: None)
@@ -337,7 +339,7 @@ def test_what_is_no_folder_is_refused(given):
 
 
 def test_folders_are_those_named_or_else_those_of_prepare():
-    here, set_before = Path.cwd(), {kept_compiles.KEEP_VARIABLE: f"a{os.pathsep}b"}
+    here, set_before = Path.cwd(), {KEEP_VARIABLE: f"a{os.pathsep}b"}
     assert folders_of(None, set_before) == folders_of(["a", Path("b")]) == (here / "a", here / "b")
     assert folders_of("c", set_before) == (here / "c",)
     assert folders_of(False, set_before) == folders_of(None, {}) == ()

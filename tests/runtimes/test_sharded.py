@@ -1,6 +1,7 @@
 """`shard="fsdp"` where there is nothing to cut, and what is refused beside it; what it computes: tests/standin."""
 
 import dataclasses
+import functools
 import os
 import re
 
@@ -9,9 +10,14 @@ from machines import COLAB, KAGGLE
 
 import tpukit
 from tpukit.essentials.backends import Hosts, runtimes
-from tpukit.essentials.run.topology import RuntimeInUse, choose_sharded, refuse_if_in_use, refuse_one_process_variables
+from tpukit.essentials.run.topology import RuntimeInUse, choose_topology, refuse_if_in_use, refuse_one_process_variables
+from tpukit.runtimes.sharded import choose_sharded
 
 LAPTOP = dataclasses.replace(KAGGLE, platform="Linux", chips=0, generation="", cpus=4)
+
+
+def lay_out(host):
+    return choose_sharded("fsdp", functools.partial(choose_topology, host, backend=None))
 
 
 def work(core):
@@ -27,15 +33,15 @@ def test_a_cpu_rehearsal_runs_whole_in_one_process_and_says_so(capsys):
 
 
 def test_all_chips_of_a_host_are_one_core():
-    topology = choose_sharded(KAGGLE, "fsdp", None)
+    topology = lay_out(KAGGLE)
     assert (topology.cores, topology.processes, topology.chips, topology.world_size) == (1, 1, 8, 1)
     assert topology.device == "8 x TPU v5e chip"
-    old = choose_sharded(dataclasses.replace(KAGGLE, chips=4, generation="v3"), "fsdp", None)
+    old = lay_out(dataclasses.replace(KAGGLE, chips=4, generation="v3"))
     assert (old.chips, old.device) == (8, "8 x TPU v3 core")
 
 
 def test_one_chip_is_an_ordinary_launch():
-    topology = choose_sharded(COLAB, "fsdp", None)
+    topology = lay_out(COLAB)
     assert (topology.cores, topology.processes, topology.chips) == (1, 1, 1)
 
 
@@ -64,7 +70,7 @@ def test_jobs_of_their_own_have_no_place_on_all_chips():
 
 
 def test_a_part_of_the_chips_is_refused():
-    topology = choose_sharded(KAGGLE, "fsdp", None)
+    topology = lay_out(KAGGLE)
     with pytest.raises(ValueError, match="TPU_VISIBLE_CHIPS gives a process a part of the chips"):
         refuse_one_process_variables(topology, {"TPU_VISIBLE_CHIPS": "0"})
 

@@ -2,15 +2,32 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
-from tpukit.essentials.data.batches import Batches
-from tpukit.essentials.data.collate import collate
-from tpukit.essentials.data.prefetch import iterate_loader
-from tpukit.essentials.data.sampler import StreamSampler
-from tpukit.essentials.data.seeding import OwnNumbers, seed_host, seeded_in_turn
-from tpukit.essentials.data.shared_state import refuse_shared
-from tpukit.essentials.data.sources import only_iterates, refuse_loader
+from tpukit.essentials.data import (
+    Batches,
+    OwnNumbers,
+    ShardedSampler,
+    collate,
+    iterate_loader,
+    only_iterates,
+    refuse_loader,
+    refuse_shared,
+    seed_host,
+    seeded_in_turn,
+)
 from tpukit.essentials.show import WrongType, WrongValue
+
+
+@dataclass(frozen=True)
+class StreamSampler(ShardedSampler):
+    """The steps of a stream, whose samples have no numbers: all are 0 here."""
+
+    def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
+        """Return (steps, batch_size) zeros."""
+        import numpy
+
+        return numpy.broadcast_to(numpy.int64(0), (self.steps(done), self.batch_size))
 
 
 class StreamBatches(Batches):

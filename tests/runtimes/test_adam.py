@@ -41,7 +41,7 @@ def train(core, name, options, dtype=torch.float32, rest=False):
 
 
 def on_xla(*args, whole=False):
-    kept = mock.patch("tpukit.essentials.backends.adam.shorten_adam") if whole else contextlib.nullcontext()
+    kept = mock.patch("tpukit.runtimes.adam.shorten_adam") if whole else contextlib.nullcontext()
     with kept:
         return launch(train, *args, cores=1, backend="xla:cpu", progress="off").results[0]
 

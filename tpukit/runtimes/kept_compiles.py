@@ -5,15 +5,13 @@ import ctypes
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.backends.c_library import NotCompiled, compiled
-from tpukit.essentials.show import WrongType, WrongValue, counted
+from tpukit.essentials.show import WrongValue, counted
+from tpukit.runtimes.c_library import NotCompiled, compiled
 
-Folders = str | os.PathLike | Sequence[str | os.PathLike]
-KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # what `prepare` sets for all launches
 _SOURCES = Path(__file__).parent / "kept"
 _LIMIT = 2 * 10**9  # bytes
 _DAY = 86400.0  # seconds, after which a file that is not whole is nobody's any more
@@ -26,7 +24,12 @@ class Done(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("loaded", "compiled", "doing")),
         *((name, ctypes.c_double) for name in ("loading_seconds", "compiling_seconds", "waiting_seconds")),
     ]
-    WORDS = (None, "loading", "compiling", "waiting for another process to compile")
+    _WORDS = ("compiling", "loading", "compiling", "waiting for another process to compile")
+
+    def now(self) -> tuple[str, bool]:
+        """Return what it does right now, in words, and whether another process does it."""
+        doing = self.doing
+        return self._WORDS[doing], doing == 3
 
 
 class _Page(ctypes.Structure):
@@ -76,24 +79,6 @@ class KeptCompiles:
             self.library.kept_close(self.page)
             with contextlib.suppress(OSError):
                 remove_oldest(self.folders[0])
-
-
-def folders_of(given: Folders | bool | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Return the folders that `keep_compiles` names: of None those that `prepare` has named, of False none.
-
-    Raises:
-        TypeError: it is none of these, nor a folder or a list of them.
-    """
-    if given is None:
-        given = [one for one in environ.get(KEEP_VARIABLE, "").split(os.pathsep) if one]
-    given = [] if given is False else [given] if isinstance(given, str | os.PathLike) else given
-    if not isinstance(given, list | tuple) or not all(isinstance(one, str | os.PathLike) and str(one) for one in given):
-        raise WrongType(
-            "keep_compiles is a folder, a list of folders, or False",
-            found=repr(given),
-            fix='keep_compiles="runs/compiles"',
-        )
-    return tuple(Path(one).expanduser().absolute() for one in given)
 
 
 def open_kept(folders: Iterable[Path], say: Callable[[str], object]) -> KeptCompiles | None:

@@ -7,16 +7,26 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.essentials.backends import Folders, Topology, folders_of, runtimes
-from tpukit.essentials.machine import Host, wait_for_chips
-from tpukit.essentials.run.calls import refuse_call
-from tpukit.essentials.run.failure import Failure
-from tpukit.essentials.run.launcher import Interrupted, Run, WorkerFailed, collect, keeping, worker_failed
-from tpukit.essentials.run.signals import sigterm_ends_the_run
-from tpukit.essentials.run.topology import choose_topology, refuse_if_in_use
-from tpukit.essentials.run.watchdog import Limits
-from tpukit.essentials.run.worker import Task, seed_of
-from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
+from tpukit.essentials.machine import Folders, Host
+from tpukit.essentials.run import (
+    Failure,
+    InProcessGroup,
+    Interrupted,
+    Limits,
+    Run,
+    Task,
+    Topology,
+    WorkerFailed,
+    WorkerGroup,
+    choose_topology,
+    collect,
+    ready,
+    refuse_call,
+    refuse_if_in_use,
+    seed_of,
+    sigterm_ends_the_run,
+    worker_failed,
+)
 from tpukit.essentials.show import Screen, Table, WrongValue, screen
 
 _LOOK_SECONDS = 0.1  # in which every job is looked at
@@ -112,7 +122,6 @@ def launch_each(
     if not configs:
         raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
     refuse_call(fn, (configs[0],))
-    folders = folders_of(keep_compiles)
     limits, given = Limits(timeout, stall, heartbeat), seed_of(seed)
     tasks = [Task(fn, (config,), given, precision) for config in configs]
     topology = choose_topology(host, 1, backend)
@@ -121,9 +130,7 @@ def launch_each(
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.rehearsal:
             display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
-        if runtimes()[topology.backend].hardware == "TPU":
-            wait_for_chips(places, display.line)
-        with keeping(topology, folders, display) as topology:
+        with ready(topology, places, keep_compiles, display) as topology:
             queue = _Queue(tasks, topology, places, limits, display)
             try:
                 queue.work_off()

@@ -11,8 +11,8 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from tpukit import evaluate, fit, predict
 from tpukit.essentials.data.batches import Batches
-from tpukit.essentials.data.streams import StreamBatches
 from tpukit.essentials.run.launcher import WorkerFailed, launch
+from tpukit.train.streams import StreamBatches
 
 
 class Numbers(IterableDataset):

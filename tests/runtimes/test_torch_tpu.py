@@ -15,9 +15,9 @@ from torch import nn
 
 import tpukit
 from tpukit import WorkerFailed, launch
-from tpukit.essentials.backends.running_statistics import correct_running_statistics
-from tpukit.essentials.backends.torch_tpu import TorchTpu, TorchTpuCpu, TorchTpuProcess, TorchTpuRuntime
 from tpukit.essentials.run.topology import choose_device, choose_topology, why_this_package
+from tpukit.runtimes.running_statistics import correct_running_statistics
+from tpukit.runtimes.torch_tpu import TorchTpu, TorchTpuCpu, TorchTpuProcess, TorchTpuRuntime
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
 ROOT = Path(__file__).parents[3]
@@ -248,7 +248,7 @@ def with_the_package(code):
 def test_without_a_chip_the_package_is_not_asked_for_a_tensor(package):
     code = """
         import tpukit
-        from tpukit.essentials.backends.torch_tpu import TorchTpuRuntime, load_torch_tpu
+        from tpukit.runtimes.torch_tpu import TorchTpuRuntime, load_torch_tpu
         try:
             load_torch_tpu()
         except RuntimeError as error:
@@ -269,7 +269,7 @@ def test_without_a_chip_the_package_is_not_asked_for_a_tensor(package):
 def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_kernel_as_it_was(package):
     said = with_the_package("""
         from tpukit.essentials.backends import runtimes
-        from tpukit.essentials.backends.torch_tpu import TorchTpu, TorchTpuRuntime
+        from tpukit.runtimes.torch_tpu import TorchTpu, TorchTpuRuntime
 
         class WithoutDevice(TorchTpu):  # all of a chip's own way but the chip
             transport = "gloo"

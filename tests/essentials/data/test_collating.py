@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tpukit.essentials.data import Batches, StreamBatches
+from tpukit.essentials.data import Batches
+from tpukit.train import StreamBatches
 
 
 class Given(torch.utils.data.Dataset):

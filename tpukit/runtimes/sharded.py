@@ -8,10 +8,10 @@ layer is marked as cut along the batch: left to itself the compiler gathers acti
 import functools
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
-from tpukit.essentials.backends.protocol import Topology
-from tpukit.essentials.backends.xla import Tpu, XlaRuntime
-from tpukit.essentials.show import Failed, WrongType, explain, first_few, human_size
+from tpukit.essentials.backends import Topology, Tpu, XlaRuntime, runtimes
+from tpukit.essentials.show import Failed, WrongType, WrongValue, explain, first_few, human_size
 
 _FEWEST = 1024  # numbers that are worth cutting: a bias costs a message in each direction, and saves nothing
 _MANY = 0.01  # of all bytes: more of them on every chip are worth a line
@@ -160,6 +160,39 @@ class ShardedRuntime(XlaRuntime):
 
     def core(self, topology: Topology) -> ShardedTpu:
         return ShardedTpu(topology.chips)
+
+
+def choose_sharded(shard: str, choose: Callable[[int | None], Topology], **others: object) -> Topology:
+    """Lay out a run of one process that has all chips; where one device is all there is, a run on that.
+
+    `choose` lays out an ordinary run of so many cores.
+
+    Raises:
+        ValueError: there is no such `shard`, this backend cannot, or one of the `others` chooses devices as well.
+    """
+    if shard != "fsdp":
+        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix='launch(..., shard="fsdp")')
+    if given := [f"{name}={value!r}" for name, value in others.items() if value is not None]:
+        raise WrongValue(
+            'with shard="fsdp" all chips of one host are one rank, so nothing chooses among them',
+            found=", ".join(given),
+            fix=f"leave out {', '.join(name for name, value in others.items() if value is not None)}",
+        )
+    whole = choose(None)
+    runtime = runtimes()[whole.backend]
+    if runtime.name == "cpu":
+        return choose(1)
+    if runtime.sharded is None:
+        raise WrongValue(
+            f"the {whole.backend} backend cannot cut a model over devices",
+            found=f"{whole.cores} x {whole.device}",
+            fix="pip install 'tpukit[standin]' and backend=\"xla\"; without shard a rehearsal holds the whole model",
+        )
+    if whole.cores == 1:
+        return whole
+    unit = whole.device.replace(" core", " chip") if whole.cores == whole.processes else whole.device
+    device = f"{whole.cores} x {unit}"
+    return replace(whole, backend=runtime.sharded, cores=1, processes=1, chips=whole.cores, device=device)
 
 
 def _along(axis: int | None, axes: int) -> tuple:

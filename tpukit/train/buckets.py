@@ -6,10 +6,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from tpukit.essentials.data.collate import collate
-from tpukit.essentials.data.sampler import ShardedSampler
-from tpukit.essentials.data.seeding import seeded_in_turn
-from tpukit.essentials.data.sources import MapDataset
+from tpukit.essentials.data import MapDataset, ShardedSampler, collate, seeded_in_turn
 from tpukit.essentials.show import WrongValue
 
 
@@ -47,6 +44,10 @@ class Buckets:
                 fix="buckets=(64, 128, 256)",
             )
         object.__setattr__(self, "lengths", lengths)
+
+    def sampler(self, plain: ShardedSampler, dataset: MapDataset) -> "BucketSampler":
+        """Return a sampler that divides the epochs of another by the lengths of the samples."""
+        return BucketSampler(**vars(plain), bucket_of=self.measure(dataset), lengths=self.lengths)
 
     def measure(self, dataset: MapDataset):
         """Return the number of the bucket of every sample, (N,) int64.
@@ -211,6 +212,10 @@ class BucketSampler(ShardedSampler):
         """Return how many samples an epoch in order has, padding not counted."""
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
+    def checksum(self) -> int:
+        """Return a number that says whether two samplers have samples of the same lengths."""
+        return zlib.crc32(self.bucket_of.tobytes())
+
     def first_steps(self) -> "BucketSampler":
         """Return a sampler of one step of every length."""
         return replace(self, limit=len(self.shapes()))
@@ -234,11 +239,6 @@ def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
     _, first = numpy.unique(of_step[order], return_index=True)  # one of every length, to the front
     order = numpy.concatenate([order[first[::-1]], numpy.delete(order, first)])
     return steps[order], of_step[order]
-
-
-def checksum(sampler: BucketSampler) -> int:
-    """Return a number that says whether two samplers have samples of the same lengths."""
-    return zlib.crc32(sampler.bucket_of.tobytes())
 
 
 def _is_length(value: object) -> bool:

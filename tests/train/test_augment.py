@@ -6,8 +6,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import tpukit  # noqa: E402
-from tpukit.essentials.data.augment import Augment, _gather, _multiply, _read, warp  # noqa: E402
 from tpukit.pe import LABELS  # noqa: E402
+from tpukit.train.augment import Augment, _gather, _multiply, _read, warp  # noqa: E402
 
 OFF = {"shift": 0, "scale": 0, "rotate": 0, "intensity": 0, "flip": 0}
 SIDES = {"swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS}
@@ -149,9 +149,7 @@ def test_a_tpus_products_stay_within_a_grey_level(monkeypatch):
     given = {"turn": torch.linspace(-0.17, 0.17, 8), "zoom": torch.linspace(1.1, 0.9, 8)}
     given |= {"right": torch.linspace(-4, 4, 8), "down": torch.linspace(3, -3, 8)}
     expected = warp(images, **given)
-    monkeypatch.setattr(
-        "tpukit.essentials.data.augment._gather", lambda rows, places: _multiply(rows.bfloat16().float(), places)
-    )
+    monkeypatch.setattr("tpukit.train.augment._gather", lambda rows, places: _multiply(rows.bfloat16().float(), places))
     assert 0.1 < (warp(images, **given) - expected).abs().max() < 1
     assert torch.equal(warp(images, **numbers(8)), images.float())
 

@@ -6,7 +6,8 @@ from dataclasses import astuple
 import pytest
 
 import tpukit
-from tpukit.essentials.machine.chips import GENERATIONS, TPUS, find_tpu
+from tpukit.essentials.machine.chips import GENERATIONS
+from tpukit.measure import TPUS, find_tpu
 
 # Chips, cores; of a core: bytes of HBM, FLOP/s, bytes a second, clock; topology of libtpu, name in Google's tools.
 GIB = 2**30

@@ -15,12 +15,10 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
-from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
-from tpukit.essentials.backends.kept_compiles import KeptCompiles, own_folders
-from tpukit.essentials.backends.protocol import Backend, Topology
-from tpukit.essentials.backends.running_statistics import correct_running_statistics
-from tpukit.essentials.backends.xla import variable_set
+from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology, variable_set
 from tpukit.essentials.show import Failed, WrongValue
+from tpukit.runtimes.kept_compiles import KeptCompiles, own_folders
+from tpukit.runtimes.running_statistics import correct_running_statistics
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
 _ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
