@@ -419,7 +419,7 @@ def test_a_finished_pack_is_not_made_again(made, tmp_path, capsys):
     capsys.readouterr()
     assert len(pack_dicom(made / "train", tmp_path / "records", size=16, **QUIET)) == 15
     assert contents(tmp_path / "records") == before
-    assert capsys.readouterr().out == "pack: 15 images\n"
+    assert capsys.readouterr().out == "pack: 15 images, no labels\n"
 
 
 # ---- from nothing to a trained step --------------------------------------------------------------------------------

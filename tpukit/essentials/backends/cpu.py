@@ -122,7 +122,8 @@ class Cpu(Backend):
         what a rehearsal is for. On devices of their own it is a wait for them, so there `gather` alone is looked at.
 
         Raises:
-            Unlike: they do not.
+            WrongValue: they are in different calls.
+            Unlike: the tensors differ.
         """
         import torch
         import torch.distributed as dist
@@ -138,8 +139,19 @@ class Cpu(Backend):
                 return
         several = f"{len(each)} tensors, {sum(one.numel() for one in tensors):,} numbers"
         said = self._gather_texts(f"{call} {each[0] if len(each) == 1 else several if each else ''}")
+        calls, tensors = zip(*(one.partition(" ")[::2] for one in said), strict=True)
+        if len(set(calls)) > 1:
+            raise WrongValue(
+                "the cores are in different collectives, each of which waits for all",
+                found=", ".join(f"core {rank} {one}" for rank, one in enumerate(said)),
+                fix="the same calls in the same order on every core, none of them under `if core.is_main`",
+            )
         if len(set(said)) > 1 or self.transport == "gloo":
-            raise Unlike(said)
+            raise Unlike(
+                f"{call} needs the same shape and dtype on every core",
+                found=", ".join(f"core {rank} {one}" for rank, one in enumerate(tensors)),
+                fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
+            )
 
     def _gather_texts(self, text: str) -> list[str]:
         """Return the short texts of all cores."""

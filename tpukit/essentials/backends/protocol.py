@@ -11,31 +11,7 @@ from tpukit.essentials.show import WrongValue, missing_part
 
 
 class Unlike(WrongValue):
-    """The cores are in different collectives, or in one with tensors of different shapes or dtypes.
-
-    Args:
-        said: by rank, the collective and its tensors.
-
-    Attributes:
-        in_one: whether all are in the same.
-    """
-
-    def __init__(self, said: list[str]):
-        calls = {one.partition(" ")[0] for one in said}
-        self.in_one = len(calls) == 1
-        super().__init__(
-            f"{calls.pop()} needs the same shape and dtype on every core"
-            if self.in_one
-            else "the cores are in different collectives, each of which waits for all",
-            found=", ".join(
-                f"core {rank} {one.partition(' ')[2] if self.in_one else one}" for rank, one in enumerate(said)
-            ),
-            fix=(
-                "pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts"
-                if self.in_one
-                else "the same calls in the same order on every core, none of them under `if core.is_main`"
-            ),
-        )
+    """The cores are in one collective, with tensors of different shapes or dtypes."""
 
 
 @dataclass(frozen=True)

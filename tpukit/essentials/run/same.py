@@ -237,8 +237,6 @@ class Same:
 
     def unlike_gradients(self, optimizer, error: Unlike) -> Exception:
         """Return the error that names what one core trains and another does not, together; else the one given."""
-        if not error.in_one:
-            return error
         trained = [one for one in parameters_of(optimizer) if one.requires_grad or one.grad is not None]
         named = zip(self.names_of(trained), trained, strict=True)
         everyone = gather_objects(
