@@ -128,9 +128,9 @@ class Cpu(Backend):
         import torch
         import torch.distributed as dist
 
-        each = [f"{tuple(one.shape)} {one.dtype}".replace("torch.", "") for one in tensors]
         if self.world_size == 1 or (self.transport != "gloo" and call != "gather"):
             return
+        each = [f"{tuple(one.shape)} {one.dtype}".replace("torch.", "") for one in tensors]
         if self.transport == "gloo":
             digest = zlib.crc32(f"{call} {each}".encode())
             ends = torch.tensor([digest, -digest])
@@ -139,7 +139,7 @@ class Cpu(Backend):
                 return
         several = f"{len(each)} tensors, {sum(one.numel() for one in tensors):,} numbers"
         said = self._gather_texts(f"{call} {each[0] if len(each) == 1 else several if each else ''}")
-        calls, tensors = zip(*(one.partition(" ")[::2] for one in said), strict=True)
+        calls, forms = zip(*(one.partition(" ")[::2] for one in said), strict=True)
         if len(set(calls)) > 1:
             raise WrongValue(
                 "the cores are in different collectives, each of which waits for all",
@@ -149,7 +149,7 @@ class Cpu(Backend):
         if len(set(said)) > 1 or self.transport == "gloo":
             raise Unlike(
                 f"{call} needs the same shape and dtype on every core",
-                found=", ".join(f"core {rank} {one}" for rank, one in enumerate(tensors)),
+                found=", ".join(f"core {rank} {one}" for rank, one in enumerate(forms)),
                 fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
             )
 
