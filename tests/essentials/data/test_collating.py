@@ -1,5 +1,7 @@
 """Samples that cannot be one batch are named, with what they are, whichever process has read them."""
 
+import resource
+
 import pytest
 import torch
 
@@ -21,9 +23,9 @@ class Given(torch.utils.data.Dataset):
 FIRST = (torch.zeros(3, 4), 0)
 ODD = {
     "None": (None, "NoneType"),
-    "another shape": ((torch.zeros(3, 5), 0), r"\(Tensor \(3, 5\), int\)"),
-    "a part more": ((torch.zeros(3, 4), 0, 1), r"\(Tensor \(3, 4\), int, int\)"),
-    "a part of no tensor": ((torch.zeros(3, 4), {1}), r"\(Tensor \(3, 4\), set\)"),
+    "another shape": ((torch.zeros(3, 5), 0), r"\(Tensor \(3, 5\) torch.float32, int\)"),
+    "a part more": ((torch.zeros(3, 4), 0, 1), r"\(Tensor \(3, 4\) torch.float32, int, int\)"),
+    "a part of no tensor": ((torch.zeros(3, 4), {1}), r"\(Tensor \(3, 4\) torch.float32, set\)"),
 }
 
 
@@ -31,7 +33,7 @@ ODD = {
 @pytest.mark.parametrize(("sample", "form"), ODD.values(), ids=ODD)
 def test_the_odd_sample_is_named(sample, form, workers):
     batches = Batches(Given([FIRST, FIRST, FIRST, sample]), batch_size=2, workers=workers)
-    with pytest.raises(ValueError, match=rf"sample 2: \(Tensor \(3, 4\), int\); sample 3: {form}(.|\n)*fix:"):
+    with pytest.raises(ValueError, match=rf"sample 2: \(Tensor.*, int\); sample 3: {form}(.|\n)*fix:"):
         list(batches)
 
 
@@ -39,3 +41,18 @@ def test_the_odd_sample_of_a_stream_is_named():
     batches = StreamBatches(lambda share, shares: [FIRST, None], steps=1, batch_size=2)
     with pytest.raises(ValueError, match="sample 1: NoneType"):
         list(batches)
+
+
+class FullMemory(Given):
+    """A dataset whose loader process gets no shared memory, as where /dev/shm is full."""
+
+    def __getitem__(self, index):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+        return super().__getitem__(index)
+
+
+def test_full_shared_memory_is_not_called_a_fault_of_the_samples():
+    batches = Batches(FullMemory([torch.zeros(1_000)] * 4), batch_size=2, workers=1)
+    with pytest.raises(RuntimeError, match="unable to (write|resize|allocate)") as raised:
+        list(batches)
+    assert "cannot be stacked" not in str(raised.value)

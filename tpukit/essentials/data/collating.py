@@ -13,6 +13,8 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
         return default_collate(items)
     except (TypeError, RuntimeError, ValueError) as error:
         forms = [_form(item) for item in items]
+        if isinstance(error, RuntimeError) and len(set(forms)) == 1:
+            raise  # alike, so not the samples' fault: no memory, a full /dev/shm
         odd = next((place for place, form in enumerate(forms) if form != forms[0]), 0)
         shown = [f"sample {samples[place] if samples else place}: {forms[place]}" for place in sorted({0, odd})]
         raise WrongValue(
@@ -25,10 +27,10 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
 
 
 def _form(item: object) -> str:
-    """Say what an item is: the kinds and shapes of its parts."""
+    """Say what an item is: the kinds, shapes and dtypes of its parts."""
     if isinstance(item, Mapping):
         return f"{{{', '.join(f'{key!r}: {_form(part)}' for key, part in item.items())}}}"
     if isinstance(item, list | tuple):
         return f"({', '.join(map(_form, item))})"
     shape = getattr(item, "shape", None)
-    return type(item).__name__ + ("" if shape is None else f" {tuple(shape)}")
+    return type(item).__name__ + ("" if shape is None else f" {tuple(shape)} {item.dtype}")
