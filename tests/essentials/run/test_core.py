@@ -251,6 +251,20 @@ def test_save_writes_once_from_core_0_and_loads_anywhere(backend, tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["weights.pt"]
 
 
+@pytest.mark.parametrize("backend", REHEARSALS)
+def test_a_snapshot_stays_as_it_was_where_its_tensors_change_in_place(backend):
+    def work(core):
+        there, here = core.to_device([torch.ones(3)])[0], torch.ones(())  # Adam counts its steps on the host
+        kept = core.snapshot({"there": there, "here": [here], "view": here.detach()})
+        for one in (there, here):
+            one += 1
+        return kept
+
+    ones = {"there": torch.ones(3), "here": [torch.ones(())], "view": torch.ones(())}
+    for kept in quietly(work, backend=backend).results:
+        torch.testing.assert_close(kept, ones)
+
+
 def test_a_save_that_fails_leaves_the_old_file(tmp_path):
     def work(core, value):
         core.save(value, tmp_path / "weights.pt")

@@ -390,12 +390,11 @@ class Core(NotebookOutput):
         return tree.tree_unflatten(leaves, structure)
 
     def snapshot(self, value: object) -> object:
-        """Return `to_host` of a value as it is now: what is in host memory already is copied."""
+        """Return `to_host` of a value as it is now: what is in host memory already is copied, as Adam's `step`."""
         import torch
         from torch.utils import _pytree as tree
 
-        on_host = self.device.type == "cpu"
-        return tree.tree_map_only(torch.Tensor, lambda t: t.clone() if on_host else t, self.to_host(value))
+        return self.to_host(tree.tree_map_only(torch.Tensor, lambda t: t.clone() if t.is_cpu else t, value))
 
     def to_device(self, tensors: list) -> list:
         """Return tensors in host memory on the device, in one transfer."""
