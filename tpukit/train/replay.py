@@ -5,10 +5,10 @@ last time, the batch, where the random numbers start, and what the host tells it
 are recorded run the same program in the same way, so no bit differs.
 
 What is Python in a step no longer happens, so a step is replayed only as long as nothing shows that this would be felt:
-no hook, no random number of the host, nothing that the host reads or keeps, no change in what Python can reach, and
-only numbers that are understood. This is looked at in the first three steps, and in the first step after somebody
-needed the weights, so after each log interval and each epoch. Where it shows something, each step is recorded from then
-on.
+no hook, no random number of the host, nothing that the host reads or keeps, no change in what Python can reach, no call
+of the clock or a file, no tensor that two hold, and only numbers that are understood. This is looked at in the first
+three steps, and in the first step after somebody needed the weights, so after each log interval and each epoch. Where
+it shows something, each step is recorded from then on.
 """
 
 import contextlib
