@@ -29,7 +29,7 @@ def averaged(core, how, **settings):
 
 def augmented(core):
     one = Trained(core, net(dropout=0.4))
-    one.data, augment = Photos(), Augment()
+    one.data, augment = Photos(64 * core.world_size), Augment()
     one.options = {"augment": augment, "prepare": lambda images: images.float() / 255}
     return one
 
@@ -58,7 +58,7 @@ class Packed(Photos):
 
 def packed(core):
     one = augmented(core)
-    one.data = Packed()
+    one.data = Packed(64 * core.world_size)
     return one
 
 
@@ -73,8 +73,11 @@ class Words(nn.Module):
 
 
 class Sentences:
+    def __init__(self, count):
+        self.count = count
+
     def __len__(self):
-        return 64
+        return self.count
 
     def __getitem__(self, index):
         return {"words": torch.full((3 + index % 9,), index % 8), "labels": torch.tensor(index % 2)}
@@ -82,7 +85,8 @@ class Sentences:
 
 def in_buckets(core):
     one = Trained(core, Words())
-    one.loss, one.data, one.options = nn.CrossEntropyLoss(), Sentences(), {"log_every": 50, "steps_per_epoch": 12}
+    one.loss, one.data = nn.CrossEntropyLoss(), Sentences(64 * core.world_size)
+    one.options = {"log_every": 50, "steps_per_epoch": 12}
     one.batches["buckets"] = Buckets((6, 12), pad={"words": 0})
     return one
 

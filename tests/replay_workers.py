@@ -24,7 +24,7 @@ class Trained:
     def __init__(self, core, model=None, optimizer=torch.optim.Adam, lr=1e-2, **settings):
         self.core, self.model = core, core.model(model or net())
         self.optimizer = optimizer(self.model.parameters(), lr=lr, **settings)
-        self.loss, self.data, self.options = nn.MSELoss(), Pairs(), {}
+        self.loss, self.data, self.options = nn.MSELoss(), Pairs(64 * core.world_size), {}
         self.batches = {"batch_size": 4, "shuffle": True, "drop_last": True}
 
     def run(self, replay, steps=STEPS):

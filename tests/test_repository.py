@@ -209,7 +209,7 @@ WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "packs": {"fixes", "meanings"},
     "pe": {"robustness"},
     "preflight": {"cut_models"},
-    "standin": {"collectives", "failures", "kit", "sharded", "torch_xla"},
+    "standin": {"collectives", "failures", "kit", "replay", "sharded", "torch_xla"},
     "train": {"early_stopping", "same_in_fit"},
 }
 

@@ -1,4 +1,4 @@
-"""Further ways to run: TorchTPU, all chips as one core, and what was compiled kept for the next session."""
+"""Further ways to run: GPUs, TorchTPU, all chips as one core, and what was compiled kept for the next session."""
 
 from tpukit.runtimes.adam import adam_numbers
 from tpukit.runtimes.c_library import NotCompiled, cache_folder, compiled, why_no_compiler

@@ -1,4 +1,4 @@
-"""The only files that know torch_xla, TorchTPU, NCCL or gloo. A new backend is a new file, and a line in this one."""
+"""The only files that know torch_xla or gloo. A new backend is a new file, and a line in this one."""
 
 import functools
 import importlib
@@ -21,7 +21,7 @@ from tpukit.essentials.show import missing_part
 PLACES = {
     "xla": "tpukit.essentials.backends.xla:XlaRuntime",
     "torch_tpu": "tpukit.runtimes.torch_tpu:TorchTpuRuntime",
-    "cuda": "tpukit.essentials.backends.cuda:CudaRuntime",
+    "cuda": "tpukit.runtimes.cuda:CudaRuntime",
     "cpu": "tpukit.essentials.backends.cpu:CpuRuntime",
     "xla:sharded": "tpukit.runtimes.sharded:ShardedRuntime",
     "xla:standin": "tpukit.standin:StandInRuntime",

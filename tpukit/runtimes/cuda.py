@@ -5,8 +5,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
-from tpukit.essentials.backends.protocol import Backend, Topology
+from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology
 from tpukit.essentials.show import WrongValue
 
 _PROC = Path("/proc/driver/nvidia/gpus")
