@@ -153,6 +153,18 @@ CHANGES = {
         f"{XMP}{XR}{KIT}def f(rank):\n    s = DistributedSampler(d, num_replicas=xr.world_size(), rank=rank)\n"
         'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
     ),
+    "replicas, and the rank, where each has an import of its own": (
+        (
+            XM + XMP,
+            "def f(r):\n    s = DistributedSampler(d, num_replicas=8, rank=r)\n    print(xm.get_ordinal())\n",
+            "xmp.spawn(f, nprocs=8)\n",
+        ),
+        (
+            XM + XR + XMP + KIT,
+            "def f(r):\n    s = DistributedSampler(d, num_replicas=xr.world_size(), rank=r)\n    print(xr.global_ordinal())\n",
+            'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+        ),
+    ),
     "a print in the kernel": one(
         f"{XM}{XMP}xm.master_print('begin')\nxmp.spawn(f, nprocs=1)\n",
         f"{XM}{XMP}{KIT}print('begin')\ntpukit.launch(tpukit.on_old_rank(f), cores=1, backend=\"xla\")\n",
@@ -169,6 +181,10 @@ CHANGES = {
     "AdamW of the module": one(
         "import torch\nimport transformers\no = transformers.AdamW(p)\n",
         "import torch\nimport transformers\no = torch.optim.AdamW(p, eps=1e-6, weight_decay=0.0)\n",
+    ),
+    "a scheduler that prints": one(
+        "from torch.optim import lr_scheduler\ns = lr_scheduler.StepLR(o, 1, verbose=True)\nt = Own(verbose=True)\n",
+        "from torch.optim import lr_scheduler\ns = lr_scheduler.StepLR(o, 1)\nt = Own(verbose=True)\n",
     ),
     "numpy": one(
         "import numpy as np\nx = a.astype(np.int), np.float32\n", "import numpy as np\nx = a.astype(int), np.float32\n"
@@ -376,6 +392,8 @@ LEFT_ALONE = {
 NOTES = {
     "mesh_reduce": ((f"{XM}def f(a):\n    return xm.mesh_reduce('auc', a, max)\n",), "mesh_reduce"),
     "bfloat16": (("import os\nos.environ['XLA_USE_BF16'] = '1'\n",), "XLA_USE_BF16"),
+    "a look for the address": (("import os\nuse_tpu = 'COLAB_TPU_ADDR' in os.environ\n",), "address"),
+    "the address, if there is one": (("import os\nif os.environ.get('COLAB_TPU_ADDR'):\n    x = 1\n",), "address"),
     "export": (("!export XLA_USE_BF16=1\n",), "export"),
     "after the launch": ((f"{XM}{XMP}xmp.spawn(f, nprocs=8)\nxm.save(a, b)\n",), "kernel"),
     "one core": ((f"{XMP}xmp.spawn(f, nprocs=1)\n",), "one core"),
@@ -387,6 +405,7 @@ NOTES = {
     "no launch": ((f"{XM}d = xm.xla_device()\n",), "kernel"),
     "replicas as a number": (("def f(r):\n    return DistributedSampler(d, num_replicas=8, rank=r)\n",), "replicas"),
     "rate": ((f"{XM}def f():\n    lr = 0.1 * xm.xrt_world_size()\n",), "rate"),
+    "a scheduler's arguments": (("scheduler_params = dict(\n    verbose=False, patience=2)\n",), "scheduler"),
     "validation": (("def f(r):\n    return DistributedSampler(valid_set, rank=r)\n",), "validation"),
     "a bar": (("from tqdm.notebook import tqdm\n",), "tqdm"),
     "pooled": (("class A:\n    def f(self, x):\n        _, pooled = self.bert(x)\n",), "pooled"),

@@ -87,10 +87,15 @@ class _Finish(cst.CSTTransformer):
         self._cell, self._texts, self._calls = cell, texts, book.calls
         self._on_top = book.on_top.get(cell, [])
         self._after: dict[cst.CSTNode, list[str]] = {}
+        above: set[str] = set()
         for statement, line in book.lines.items():
             emptied = isinstance(statement, cst.ImportFrom) and isinstance(line.body[0], cst.Pass)
-            if book.beside.get(statement) or emptied:
-                self._after.setdefault(line, []).extend(book.beside.get(statement, []))
+            new = book.beside.get(statement, [])
+            if statement in cell.parents and isinstance(cell.parents[cell.parents[statement]], cst.Module):
+                new = [one for one in new if one not in above]  # once is enough, for what stands in no block
+                above |= {*new}
+            if new or emptied:
+                self._after.setdefault(line, []).extend(new)
 
     def leave_Call(self, original: cst.Call, updated: cst.Call) -> cst.Call:
         """Put back a cell that stood in a string."""

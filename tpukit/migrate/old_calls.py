@@ -87,6 +87,8 @@ class OldCalls(NameRules):
             return call_rules.adamw(updated), "AdamW"
         if full.endswith(".Trainer") and full.split(".")[0] in ("pytorch_lightning", "lightning"):
             return call_rules.trainer(updated), "Lightning"
+        if full.startswith("torch.optim.lr_scheduler."):
+            return call_rules.scheduler(updated), "scheduler"
         if full == _DATA_PARALLEL:
             return (
                 "a thread for each device of the process, which has one: write a worker function, launch it",
