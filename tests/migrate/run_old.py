@@ -21,12 +21,11 @@ import shlex
 import sys
 from pathlib import Path
 
-from IPython.core.inputtransformer2 import TransformerManager
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import tpukit
 from tpukit.migrate import on_old_rank
-from tpukit.migrate.magics import is_python, magic_of
+from tpukit.migrate.magics import is_python, magic_of, mask
 from tpukit.standin import why_not
 
 HERE = Path(__file__).parent
@@ -114,8 +113,7 @@ def main():
         texts = texts.replace(old, new)
     try:
         for text in texts.split("\0"):
-            lines = [line for line in text.split("\n") if not line.lstrip().startswith(("!", "%"))]
-            exec(compile(TransformerManager().transform_cell("\n".join(lines)), path.name, "exec"), scope)
+            exec(compile(mask(text)[0], path.name, "exec"), scope)  # lines for the shell are left out
     except SystemExit as end:  # a script that says itself where it ends
         if end.code:
             raise
