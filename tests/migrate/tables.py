@@ -139,6 +139,24 @@ CHANGES = {
         f"{XMP}r = xmp.spawn(f, flags, 1, join=True, daemon=False)\n",
         f'{XMP}{KIT}r = tpukit.launch(tpukit.on_old_rank(f), *flags, cores=1, backend="xla")\n',
     ),
+    "a launch in the line that imports": one(
+        "# why\nimport torch_xla.distributed.xla_multiprocessing as xmp; xmp.spawn(f, nprocs=8)\n",
+        f"# why\n{KIT}import torch_xla.distributed.xla_multiprocessing as xmp; "
+        'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+    ),
+    "the only name of an import, and what needs it in its line": one(
+        "from torch_xla.core.xla_model import get_ordinal; f = lambda: get_ordinal()\n",
+        f"{XR}f = lambda: xr.global_ordinal()\n",
+    ),
+    "an import behind a colon": one(
+        f"if tpu: {XM}def f():\n    return xm.get_ordinal()\n",
+        "if tpu: import torch_xla.runtime as xr; import torch_xla.core.xla_model as xm\n"
+        "def f():\n    return xr.global_ordinal()\n",
+    ),
+    "the only name of an import behind a colon": one(
+        "if tpu: from torch_xla.core.xla_model import get_ordinal\ndef f():\n    return get_ordinal()\n",
+        "if tpu: import torch_xla.runtime as xr\ndef f():\n    return xr.global_ordinal()\n",
+    ),
     "a launch that is timed": one(
         f"{XMP}%time xmp.spawn(f, args=(), nprocs=8)\n",
         f'{XMP}{KIT}%time tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
@@ -151,6 +169,11 @@ CHANGES = {
     "replicas that are the launch's": one(
         f"{XMP}def f(rank):\n    s = DistributedSampler(d, num_replicas=8, rank=rank)\nxmp.spawn(f, nprocs=8)\n",
         f"{XMP}{XR}{KIT}def f(rank):\n    s = DistributedSampler(d, num_replicas=xr.world_size(), rank=rank)\n"
+        'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+    ),
+    "replicas by their place": one(
+        f"{XMP}def f(rank):\n    s = DistributedSampler(d, 8, rank)\nxmp.spawn(f, nprocs=8)\n",
+        f"{XMP}{XR}{KIT}def f(rank):\n    s = DistributedSampler(d, xr.world_size(), rank)\n"
         'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
     ),
     "replicas, and the rank, where each has an import of its own": (
@@ -325,6 +348,11 @@ STOPS = {
     ),
     "a launch of today": ((f"{TX}{KIT}d = torch_xla.device()\ntpukit.launch(f)\n",), (1, 3), "worker"),
     "a launch that does not wait": ((f"{XMP}xmp.spawn(f, nprocs=8, join=False)\n",), (1, 2), "join=False"),
+    "a launch that is handed on": (
+        (f"{XMP}go = functools.partial(xmp.spawn, nprocs=8)\ngo(f)\n",),
+        (1, 2),
+        "tpukit.launch",
+    ),
     "DataParallel": (
         ("import torch_xla.distributed.data_parallel as dp\nm = dp.DataParallel(net)\n",),
         (1, 2),
@@ -404,6 +432,7 @@ NOTES = {
     ),
     "no launch": ((f"{XM}d = xm.xla_device()\n",), "kernel"),
     "replicas as a number": (("def f(r):\n    return DistributedSampler(d, num_replicas=8, rank=r)\n",), "replicas"),
+    "replicas as a number, by their place": (("def f(r):\n    return DistributedSampler(d, 8, r)\n",), "replicas"),
     "rate": ((f"{XM}def f():\n    lr = 0.1 * xm.xrt_world_size()\n",), "rate"),
     "a scheduler's arguments": (("scheduler_params = dict(\n    verbose=False, patience=2)\n",), "scheduler"),
     "validation": (("def f(r):\n    return DistributedSampler(valid_set, rank=r)\n",), "validation"),

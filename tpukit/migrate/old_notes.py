@@ -130,9 +130,9 @@ def _of_call(cell: Cell, node: cst.Call, book: Book) -> str:
         tests = [code(one.test) for one in cell.above_of(node) if isinstance(one, cst.If)]
         return "save" if any(re.search(r"[<>]", one) for one in tests) else ""
     if code(node.func).endswith("DistributedSampler"):
-        if not book.path.counts_cores(cell, node) and any(
-            given.get(name, "").isdigit() for name in ("num_replicas", "rank")
-        ):
+        numbers = [code(one.value) for one in node.args[1:3] if not one.keyword]
+        numbers += [given.get(name, "") for name in ("num_replicas", "rank")]
+        if not book.path.counts_cores(cell, node) and any(one.isdigit() for one in numbers):
             return "replicas"
         data = code(node.args[0].value) if node.args else ""
         return "validation" if re.search(r"val|test", data + given.get("dataset", ""), re.I) else ""

@@ -1,10 +1,10 @@
 """A worker function of `launch` out of one that `xmp.spawn` started."""
 
 import functools
+import pickle
 from collections.abc import Callable
 
 from tpukit.essentials.data import host_numbers, put_back
-from tpukit.essentials.run import Unsendable, serialize
 from tpukit.essentials.show import Failed
 
 
@@ -31,8 +31,9 @@ def on_old_rank(fn: Callable) -> Callable:
         _let_numpy_through()
         result = fn(core.rank, *args)
         try:
-            serialize(result)
-        except Unsendable as error:  # after all of the training, and nobody reads it: xmp.spawn gave nothing back
+            pickle.dumps(result, protocol=5, buffer_callback=lambda _: None)
+        except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
+            # After all of the training, and nobody reads it: xmp.spawn gave nothing back.
             print(f"what the worker returned stays on core {core.rank}, as under xmp.spawn: {error}")
             return None
         return result

@@ -3,7 +3,6 @@
 from tpukit.essentials.backends import Hosts, Topology
 from tpukit.essentials.data import Batches
 from tpukit.essentials.run.calls import refuse_call
-from tpukit.essentials.run.channel import Unsendable, serialize
 from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.difference import Differs
 from tpukit.essentials.run.failure import Failure
@@ -20,7 +19,7 @@ from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
 
 __all__ = [
     "Batches", "Core", "Differs", "Failure", "Hosts", "InProcessGroup", "Interrupted", "Limits", "Run",
-    "RuntimeInUse", "STEP_SECONDS", "Task", "Terminated", "Topology", "Unsendable", "WorkerFailed", "WorkerGroup", "averaged_places",
+    "RuntimeInUse", "STEP_SECONDS", "Task", "Terminated", "Topology", "WorkerFailed", "WorkerGroup", "averaged_places",
     "choose_topology", "collect", "core", "die_with_parent", "gather_objects", "launch", "ready", "refuse_call",
-    "refuse_if_in_use", "save_tensors", "seed_of", "serialize", "sigterm_ends_the_run", "worker_failed",
+    "refuse_if_in_use", "save_tensors", "seed_of", "sigterm_ends_the_run", "worker_failed",
 ]  # fmt: skip
