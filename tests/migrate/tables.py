@@ -99,6 +99,12 @@ CHANGES = {
         f"{PL}def f(l, d):\n    p = pl.MpDeviceLoader(l, d, loader_prefetch_size=2)\n    g(p)\n"
         "    print(len(p))\n    del p\ndef h(p):\n    return p.other\n",
     ),
+    "a loader that is gone through itself, which it never could be": one(
+        f"{PL}def f(l, d):\n    p = pl.ParallelLoader(l, [d])\n    for b in p:\n        g(b)\n"
+        "def h(l, d):\n    p = pl.ParallelLoader(l, [d])\n    for i, b in enumerate(p):\n        g(b)\n",
+        f"{PL}def f(l, d):\n    p = pl.MpDeviceLoader(l, d)\n    for b in p:\n        g(b)\n"
+        "def h(l, d):\n    p = pl.MpDeviceLoader(l, d)\n    for i, b in enumerate(p):\n        g(b)\n",
+    ),
     "a loader in one step, by keyword": one(
         f"{PL}def f(x, d):\n    return pl.ParallelLoader(loader=x, devices=[d], drop_last=True).per_device_loader(d)\n",
         f"{PL}def f(x, d):\n    return pl.MpDeviceLoader(loader=x, device=d)\n",
