@@ -4,8 +4,9 @@
 
 A fixture makes its files when it is run, in a folder `kaggle/working` beside `kaggle/input`, and may say:
 
-    SMALLER  what a user would set: sizes, numbers of epochs and cores, by the text that stands for it
-    DECIDED  lines that are a stop, by what its fix says to write there
+    SMALLER    what a user would set: sizes, numbers of epochs and cores, by the text that stands for it
+    DECIDED    lines that are a stop or a note, by what it says to write there
+    LOST       what a notebook uses and no cell of it sets, by name
     ARGUMENTS  of a script
 
 Packages that are not installed, or would download, are stood in for by those in `others`. Prints, last, a line of JSON:
@@ -13,17 +14,18 @@ how many launches there were, how many weights moved, and whether they are equal
 """
 
 import json
+import multiprocessing
 import os
 import re
 import shlex
 import sys
 from pathlib import Path
 
-from IPython.core.inputtransformer2 import TransformerManager
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import tpukit
 from tpukit.migrate import on_old_rank
+from tpukit.migrate.magics import is_python, magic_of, mask
 from tpukit.standin import why_not
 
 HERE = Path(__file__).parent
@@ -36,7 +38,7 @@ def sources(path):
         return [path.read_text()]
     cells = json.loads(path.read_text())["cells"]
     texts = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    return [text for text in texts if not text.startswith(CELL_OF_THE_KIT)]
+    return [text for text in texts if is_python(magic_of(text)[0]) and not text.startswith(CELL_OF_THE_KIT)]
 
 
 def with_weights(fn):
@@ -91,15 +93,18 @@ def main():
     fixture = {}
     exec((HERE / "fixtures" / f"{name}.py").read_text(), fixture)
     sys.argv = [str(path), *fixture.get("ARGUMENTS", ())]
-    runs, launch = [], tpukit.launch
+    launch, told = tpukit.launch, Path.cwd() / "weights.jsonl"  # a file: a notebook may launch in a process of its own
+    told.touch()
 
     def on_two_cores(fn, *args, backend, cores=2):
         assert why_not() is None
-        runs.append(launch(fn, *args, cores=2, backend="xla:standin", progress="off", seed=0))
-        return runs[-1]
+        run = launch(fn, *args, cores=2, backend="xla:standin", progress="off", seed=0)
+        with told.open("a") as file:
+            print(json.dumps(run.results), file=file)
+        return run
 
     tpukit.launch, tpukit.on_old_rank = on_two_cores, with_weights
-    scope = {"__name__": "__main__", "__file__": str(path)}
+    scope = {"__name__": "__main__", "__file__": str(path), **fixture.get("LOST", {})}
     scope["get_ipython"] = lambda: Shell(scope)
     changes = {"/kaggle/": "../../kaggle/", **fixture.get("SMALLER", {}), **fixture.get("DECIDED", {})}
     texts = "\0".join(sources(path))
@@ -108,14 +113,15 @@ def main():
         texts = texts.replace(old, new)
     try:
         for text in texts.split("\0"):
-            lines = [line for line in text.split("\n") if not line.lstrip().startswith(("!", "%"))]
-            exec(compile(TransformerManager().transform_cell("\n".join(lines)), path.name, "exec"), scope)
+            exec(compile(mask(text)[0], path.name, "exec"), scope)  # lines for the shell are left out
     except SystemExit as end:  # a script that says itself where it ends
         if end.code:
             raise
-    weights = [[run.results[0] == other for other in run.results[1:]] for run in runs]
-    moved = sum(len(run.results[0]) for run in runs)
-    print(json.dumps({"launches": len(runs), "weights": moved, "equal": all(all(one) for one in weights)}), flush=True)
+    for child in multiprocessing.active_children():
+        child.join()
+    runs = [json.loads(line) for line in told.read_text().splitlines()]
+    equal = all(other == first for first, *others in runs for other in others)
+    print(json.dumps({"launches": len(runs), "weights": sum(len(one[0]) for one in runs), "equal": equal}), flush=True)
 
 
 if __name__ == "__main__":

@@ -40,11 +40,24 @@ def old_files(to):
             if path.suffix in (".ipynb", ".py"):
                 yield path
             elif path.suffix in (".txt", ".md"):
-                listings = re.findall(r"^```python\n(.*?)^```", path.read_text(), re.MULTILINE | re.DOTALL)
-                cells = [{"cell_type": "code", "metadata": {}, "source": one, "outputs": []} for one in listings]
+                texts = listings(path.read_text())
+                cells = [{"cell_type": "code", "metadata": {}, "source": one, "outputs": []} for one in texts]
                 book = to / f"{path.stem}.ipynb"
                 book.write_text(json.dumps({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 0}))
                 yield book
+
+
+def listings(text):
+    """Return the listings of a text: what is fenced, or else the longest runs of its paragraphs that are Python."""
+    if fenced := re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+        return fenced
+    parts, found, at = re.split(r"\n(?:[ \t]*\n)+", text), [], 0
+    while at < len(parts):
+        end = next((end for end in range(len(parts), at, -1) if parses("\n\n".join(parts[at:end]))), at)
+        run = "\n\n".join(parts[at:end])
+        found += [run] if re.search(r"^(?!!\[).*([=(]|import )", run, re.DOTALL) else []
+        at = max(end, at + 1)
+    return found
 
 
 def sources(path):

@@ -99,6 +99,12 @@ CHANGES = {
         f"{PL}def f(l, d):\n    p = pl.MpDeviceLoader(l, d, loader_prefetch_size=2)\n    g(p)\n"
         "    print(len(p))\n    del p\ndef h(p):\n    return p.other\n",
     ),
+    "a loader that is gone through itself, which it never could be": one(
+        f"{PL}def f(l, d):\n    p = pl.ParallelLoader(l, [d])\n    for b in p:\n        g(b)\n"
+        "def h(l, d):\n    p = pl.ParallelLoader(l, [d])\n    for i, b in enumerate(p):\n        g(b)\n",
+        f"{PL}def f(l, d):\n    p = pl.MpDeviceLoader(l, d)\n    for b in p:\n        g(b)\n"
+        "def h(l, d):\n    p = pl.MpDeviceLoader(l, d)\n    for i, b in enumerate(p):\n        g(b)\n",
+    ),
     "a loader in one step, by keyword": one(
         f"{PL}def f(x, d):\n    return pl.ParallelLoader(loader=x, devices=[d], drop_last=True).per_device_loader(d)\n",
         f"{PL}def f(x, d):\n    return pl.MpDeviceLoader(loader=x, device=d)\n",
@@ -139,6 +145,24 @@ CHANGES = {
         f"{XMP}r = xmp.spawn(f, flags, 1, join=True, daemon=False)\n",
         f'{XMP}{KIT}r = tpukit.launch(tpukit.on_old_rank(f), *flags, cores=1, backend="xla")\n',
     ),
+    "a launch in the line that imports": one(
+        "# why\nimport torch_xla.distributed.xla_multiprocessing as xmp; xmp.spawn(f, nprocs=8)\n",
+        f"# why\n{KIT}import torch_xla.distributed.xla_multiprocessing as xmp; "
+        'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+    ),
+    "the only name of an import, and what needs it in its line": one(
+        "from torch_xla.core.xla_model import get_ordinal; f = lambda: get_ordinal()\n",
+        f"{XR}f = lambda: xr.global_ordinal()\n",
+    ),
+    "an import behind a colon": one(
+        f"if tpu: {XM}def f():\n    return xm.get_ordinal()\n",
+        "if tpu: import torch_xla.runtime as xr; import torch_xla.core.xla_model as xm\n"
+        "def f():\n    return xr.global_ordinal()\n",
+    ),
+    "the only name of an import behind a colon": one(
+        "if tpu: from torch_xla.core.xla_model import get_ordinal\ndef f():\n    return get_ordinal()\n",
+        "if tpu: import torch_xla.runtime as xr\ndef f():\n    return xr.global_ordinal()\n",
+    ),
     "a launch that is timed": one(
         f"{XMP}%time xmp.spawn(f, args=(), nprocs=8)\n",
         f'{XMP}{KIT}%time tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
@@ -152,6 +176,23 @@ CHANGES = {
         f"{XMP}def f(rank):\n    s = DistributedSampler(d, num_replicas=8, rank=rank)\nxmp.spawn(f, nprocs=8)\n",
         f"{XMP}{XR}{KIT}def f(rank):\n    s = DistributedSampler(d, num_replicas=xr.world_size(), rank=rank)\n"
         'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+    ),
+    "replicas by their place": one(
+        f"{XMP}def f(rank):\n    s = DistributedSampler(d, 8, rank)\nxmp.spawn(f, nprocs=8)\n",
+        f"{XMP}{XR}{KIT}def f(rank):\n    s = DistributedSampler(d, xr.world_size(), rank)\n"
+        'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+    ),
+    "replicas, and the rank, where each has an import of its own": (
+        (
+            XM + XMP,
+            "def f(r):\n    s = DistributedSampler(d, num_replicas=8, rank=r)\n    print(xm.get_ordinal())\n",
+            "xmp.spawn(f, nprocs=8)\n",
+        ),
+        (
+            XM + XR + XMP + KIT,
+            "def f(r):\n    s = DistributedSampler(d, num_replicas=xr.world_size(), rank=r)\n    print(xr.global_ordinal())\n",
+            'tpukit.launch(tpukit.on_old_rank(f), backend="xla")\n',
+        ),
     ),
     "a print in the kernel": one(
         f"{XM}{XMP}xm.master_print('begin')\nxmp.spawn(f, nprocs=1)\n",
@@ -169,6 +210,10 @@ CHANGES = {
     "AdamW of the module": one(
         "import torch\nimport transformers\no = transformers.AdamW(p)\n",
         "import torch\nimport transformers\no = torch.optim.AdamW(p, eps=1e-6, weight_decay=0.0)\n",
+    ),
+    "a scheduler that prints": one(
+        "from torch.optim import lr_scheduler\ns = lr_scheduler.StepLR(o, 1, verbose=True)\nt = Own(verbose=True)\n",
+        "from torch.optim import lr_scheduler\ns = lr_scheduler.StepLR(o, 1)\nt = Own(verbose=True)\n",
     ),
     "numpy": one(
         "import numpy as np\nx = a.astype(np.int), np.float32\n", "import numpy as np\nx = a.astype(int), np.float32\n"
@@ -309,6 +354,11 @@ STOPS = {
     ),
     "a launch of today": ((f"{TX}{KIT}d = torch_xla.device()\ntpukit.launch(f)\n",), (1, 3), "worker"),
     "a launch that does not wait": ((f"{XMP}xmp.spawn(f, nprocs=8, join=False)\n",), (1, 2), "join=False"),
+    "a launch that is handed on": (
+        (f"{XMP}go = functools.partial(xmp.spawn, nprocs=8)\ngo(f)\n",),
+        (1, 2),
+        "tpukit.launch",
+    ),
     "DataParallel": (
         ("import torch_xla.distributed.data_parallel as dp\nm = dp.DataParallel(net)\n",),
         (1, 2),
@@ -376,6 +426,8 @@ LEFT_ALONE = {
 NOTES = {
     "mesh_reduce": ((f"{XM}def f(a):\n    return xm.mesh_reduce('auc', a, max)\n",), "mesh_reduce"),
     "bfloat16": (("import os\nos.environ['XLA_USE_BF16'] = '1'\n",), "XLA_USE_BF16"),
+    "a look for the address": (("import os\nuse_tpu = 'COLAB_TPU_ADDR' in os.environ\n",), "address"),
+    "the address, if there is one": (("import os\nif os.environ.get('COLAB_TPU_ADDR'):\n    x = 1\n",), "address"),
     "export": (("!export XLA_USE_BF16=1\n",), "export"),
     "after the launch": ((f"{XM}{XMP}xmp.spawn(f, nprocs=8)\nxm.save(a, b)\n",), "kernel"),
     "one core": ((f"{XMP}xmp.spawn(f, nprocs=1)\n",), "one core"),
@@ -386,7 +438,9 @@ NOTES = {
     ),
     "no launch": ((f"{XM}d = xm.xla_device()\n",), "kernel"),
     "replicas as a number": (("def f(r):\n    return DistributedSampler(d, num_replicas=8, rank=r)\n",), "replicas"),
+    "replicas as a number, by their place": (("def f(r):\n    return DistributedSampler(d, 8, r)\n",), "replicas"),
     "rate": ((f"{XM}def f():\n    lr = 0.1 * xm.xrt_world_size()\n",), "rate"),
+    "a scheduler's arguments": (("scheduler_params = dict(\n    verbose=False, patience=2)\n",), "scheduler"),
     "validation": (("def f(r):\n    return DistributedSampler(valid_set, rank=r)\n",), "validation"),
     "a bar": (("from tqdm.notebook import tqdm\n",), "tqdm"),
     "pooled": (("class A:\n    def f(self, x):\n        _, pooled = self.bert(x)\n",), "pooled"),

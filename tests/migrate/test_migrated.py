@@ -213,6 +213,11 @@ def test_the_report_is_told_in_json_in_text_and_in_a_notebook(tmp_path, capsys):
     assert "\033[32m+" in found.diff(colours=True)
 
 
+def test_only_what_launches_is_told_how_to_rehearse(tmp_path):
+    assert "xla_cpu_pjrt" in str(migrate(notebook(tmp_path / "launches.ipynb", SPAWNS), check=True))
+    assert "xla_cpu_pjrt" not in str(migrate(notebook(tmp_path / "none.ipynb", OLD), check=True))
+
+
 def test_a_file_without_torch_xla_is_left_alone_in_one_sentence(tmp_path, capsys):
     other = tmp_path / "other.py"
     other.write_text("from transformers import AdamW\nx = np.int\n")

@@ -57,6 +57,13 @@ def test_the_old_helpers_work_and_all_cores_begin_with_the_kernels_random_number
     assert (tmp_path / "model.pt").stat().st_size > 0
 
 
+@STAND_IN
+def test_what_cannot_leave_its_process_stays_there_as_it_did_under_spawn(capfd):
+    run = launch(on_old_rank(lambda rank: lambda: rank), cores=1, backend="xla:standin", progress="off", seed=0)
+    assert run.results == [None]
+    assert re.search(r"what the worker returned stays on core 0, as under xmp.spawn: .*lambda", capfd.readouterr().out)
+
+
 def test_the_numbers_are_those_of_the_call_and_the_signature_is_the_functions():
     def worker(rank, flags):
         return rank, flags

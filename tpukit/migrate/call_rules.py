@@ -103,6 +103,12 @@ def adamw(call: cst.Call) -> cst.Call | str:
     return call.with_changes(args=joined(args, call.args[-1] if call.args else None))
 
 
+def scheduler(call: cst.Call) -> cst.Call | None:
+    """Return a scheduler of torch without `verbose`, which none takes any more; None where it is not given."""
+    gone = {one for one in call.args if one.keyword and one.keyword.value == "verbose"}
+    return call.with_changes(args=joined(without(call.args, gone), call.args[-1])) if gone else None
+
+
 def trainer(call: cst.Call) -> cst.Call | None:
     """Return Lightning's Trainer with the arguments of today; None where it has no old ones."""
     old = [one for one in call.args if one.keyword and one.keyword.value in ("tpu_cores", "num_tpu_cores")]

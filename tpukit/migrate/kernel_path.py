@@ -7,6 +7,14 @@ from tpukit.migrate.meanings import Meanings
 from tpukit.migrate.old_cells import Cell, code, dotted
 
 
+def replicas(call: cst.Call) -> cst.Arg | None:
+    """Return the argument of a DistributedSampler that says how many cores there are; None where it has none."""
+    given = (
+        one for at, one in enumerate(call.args) if (one.keyword.value if one.keyword else at) in ("num_replicas", 1)
+    )
+    return next(given, None)
+
+
 class KernelPath:
     """The calls that the kernel makes, in functions that it calls by name as well.
 
@@ -37,7 +45,7 @@ class KernelPath:
         """Return whether a sampler's number of replicas is that of the launch, in a function that only workers run."""
         if not dotted(call.func).endswith("DistributedSampler") or call in self.later or not cell.inside_function(call):
             return False
-        given = [code(one.value) for one in call.args if one.keyword and one.keyword.value == "num_replicas"]
+        given = replicas(call)
         counts = set()
         for of, one in self.launches:
             if self._meanings.full(of, one.func) == SPAWN:
@@ -45,7 +53,7 @@ class KernelPath:
                 counts |= {
                     code(arg.value) for n, arg in places if (arg.keyword.value if arg.keyword else n) in ("nprocs", 2)
                 }
-        return bool(given) and counts == {*given} != {"1"}
+        return given is not None and counts == {code(given.value)} != {"1"}
 
     def _note(self, cell: Cell) -> None:
         for node, parent in cell.parents.items():

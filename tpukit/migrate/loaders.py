@@ -63,6 +63,12 @@ class Loaders:
             call = cell.parents[parent]
             return "read" if isinstance(call, cst.Call) and not self._is_stepped(cell, call) else "other"
         above = cell.parents[parent] if isinstance(parent, cst.Arg) else None
+        if (
+            isinstance(parent, cst.For)
+            and parent.iter is node
+            or (isinstance(above, cst.Call) and code(above.func) == "enumerate")
+        ):
+            return "read"  # a TypeError of old, with one thing that it can have meant
         return "length" if isinstance(above, cst.Call) and code(above.func) == "len" else "other"
 
     def _is_stepped(self, cell: Cell, read: cst.CSTNode) -> bool:

@@ -95,7 +95,7 @@ class Migrated(Table):
         if self.stops:
             verb = "need" if len(self.stops) > 1 else "needs"
             parts.append(f"{counted(len(self.stops), 'line')} {verb} you; the rest is done")
-        elif self.changes:
+        elif any(row.rule == "launch" for row in self.changes):
             parts.append("to try it without a TPU: pip install xla_cpu_pjrt==0.0.1, then run the new file")
         return "\n\n".join(part for part in parts if part)
 

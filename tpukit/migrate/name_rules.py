@@ -6,7 +6,7 @@ import libcst as cst
 from libcst.metadata import ExpressionContext
 
 from tpukit.migrate.book import Book
-from tpukit.migrate.known_names import RENAMED, XR, advice, dead_part, moved_module
+from tpukit.migrate.known_names import RENAMED, SPAWN, XR, advice, dead_part, moved_module
 from tpukit.migrate.meanings import Meaning
 from tpukit.migrate.old_cells import Cell, code, dotted
 from tpukit.migrate.rows import Row
@@ -52,8 +52,13 @@ class NameRules(cst.CSTTransformer):
         inside_import = any(isinstance(one, cst.Import | cst.ImportFrom) for one in self._cell.above_of(node))
         if meaning is None or inside_import or self._cell.contexts.get(node) is ExpressionContext.STORE:
             return
-        dead = dead_part(meaning.full)
-        called = isinstance(self._cell.parents[node], cst.Call)
+        dead, above = dead_part(meaning.full), self._cell.parents[node]
+        called = isinstance(above, cst.Call)
+        if meaning.full == SPAWN and not called and not isinstance(above, cst.Assign):
+            fix = 'tpukit.launch(tpukit.on_old_rank(fn), *args, backend="xla")'
+            self._tell(
+                "stop", node, "launch", "handed on, where its arguments are not seen: nprocs=8 raises today", fix
+            )
         if not dead or dead in RENAMED or (called and meaning.full == f"{XR}.using_pjrt"):
             return
         if self._guarded(node, dead, meaning):

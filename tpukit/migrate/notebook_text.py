@@ -1,5 +1,7 @@
 """The cells of a file, rewritten together: names are what all cells say, and imports come where the old ones were."""
 
+from collections.abc import Sequence
+
 import libcst as cst
 
 from tpukit.migrate.book import Book
@@ -87,10 +89,15 @@ class _Finish(cst.CSTTransformer):
         self._cell, self._texts, self._calls = cell, texts, book.calls
         self._on_top = book.on_top.get(cell, [])
         self._after: dict[cst.CSTNode, list[str]] = {}
+        above: set[str] = set()
         for statement, line in book.lines.items():
             emptied = isinstance(statement, cst.ImportFrom) and isinstance(line.body[0], cst.Pass)
-            if book.beside.get(statement) or emptied:
-                self._after.setdefault(line, []).extend(book.beside.get(statement, []))
+            new = book.beside.get(statement, [])
+            if statement in cell.parents and isinstance(cell.parents[cell.parents[statement]], cst.Module):
+                new = [one for one in new if one not in above]  # once is enough, for what stands in no block
+                above |= {*new}
+            if new or emptied:
+                self._after.setdefault(line, []).extend(new)
 
     def leave_Call(self, original: cst.Call, updated: cst.Call) -> cst.Call:
         """Put back a cell that stood in a string."""
@@ -108,6 +115,8 @@ class _Finish(cst.CSTTransformer):
         if original not in self._after:
             return updated
         new = [cst.parse_statement(line) for line in dict.fromkeys(self._after[original])]
+        if len(original.body) > 1:  # what follows in the line may need them
+            return cst.FlattenSentinel([*new, updated.with_changes(body=_without_pass(updated.body) or updated.body)])
         if isinstance(original.body[0], cst.Pass):  # an import of which nothing is left
             new[:1] = [
                 one.with_changes(leading_lines=updated.leading_lines, trailing_whitespace=updated.trailing_whitespace)
@@ -115,6 +124,11 @@ class _Finish(cst.CSTTransformer):
             ]
             return cst.FlattenSentinel(new) if new else cst.RemoveFromParent()
         return cst.FlattenSentinel([updated, *new])
+
+    def leave_SimpleStatementSuite(self, original, updated: cst.SimpleStatementSuite) -> cst.SimpleStatementSuite:
+        """Add what is to be imported beside this, where it stands behind a colon."""
+        new = [cst.parse_statement(line).body[0] for line in dict.fromkeys(self._after.get(original, []))]
+        return updated.with_changes(body=[*new, *_without_pass(updated.body)]) if new else updated
 
     def leave_Module(self, original, updated: cst.Module) -> cst.Module:
         """Add what nothing in this cell imports, below its docstring and what is imported from the future."""
@@ -126,3 +140,8 @@ class _Finish(cst.CSTTransformer):
             place = number + 1 if (docstring and number == 0) or future else place
         new = [cst.parse_statement(line) for line in dict.fromkeys(self._on_top)]
         return updated.with_changes(body=[*updated.body[:place], *new, *updated.body[place:]])
+
+
+def _without_pass(body: Sequence[cst.BaseSmallStatement]) -> list[cst.BaseSmallStatement]:
+    """Return the statements of a line without what stands for an import of which nothing is left."""
+    return [one for one in body if not isinstance(one, cst.Pass)]

@@ -7,6 +7,7 @@ import libcst as cst
 from libcst.metadata import ExpressionContext
 
 from tpukit.migrate import call_rules
+from tpukit.migrate.kernel_path import replicas
 from tpukit.migrate.known_names import PARALLEL_LOADER, RENAMED, SPAWN, STARTS_THE_RUNTIME, XM, XR, advice, dead_part
 from tpukit.migrate.loaders import arguments, several_devices
 from tpukit.migrate.meanings import Meaning
@@ -87,6 +88,8 @@ class OldCalls(NameRules):
             return call_rules.adamw(updated), "AdamW"
         if full.endswith(".Trainer") and full.split(".")[0] in ("pytorch_lightning", "lightning"):
             return call_rules.trainer(updated), "Lightning"
+        if full.startswith("torch.optim.lr_scheduler."):
+            return call_rules.scheduler(updated), "scheduler"
         if full == _DATA_PARALLEL:
             return (
                 "a thread for each device of the process, which has one: write a worker function, launch it",
@@ -119,7 +122,7 @@ class OldCalls(NameRules):
         of, launch = self._book.path.launches[0]
         at = original.func  # imported beside what the launch came from
         alias = self._book.alias(XR, self._cell, at, self._book.meanings.of(of, launch.func))
-        (old,) = [one for one in updated.args if one.keyword and one.keyword.value == "num_replicas"]
+        old = replicas(updated)
         self._tell("change", original, "replicas", f"num_replicas={alias}.world_size()")
         return updated.deep_replace(old, old.with_changes(value=cst.parse_expression(f"{alias}.world_size()")))
 

@@ -13,7 +13,9 @@ from tpukit.migrate.old_cells import Cell, code, dotted
 from tpukit.migrate.rows import Row
 
 _WORLD = r"\b(xrt_world_size|world_size)\("
+_ADDRESS = re.compile(r"""['"]COLAB_TPU_ADDR['"]\s+(not\s+)?in\b|\b(environ\.get|getenv)\(\s*['"]COLAB_TPU_ADDR""")
 _TEXTS = {
+    "address": "nothing sets it today: the code goes its way without a TPU; tpukit.host().chips tells of one",
     "mesh_reduce": "the mean of the cores' scores is not the score of all samples",
     "save": "rank 0 writes, so its shard alone decides; the old save met the other cores inside",
     "replicas": "written as a number: with fewer cores an epoch sees a part of the data; xr.world_size() counts",
@@ -23,6 +25,7 @@ _TEXTS = {
     "pooled": "transformers 4 unpacks names here, not tensors: return_dict=False",
     "padding": 'transformers 3 and later: padding="max_length", truncation=True',
     "pretrained": 'runs with a warning: weights="IMAGENET1K_V1"',
+    "scheduler": "torch's schedulers have no verbose any more: TypeError where this is given to one: delete it",
     "AdamW": "the optimizer of transformers had eps=1e-6 and weight_decay=0.0 where nobody gave them",
     "one core": "it ran in the kernel, which kept what it changed: a process keeps it to itself: use run.results",
     "Trainer": "Lightning 2 has no gpus, progress_bar_refresh_rate and others of Lightning 1: TypeError",
@@ -70,6 +73,8 @@ def _of_lines(cell: Cell) -> Iterator[tuple[str, int, str]]:
             shell and re.match(r"export XLA_\w+=", text)
         ):
             yield "export", number, text
+        elif _ADDRESS.search(text) and not re.match("#|assert", text):
+            yield "address", number, text
         elif re.search(r"environ.*XLA_USE_BF16|^%(set_)?env XLA_USE_BF16", text) and not text.startswith("#"):
             yield "XLA_USE_BF16", number, text
         if re.match(r"[!%]\s*(python3? -m )?pip3? install.*\btorch==", text) and "torch_xla" not in text:
@@ -86,6 +91,8 @@ def _of_nodes(cell: Cell, book: Book) -> Iterator[tuple[str, int, str]]:
             target = code(node.targets[0].target)
             if re.search(_WORLD, text) and re.search(r"\b(lr|learning_rate|steps?)\b|_(lr|steps?)\b", target, re.I):
                 rule = "rate"
+            elif re.search("sched", target, re.I) and re.search(r"=\s*(dict\(|\{)[^()]*\bverbose['\"]?\s*[=:]", text):
+                rule = "scheduler"
             elif isinstance(node.value, cst.Call) and re.match(
                 r"_\s*,\s*\w+\s*=\s*self\.\w*(bert|roberta|model)\w*\(", text
             ):
@@ -123,9 +130,9 @@ def _of_call(cell: Cell, node: cst.Call, book: Book) -> str:
         tests = [code(one.test) for one in cell.above_of(node) if isinstance(one, cst.If)]
         return "save" if any(re.search(r"[<>]", one) for one in tests) else ""
     if code(node.func).endswith("DistributedSampler"):
-        if not book.path.counts_cores(cell, node) and any(
-            given.get(name, "").isdigit() for name in ("num_replicas", "rank")
-        ):
+        numbers = [code(one.value) for one in node.args[1:3] if not one.keyword]
+        numbers += [given.get(name, "") for name in ("num_replicas", "rank")]
+        if not book.path.counts_cores(cell, node) and any(one.isdigit() for one in numbers):
             return "replicas"
         data = code(node.args[0].value) if node.args else ""
         return "validation" if re.search(r"val|test", data + given.get("dataset", ""), re.I) else ""

@@ -1,6 +1,7 @@
 """A worker function of `launch` out of one that `xmp.spawn` started."""
 
 import functools
+import pickle
 from collections.abc import Callable
 
 from tpukit.essentials.data import host_numbers, put_back
@@ -28,7 +29,14 @@ def on_old_rank(fn: Callable) -> Callable:
             )
         put_back(numbers)
         _let_numpy_through()
-        return fn(core.rank, *args)
+        result = fn(core.rank, *args)
+        try:
+            pickle.dumps(result, protocol=5, buffer_callback=lambda _: None)
+        except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
+            # After all of the training, and nobody reads it: xmp.spawn gave nothing back.
+            print(f"what the worker returned stays on core {core.rank}, as under xmp.spawn: {error}")
+            return None
+        return result
 
     return run
 

@@ -32,7 +32,9 @@ class StatementRules(NameRules):
     def leave_SimpleStatementSuite(self, original, updated: cst.SimpleStatementSuite) -> cst.SimpleStatementSuite:
         """Take out what is not needed."""
         kept = [new for old, new in zip(original.body, updated.body, strict=True) if old not in self._gone]
-        return updated.with_changes(body=kept or [cst.Pass()])
+        updated = updated.with_changes(body=kept or [cst.Pass()])
+        self._book.lines |= dict.fromkeys(original.body, updated)
+        return updated
 
     def leave_SimpleStatementLine(self, original, updated: cst.SimpleStatementLine) -> cst.SimpleStatementLine:
         """Take out what is not needed, and leave a comment in its place."""
