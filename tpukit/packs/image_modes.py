@@ -149,7 +149,7 @@ def orientation(data) -> int:
     at, noted = 2, None
     # Up to the scan, segment by segment: 2 us, where a search through 13 KB takes 11. What is cut off here is no whole
     # image, as its decoder says.
-    with contextlib.suppress(struct.error):
+    try:
         while True:
             marker, size = _SEGMENT.unpack_from(data, at)
             if marker == 0xFFE1:
@@ -162,6 +162,8 @@ def orientation(data) -> int:
             elif marker == 0xFFDA or marker < 0xFF00:
                 break
             at += 1 if marker == 0xFFFF else 2 + size  # it may be filled up
+    except struct.error:
+        pass
     return noted or 1
 
 
