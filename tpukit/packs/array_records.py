@@ -144,7 +144,7 @@ def _open(file: Path):
     """Open a reader; RuntimeError says what is wrong with the file."""
     array_record = load_array_record()
     _home()
-    reader = array_record.ArrayRecordReader(str(file), _READER, file_reader_buffer_size=32768)
+    reader = array_record.ArrayRecordReader(str(file), _READER, file_reader_buffer_size=16384)
     if not reader.ok():
         reader.read([0])  # raises, and says why
     return reader

@@ -13,7 +13,7 @@ NEARLY_BLACK = 64  # of 255: an image of 16 bits that uses 14 of them is
 _ORIENTATION = 0x0112  # the tag of EXIF
 _KINDS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}  # its kinds of whole numbers; Pillow takes others for none
 _EXIF = b"Exif\0\0"  # what its segment of a JPEG begins with
-_SMALL = 65536  # bytes of a file
+_SEGMENT = struct.Struct(">HH")  # how one of a JPEG begins: its marker, and its length without that
 _XMP = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')  # where EXIF says nothing, as Pillow reads it
 
 
@@ -120,7 +120,7 @@ def has_frames(data: bytes) -> bool:
     """Tell whether the bytes of an image hold several pages or frames; a JPEG may hold others, but has one."""
     from PIL import Image
 
-    is_png = data[:4] == b"\x89PNG" and b"acTL" in data[:_SMALL]
+    is_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
     if is_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
         with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:  # the first one is whole
             return getattr(image, "n_frames", 1) > 1
@@ -146,32 +146,25 @@ def check_window(window) -> tuple[float, float] | None:
 
 def orientation(data) -> int:
     """Return how a JPEG says to turn it, 1 (not) to 8, by EXIF or else XMP, without opening it with Pillow."""
-    # A search takes 0.3 us of a small file, a walk through its segments 5 of the 20 in all. A long profile of colours
-    # may stand before the note.
-    head = bytes(data[:_SMALL])
-    if len(data) <= _SMALL and _EXIF not in head and b"tiff:Orientation" not in head:
-        return 1
-    return _of_segments(data) or 1
-
-
-def _of_segments(data) -> int | None:
-    """Return the orientation in the segments of a JPEG, of EXIF before XMP; None where they say nothing."""
     at, noted = 2, None
-    # Up to the scan, segment by segment; what is cut off here is no whole image, as its decoder says.
-    while data[at : at + 1] == b"\xff" and (kind := data[at + 1 : at + 2]) != b"\xda":
-        if kind == b"\xff":  # filled up
-            at += 1
-            continue
-        end = at + 2 + int.from_bytes(data[at + 2 : at + 4])
-        if kind == b"\xe1":
-            part = bytes(data[at + 4 : end])
-            if part.startswith(_EXIF):
-                if how := _of_tags(part[len(_EXIF) :]):
-                    return how
-            elif noted is None and (found := _XMP.search(part)):
-                noted = int(found[1])
-        at = end
-    return noted
+    # Up to the scan, segment by segment: 2 us, where a search through 13 KB takes 11. What is cut off here is no whole
+    # image, as its decoder says.
+    try:
+        while True:
+            marker, size = _SEGMENT.unpack_from(data, at)
+            if marker == 0xFFE1:
+                part = bytes(data[at + 4 : at + 2 + size])
+                if part.startswith(_EXIF):
+                    if how := _of_tags(part[len(_EXIF) :]):
+                        return how
+                elif noted is None and (found := _XMP.search(part)):
+                    noted = int(found[1])
+            elif marker == 0xFFDA or marker < 0xFF00:
+                break
+            at += 1 if marker == 0xFFFF else 2 + size  # it may be filled up
+    except struct.error:
+        pass
+    return noted or 1
 
 
 def _of_tags(exif: bytes) -> int | None:

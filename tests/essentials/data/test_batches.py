@@ -4,6 +4,7 @@ import random
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -307,3 +308,20 @@ def test_labels_that_are_fewer_than_the_images_are_an_error_and_no_label_is_take
 
     with pytest.raises(IndexError):
         list(Batches(Short(), batch_size=2))
+
+
+def test_a_batch_that_the_loop_has_let_go_of_is_gone_before_the_next_is_made():
+    given, kept = [], []
+
+    class Samples:
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            kept.append([one() is not None for one in given])
+            return torch.zeros(3)
+
+    batches = iter(Batches(Samples(), batch_size=2))
+    given.append(weakref.ref(next(batches)))
+    given.append(weakref.ref(next(batches)))
+    assert kept == [[], [], [False], [False]]

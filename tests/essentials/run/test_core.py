@@ -1,6 +1,7 @@
 import random
 import subprocess
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -86,6 +87,17 @@ def test_model_gives_every_core_rank_0s_weights_and_buffers():
 
     first, second = quietly(work).results
     assert set(first.values()) == set(second.values()) == {1.0}
+
+
+def test_a_model_that_holds_what_cannot_be_copied_is_moved_itself_as_the_fix_says():
+    def work(core):
+        model = torch.nn.Linear(2, 2)
+        model.lock = threading.Lock()
+        with pytest.raises(TypeError, match=r"lock.*\n  fix: .*in_place=True"):
+            core.model(model)
+        return core.model(model, in_place=True) is model
+
+    assert quietly(work).results == [True, True]
 
 
 def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone():

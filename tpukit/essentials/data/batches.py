@@ -119,8 +119,7 @@ class Batches:
         return self.sampler.samples_per_step
 
     def __iter__(self) -> Iterator[object]:
-        for batch in self.epoch_as_sent():
-            yield self.arrange(batch)
+        yield from map(self.arrange, self.epoch_as_sent())  # which holds no batch while it waits for the next
 
     def as_sent(self) -> "_AsSent":
         """Return these batches as they come to the device, for a loop that calls `arrange` within its step."""
@@ -143,6 +142,7 @@ class Batches:
             self.current = mine
             self._done += self.samples_per_step  # before the loop's body: a state saved there includes this batch
             yield batch
+            del batch  # where the loop has let go of it, too, its buffer is filled next, still in the processor's cache
         prepared.close()
         self.epoch, self._done = self.epoch + 1, 0
 

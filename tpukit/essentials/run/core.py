@@ -18,7 +18,7 @@ from tpukit.essentials.run.notebook_output import NotebookOutput
 from tpukit.essentials.run.random_numbers import RandomNumbers
 from tpukit.essentials.run.same import Same
 from tpukit.essentials.run.tensors import save_tensors
-from tpukit.essentials.show import WrongValue, load_part
+from tpukit.essentials.show import WrongType, WrongValue, load_part
 
 
 class Core(NotebookOutput):
@@ -81,7 +81,7 @@ class Core(NotebookOutput):
 
         Raises:
             Differs: the cores call it with different models.
-            TypeError: with `shard`, the module has been cut by another library.
+            TypeError: the module cannot be copied; with `shard`, it has been cut by another library.
         """
         self.same.begin_model(module)
         is_here = any(one.device.type == self.device.type for one in module.parameters())
@@ -456,7 +456,14 @@ def _copy(module):
     """Copy a module, also one that holds what it has computed, as `torch.nn.utils.weight_norm` its weight."""
     held = [value for part in module.modules() for value in vars(part).values()]
     results = {id(one): one.detach() for one in held if getattr(one, "grad_fn", None) is not None}
-    return copy.deepcopy(module, results)
+    try:
+        return copy.deepcopy(module, results)
+    except TypeError as error:  # of a torch.Generator, a lock, an open file
+        raise WrongType(
+            f"core.model makes a copy, and this {type(module).__name__} holds what cannot be copied",
+            found=error,
+            fix="core.model(model, in_place=True), which moves the model itself",
+        ) from error
 
 
 def _move(module, device):
