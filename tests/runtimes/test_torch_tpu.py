@@ -151,6 +151,22 @@ def test_every_collective_gives_the_numbers_of_the_cpu_backend():
     assert rehearse(work).results == launch(work, backend="cpu", cores=2, progress="off").results
 
 
+class Handle(torch.Tensor):
+    """As on TorchTPU, whose addresses are those of handles: one of a part of a tensor may be another tensor's."""
+
+    def data_ptr(self):
+        return 7
+
+
+def test_an_average_reaches_every_tensor_whatever_their_addresses_are():
+    def work(core):
+        tensors = [torch.full((size,), float(core.rank)).as_subclass(Handle) for size in (3, 2, 400_000)]
+        core.backend.average(tensors)
+        return [tensor.unique().tolist() for tensor in tensors]
+
+    assert rehearse(work).results == [[[0.5]] * 3] * 2
+
+
 def train(core):
     torch.manual_seed(0)
     model = core.model(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))

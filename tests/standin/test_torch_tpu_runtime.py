@@ -1,6 +1,7 @@
 """TorchTPU itself on the chips that the stand-in plays: `make torchtpu`, which has it in an environment of its own."""
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -213,6 +214,44 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
 
 
 # ---- from one session to the next ------------------------------------------------------------------------------------
+
+
+class Bytes(Pairs):
+    def __getitem__(self, index):
+        image, targets = super().__getitem__(index)
+        return (image * 60 + 125).clamp(0, 255).to(torch.uint8), targets
+
+
+def train_until(core, folder, ends=None, batch=0):
+    torch.set_float32_matmul_precision("highest")
+    model = core.model(nn.Sequential(small_net(True), nn.Dropout(0.3)))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    batches = core.batches(Bytes(), batch_size=8, shuffle=True, drop_last=True, workers=2)
+    valid, trained = core.batches(Bytes(37), batch_size=8), itertools.count(1)
+
+    def prepare(images):
+        if ends and core.rank == 1 and model.training and next(trained) == batch:
+            os.kill(os.getpid() if ends == signal.SIGKILL else os.getppid(), ends)
+            time.sleep(900)
+        return images.float() / 255
+
+    options = {"augment": tpukit.Augment(flip=0.5), "prepare": prepare, "save_every": 0, "log_every": 1}
+    history = fit(core, model, optimizer, MSE, batches, valid, epochs=3, folder=folder, **options)
+    rows = [[row["train_loss"], row["valid_loss"]] for row in history.epochs]
+    return history.resumed, rows, core.to_host(model.state_dict())
+
+
+def test_killed_in_an_epoch_and_interrupted_in_the_next_it_ends_as_a_run_that_never_was(tmp_path):
+    """With worker processes, `Augment` and dropout, to the bit."""
+    with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
+        on_chips(train_until, tmp_path / "run", signal.SIGKILL, 8, cores=2)
+    with pytest.raises(tpukit.Interrupted):
+        on_chips(train_until, tmp_path / "run", signal.SIGINT, 4, cores=2)
+    (resumed, rows, state), _ = on_chips(train_until, tmp_path / "run", cores=2).results
+    (_, its_rows, its_state), _ = on_chips(train_until, tmp_path / "once", cores=2).results
+    assert 8 < int(resumed.split("-")[1].partition(".")[0]) < 12  # within the third epoch
+    assert rows == its_rows
+    assert all(torch.equal(state[name], its_state[name]) for name in its_state)
 
 
 def test_a_second_session_compiles_little_where_what_was_compiled_is_kept(tmp_path, monkeypatch, capfd):

@@ -189,13 +189,14 @@ class Cpu(Backend):
         for key, numbers in messages.items():
             parts = [hosts[number].reshape(-1) for number in numbers]
             flat = torch.cat(parts) if isinstance(key, torch.dtype) else parts[0]
-            sent.append((numbers, flat, send(flat)))
-        for numbers, flat, work in sent:
+            sent.append((key, numbers, flat, send(flat)))
+        for key, numbers, flat, work in sent:
             work.wait()
             finish(flat)
             for number, part in zip(numbers, flat.split([hosts[number].numel() for number in numbers]), strict=True):
                 host, tensor = hosts[number], tensors[number].detach()
-                if part.data_ptr() != host.data_ptr() or host.device != tensor.device:  # not changed where it lies
+                # Not by addresses: TorchTPU's are those of handles, and one of a part may be another tensor's.
+                if isinstance(key, torch.dtype) or host.device != tensor.device:  # not changed where it lies
                     tensor.copy_(part.view(tensor.shape))
 
     def _for_collectives(self, tensors: list) -> list:
