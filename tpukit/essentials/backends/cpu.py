@@ -337,7 +337,7 @@ def _refuse(said: Sequence[str], *, differ: bool = False) -> None:
         )
     if len(set(said)) > 1 or differ:
         raise Unlike(
-            f"{calls[0]} needs the same shape and dtype on every core",
+            f"{calls[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {one}" for rank, one in enumerate(forms)),
             fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
         )
