@@ -54,12 +54,24 @@ class Cpu(Backend):
 
     def _open_groups(self) -> None:
         """Join the group in which collectives are compared, and one for each of the first that are made often."""
+        import torch.distributed as dist
+
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = dist.default_pg_timeout
+        names = os.environ.get("GLOO_SOCKET_IFNAME", "")
+        # Of all groups: each has a thread that wakes up a hundred times a second, which a busy machine makes wait.
+        options._devices = [
+            dist.ProcessGroupGloo.create_device(interface=name)
+            if name
+            else dist.ProcessGroupGloo.create_default_device()
+            for name in names.split(",")
+        ]
         groups = 1 + _GROUPS * (self.world_size > 1)
-        self.group, *self._free = [self._join(f"tpukit {self._calls} {number}") for number in range(groups)]
+        self.group, *self._free = [self._join(f"tpukit {self._calls} {number}", options) for number in range(groups)]
         self._own: dict[tuple, object] = {}  # groups, by the form of the collective
         self._agreed: Counter = Counter()  # times that all cores were in it, by form
 
-    def _join(self, name: str):
+    def _join(self, name: str, options):
         """Return a process group that is not torch.distributed's default one, which chips do not have either.
 
         Layers that average by themselves where `is_initialized()` says so would do it in the rehearsal alone.
@@ -69,7 +81,7 @@ class Cpu(Backend):
 
         kind, store = dist.ProcessGroup.BackendType.GLOO, dist.PrefixStore(name, self.store)
         group = dist.ProcessGroup(store, self.rank, self.world_size)
-        gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, dist.default_pg_timeout)
+        gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, options)
         group._register_backend(torch.device("cpu"), kind, gloo)
         group._set_default_backend(kind)
         return group
