@@ -20,7 +20,6 @@ TESTED_THROUGH = {
     "essentials/machine/test_host_facts.py": ["essentials/machine/places.py"],
     "essentials/run/test_core.py": ["essentials/run/gradients.py", "essentials/run/tensors.py"],
     "essentials/run/test_hosts.py": ["essentials/backends/protocol.py"],
-    "essentials/run/test_in_graph.py": ["essentials/backends/cpu.py"],
     "essentials/run/test_launcher.py": [
         "essentials/run/signals.py",
         "essentials/run/topology.py",

@@ -1,11 +1,13 @@
 """Plain CPU tensors and gloo: processes that rehearse for cores."""
 
 import contextlib
+import datetime
 import os
 import socket
 import sys
 import zlib
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from tpukit.essentials.backends.protocol import Backend, Runtime, Topology, Unlike
@@ -14,6 +16,8 @@ from tpukit.essentials.show import Failed, WrongValue
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
 _TEXT = 256  # bytes of a collective in words, at most
+_OFTEN, _GROUPS = 8, 3  # from so many times on a collective has a gloo group of its own; the first so many collectives
+_PATIENCE = datetime.timedelta(seconds=1)  # then a core that waits looks where the others are
 _LARGE = 2**20  # bytes from which a tensor is a message of its own, which saves copying it there and back
 
 
@@ -41,9 +45,23 @@ class Cpu(Backend):
         self.device = self.open_device()
         self.real = torch.float64  # what a Python number becomes on its way through a collective
         with _without_stdout():  # gloo greets every peer there
-            self.group = self._join() if self.transport == "gloo" else self.init_process_group()
+            if self.transport != "gloo":
+                self.group = self.init_process_group()
+            else:
+                self._left: list = []  # groups with a message that is still on its way, for which their end would wait
+                self._calls = 0  # collectives of this core
+                self._open_groups()
 
-    def _join(self):
+    def _open_groups(self) -> None:
+        """Join the group in which collectives are compared, and one for each of the first that are made often."""
+        names = [f"tpukit {self._calls} {number}" for number in range(1 + _GROUPS * (self.world_size > 1))]
+        options = _gloo_options()
+        # Not when they are needed: gloo greets, and what else is said meanwhile would be kept from the notebook, too.
+        self.group, *self._free = [self._join(name, options) for name in names]
+        self._own: dict[tuple, object] = {}  # groups, by the form of the collective
+        self._agreed: Counter = Counter()  # times that all cores were in it, by form
+
+    def _join(self, name: str, options):
         """Return a process group that is not torch.distributed's default one, which chips do not have either.
 
         Layers that average by themselves where `is_initialized()` says so would do it in the rehearsal alone.
@@ -51,9 +69,9 @@ class Cpu(Backend):
         import torch
         import torch.distributed as dist
 
-        kind, store = dist.ProcessGroup.BackendType.GLOO, dist.PrefixStore("tpukit", self.store)
+        kind, store = dist.ProcessGroup.BackendType.GLOO, dist.PrefixStore(name, self.store)
         group = dist.ProcessGroup(store, self.rank, self.world_size)
-        gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, dist.default_pg_timeout)
+        gloo = dist.ProcessGroupGloo(store, self.rank, self.world_size, options)
         group._register_backend(torch.device("cpu"), kind, gloo)
         group._set_default_backend(kind)
         return group
@@ -87,8 +105,7 @@ class Cpu(Backend):
         return dist.TCPStore(address, port, self.world_size, wait_for_workers=False, **master)
 
     def barrier(self) -> None:
-        self._agree("barrier", [])
-        self.group.barrier().wait()
+        self._wait(self._agree("barrier", []).barrier())
 
     def all_reduce(self, tensor, op: str):
         import torch.distributed as dist
@@ -97,11 +114,11 @@ class Cpu(Backend):
             tensor = tensor.to(self.real)
         if self.world_size == 1:  # nor is a graph cut for it
             return tensor.clone()
-        self._agree("all_reduce", [tensor])
+        group = self._agree(f"all_reduce({op})", [tensor])
         (host,) = self._for_collectives([tensor])
         host = host.clone().contiguous()
         kinds = {"min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX}
-        self.group.allreduce([host], op=kinds.get(op, dist.ReduceOp.SUM)).wait()
+        self._wait(group.allreduce([host], op=kinds.get(op, dist.ReduceOp.SUM)))
         return (host / self.world_size if op == "mean" else host).to(tensor.device)
 
     def gather(self, tensor):
@@ -109,17 +126,20 @@ class Cpu(Backend):
 
         if self.world_size == 1:
             return tensor.clone()
-        self._agree("gather", [tensor])
+        group = self._agree("gather", [tensor])
         (host,) = self._for_collectives([tensor])
         parts = [torch.empty_like(host) for _ in range(self.world_size)]
-        self.group.allgather([parts], [host.contiguous()]).wait()
+        self._wait(group.allgather([parts], [host.contiguous()]))
         return torch.cat(parts).to(tensor.device)
 
-    def _agree(self, call: str, tensors: list) -> None:
-        """Raise unless every core makes this call, with tensors of the same shapes and dtypes.
+    def _agree(self, call: str, tensors: list):
+        """Return the group for a collective, which every core makes with tensors of the same shapes and dtypes.
 
         gloo would end the process (SIGABRT), wait, or add up the bits of another dtype, and chips would hang: this is
-        what a rehearsal is for. On devices of their own it is a wait for them, so there `gather` alone is looked at.
+        what a rehearsal is for. So the cores compare, in a message before. A collective that they have often made alike
+        goes without, through a group that is its alone: there no other can meet it, and a core that is in another one
+        waits; see `_wait`. On devices of their own the comparison is a wait for them, so there `gather` alone is looked
+        at.
 
         Raises:
             WrongValue: they are in different calls.
@@ -129,29 +149,47 @@ class Cpu(Backend):
         import torch.distributed as dist
 
         if self.world_size == 1 or (self.transport != "gloo" and call != "gather"):
-            return
-        each = [f"{tuple(one.shape)} {one.dtype}".replace("torch.", "") for one in tensors]
-        if self.transport == "gloo":
-            digest = zlib.crc32(f"{call} {each}".encode())
-            ends = torch.tensor([digest, -digest])
-            self.group.allreduce([ends], op=dist.ReduceOp.MAX).wait()
-            if ends[0] == -ends[1]:
+            return self.group
+        form = (call, *((one.shape, one.dtype) for one in tensors))
+        if self.transport != "gloo":
+            _refuse(self._gather_texts(_in_words(form)))
+            return self.group
+        self._form, self._calls = form, self._calls + 1
+        if form in self._own:
+            return self._own[form]
+        digest = zlib.crc32(repr(form).encode())
+        ends = torch.tensor([digest, -digest])
+        self._wait(self.group.allreduce([ends], op=dist.ReduceOp.MAX))
+        if ends[0] != -ends[1]:
+            _refuse(self._gather_texts(_in_words(form)), differ=True)
+        self._agreed[form] += 1
+        # Not of a broadcast: core 0 does not wait in that one, so a core may be in the one behind.
+        if self._agreed[form] == _OFTEN and call != "broadcast" and self._free:
+            self._own[form] = self._free.pop()
+        return self.group
+
+    def _wait(self, work) -> None:
+        """Wait for a message of a collective; where that takes long, see whether all cores are in the same one.
+
+        Raises:
+            WrongValue, Unlike: as `_agree`.
+        """
+        while self.transport == "gloo":
+            with contextlib.suppress(RuntimeError):
+                work.wait(_PATIENCE)
                 return
-        several = f"{len(each)} tensors, {sum(one.numel() for one in tensors):,} numbers"
-        said = self._gather_texts(f"{call} {each[0] if len(each) == 1 else several if each else ''}")
-        calls, forms = zip(*(one.partition(" ")[::2] for one in said), strict=True)
-        if len(set(calls)) > 1:
-            raise WrongValue(
-                "the cores are in different collectives, each of which waits for all",
-                found=", ".join(f"core {rank} {one}" for rank, one in enumerate(said)),
-                fix="the same calls in the same order on every core, none of them under `if core.is_main`",
-            )
-        if len(set(said)) > 1 or self.transport == "gloo":
-            raise Unlike(
-                f"{call} needs the same shape and dtype on every core",
-                found=", ".join(f"core {rank} {one}" for rank, one in enumerate(forms)),
-                fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
-            )
+            if work.is_completed():
+                break  # just now, or it failed, which the last line says
+            self.store.set(f"waits/{self.rank}", f"{self._calls} {_in_words(self._form)}")
+            keys = [f"waits/{rank}" for rank in range(self.world_size)]
+            if self.store.check(keys):
+                waits = [self.store.get(key).decode().partition(" ")[::2] for key in keys]
+                numbers, said = zip(*waits, strict=True)
+                if len(set(numbers)) == 1 and len(set(said)) > 1:
+                    self._left.append((self.group, self._free, self._own))
+                    self._open_groups()
+                    _refuse(said)
+        work.wait()
 
     def _gather_texts(self, text: str) -> list[str]:
         """Return the short texts of all cores."""
@@ -160,19 +198,19 @@ class Cpu(Backend):
         mine = torch.frombuffer(bytearray(text.encode().ljust(_TEXT)[:_TEXT]), dtype=torch.uint8)
         (mine,) = self._for_collectives([mine])
         everyone = [torch.empty_like(mine) for _ in range(self.world_size)]
-        self.group.allgather([everyone], [mine]).wait()
+        self._wait(self.group.allgather([everyone], [mine]))
         return [bytes(one.tolist()).decode(errors="replace").strip() for one in everyone]
 
     def broadcast(self, tensors: list) -> None:
-        self._agree("broadcast", tensors)
-        self._change(tensors, lambda flat: self.group.broadcast(flat, 0))
+        group = self._agree("broadcast", tensors)
+        self._change(tensors, lambda flat: group.broadcast(flat, 0))
 
     def average(self, tensors: list) -> None:
         def divide(flat) -> None:
             flat /= self.world_size
 
-        self._agree("average", tensors)
-        self._change(tensors, lambda flat: self.group.allreduce(flat), divide)
+        group = self._agree("average", tensors)
+        self._change(tensors, lambda flat: group.allreduce(flat), divide)
 
     def _change(self, tensors: list, send: Callable, finish: Callable = lambda flat: None) -> None:
         """Change tensors by a collective: large ones where they lie, all small ones of a dtype in one message."""
@@ -191,7 +229,7 @@ class Cpu(Backend):
             flat = torch.cat(parts) if isinstance(key, torch.dtype) else parts[0]
             sent.append((key, numbers, flat, send(flat)))
         for key, numbers, flat, work in sent:
-            work.wait()
+            self._wait(work)
             finish(flat)
             for number, part in zip(numbers, flat.split([hosts[number].numel() for number in numbers]), strict=True):
                 host, tensor = hosts[number], tensors[number].detach()
@@ -281,6 +319,42 @@ class CpuRuntime(Runtime):
 def rehearsal_cores(machine) -> int:
     """Return how many CPU processes rehearse if nobody says: one per processor, at least 2 and at most 8."""
     return min(_MOST_REHEARSAL_CORES, max(2, machine.cpus)) if hasattr(os, "fork") else 1
+
+
+def _gloo_options():
+    """Return the options of all groups, with one device: each has a thread that wakes up a hundred times a second."""
+    import torch.distributed as dist
+
+    options, names = dist.ProcessGroupGloo._Options(), os.environ.get("GLOO_SOCKET_IFNAME")
+    options._timeout, make = dist.default_pg_timeout, dist.ProcessGroupGloo
+    options._devices = [make.create_device(interface=name) for name in names.split(",")] if names else []
+    options._devices = options._devices or [make.create_default_device()]
+    return options
+
+
+def _in_words(form: tuple) -> str:
+    """Return a collective in words: the call, then the shape and dtype of its tensor, or how many they are."""
+    call, *parts = form
+    each = [f"{tuple(shape)} {dtype}".replace("torch.", "") for shape, dtype in parts]
+    several = f"{len(each)} tensors, {sum(shape.numel() for shape, _ in parts):,} numbers"
+    return f"{call} {each[0] if len(each) == 1 else several if each else ''}".strip()
+
+
+def _refuse(said: Sequence[str], *, differ: bool = False) -> None:
+    """Raise where the cores say, by rank, that they are in different collectives; or `differ` in what it leaves out."""
+    calls, forms = zip(*(one.partition(" ")[::2] for one in said), strict=True)
+    if len(set(calls)) > 1:
+        raise WrongValue(
+            "the cores are in different collectives, each of which waits for all",
+            found=", ".join(f"core {rank} {one}" for rank, one in enumerate(said)),
+            fix="the same calls in the same order on every core, none of them under `if core.is_main`",
+        )
+    if len(set(said)) > 1 or differ:
+        raise Unlike(
+            f"{calls[0].partition('(')[0]} needs the same shape and dtype on every core",
+            found=", ".join(f"core {rank} {one}" for rank, one in enumerate(forms)),
+            fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",
+        )
 
 
 def _interface_towards(address: str) -> str:

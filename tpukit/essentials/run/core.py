@@ -235,6 +235,7 @@ class Core(NotebookOutput):
         Args:
             optimizer: any of torch.optim's.
             clip: the largest norm of all averaged gradients together; longer ones are shortened to it, on the device.
+                `clip_grad_norm_` before this call would shorten each core's own, which is something else.
             also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
         """
         import torch
