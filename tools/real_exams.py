@@ -6,7 +6,7 @@
 slice, PET series beside the CT. The exams of the notebook's test fold are answered once more by examples/submission.py,
 from their files alone, as Kaggle does. Prints slices a second of each stage and, last, a line of JSON.
 
-Such emboli show on two or three slices of an exam, of 18 that train: too few to learn what an embolus is. So the
+Such emboli show on two or three slices of an exam, of 8 that train: too few to learn what an embolus is. So the
 network of slices begins with weights, as with patients: those of `make exams`, of other phantoms, if they are there.
 
 Every slice near an embolus is drawn, of the others every eighth: copies with identifiers and positions of their own lie
@@ -43,7 +43,7 @@ def main() -> None:
     """Draw, run the notebook, submit, score; print the stages and one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("to", type=Path, help="a folder to make; drawn exams that are there are kept")
-    parser.add_argument("--exams", type=int, default=30, help="of which a fifth are the test fold (default: 30)")
+    parser.add_argument("--exams", type=int, default=12, help="of which a fifth are the test fold (default: 12)")
     parser.add_argument("--slices", type=int, nargs=2, default=(250, 600), help="of an exam, from and to")
     parser.add_argument("--size", type=int, default=512, help="pixels of a slice")
     parser.add_argument(

@@ -142,6 +142,15 @@ def test_a_long_exam_is_as_long_as_it_is_although_slices_are_left_out():
     assert f'max="{edges[-1]:g}"' in page
 
 
+def test_of_a_long_exam_of_equal_slices_the_one_that_the_rules_raise_is_shown():
+    labels, images = an_exam(300)
+    said = predicted(labels, consistent=0.11).assign(pe_present_on_image=0.11)
+    said.loc[labels.position == 40, "consistent"] = 0.500001
+    given, left = pe.show_study(images[:, :, :8, :8], labels, "a", predictions=said, limit=20).curves
+    assert max(given.values) == pytest.approx(0.11)
+    assert max(left.values) == pytest.approx(0.500001)
+
+
 def test_a_long_exam_of_which_nothing_is_said_is_thinned_evenly():
     labels, images = an_exam(40)
     kept = labels.drop(columns=["pe_present_on_image"])

@@ -110,7 +110,8 @@ def show_study(
     present = said[LABELS[0]].to_numpy() == 1 if LABELS[0] in said else np.zeros(count, bool)
     chosen = np.arange(count)
     if count > limit:
-        chosen = np.union1d(highest(chances, limit), np.flatnonzero(present))
+        raised = [said.consistent.argmax()] if "consistent" in said else []  # of equal slices the rules raise one
+        chosen = np.unique([*highest(chances, limit), *np.flatnonzero(present), *raised])
         notes.append(
             f"the slider takes {len(chosen)} of {count}: the highest of {limit} stretches, and all with an embolus"
         )
