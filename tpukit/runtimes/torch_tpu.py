@@ -38,8 +38,8 @@ INSIDES = ("torch.tpu:is_initialized", "torch.tpu:manual_seed", "torch.tpu.distr
 class TorchTpuProcess(Cpu):
     """One process among those of a TorchTPU run, on whatever device: its launch environment and its collectives."""
 
-    def _join(self):
-        return self.init_process_group()  # on chips, too, it is the default group that joins them
+    def _join(self) -> list:
+        return [self.init_process_group()]  # on chips, too, it is the default group that joins them
 
     def take_environment(self) -> None:
         """Set the variables that tell this process which chip is its own and where the others are.

@@ -53,15 +53,19 @@ class Cpu(Backend):
                 self._open_groups()
 
     def _open_groups(self) -> None:
-        """Join the group in which collectives are compared, and one for each of the first that are made often."""
-        names = [f"tpukit {self._calls} {number}" for number in range(1 + _GROUPS * (self.world_size > 1))]
-        options = _gloo_options()
-        # Not when they are needed: gloo greets, and what else is said meanwhile would be kept from the notebook, too.
-        self.group, *self._free = [self._join(name, options) for name in names]
+        self.group, *self._free = self._join()
         self._own: dict[tuple, object] = {}  # groups, by the form of the collective
         self._agreed: Counter = Counter()  # times that all cores were in it, by form
 
-    def _join(self, name: str, options):
+    def _join(self) -> list:
+        """Return the group in which collectives are compared, and one for each of the first that are made often.
+
+        All are open before they are needed: gloo greets, and what else is said meanwhile would be lost, too.
+        """
+        options, count = _gloo_options(), 1 + _GROUPS * (self.world_size > 1)
+        return [self._own_group(f"tpukit {self._calls} {number}", options) for number in range(count)]
+
+    def _own_group(self, name: str, options):
         """Return a process group that is not torch.distributed's default one, which chips do not have either.
 
         Layers that average by themselves where `is_initialized()` says so would do it in the rehearsal alone.
@@ -187,7 +191,8 @@ class Cpu(Backend):
                 numbers, said = zip(*waits, strict=True)
                 if len(set(numbers)) == 1 and len(set(said)) > 1:
                     self._left.append((self.group, self._free, self._own))
-                    self._open_groups()
+                    with _without_stdout():
+                        self._open_groups()
                     _refuse(said)
         work.wait()
 
