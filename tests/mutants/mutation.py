@@ -69,8 +69,8 @@ MUTANTS = [
         "labels of the image before",
         "Each image comes with another's label, so a network learns nothing.",
         BATCHES,
-        "yield batch\n        prepared.close()",
-        "yield (batch[0], batch[1].roll(1, 0), *batch[2:])\n        prepared.close()",
+        "yield batch\n            del batch",
+        "yield (batch[0], batch[1].roll(1, 0), *batch[2:])\n            del batch",
     ),
     Mutant(
         "shuffle without the epoch",
