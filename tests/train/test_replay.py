@@ -2,6 +2,8 @@
 
 import functools
 import re
+import runpy
+from pathlib import Path
 
 import pytest
 from replay_rows import growing, guarded, guarded_rows, right, scheduled, with_threshold
@@ -123,3 +125,9 @@ def test_weights_are_right_after_an_interrupt_and_a_resumed_run_equals_the_unint
     assert_same(*left)
     assert_same(*ends)
     assert any("replayed" in line for line in ends[0]["lines"])
+
+
+def test_the_benchmark_of_a_step_runs():
+    """It makes `TrainStep` as `fit` does, and nothing else would tell that the two have come apart."""
+    stepped = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "recording.py"))["stepped"]
+    assert launch(stepped, "resnet18", True, cores=1, backend="xla:cpu", progress="off").results[0] > 0
