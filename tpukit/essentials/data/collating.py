@@ -11,7 +11,7 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
 
     try:
         return default_collate(items)
-    except (TypeError, RuntimeError, ValueError) as error:
+    except (TypeError, RuntimeError, ValueError, AttributeError) as error:  # the last in a process that loads
         forms = [_form(item) for item in items]
         if isinstance(error, RuntimeError) and len(set(forms)) == 1:
             raise  # alike, so not the samples' fault: no memory, a full /dev/shm
@@ -32,5 +32,7 @@ def _form(item: object) -> str:
         return f"{{{', '.join(f'{key!r}: {_form(part)}' for key, part in item.items())}}}"
     if isinstance(item, list | tuple):
         return f"({', '.join(map(_form, item))})"
-    shape = getattr(item, "shape", None)
-    return type(item).__name__ + ("" if shape is None else f" {tuple(shape)} {item.dtype}")
+    parts = [type(item).__name__]
+    if (shape := getattr(item, "shape", None)) is not None:
+        parts += [str(tuple(shape)), str(getattr(item, "dtype", ""))]
+    return " ".join(filter(None, parts))

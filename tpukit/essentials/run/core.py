@@ -459,7 +459,7 @@ def _copy(module):
     results = {id(one): one.detach() for one in held if getattr(one, "grad_fn", None) is not None}
     try:
         return copy.deepcopy(module, results)
-    except TypeError as error:  # of a torch.Generator, a lock, an open file
+    except TypeError as error:  # of a lock, an open file
         raise WrongType(
             f"core.model makes a copy, and this {type(module).__name__} holds what cannot be copied",
             found=error,
