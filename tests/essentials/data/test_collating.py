@@ -59,3 +59,10 @@ def test_full_shared_memory_is_not_called_a_fault_of_the_samples():
     with pytest.raises(RuntimeError, match="unable to (write|resize|allocate)") as raised:
         list(batches)
     assert "cannot be stacked" not in str(raised.value)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_key_that_one_sample_lacks_is_named(workers):
+    batches = Batches(Given([{"x": 1, "mask": 2}, {"x": 1}]), batch_size=2, workers=workers)
+    with pytest.raises(ValueError, match=r"sample 0: \{'x': int, 'mask': int\}; sample 1: \{'x': int\}(.|\n)*fix:"):
+        list(batches)

@@ -11,7 +11,7 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
 
     try:
         return default_collate(items)
-    except (TypeError, RuntimeError, ValueError, AttributeError) as error:  # the last in a process that loads
+    except (TypeError, RuntimeError, ValueError, AttributeError, KeyError) as error:
         forms = [_form(item) for item in items]
         if isinstance(error, RuntimeError) and len(set(forms)) == 1:
             raise  # alike, so not the samples' fault: no memory, a full /dev/shm
