@@ -60,7 +60,7 @@ def main() -> None:
     drawn = not (data / "train.csv").is_file()
     seconds = {"draw": timed(draw, data, options.exams, tuple(options.slices), options.size)} if drawn else {}
     counts = {stage: count_rows(data / "train.csv") for stage in ["draw", *STAGES]}
-    begin = {"slice_epochs": 1, "plain_epochs": 0, "learning_rate": 1e-4} if options.weights.is_file() else {}
+    begin = {"slice_epochs": 1, "learning_rate": 1e-4} if options.weights.is_file() else {}
     begin |= {"weights_path": options.weights.resolve()} if begin else {}
     print(f"the network of slices begins {f'with {options.weights}' if begin else 'from scratch'}", flush=True)
     seconds |= run_notebook(data, run, {**begin, **dict(options.set)})

@@ -57,7 +57,6 @@ SMALL = {
         "image_size": 32,
         "batch_size": 8,
         "slice_epochs": 2,
-        "plain_epochs": 1,
         "exam_slices": 8,
         "exam_batch_size": 2,
         "exam_epochs": 2,
