@@ -129,6 +129,9 @@ def right():
             core, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}, optimizer=LARS, lr=1.0
         ),
         "a plain average, of a count": lambda core: averaged(core, {}),
+        "a moving average, buffers too": lambda core: averaged(
+            core, {"multi_avg_fn": get_ema_multi_avg_fn(0.9), "use_buffers": True}
+        ),
         "random images, dropout": augmented,
         "random images of a pack": packed,
         "buckets, a program for each length": in_buckets,
