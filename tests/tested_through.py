@@ -106,6 +106,7 @@ TESTED_THROUGH = {
     "standin/test_build.py": ["runtimes/c_library.py"],
     "standin/test_failures.py": ["standin/shapes.py", "standin/shared_memory.py"],
     "standin/test_kit.py": ["standin/runtime.py"],
+    "measure/test_profiler.py": ["measure/instruments.py"],
     "measure/test_tpus.py": ["essentials/machine/chips.py"],
     "test_stands_alone.py": ["essentials/show/parts.py"],
     "train/test_early_stopping.py": ["essentials/show/measures.py"],
