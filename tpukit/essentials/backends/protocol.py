@@ -221,9 +221,6 @@ class Backend:
         """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
         return {}
 
-    def programs(self):
-        """Return what runs a recorded step's program again, as `programs.Programs` does; None where nothing can."""
-
 
 class Runtime:
     """How runs of one kind of device are laid out, and started in a worker process.

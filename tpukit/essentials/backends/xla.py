@@ -111,15 +111,6 @@ class TorchXla(Backend):
         sums = {name: metrics.metric_data(name)[:2] for name in metrics.metric_names()}
         return {**sums, **{name: (metrics.counter_value(name), 0.0) for name in metrics.counter_names()}}
 
-    def programs(self):
-        import torch_xla.runtime as xr
-
-        # Where collectives run beside the graph, or cores are threads, a step is more than its program.
-        is_one = self.in_graph or self.world_size == 1
-        if not is_one or self.shares_process or self.is_recording or xr.is_spmd() or missing_part("tpukit.runtimes"):
-            return None
-        return importlib.import_module("tpukit.runtimes.programs").Programs(self.device)
-
 
 class Tpu(TorchXla):
     """One TPU core. Everything here is recorded into the graph of the step; `sync` compiles and runs it."""
