@@ -4,7 +4,7 @@ import functools
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tpukit.essentials.data import MapDataset, ShardedSampler, collate, seeded_in_turn
 from tpukit.essentials.show import WrongValue
@@ -215,10 +215,6 @@ class BucketSampler(ShardedSampler):
     def checksum(self) -> int:
         """Return a number that says whether two samplers have samples of the same lengths."""
         return zlib.crc32(self.bucket_of.tobytes())
-
-    def first_steps(self) -> "BucketSampler":
-        """Return a sampler of one step of every length."""
-        return replace(self, limit=len(self.shapes()))
 
 
 @functools.lru_cache(maxsize=2)  # an epoch asks several times
