@@ -212,6 +212,12 @@ class BucketSampler(ShardedSampler):
         """Return how many samples an epoch in order has, padding not counted."""
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
+    def in_words(self) -> str:
+        """Say how many graphs of a step these lengths make."""
+        lengths = self.shapes()
+        shapes = f"{len(lengths)} shapes, so {len(lengths)} graphs" if len(lengths) > 1 else "one shape, so one graph"
+        return f"batches of length {', '.join(map(str, lengths))}: {shapes} of each step will be compiled"
+
     def checksum(self) -> int:
         """Return a number that says whether two samplers have samples of the same lengths."""
         return zlib.crc32(self.bucket_of.tobytes())

@@ -43,7 +43,7 @@ class StreamBatches(Batches):
 
     Raises:
         TypeError: the dataset is none that is read in order, or one that has to be made for each share.
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or the stream is to be shuffled, masked or put into buckets.
     """
 
     has_numbers = False
@@ -57,8 +57,17 @@ class StreamBatches(Batches):
         rank: int = 0,
         world_size: int = 1,
         workers: int | None = None,
+        shuffle: bool = False,
+        mask: bool = False,
+        buckets=None,
         **options: object,
     ):
+        if shuffle or mask or buckets is not None:
+            raise WrongValue(
+                "a stream comes in its own order, in full batches of one shape",
+                found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
+                fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
+            )
         refuse_loader(dataset, batch_size)
         _check(dataset, steps)
         numbers = range(max(1, steps) * max(1, batch_size) * world_size)  # as if the samples had these

@@ -134,10 +134,6 @@ class Backend:
     def set_precision(self, precision: str) -> None:
         """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
 
-    def product_bits(self, precision: str | None) -> int:
-        """Return how many significant bits products keep of their float32 factors with this precision; 24 are all."""
-        return 24
-
     def sync(self) -> None:
         """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
         if self.after_sync:

@@ -127,10 +127,6 @@ class Tpu(TorchXla):
         self.device = torch_xla.device()
         self.real = torch.float32  # a TPU has no float64 of its own
 
-    def product_bits(self, precision: str | None) -> int:
-        # One, three and six bfloat16 products: the numbers of torch_xla.backends.set_mat_mul_precision.
-        return {"high": 14, "highest": 22}.get(precision, 8)
-
     def barrier(self) -> None:
         import torch_xla.core.xla_model as xm
 
