@@ -204,7 +204,7 @@ def test_no_modules_of_a_room_import_each_other_in_a_circle():
 
 WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "essentials/data": {"fixes"},
-    "essentials/run": {"hosts", "in_graph", "kernel", "ranks"},
+    "essentials/run": {"in_graph", "kernel", "ranks"},
     "essentials/show": {"html_tables"},
     "packs": {"fixes", "meanings"},
     "pe": {"robustness"},

@@ -12,6 +12,7 @@ TESTED_THROUGH = {
     "cloud/test_handover.py": ["__main__.py", "cloud/job_command.py"],
     "cloud/test_tpu_health.py": ["cloud/device_files.py", "cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py", "cloud/vertex_api.py"],
+    "runtimes/test_hosts.py": ["essentials/backends/protocol.py"],
     "runtimes/test_torch_tpu.py": ["runtimes/running_statistics.py"],
     "essentials/backends/test_xla.py": [
         "essentials/backends/running_variance.py",
@@ -19,7 +20,6 @@ TESTED_THROUGH = {
     ],
     "essentials/machine/test_host_facts.py": ["essentials/machine/places.py"],
     "essentials/run/test_core.py": ["essentials/run/gradients.py", "essentials/run/tensors.py"],
-    "essentials/run/test_hosts.py": ["essentials/backends/protocol.py"],
     "essentials/run/test_launcher.py": [
         "essentials/run/signals.py",
         "essentials/run/topology.py",
@@ -106,6 +106,7 @@ TESTED_THROUGH = {
     "standin/test_build.py": ["runtimes/c_library.py"],
     "standin/test_failures.py": ["standin/shapes.py", "standin/shared_memory.py"],
     "standin/test_kit.py": ["standin/runtime.py"],
+    "measure/test_profiler.py": ["measure/instruments.py"],
     "measure/test_tpus.py": ["essentials/machine/chips.py"],
     "test_stands_alone.py": ["essentials/show/parts.py"],
     "train/test_early_stopping.py": ["essentials/show/measures.py"],

@@ -23,7 +23,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tpukit
 from tpukit import WorkerFailed, evaluate, fit, launch
-from tpukit.train import History, parse_duration
+from tpukit.train import History
 
 ENDS = ["lr", "samples_per_second", "seconds"]  # the last columns of an epoch
 REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
@@ -535,19 +535,6 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before
     quietly(other, tmp_path / "another")  # the fix
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("8h30m", 30600), ("90s", 90), ("10m", 600), ("1d", 86400), (2.5, 2.5), (" 1h ", 3600)]
-)
-def test_times_are_read(text, expected):
-    assert parse_duration(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "8 hours", "h", "-3", -1, True, "10m5"])
-def test_what_is_no_time_is_refused(text):
-    with pytest.raises(ValueError, match="a time is written"):
-        parse_duration(text)
 
 
 # ---- its history -----------------------------------------------------------------------------------------------

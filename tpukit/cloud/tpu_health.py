@@ -9,7 +9,8 @@ from tpukit.cloud.device_files import device_nodes
 from tpukit.cloud.tpu_vm import node_health
 from tpukit.essentials.machine import THIS_MACHINE, ChipsBusy, Host, Machine, check, how_to_restart
 from tpukit.essentials.run import RuntimeInUse, WorkerFailed, launch
-from tpukit.essentials.show import Explained, Finding, Findings, parse_duration, screen
+from tpukit.essentials.show import Explained, Finding, Findings, screen
+from tpukit.measure import parse_duration
 
 _ABOUT_THE_CHIPS = ("TPU", "PJRT_DEVICE", "versions", "variables", "in use", "runtime")  # of check's findings
 _SIDE = 128  # of the matrices that every core multiplies

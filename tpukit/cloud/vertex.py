@@ -16,8 +16,8 @@ from tpukit.cloud.handover import check_place
 from tpukit.cloud.slices import MACHINE_SPECS
 from tpukit.cloud.vertex_api import LABEL, TRAINER, VertexApi
 from tpukit.essentials.machine import PRICES_OF
-from tpukit.essentials.show import Table, WrongType, WrongValue, parse_duration, running_shell
-from tpukit.measure import Tpu, find_tpu
+from tpukit.essentials.show import Table, WrongType, WrongValue, running_shell
+from tpukit.measure import Tpu, find_tpu, parse_duration
 
 _SECONDS_BETWEEN_LINES = 60.0  # of watch, while nothing changes
 _SHORTEST = 60.0  # seconds: below it a job ends before its machine has begun

@@ -1,6 +1,8 @@
 """Why is it slow, and is it right: report, recompiles, profiler, stopwatch, compare."""
 
 from tpukit.measure.device_report import Report, report
+from tpukit.measure.durations import parse_duration
+from tpukit.measure.instruments import graph_text, named, record_lines
 from tpukit.measure.parity import Comparison, LayerDifference, compare
 from tpukit.measure.profiler import profile
 from tpukit.measure.recompiles import RecompileMonitor, what_differs
@@ -9,5 +11,5 @@ from tpukit.measure.tpus import TPUS, Tpu, find_tpu
 
 __all__ = [
     "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "TPUS", "Tpu", "compare", "find_tpu",
-    "profile", "report", "what_differs",
+    "graph_text", "named", "parse_duration", "profile", "record_lines", "report", "what_differs",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from tpukit.essentials.show import Failed, SystemFailed, counted
+from tpukit.measure.instruments import Trace, XlaTrace
 
 
 class Profile:
@@ -17,17 +18,17 @@ class Profile:
         files: the files that were written, once the recording has ended.
     """
 
-    def __init__(self, backend, folder: Path | None):
+    def __init__(self, folder: Path | None, trace: Trace | None = None):
         self.folder = folder
         self.files: list[Path] = []
-        self._backend = backend
+        self._trace = trace
         self._steps = 0
         self._span = contextlib.ExitStack()
 
     def mark(self) -> None:
         """End a step of the recording and begin the next; `core.step` calls it."""
         self._span.close()
-        self._span.enter_context(self._backend.trace_step(self._steps))
+        self._span.enter_context(self._trace.step(self._steps))
         self._steps += 1
 
 
@@ -54,7 +55,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         RuntimeError: this core is already being recorded.
     """
     if core.rank not in ranks:
-        yield Profile(core.backend, None)
+        yield Profile(None)
         return
     backend, mine = core.backend, Path(folder) / f"core-{core.rank}"
     if backend.after_sync:
@@ -64,8 +65,8 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         )
     _must_be_writable(mine)  # the profilers themselves only fail at the end, when the recording would be lost
     earlier = set(mine.rglob("*"))
-    recording = Profile(backend, mine)
-    backend.start_trace(mine)
+    trace = (XlaTrace if backend.traced else Trace)(backend, mine)
+    recording = Profile(mine, trace)
     backend.after_sync = recording.mark  # core.step calls it at its end
     recording.mark()
     unwritten = None
@@ -75,7 +76,7 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         backend.after_sync = None
         recording._span.close()
         try:
-            backend.stop_trace()
+            trace.stop()
         except (OSError, RuntimeError) as error:  # torch_xla raises RuntimeError
             unwritten = error
         else:

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from tpukit.essentials.show import explain
+from tpukit.measure.instruments import graph_key, graph_text, record_lines
 
 # The first step creates the optimiser's state, so the second has another graph; from the third on it is the same.
 _SETTLED = 3
@@ -84,11 +85,11 @@ class RecompileMonitor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         tensors = [*tensors, *gradients, *parameters, *model.buffers()]
         position, self._checks = self._checks, self._checks + 1
-        key = (position, self._backend.graph_key(tensors))
+        key = (position, graph_key(tensors))
         if key in self._seen_graphs:  # the text of a graph is made only if it is new
             return
         self._seen_graphs.add(key)
-        text, earlier = self._backend.graph_text(tensors), self._texts.get(position)
+        text, earlier = graph_text(tensors), self._texts.get(position)
         self._texts[position] = text
         self._changes.append(difference(earlier, text) if earlier else "")
 
@@ -119,7 +120,7 @@ class RecompileMonitor:
 
     def _enable_graph_checks(self, wanted: bool) -> None:
         self._checks_graphs = wanted
-        self._backend.record_lines(wanted)
+        record_lines(wanted)
 
     def _reason(self, batch: object, known: bool) -> str | None:
         if not known:

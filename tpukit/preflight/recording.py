@@ -183,7 +183,7 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     """Run the function; once its step came back and was timed, say so to the kernel, which then ends this process."""
     guard_files(folder)
     _leave_large_tensors_empty()
-    places, end_naming = name_operations(core.backend)
+    places, end_naming = name_operations()
     clock = StepClock(before=end_naming)  # names and lines take longer than the step
     marks = StepMarks(core.backend, folder / "log")
     known = {}

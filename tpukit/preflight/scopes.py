@@ -4,10 +4,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tpukit.measure import named, record_lines
+
 _KIT = str(Path(__file__).parents[1])
 
 
-def name_operations(backend) -> tuple[list[tuple[str, str, str]], Callable[[], None]]:
+def name_operations() -> tuple[list[tuple[str, str, str]], Callable[[], None]]:
     """Have every operation recorded from here on say which call it came from.
 
     In the graph the scope of an operation is "call12", and entry 12 here is that call: the module's name, the line of
@@ -26,12 +28,15 @@ def name_operations(backend) -> tuple[list[tuple[str, str, str]], Callable[[], N
     calls: list[tuple[str, str, str]] = []
     numbers: dict[tuple[str, str, str], int] = {}
     stack: list[tuple[str, str, str] | None] = [None]
+    scope = None
 
     def enter(call: tuple[str, str, str] | None) -> None:
+        nonlocal scope
         if call is not None and call not in numbers:
             numbers[call] = len(calls)
             calls.append(call)
-        backend.set_scope(call and f"call{numbers[call]}")
+        scope = None  # first out of the one, then into the other
+        scope = call and named(f"call{numbers[call]}")
 
     def before_forward(module, _inputs) -> None:
         if id(module) not in names:
@@ -62,12 +67,12 @@ def name_operations(backend) -> tuple[list[tuple[str, str, str]], Callable[[], N
         optimizers.register_optimizer_step_pre_hook(before_optimizer),
         optimizers.register_optimizer_step_post_hook(lambda *_: enter(stack[-1])),
     )
-    backend.record_lines(True)
+    record_lines(True)
 
     def end() -> None:
         for handle in handles:
             handle.remove()
-        backend.record_lines(False)
+        record_lines(False)
         enter(None)
 
     return calls, end

@@ -51,9 +51,6 @@ class Cuda(Cpu):
         torch.set_float32_matmul_precision(precision)
         torch.backends.cudnn.allow_tf32 = precision == "high"  # convolutions, which torch rounds by default
 
-    def product_bits(self, precision: str | None) -> int:
-        return 24 if precision == "highest" else 11  # TF32, where it is used: torch's default in convolutions
-
     def wait(self) -> None:
         import torch
 

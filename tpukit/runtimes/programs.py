@@ -89,3 +89,16 @@ class Programs:
         now = self._api._xla_get_rng_seed(self._device)
         self._api._xla_set_rng_seed((1012031 + now * 7012063) % 2**64, self._device)  # as MarkStep of torch's lazy core
         return start
+
+
+def programs_of(backend) -> Programs | None:
+    """Return what runs a recorded step's program again on this core; None where nothing can."""
+    if not backend.traced:
+        return None
+    import torch_xla.runtime as xr
+
+    # Where collectives run beside the graph, or cores are threads, a step is more than its program.
+    is_one = backend.in_graph or backend.world_size == 1
+    if not is_one or backend.shares_process or backend.is_recording or xr.is_spmd():
+        return None
+    return Programs(backend.device)

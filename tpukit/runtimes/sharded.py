@@ -195,6 +195,15 @@ def choose_sharded(shard: str, choose: Callable[[int | None], Topology], **other
     return replace(whole, backend=runtime.sharded, cores=1, processes=1, chips=whole.cores, device=device)
 
 
+def how_it_is_cut(topology: Topology) -> str:
+    """Say in one line what a launch with `shard` cuts."""
+    if topology.chips > 1:
+        return f"one process on {topology.device}; weights are cut over them"
+    if topology.rehearsal:
+        return 'one CPU process holds the whole model here; backend="xla" rehearses how it is cut'
+    return "one chip: there is nothing to cut"
+
+
 def _along(axis: int | None, axes: int) -> tuple:
     return tuple("chips" if one == axis else None for one in range(axes))
 

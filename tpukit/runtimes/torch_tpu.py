@@ -120,9 +120,6 @@ class TorchTpu(TorchTpuProcess):
 
         torch.set_float32_matmul_precision(precision)  # TorchTPU's own, in its place
 
-    def product_bits(self, precision: str | None) -> int:
-        return {"high": 14, "highest": 22}.get(precision, 8)  # one, three and six bfloat16 products, as for torch_xla
-
     def wait(self) -> None:
         import torch
 

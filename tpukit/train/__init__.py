@@ -1,6 +1,6 @@
 """Training: fit, evaluate, predict, schedules, checkpoints, resume."""
 
-from tpukit.essentials.show import parse_duration
+from tpukit.measure import parse_duration
 from tpukit.train import schedules
 from tpukit.train.augment import Augment
 from tpukit.train.batchnorm import sync_batchnorm

@@ -4,7 +4,7 @@ import functools
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from tpukit.essentials.data import MapDataset, ShardedSampler, collate, seeded_in_turn
 from tpukit.essentials.show import WrongValue
@@ -212,13 +212,15 @@ class BucketSampler(ShardedSampler):
         """Return how many samples an epoch in order has, padding not counted."""
         return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
 
+    def in_words(self) -> str:
+        """Say how many graphs of a step these lengths make."""
+        lengths = self.shapes()
+        shapes = f"{len(lengths)} shapes, so {len(lengths)} graphs" if len(lengths) > 1 else "one shape, so one graph"
+        return f"batches of length {', '.join(map(str, lengths))}: {shapes} of each step will be compiled"
+
     def checksum(self) -> int:
         """Return a number that says whether two samplers have samples of the same lengths."""
         return zlib.crc32(self.bucket_of.tobytes())
-
-    def first_steps(self) -> "BucketSampler":
-        """Return a sampler of one step of every length."""
-        return replace(self, limit=len(self.shapes()))
 
 
 @functools.lru_cache(maxsize=2)  # an epoch asks several times

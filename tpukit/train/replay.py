@@ -12,11 +12,13 @@ it shows something, each step is recorded from then on.
 """
 
 import contextlib
+import pickle
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.data import host_numbers_checksum
+from tpukit.essentials.data import TURN, host_numbers
 from tpukit.essentials.run import Core, gather_objects
 from tpukit.train.host_state import first_change, host_state, obstacle
 from tpukit.train.outside import calls_outside
@@ -160,12 +162,12 @@ class Replay:
         waiting, counts = self._programs.all_waiting(), self._counts()
         # Not in the first, in which libraries open what they need, and seldom, since it takes time.
         is_second = self._checks == _FIRST - 1 or (self._checks < _FIRST - 1 and shapes not in self._known)
-        drawn, read, began = host_numbers_checksum(), self._programs.interruptions(), time.thread_time()
+        drawn, read, began = _host_numbers_checksum(), self._programs.interruptions(), time.thread_time()
         with calls_outside() if is_second else contextlib.nullcontext(()) as asked:
             yield losses
         self._seconds, is_read = time.thread_time() - began, read != self._programs.interruptions()
         self._note(next((f"it calls {name}" for name in sorted(asked)), None))
-        self._note("it draws random numbers on the host" * (drawn != host_numbers_checksum()))
+        self._note("it draws random numbers on the host" * (drawn != _host_numbers_checksum()))
         self._note("it reads from the device, or runs a part of its work" * is_read)
         self._note("something is computed on the device between the steps" * (waiting > 0 and self._checks < _FIRST))
         now, held = self._look_up()
@@ -308,3 +310,10 @@ def _is(found, value) -> bool:
 
 def _short(value) -> str:
     return f"{value.item():g}" if value.numel() == 1 else f"{tuple(value.shape)} of sum {value.sum().item():g}"
+
+
+def _host_numbers_checksum() -> int:
+    """Return a checksum of where the host's random numbers stand, while no thread is in a block of `seeded_in_turn`."""
+    with TURN:
+        *others, torchs = host_numbers()
+    return zlib.crc32(pickle.dumps((others, torchs.numpy())))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tpukit.essentials.run import Core, averaged_places
 from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.measure import RecompileMonitor
+from tpukit.runtimes import programs_of
 from tpukit.train.batch import call, inputs_and_targets
 from tpukit.train.replay import Replay
 
@@ -69,7 +70,7 @@ class TrainStep:
         self.write_back()
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
-        programs = self.core.backend.programs() if self.replay is not False else None
+        programs = programs_of(self.core.backend) if self.replay is not False else None
         called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average", "optimizer")}
         self._replay = Replay(self.core, programs, self.optimizer, called) if programs else None
 

@@ -1,16 +1,18 @@
 """Batches of datasets that can only be read in order: each process reads a share of its own, for as long as needed."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from tpukit.essentials.data import (
     Batches,
-    OwnNumbers,
     ShardedSampler,
     collate,
+    host_numbers,
     iterate_loader,
     only_iterates,
+    put_back,
     refuse_loader,
     refuse_shared,
     seed_host,
@@ -41,7 +43,7 @@ class StreamBatches(Batches):
 
     Raises:
         TypeError: the dataset is none that is read in order, or one that has to be made for each share.
-        ValueError: a number is out of range.
+        ValueError: a number is out of range, or the stream is to be shuffled, masked or put into buckets.
     """
 
     has_numbers = False
@@ -55,8 +57,17 @@ class StreamBatches(Batches):
         rank: int = 0,
         world_size: int = 1,
         workers: int | None = None,
+        shuffle: bool = False,
+        mask: bool = False,
+        buckets=None,
         **options: object,
     ):
+        if shuffle or mask or buckets is not None:
+            raise WrongValue(
+                "a stream comes in its own order, in full batches of one shape",
+                found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
+                fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
+            )
         refuse_loader(dataset, batch_size)
         _check(dataset, steps)
         numbers = range(max(1, steps) * max(1, batch_size) * world_size)  # as if the samples had these
@@ -92,6 +103,22 @@ class StreamBatches(Batches):
         self._resumed, self._batches = True, None
 
 
+class _OwnNumbers:
+    """Random numbers of the host that go on where they stood when they were last used, whatever is drawn meanwhile."""
+
+    def __init__(self, seed: tuple[int, ...]):
+        self._seed, self._state = seed, None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """Draw these within, by threads of a process in turn; then put back what was."""
+        with seeded_in_turn(self._seed):
+            if self._state:
+                put_back(self._state)
+            yield
+            self._state = host_numbers()
+
+
 class _Shares:
     """What the processes of a loader ask for batch by batch; each opens its own share and goes on in it."""
 
@@ -100,7 +127,7 @@ class _Shares:
         self._samples: Iterator | None = None
         # Each share reads all of such a stream and keeps its part of it. So that all are parts of one order, all draw
         # the same numbers; a sample has its own, as each draws for all samples.
-        self._numbers = None if callable(dataset) else OwnNumbers(seed)
+        self._numbers = None if callable(dataset) else _OwnNumbers(seed)
 
     def __getitem__(self, number: int) -> object:
         if self._numbers:

@@ -1,18 +1,20 @@
 """Train a model over a Core: no wait for the host in a step, exact evaluation, a run that survives a kill."""
 
 import contextlib
+import copy
 import itertools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpukit.essentials.data import Batches
 from tpukit.essentials.machine import peak_memory
 from tpukit.essentials.run import Core, Terminated, gather_objects
-from tpukit.essentials.show import WrongValue, parse_duration
+from tpukit.essentials.show import WrongValue
+from tpukit.measure import parse_duration
 from tpukit.train.batch import kind_of_samples, takes_mask
 from tpukit.train.checks import (
     Best,
@@ -399,7 +401,7 @@ class Trainer:
             self.step.begin_augmenting(self.augment)
         self._start_interval()
         done, total = at.in_epoch * self.accumulate, at.steps_per_epoch * self.accumulate
-        batches = iter(self.core.progress(self.train.as_sent(), "train", total=total, start=done))
+        batches = iter(self.core.progress(_AsSent(self.train), "train", total=total, start=done))
         while at.in_epoch < at.steps_per_epoch and not self.history.stopped:
             self.core.seed(at.step)  # before the batch is made, since a dataset may draw random numbers, too
             group = [(batch, self.train.current) for batch in itertools.islice(batches, self.accumulate)]
@@ -484,7 +486,9 @@ class Trainer:
         if self.valid is None or self.core.backend.is_recording:
             return
         try:
-            self._evaluation(self.valid.first_steps(), label=None)  # no bar: it is no part of the work
+            first = copy.copy(self.valid)
+            first.sampler = replace(self.valid.sampler, limit=self.valid.shapes)
+            self._evaluation(first, label=None)  # no bar: it is no part of the work
         except Exception as error:
             if hasattr(error, "waiting"):  # in a collective: it is another core's
                 raise
@@ -577,3 +581,13 @@ class Trainer:
         began = time.monotonic()
         self.state.save(self.progress.step, best=best)
         self.budget.record("save", time.monotonic() - began + self.state.copy_seconds)
+
+
+class _AsSent:
+    """Batches as they come to the device, for a loop that calls `arrange` within its step."""
+
+    def __init__(self, batches: Batches):
+        self._batches, self.samples_per_step = batches, batches.samples_per_step
+
+    def __iter__(self) -> Iterator[object]:
+        return self._batches.epoch_as_sent()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import tpukit
+from tpukit.measure import graph_text
 from tpukit.standin.build import why_not
 
 pytestmark = pytest.mark.xla
@@ -224,7 +225,7 @@ def recorded_precisions(backend, precision, make):
     """Return the precision of each product in the graph of `make(core)`'s tensors."""
 
     def work(core):
-        text = core.backend.graph_text(make(core))
+        text = graph_text(make(core))
         products = [line for line in text.splitlines() if " dot(" in line or " convolution(" in line]
         return [(re.findall("operand_precision={([^}]*)}", line) or [None])[0] for line in products]
 

@@ -434,6 +434,14 @@ def _(folder):
     )
 
 
+@fixes("streams: a stream comes in its own order, in full batches of one shape")
+def _(folder):
+    def call(**options):
+        return all_of(core.batches(Stream(), steps=2, batch_size=2, **options))
+
+    return lambda: call(shuffle=True), lambda fix: call()
+
+
 @fixes("streams: the state is of a dataset with a length, this one is a stream")
 def _(folder):
     state = core.batches(range(8), batch_size=2).state_dict()

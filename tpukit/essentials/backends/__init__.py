@@ -1,4 +1,4 @@
-"""The only files that know torch_xla or gloo. A new backend is a new file, and a line in this one."""
+"""What a run needs of torch_xla and gloo. A new backend is a new file, and a line in this one."""
 
 import functools
 import importlib

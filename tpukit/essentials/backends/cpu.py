@@ -8,7 +8,6 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 from tpukit.essentials.backends.protocol import Backend, Runtime, Topology, Unlike
 from tpukit.essentials.show import Failed, WrongValue
@@ -251,26 +250,6 @@ class Cpu(Backend):
 
     def to_cpu(self, tensors: list) -> list:
         return [tensor.detach().cpu() for tensor in tensors]
-
-    # ---- a recording, by torch.profiler --------------------------------------------------------------------
-
-    def start_trace(self, folder: Path) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        # A torch built for CUDA logs an error line where no driver is, though nothing is wrong.
-        os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (self.device.type == "cuda")
-        self._trace, self._trace_folder = profile(activities=kinds), folder
-        self._trace.start()
-
-    def stop_trace(self) -> None:
-        self._trace.stop()
-        self._trace.export_chrome_trace(str(self._trace_folder / "trace.json.gz"))
-
-    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
-        from torch.profiler import record_function
-
-        return record_function(f"step {number}")
 
 
 class CpuRuntime(Runtime):

@@ -134,10 +134,6 @@ class Backend:
     def set_precision(self, precision: str) -> None:
         """Have float32 matrix products and convolutions keep more bits of their inputs: "high" or "highest"."""
 
-    def product_bits(self, precision: str | None) -> int:
-        """Return how many significant bits products keep of their float32 factors with this precision; 24 are all."""
-        return 24
-
     def sync(self) -> None:
         """Hand over the work recorded so far and return before it is done; where nothing is recorded it is done."""
         if self.after_sync:
@@ -220,37 +216,6 @@ class Backend:
     def memory(self) -> dict[str, int]:
         """Return "peak", the most bytes in use on the device so far, and "limit", what it has; empty if not known."""
         return {}
-
-    def graph_key(self, tensors: list) -> bytes:
-        """Return what identifies the graph recorded for these tensors."""
-        raise NotImplementedError
-
-    def graph_text(self, tensors: list) -> str:
-        """Return the graph recorded for these tensors as HLO text, with its constants."""
-        raise NotImplementedError
-
-    def programs(self):
-        """Return what runs a recorded step's program again, as `programs.Programs` does; None where nothing can."""
-
-    def record_lines(self, wanted: bool) -> None:
-        """Have every operation remember the line of Python it came from, for `graph_text`."""
-        raise NotImplementedError
-
-    def set_scope(self, name: str | None) -> None:
-        """Have every operation recorded from here on bear this name in the graph, in place of the one before."""
-        raise NotImplementedError
-
-    def start_trace(self, folder: Path) -> None:
-        """Record what the device and the host do, until `stop_trace`."""
-        raise NotImplementedError
-
-    def stop_trace(self) -> None:
-        """End the recording and write it into the folder given to `start_trace`."""
-        raise NotImplementedError
-
-    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
-        """Name a stretch of the recording as a step."""
-        raise NotImplementedError
 
 
 class Runtime:

@@ -1,4 +1,4 @@
-"""torch_xla: TPU cores, and what all that torch_xla runs on has in common. The only file that imports torch_xla."""
+"""torch_xla: TPU cores, and what all that torch_xla runs on has in common."""
 
 import contextlib
 import importlib
@@ -6,7 +6,6 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
@@ -21,7 +20,7 @@ _IN_FLOAT32 = "xla_tpu_spmd_f32_accum_for_bf16_ar"
 
 
 class TorchXla(Backend):
-    """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters, traces."""
+    """What torch_xla does the same way on a TPU and on XLA:CPU: the graph, copies, counters."""
 
     traced = True
     kept = None  # what this process has done with kept programs; torch_xla takes a load for a compile
@@ -112,56 +111,6 @@ class TorchXla(Backend):
         sums = {name: metrics.metric_data(name)[:2] for name in metrics.metric_names()}
         return {**sums, **{name: (metrics.counter_value(name), 0.0) for name in metrics.counter_names()}}
 
-    def graph_key(self, tensors: list) -> bytes:
-        import torch_xla
-
-        return torch_xla._XLAC._get_graph_hash(tensors)  # 2 ms for a ResNet-34's step
-
-    def graph_text(self, tensors: list) -> str:
-        import torch_xla
-
-        return torch_xla._XLAC._get_xla_tensors_hlo(tensors)  # 60 ms for a ResNet-34's step
-
-    def programs(self):
-        import torch_xla.runtime as xr
-
-        # Where collectives run beside the graph, or cores are threads, a step is more than its program.
-        is_one = self.in_graph or self.world_size == 1
-        if not is_one or self.shares_process or self.is_recording or xr.is_spmd() or missing_part("tpukit.runtimes"):
-            return None
-        return importlib.import_module("tpukit.runtimes.programs").Programs(self.device)
-
-    def record_lines(self, wanted: bool) -> None:
-        import torch_xla
-
-        torch_xla._XLAC._set_ir_debug(wanted)
-
-    def set_scope(self, name: str | None) -> None:
-        import torch_xla
-
-        self._scope = None  # first out of the one, then into the other
-        self._scope = name and torch_xla._XLAC.profiler.scope_pusher(name)
-
-    def start_trace(self, folder: Path) -> None:
-        from torch_xla.debug import profiler
-
-        profiler.start_trace(folder)
-
-    def stop_trace(self) -> None:
-        import torch_xla.core.xla_model as xm
-        from torch_xla.debug import profiler
-
-        xm.wait_device_ops()  # otherwise the last steps would be missing
-        try:
-            profiler.stop_trace()  # writes it for TensorBoard and as a Chrome trace
-        finally:  # a recording that could not be written would be in the way of the next
-            profiler._profile_state.reset()
-
-    def trace_step(self, number: int) -> contextlib.AbstractContextManager:
-        import torch_xla
-
-        return torch_xla._XLAC.profiler.TraceMe("step", step_num=number, _r=1)  # TensorBoard groups by it
-
 
 class Tpu(TorchXla):
     """One TPU core. Everything here is recorded into the graph of the step; `sync` compiles and runs it."""
@@ -177,10 +126,6 @@ class Tpu(TorchXla):
         self.world_size = xr.world_size()
         self.device = torch_xla.device()
         self.real = torch.float32  # a TPU has no float64 of its own
-
-    def product_bits(self, precision: str | None) -> int:
-        # One, three and six bfloat16 products: the numbers of torch_xla.backends.set_mat_mul_precision.
-        return {"high": 14, "highest": 22}.get(precision, 8)
 
     def barrier(self) -> None:
         import torch_xla.core.xla_model as xm

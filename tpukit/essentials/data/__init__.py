@@ -5,9 +5,8 @@ from tpukit.essentials.data.collating import collate
 from tpukit.essentials.data.prefetch import iterate_loader, run_ahead
 from tpukit.essentials.data.sampler import ShardedSampler
 from tpukit.essentials.data.seeding import (
-    OwnNumbers,
+    TURN,
     host_numbers,
-    host_numbers_checksum,
     numbers_kept,
     put_back,
     seed_host,
@@ -18,7 +17,7 @@ from tpukit.essentials.data.shared_state import refuse_shared, remember, seen_by
 from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only_iterates, refuse_loader, split_masks
 
 __all__ = [
-    "BatchSource", "Batches", "MapDataset", "OwnNumbers", "ShardedSampler", "collate", "host_numbers",
-    "host_numbers_checksum", "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
+    "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "host_numbers",
+    "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
     "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "seen_by", "split_masks",
 ]  # fmt: skip

@@ -1,7 +1,6 @@
 """Batches of one fixed shape for each core, prepared ahead of the step that takes them."""
 
 import contextlib
-import copy
 import time
 from collections.abc import Callable, Iterator, Mapping
 
@@ -121,10 +120,6 @@ class Batches:
     def __iter__(self) -> Iterator[object]:
         yield from map(self.arrange, self.epoch_as_sent())  # which holds no batch while it waits for the next
 
-    def as_sent(self) -> "_AsSent":
-        """Return these batches as they come to the device, for a loop that calls `arrange` within its step."""
-        return _AsSent(self)
-
     def epoch_as_sent(self) -> Iterator[object]:
         """Yield the batches of an epoch before `arrange`."""
         if not self._resumed:  # the last loop may have ended early
@@ -165,12 +160,6 @@ class Batches:
             if self.buckets is not None:
                 self._facts["lengths of samples"] = self.sampler.checksum()
         return self.layout | self._facts
-
-    def first_steps(self) -> "Batches":
-        """Return batches that are the first of these, one of every shape, and have a position of their own."""
-        first = copy.copy(self)
-        first.sampler = self.sampler.first_steps()
-        return first
 
     # ---- saving and restoring the position in the data ---------------------------------------------------------
 
@@ -287,16 +276,6 @@ class Batches:
             return batch
         images, labels, *others = batch
         return *split_masks(images.permute(0, 3, 1, 2), labels), *others
-
-
-class _AsSent:
-    """What `Batches.as_sent` returns."""
-
-    def __init__(self, batches: Batches):
-        self._batches, self.samples_per_step = batches, batches.samples_per_step
-
-    def __iter__(self) -> Iterator[object]:
-        return self._batches.epoch_as_sent()
 
 
 def _with_mask(batch: object, real) -> object:

@@ -78,7 +78,3 @@ class ShardedSampler:
     def seen(self) -> int:
         """Return how many samples an epoch in order has, padding not counted."""
         return min(self.count, self.steps() * self.samples_per_step)
-
-    def first_steps(self) -> "ShardedSampler":
-        """Return a sampler of the first step alone; of batches by length, of one step of every length."""
-        return replace(self, limit=1)

@@ -2,12 +2,10 @@
 
 import contextlib
 import hashlib
-import pickle
 import threading
-import zlib
 from collections.abc import Iterator
 
-_TURN = threading.RLock()  # the generators are the process's, and two cores of a v2 or v3 chip are threads of one
+TURN = threading.RLock()  # the generators are the process's, and two cores of a v2 or v3 chip are threads of one
 
 
 def seed_host(numbers: tuple[int, ...]) -> int:
@@ -41,13 +39,6 @@ def host_numbers() -> tuple:
     return random.getstate(), numpy.random.get_state(), torch.default_generator.get_state()
 
 
-def host_numbers_checksum() -> int:
-    """Return a checksum of where they stand, while no other thread is in a block of `seeded_in_turn`."""
-    with _TURN:
-        *others, torchs = host_numbers()
-    return zlib.crc32(pickle.dumps((others, torchs.numpy())))
-
-
 def put_back(state: tuple) -> None:
     """Have the host's random numbers go on from where they stood."""
     import random
@@ -70,33 +61,18 @@ def numbers_kept() -> Iterator[None]:
         put_back(before)
 
 
-class OwnNumbers:
-    """Random numbers of the host that go on where they stood when they were last used, whatever is drawn meanwhile."""
-
-    def __init__(self, seed: tuple[int, ...]):
-        self._seed, self._state = seed, None
-
-    @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
-        """Draw these within, by threads of a process in turn; then put back what was."""
-        with _TURN, numbers_kept():
-            put_back(self._state) if self._state else seed_host(self._seed)
-            yield
-            self._state = host_numbers()
-
-
 @contextlib.contextmanager
 def seeded_in_turn(numbers: tuple[int, ...]) -> Iterator[None]:
     """Seed the host's random numbers for a block that the threads of a process enter in turn; then put back what was.
 
     What the block draws is the same whatever other threads draw in blocks of their own, or seed by `seed_in_turn`.
     """
-    with _TURN, numbers_kept():
+    with TURN, numbers_kept():
         seed_host(numbers)
         yield
 
 
 def seed_in_turn(numbers: tuple[int, ...]) -> int:
     """Do as `seed_host`, but not while another thread is in a block of `seeded_in_turn`."""
-    with _TURN:
+    with TURN:
         return seed_host(numbers)

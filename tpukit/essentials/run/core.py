@@ -165,22 +165,15 @@ class Core(NotebookOutput):
         options |= {"workers": workers, "send": self.backend.to_device, "shares_process": self.backend.shares_process}
         options["numbers"] = self.numbers.own
         if steps is not None:
-            if shuffle or mask or buckets is not None:
-                raise WrongValue(
-                    "a stream comes in its own order, in full batches of one shape",
-                    found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
-                    fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
-                )
             make = load_part("tpukit.train", "core.batches(steps=...)").StreamBatches
-            return self.same.add_batches(make(dataset, steps=steps, **options))
+            options |= {"steps": steps, "shuffle": shuffle, "mask": mask, "buckets": buckets}
+            return self.same.add_batches(make(dataset, **options))
         if buckets is not None and not hasattr(buckets, "lengths"):
             buckets = load_part("tpukit.train", "core.batches(buckets=...)").Buckets(buckets)
         options |= {"shuffle": shuffle, "drop_last": drop_last, "mask": mask, "buckets": buckets, "threads": threads}
         batches = self.same.add_batches(Batches(dataset, **options))
         if buckets is not None:
-            lengths, count = ", ".join(map(str, batches.sampler.shapes())), batches.shapes
-            shapes = f"{count} shapes, so {count} graphs" if count > 1 else "one shape, so one graph"
-            self.print(f"batches of length {lengths}: {shapes} of each step will be compiled")
+            self.print(batches.sampler.in_words())
         return batches
 
     @contextlib.contextmanager

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from tpukit.essentials.backends import Hosts, Topology, runtimes
 from tpukit.essentials.machine import Folders, Host, folders_of, wait_for_chips
 from tpukit.essentials.run.calls import refuse_call, refuse_options
-from tpukit.essentials.run.core import Core
 from tpukit.essentials.run.failure import Failure, message
 from tpukit.essentials.run.host_memory import memory_warning
 from tpukit.essentials.run.same import apart
@@ -23,7 +22,7 @@ from tpukit.essentials.run.topology import (
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task, seed_of
 from tpukit.essentials.run.worker_group import InProcessGroup, WorkerGroup
-from tpukit.essentials.show import Failed, Screen, as_html, counted, load_part, screen
+from tpukit.essentials.show import Screen, as_html, counted, load_part, screen
 
 
 class WorkerFailed(RuntimeError):
@@ -211,8 +210,8 @@ def launch(
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     if shard is not None:
         choose = functools.partial(choose_topology, host, backend=backend)
-        part = load_part("tpukit.runtimes.sharded", "launch(shard=...)")
-        topology = part.choose_sharded(shard, choose, cores=cores, device=device, hosts=hosts)
+        sharded = load_part("tpukit.runtimes.sharded", "launch(shard=...)")
+        topology = sharded.choose_sharded(shard, choose, cores=cores, device=device, hosts=hosts)
     elif device is None:
         topology = choose_topology(host, cores, backend)
     else:
@@ -220,7 +219,8 @@ def launch(
     refuse_one_process_variables(topology)
     if hosts is not None:
         topology = replace(topology, hosts=hosts)
-        task = replace(task, fn=functools.partial(_over_hosts, fn, topology))
+        part = load_part("tpukit.runtimes.hosts", "launch(hosts=...)")
+        task = replace(task, fn=functools.partial(part.over_hosts, fn, topology))
     refuse_if_in_use(host)
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with sigterm_ends_the_run(), screen(progress) as display:
@@ -231,7 +231,7 @@ def launch(
             group_type(topology, task, limits, display, to) as group,
         ):
             if shard is not None:
-                display.line(_sharding(topology))
+                display.line(sharded.how_it_is_cut(topology))
             if topology.rehearsal:
                 stand = "processes stand" if topology.cores > 1 else "process stands"
                 who = f"{topology.cores} {topology.device} {stand}"
@@ -262,36 +262,6 @@ def launch(
     if failure is None:
         return collect(group)
     raise worker_failed(failure, group)
-
-
-def _sharding(topology: Topology) -> str:
-    if topology.chips > 1:
-        return f"one process on {topology.device}; weights are cut over them"
-    if topology.rehearsal:
-        return 'one CPU process holds the whole model here; backend="xla" rehearses how it is cut'
-    return "one chip: there is nothing to cut"
-
-
-def _over_hosts(fn: Callable, topology: Topology, core: Core, *args: object) -> object:
-    """Run the worker function where there are several hosts, and leave with the cores of all of them.
-
-    Raises:
-        RuntimeError: the devices of the hosts have not become one run; each would train a model of its own.
-    """
-    if core.world_size != topology.world_size:
-        raise Failed(
-            f"the hosts' devices did not become one run: {core.world_size} cores of {topology.world_size} are joined",
-            found=f"{topology.hosts.count} hosts with {topology.cores} x {topology.device} each",
-            fix=(
-                "hosts of one slice, all its chips, and what a TPU VM's environment says of it: "
-                "TPU_WORKER_HOSTNAMES,"
-                "\nTPU_WORKER_ID, TPU_HOST_BOUNDS; CPU processes need one process a core, which Windows lacks"
-            ),
-        )
-    core.hosts = topology.hosts.count
-    result = fn(core, *args)
-    core.barrier()  # a host that left now would take its part of the others' last collective along
-    return result
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What a notebook shows: sample batches, tables, curves, progress, and the look of every figure."""
 
 from tpukit.essentials.show import figure_inputs, house_style
-from tpukit.essentials.show.bars import duration, parse_duration
+from tpukit.essentials.show.bars import duration
 from tpukit.essentials.show.errors import (
     Explained,
     Failed,
@@ -26,5 +26,5 @@ __all__ = [
     "Explained", "Failed", "NoSuchFile", "NotInstalled", "SystemFailed", "WrongType", "WrongValue", "explain",
     "Finding", "Findings", "Screen", "Table", "as_html", "as_text", "better", "counted", "current_cell", "duration",
     "figure_inputs", "first_few", "house_style", "human_size", "kind_of", "load_part", "missing_part",
-    "parse_duration", "plural", "running_shell", "screen", "show_batch", "show_figure",
+    "plural", "running_shell", "screen", "show_batch", "show_figure",
 ]  # fmt: skip

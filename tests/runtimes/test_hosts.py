@@ -8,10 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from tpukit.essentials.backends.protocol import Hosts, Topology
-from tpukit.essentials.run.launcher import WorkerFailed, _over_hosts, launch
+from tpukit.essentials.run.launcher import WorkerFailed, launch
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker_group import WorkerGroup
 from tpukit.essentials.show.progress import Screen
+from tpukit.runtimes.hosts import over_hosts
 
 
 def on_two_hosts(fn, cores):
@@ -94,7 +95,7 @@ def test_hosts_whose_devices_did_not_become_one_run_are_refused():
     topology = Topology("xla", "TPU v5e core", 4, 4, hosts=Hosts(0, 4, ("10.0.0.2", 1)))
     alone = SimpleNamespace(world_size=4)
     with pytest.raises(RuntimeError, match="4 cores of 16 are joined") as told:
-        _over_hosts(lambda core: None, topology, alone)
+        over_hosts(lambda core: None, topology, alone)
     assert "TPU_WORKER_HOSTNAMES" in str(told.value)
 
 
