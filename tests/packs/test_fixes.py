@@ -816,7 +816,7 @@ def _(folder):
 @fixes("pack_tables: the path of row {} holds a zero character, which no path can")
 def _(folder):
     table = table_of(folder)
-    wide = table.assign(path=table.path + "\0\0")
+    wide = table.assign(path=[path + "\0\0" for path in table.path])  # numpy would cut them off
 
     def mended(fix):
         call = re.search(r"path\.rstrip\('.*'\)", fix)[0]

@@ -18,6 +18,7 @@ import preflight_workers as workers
 import psutil
 import pytest
 import torch
+from IPython.core.inputtransformer2 import TransformerManager
 
 import tpukit
 from tpukit.measure import find_tpu
@@ -514,6 +515,8 @@ def test_the_last_of_two_cells_that_define_a_function_is_meant(tmp_path, capsys)
 
 @pytest.mark.parametrize("cell", ["%%bash\nls -la | head", "files = !ls", "if True:\n    !true", "%time 1", "display"])
 def test_a_notebooks_cells_are_run_as_jupyter_runs_them(cell, tmp_path):
+    if TransformerManager().transform_cell(f"{cell}\n") == f"{cell}\n" != "display\n":
+        pytest.skip("this IPython cannot read it either: its seventh, of Colab, with Python 3.12 and later")
     main, text = sys.modules["__main__"], "\n% of LaTeX\n!important\n"
     file = notebook(tmp_path, cell, f'text = """{text}"""', "def train(core):\n    return text")
     assert find_function(f"{file}:train")(None) == text

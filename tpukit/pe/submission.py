@@ -72,7 +72,7 @@ def read_submission(path, images):
 
     if not Path(path).is_file():
         raise NoSuchFile(f"there is no file {path}", fix="pe.write_submission(pe.make_consistent(table), path)")
-    lines = pd.read_csv(path, dtype={"id": str}, keep_default_na=False)
+    lines = pd.read_csv(path, dtype={"id": str}, keep_default_na=False, float_precision="round_trip")
     if list(lines.columns) != ["id", "label"]:
         raise WrongValue(f"the columns of {path} are not id,label", found=f"{','.join(map(str, lines.columns))}")
     labels = pd.to_numeric(lines["label"], errors="coerce").to_numpy(np.float64)

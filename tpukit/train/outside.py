@@ -27,7 +27,9 @@ def calls_outside() -> Iterator[set[str]]:
             if module in _OUTSIDE or (module == "datetime" and called.__name__ in _NOW):
                 found.add(f"{module}.{name}")
         elif (
-            event == "call" and frame.f_globals.get("__name__") in _OUTSIDE and is_own(frame.f_back.f_code.co_filename)
+            event == "call"
+            and frame.f_globals.get("__name__", "").partition(".")[0] in _OUTSIDE  # pathlib is a package from 3.13 on
+            and is_own(frame.f_back.f_code.co_filename)
         ):
             found.add(f"{frame.f_globals['__name__']}.{frame.f_code.co_qualname}")
 

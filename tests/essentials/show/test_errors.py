@@ -81,3 +81,9 @@ def test_the_general_errors_are_told_by_the_names_that_people_catch():
     ]
     assert kind_of(KeyError()) == "KeyError"
     assert kind_of(type("Own", (WrongValue,), {"__module__": "notebook"})("x")) == "Own"
+
+
+def test_an_error_keeps_its_words_where_somebody_notes_the_file_as_shutil_does():
+    error = NoSuchFile("there is no file x", fix="make it")
+    error.filename, error.errno = "x", 2
+    assert str(error) == "there is no file x\n  fix:   make it"

@@ -26,6 +26,9 @@ class Explained(Exception):
             getattr(self, name)  # raises for what the class does not have
             setattr(self, name, value)
 
+    def __str__(self) -> str:  # OSError's own is another where somebody notes a file name, as shutil.rmtree does
+        return str(self.args[0])
+
 
 class WrongValue(Explained, ValueError):
     """An argument, or something in a file, has a value that cannot be used."""
