@@ -222,6 +222,8 @@ class Cpu(Backend):
 
         if self.world_size == 1:
             return
+        # torch 2.8's gloo knows no complex numbers; as pairs they are the same memory.
+        tensors = [torch.view_as_real(one.detach()) if one.is_complex() else one for one in tensors]
         hosts = self._for_collectives(tensors)
         messages: dict[object, list[int]] = {}
         for number, host in enumerate(hosts):
