@@ -72,10 +72,11 @@ def read_submission(path, images):
 
     if not Path(path).is_file():
         raise NoSuchFile(f"there is no file {path}", fix="pe.write_submission(pe.make_consistent(table), path)")
-    lines = pd.read_csv(path, dtype={"id": str}, keep_default_na=False, float_precision="round_trip")
+    lines = pd.read_csv(path, dtype=str, keep_default_na=False)
     if list(lines.columns) != ["id", "label"]:
         raise WrongValue(f"the columns of {path} are not id,label", found=f"{','.join(map(str, lines.columns))}")
-    labels = pd.to_numeric(lines["label"], errors="coerce").to_numpy(np.float64)
+    numbers = pd.to_numeric(lines["label"], errors="coerce").notna()  # its own values lose a digit with pandas 2.2
+    labels = lines["label"].where(numbers, "nan").to_numpy(np.float64)
     bad = ~((labels >= 0) & (labels <= 1))  # NaN is neither
     if bad.any():
         row = int(bad.argmax())
