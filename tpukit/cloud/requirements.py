@@ -200,7 +200,7 @@ def _owners(spec: ModuleSpec) -> list[str]:
 
 def _requirement(package: metadata.Distribution) -> str | None:
     """Return what installs a distribution again; None for one of this machine's disk: an index may have another's."""
-    name = package.metadata["Name"]
+    name = re.sub("[-_.]+", "-", package.metadata["Name"])  # 2.8 is torch_xla, 2.9 torch-xla
     origin = json.loads(package.read_text("direct_url.json") or "{}")
     if "vcs_info" in origin:
         return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"

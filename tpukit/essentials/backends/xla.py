@@ -15,7 +15,8 @@ from tpukit.essentials.show import Failed, WrongValue, missing_part
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
 _VMEM_OF_AN_OPERATION = {"v5e": 22 * 1024}
 # Where one process has all chips, their parts of a gradient are added up in the type of the product that makes it, so
-# under autocast in bfloat16. With this flag it is float32, as in the ordinary launch, at no more cycles.
+# under autocast in bfloat16. With this flag it is float32, as in the ordinary launch, at no more cycles; libtpu 0.0.17,
+# that of torch 2.8, knows the flag and stays with bfloat16.
 _IN_FLOAT32 = "xla_tpu_spmd_f32_accum_for_bf16_ar"
 
 
@@ -268,9 +269,10 @@ def runtime_started() -> bool:
 def import_torch_xla(device_type: str) -> None:
     """Import torch_xla in the kernel, so that the workers inherit it; it takes ten seconds, and starts no runtime.
 
-    With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning.
+    With no PJRT_DEVICE the import would choose one, keep it for the kernel and log a warning; and with torch 2.8 and
+    Triton it would start processes that compile for GPUs, as many as there are processors.
     """
-    with variable_set("PJRT_DEVICE", device_type):
+    with variable_set("PJRT_DEVICE", device_type), variable_set("TORCH_WARM_POOL", "0"):
         import torch_xla._internal.pjrt  # noqa: F401
 
 
