@@ -121,6 +121,8 @@ class Server:
         """Open a notebook of the folder in a page of its own."""
         page = self.browser.new_page(viewport={"width": 1200, "height": 1500})
         page.set_default_timeout(300_000)  # for hangs: a busy machine needs more than playwright's 30 seconds
+        lost = page.locator(".jp-Dialog", has_text="will continue trying to reconnect")  # an answer was late
+        page.add_locator_handler(lost, lambda dialog: dialog.locator(".jp-mod-accept").click())
         place = "lab/tree" if self.kind == "lab" else "notebooks"
         page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
         page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
@@ -195,8 +197,11 @@ def begin_again(page, cell):
 
 
 def choose(page, menu, entry):
-    """Choose an entry of the menu bar."""
-    page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{menu}$")).click()
+    """Choose an entry of the menu bar; a dialog that is in the way is named."""
+    try:
+        page.locator(".lm-MenuBar-itemLabel", has_text=re.compile(f"^{menu}$")).click()
+    except playwright.TimeoutError:
+        raise AssertionError(f"{menu} cannot be clicked: {page.locator('.jp-Dialog').all_inner_texts()}") from None
     page.locator(".lm-Menu-itemLabel", has_text=re.compile(f"^{entry}")).first.click()
 
 
