@@ -362,7 +362,11 @@ def test_the_panel_moves_survives_an_interrupt_and_stays_in_the_saved_notebook(s
 
 
 def panels(file, number):
-    """Return the panels that a cell of a saved notebook holds."""
-    outputs = nbformat.read(file, as_version=4).cells[number].get("outputs", [])
+    """Return the panels that a cell of a saved notebook holds; none while the server writes it."""
+    try:
+        notebook = nbformat.read(file, as_version=4)
+    except nbformat.reader.NotJSONError:
+        return []
+    outputs = notebook.cells[number].get("outputs", [])
     pages = ["".join(output.get("data", {}).get("text/html", "")) for output in outputs]
     return [page for page in pages if "border-radius" in page]
