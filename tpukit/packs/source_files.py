@@ -76,7 +76,7 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
     """
     import numpy
 
-    rows = range(0, len(names), -(-len(names) // _LOOKED_AT))
+    rows = range(0, len(names), -(-len(names) // _LOOKED_AT) or 1)
     base, looks = os.path.realpath(root or "."), []
     for row in rows:
         paths = [os.path.join(base, mine[row]) for mine in (names, masks) if mine]
