@@ -12,15 +12,15 @@ from tpukit.pe.series import (
     TURNED,
     UNNAMED,
     UNSCALED,
-    along_body,
     find_files,
+    find_places,
     of_other_modalities,
     read_headers,
     without_others,
 )
 
 _AGAIN = "copy them again, if they are slices"
-_TOLD = {  # of what `along_body` notices; slices that lack, or share, a place are found by position
+_TOLD = {  # of what `find_places` notices; slices that lack, or share, a place are found by position
     TURNED: "nothing",
     UNSCALED: "look at one: without slope and intercept the greys may mean something else",
     UNNAMED: "look at one: another scanner's numbers are no Hounsfield units",
@@ -67,7 +67,10 @@ def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None =
     else:
         _check_once(headers, names)
     headers, rows = match_headers(headers, labels, missing, folder=folder, call="index_dicom(labels, folder")
-    position = _positions(headers, noticed)
+    position, told = find_places(headers, np.unique(headers["series"], return_inverse=True)[1])
+    for what in filter(told.get, _TOLD):
+        count, first = told[what]
+        noticed.append([f"{count:,} {what}", f"series {first}", _TOLD[what]])
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
     if keep:
         table = _with_the_odd(labels, rows, headers, position, paths, why)
@@ -144,32 +147,11 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
             )
 
 
-def _positions(headers, noticed: list):
-    """Return the (N,) places along the body, in mm, -inf where there is none; add what `check_exams` is to say."""
-    import numpy as np
-
-    position, told = np.empty(len(headers)), {}
-    _, series, counts = np.unique(headers["series"], return_inverse=True, return_counts=True)
-    for member in np.split(np.argsort(series, kind="stable"), counts.cumsum()[:-1]):
-        position[member], found = along_body(headers[member])
-        for what in _TOLD:
-            if found.get(what):
-                count, first = told.get(what, (0, headers["series"][member[0]].decode()))
-                told[what] = count + int(found[what]), first
-    noticed += [
-        [f"{count:,} {what}", f"series {first}", do]
-        for what, do in _TOLD.items()
-        if what in told
-        for count, first in [told[what]]
-    ]
-    return position
-
-
 def _check_places(position, headers, names: list[str]) -> None:
     import numpy as np
 
-    if not np.isfinite(position).all():
-        nowhere = np.flatnonzero(~np.isfinite(position))
+    nowhere = np.flatnonzero(~np.isfinite(position))
+    if len(nowhere):
         raise WrongValue(
             f"{len(nowhere):,} images have no place in the body",
             found=f"no ImagePositionPatient along its series in {names[headers['file'][nowhere[0]]]}",
