@@ -16,16 +16,10 @@ _FIX = "give (image, label), or a dict: the image as bytes of a file, Pillow ima
 
 @dataclass(frozen=True)
 class Columns:
-    """Which parts of a table, or of items that are dicts, are packed, as `pack` takes them.
+    """Which parts of a table, or of items that are dicts, are packed, by the names of `pack`'s arguments.
 
     Attributes:
-        path, root: of a table alone: the column of the image files, and the folder that their paths begin at.
-        image: the key of the image; None for the first there is of image, img, pixel_values.
-        labels: the keys of the labels; None for the first there is of label, labels, fine_label, target, targets.
-        masks: the key of the mask; None for none.
-        window: of images of more than 8 bits, see `to_rgb`.
-        classes: what the numbers of a single label stand for; empty where it is a quantity.
-        own: what they stand for in the dataset itself, where it orders the classes otherwise.
+        own: what the numbers of a label stand for in the dataset itself, where it orders the classes otherwise.
     """
 
     path: object = None
