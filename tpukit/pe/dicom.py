@@ -11,7 +11,8 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.show import Explained, NotInstalled, SystemFailed, WrongValue, explain
+from tpukit.essentials.show import Explained, NotInstalled, SystemFailed, WrongValue
+from tpukit.pe.ct import see
 
 AIR = -1000  # HU
 OTHER_MODALITY = "modality "  # begins why a file is no CT slice, where another kind of scanner made it
@@ -130,19 +131,23 @@ def load_pydicom():
 
 def check_decoder(syntax: str, path) -> None:
     """Raise ImportError unless something that is installed decodes pixels of this transfer syntax."""
-    why = _undecodable(str(syntax))
-    if why:
-        raise ImportError(f"{path} is compressed, and nothing that is installed decodes it\n{why}")
+    if found := _undecodable(str(syntax)):
+        fix = f"%pip install {DECODERS[syntax]}" if syntax in DECODERS else "convert it with a program that reads it"
+        raise NotInstalled(
+            f"{path} is compressed, and nothing that is installed decodes it",
+            found=found,
+            fix=f"{fix}, then restart the kernel",
+        )
 
 
 def found_in(error: Exception) -> str:
     """Return what an error of this module found, in one line, for a message that names the file and the fix itself."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return next((line.strip().removeprefix("found: ") for line in lines if "found: " in line), lines[0])
+    return getattr(error, "found", "") or str(error).partition("\n")[0] or type(error).__name__
 
 
 @functools.cache
 def _undecodable(syntax: str) -> str | None:
+    """Return the name of a transfer syntax that nothing decodes which is installed."""
     pydicom = load_pydicom()
     uid = pydicom.uid.UID(syntax)
     try:
@@ -150,10 +155,7 @@ def _undecodable(syntax: str) -> str | None:
             return None
     except NotImplementedError:  # pydicom knows no decoder at all
         pass
-    fix = f"%pip install {DECODERS[syntax]}" if syntax in DECODERS else "convert it with a program that reads it"
-    return explain(
-        f"  found: {uid.name} ({syntax}), pydicom {pydicom.__version__}", fix=f"{fix}, then restart the kernel"
-    )
+    return f"{uid.name} ({syntax}), pydicom {pydicom.__version__}"
 
 
 # ---- what the values mean ------------------------------------------------------------------------------------------
@@ -205,6 +207,4 @@ def hounsfield_table(scale: Scale):
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
     """Return every code seen through a window, (65536,) uint8."""
-    from tpukit.pe.ct import see
-
     return see(hounsfield_table(scale), level, width)

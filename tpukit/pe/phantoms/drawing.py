@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tpukit.essentials.show import WrongValue
 from tpukit.packs import ResumableFolder, how_many, run_in_processes, whole_number
+from tpukit.pe.ct import three_windows
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import COLUMNS
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom
@@ -161,7 +162,6 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    from tpukit.pe.ct import three_windows
     from tpukit.pe.phantoms.anatomy import HEIGHT, make_patient
     from tpukit.pe.phantoms.scanner import scan
 
