@@ -90,13 +90,15 @@ def _with_the_odd(labels, rows, headers, position, paths: list[str], why: dict):
     odd = [f"its file is no CT slice: {why[uid]}" if uid in why else "it has no file" for uid in labels[IDS[2]]]
     odd, at, path = np.array(odd, object), np.full(len(labels), np.nan), np.full(len(labels), "", object)
     odd[rows], at[rows], path[rows] = "", position, paths
-    found = labels.iloc[rows]
+    found, unscaled = labels.iloc[rows], headers["unscaled"]
+    # Without a scale in a series that has one: DICOM's default is not theirs.
+    alone = unscaled & np.isin(headers["series"], headers["series"][~unscaled])
     for wrong, words in (
         (~np.isfinite(position), "it has no place in the body"),
         (_undecodable(headers), "it is compressed, and nothing that is installed decodes it"),
         (_elsewhere(found, headers, 0), "its file says that it is of another study"),
         (_elsewhere(found, headers, 1), "its file says that it is of another series"),
-        (_alone_unscaled(headers), "it lacks RescaleSlope or RescaleIntercept, which others of its series have"),
+        (alone, "it lacks RescaleSlope or RescaleIntercept, which others of its series have"),
     ):
         odd[rows[wrong]], at[rows[wrong]], path[rows[wrong]] = words, np.nan, ""
     return labels.assign(path=path, position=at, odd=odd)
@@ -113,13 +115,6 @@ def _undecodable(headers):
         except ImportError:
             wrong |= headers["syntax"] == syntax
     return wrong
-
-
-def _alone_unscaled(headers):
-    """Return (N,) bool of the images without a scale in a series that has one: DICOM's default is not theirs."""
-    import numpy
-
-    return headers["unscaled"] & numpy.isin(headers["series"], headers["series"][~headers["unscaled"]])
 
 
 def _elsewhere(labels, headers, which: int):
