@@ -121,7 +121,7 @@ def load_pydicom():
 
 def check_decoder(syntax: str, path) -> None:
     """Raise ImportError unless something that is installed decodes pixels of this transfer syntax."""
-    if found := _undecodable(str(syntax)):
+    if found := undecodable(str(syntax)):
         fix = f"%pip install {DECODERS[syntax]}" if syntax in DECODERS else "convert it with a program that reads it"
         raise NotInstalled(
             f"{path} is compressed, and nothing that is installed decodes it",
@@ -136,7 +136,7 @@ def found_in(error: Exception) -> str:
 
 
 @functools.cache
-def _undecodable(syntax: str) -> str | None:
+def undecodable(syntax: str) -> str | None:
     """Return the name of a transfer syntax that nothing decodes which is installed."""
     pydicom = load_pydicom()
     uid = pydicom.uid.UID(syntax)

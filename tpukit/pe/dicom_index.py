@@ -5,7 +5,7 @@ import tempfile
 from pathlib import Path
 
 from tpukit.essentials.show import WrongValue
-from tpukit.pe.dicom import check_decoder
+from tpukit.pe.dicom import undecodable
 from tpukit.pe.labels import IDS
 from tpukit.pe.missing_images import as_in_headers, check_missing, match_headers
 from tpukit.pe.series import (
@@ -91,30 +91,18 @@ def _with_the_odd(labels, rows, headers, position, paths: list[str], why: dict):
     odd, at, path = np.array(odd, object), np.full(len(labels), np.nan), np.full(len(labels), "", object)
     odd[rows], at[rows], path[rows] = "", position, paths
     found, unscaled = labels.iloc[rows], headers["unscaled"]
+    compressed = [one for one in np.unique(headers["syntax"]) if undecodable(one.decode())]
     # Without a scale in a series that has one: DICOM's default is not theirs.
     alone = unscaled & np.isin(headers["series"], headers["series"][~unscaled])
     for wrong, words in (
         (~np.isfinite(position), "it has no place in the body"),
-        (_undecodable(headers), "it is compressed, and nothing that is installed decodes it"),
+        (np.isin(headers["syntax"], compressed), "it is compressed, and nothing that is installed decodes it"),
         (_elsewhere(found, headers, 0), "its file says that it is of another study"),
         (_elsewhere(found, headers, 1), "its file says that it is of another series"),
         (alone, "it lacks RescaleSlope or RescaleIntercept, which others of its series have"),
     ):
         odd[rows[wrong]], at[rows[wrong]], path[rows[wrong]] = words, np.nan, ""
     return labels.assign(path=path, position=at, odd=odd)
-
-
-def _undecodable(headers):
-    """Return (N,) bool of the images whose compression nothing that is installed decodes."""
-    import numpy as np
-
-    wrong = np.zeros(len(headers), bool)
-    for syntax in np.unique(headers["syntax"]):
-        try:
-            check_decoder(syntax.decode(), "")
-        except ImportError:
-            wrong |= headers["syntax"] == syntax
-    return wrong
 
 
 def _elsewhere(labels, headers, which: int):
