@@ -61,8 +61,7 @@ def phantom(
             ones do; without it they span a third of an exam or more.
         masks: also keep where each embolus was drawn, `<folder>/masks/<study>/<series>/<image>.png` of the slices that
             show one, for `embolus_masks`; the images are the same with and without.
-        workers: processes that draw; None for one per CPU.
-        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        workers, progress: as for `tpukit.pack`; the workers draw.
 
     Returns:
         The folder.
@@ -96,7 +95,16 @@ def phantom(
         with target.locked():
             if not _is_complete(target):  # else another process has made them meanwhile
                 target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
-                _draw_in_processes(recipe, target.work, how_many(studies, workers), progress)
+                workers = how_many(studies, workers)
+                run_in_processes(
+                    "tpukit.pe.phantoms.drawing:_work",
+                    [[recipe, str(target.work), rank, workers] for rank in range(workers)],
+                    label="draw phantoms",
+                    total=studies,
+                    done=lambda: len(list(target.work.glob("*.csv"))),
+                    folder=target.work,
+                    progress=progress,
+                )
                 tables = sorted(part.read_text() for part in target.work.glob("*.csv"))
                 (target.folder / "train.csv").write_text("".join([",".join(COLUMNS) + "\n", *tables]))
                 for made in (_images(recipe), *(["masks"] if masks else [])):
@@ -208,18 +216,6 @@ def height_of(position: int, slices: int) -> float:
     from tpukit.pe.phantoms.anatomy import HEIGHT
 
     return HEIGHT * (0.97 - 0.94 * position / (slices - 1))
-
-
-def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | None) -> None:
-    run_in_processes(
-        "tpukit.pe.phantoms.drawing:_work",
-        [[recipe, str(work), rank, workers] for rank in range(workers)],
-        label="draw phantoms",
-        total=recipe["studies"],
-        done=lambda: len(list(work.glob("*.csv"))),
-        folder=work,
-        progress=progress,
-    )
 
 
 def _work(job: list) -> None:
