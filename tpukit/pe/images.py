@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
 from tpukit.packs import decode
-from tpukit.pe.labels import IDS, LABELS
+from tpukit.pe.labels import IDS, LABELS, check_columns
 from tpukit.pe.missing_images import check_missing, leave_out
 
 
@@ -79,15 +79,13 @@ class PEImages:
         size: height and width in pixels; None keeps the size of the files.
 
     Raises:
-        ValueError: the table has no `path` column.
+        ValueError: the table has no `path` column, or lacks a label.
         OSError: in `[i]`, if a file is missing or is not a complete JPEG; the message names the file and the row.
     """
 
     def __init__(self, table, size: int | None = 128):
-        if "path" not in table.columns:
-            raise WrongValue(
-                "PEImages needs a table with a path column", fix="PEImages(tpukit.pe.index_images(labels, folder))"
-            )
+        fix = "PEImages(tpukit.pe.index_images(labels, folder))"
+        check_columns(table, ("path", *LABELS), "the table of PEImages has", fix=fix)
         self.paths = table["path"].tolist()
         self.labels = table[list(LABELS)].to_numpy("float32")
         self.size = size
