@@ -70,13 +70,9 @@ def _turned_with(mask, size: tuple[int, int], how: int):
 
 
 def decode_masked(data, size: int | None, decode, *, check: bool):
-    """Return (H, W, 4) uint8: the image that `decode(data, size)` gives, and its mask.
+    """Return (H, W, 4) uint8 of what `join` has returned: the image that `decode(data, size)` gives, and its mask.
 
-    Args:
-        data: what `join` has returned.
-        size: height and width in pixels; None for the image's own.
-        decode: of the image.
-        check: compare their heights and widths, for which the image is decoded whole: when it is packed.
+    `check` compares their heights and widths, for which the image is decoded whole: when it is packed.
     """
     image, mask = parts_of(data)
     mask = open_mask(mask)

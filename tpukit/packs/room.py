@@ -65,7 +65,9 @@ class Room:
             first = targets[0].plan
             form = "".join(f" with {name} {value}" for name, value in chosen.plan.items() if value != first.get(name))
             why = "begun by an earlier call" if begun else f"no room in {targets[0].folder} for what was asked for"
-            print(f"pack: {why}: packed{form} in {chosen.folder}{self._lasts(chosen)}")
+            where = f"{chosen.folder}, {human_size(free_in(chosen.folder))} free"
+            ends = any(chosen.folder.absolute().is_relative_to(place) for place in self._passing)
+            print(f"pack: {why}: packed{form} in {where}" + ", which ends with the session" * ends)
         return chosen
 
     def check(self, target: PackFolder, *, stored: bool = False) -> None:
@@ -146,10 +148,6 @@ class Room:
         if count:
             ways.append(f"some of the images: {int(count * free / needed):,} fit")
         return ways
-
-    def _lasts(self, target: PackFolder) -> str:
-        own = any(target.folder.absolute().is_relative_to(place) for place in self._passing)
-        return f", {human_size(free_in(target.folder))} free" + ", which ends with the session" * own
 
 
 def _bytes_of(target: PackFolder) -> int:

@@ -138,11 +138,7 @@ def _encoded(image, quality: int) -> bytes:
 def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
     """Read a slice, upright, and return it through one window as a grey Pillow image, through three as RGB.
 
-    Args:
-        path: of the file.
-        size: height and width of the result.
-        windows: level and width of each.
-        crop: left, top, right, bottom from 0 to 1, as the slice is stored; None for all of it.
+    A window is (level, width); `crop` is left, top, right and bottom from 0 to 1, as the slice is stored.
     """
     import numpy
     from PIL import Image

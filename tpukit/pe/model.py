@@ -1,5 +1,6 @@
 """The network of the walkthrough: a ResNet with one output per label, its normalisation and its augmentation."""
 
+import pickle
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, WrongValue
@@ -93,8 +94,6 @@ def augment(**changes):
 
 def _load(model, file: Path) -> None:
     """Copy a state dict from a file into the model; a last layer of another size is ignored."""
-    import pickle
-
     import torch
 
     try:
