@@ -32,9 +32,8 @@ class Slices:
         self._plane = _Recent(self._read_plane, 16)  # each is asked for three times, by threads that run ahead
         self._box = _Recent(self._find_box, 4)
         if plan.get("crop"):
-            self._order, self._series = (
-                numpy.load(work / f"{name}.npy", mmap_mode="r") for name in ("order", "series")
-            )
+            self._order = numpy.load(work / "order.npy", mmap_mode="r")
+            self._series = numpy.load(work / "series.npy", mmap_mode="r")
 
     def __getitem__(self, row: int) -> bytes:
         try:

@@ -109,10 +109,9 @@ def read_headers(
     parts = [numpy.load(_kept(work, chunk, "npy")) for chunk in chunks]
     others = [other for chunk in chunks for other in json.loads(_kept(work, chunk, "json").read_text())]
     headers = numpy.concatenate(parts)
-    for syntax, first in zip(
-        *numpy.unique(headers["syntax"][: None if decoders else 0], return_index=True), strict=True
-    ):
-        check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
+    if decoders:
+        for syntax, first in zip(*numpy.unique(headers["syntax"], return_index=True), strict=True):
+            check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
     return headers, others
 
 

@@ -130,9 +130,9 @@ class Study:
 
     def _edges(self) -> list[float]:
         """Return where along the body each slice begins, and the last one ends; it has the room of those left out."""
-        numbers = self.numbers
-        between = [(below + above) / 2 for below, above in itertools.pairwise(numbers)]
-        return [edge - numbers[0] + 0.5 for edge in (numbers[0] - 0.5, *between, numbers[-1] + 0.5)]
+        first, last = self.numbers[0] - 0.5, self.numbers[-1] + 0.5
+        between = [(below + above) / 2 for below, above in itertools.pairwise(self.numbers)]
+        return [edge - first for edge in (first, *between, last)]
 
     def _stage(self) -> str:
         """Return the large slice with its slider and what belongs to it, all hidden until the script shows it."""
