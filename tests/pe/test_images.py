@@ -112,6 +112,7 @@ BROKEN_FILES = {
     "cut short": lambda path: path.write_bytes(path.read_bytes()[:600]),
     "empty": lambda path: path.write_bytes(b""),
     "no JPEG at all": lambda path: path.write_text("<html>404</html>"),
+    "zeros in its data": lambda path: path.write_bytes(path.read_bytes()[:900] + bytes(64) + path.read_bytes()[964:]),
     "only the header is whole": lambda path: path.write_bytes(path.read_bytes()[:200] + bytes(100)),
 }
 

@@ -43,8 +43,7 @@ def build_cache(
         folder: a new or empty folder, or one where the same cache was begun; None for `<records>-cache-<size>` beside
             the records or, where nothing can be written (Kaggle's /kaggle/input), in the system's temporary folder.
         size: height and width in pixels.
-        workers: processes that decode; None for one per CPU.
-        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        workers, progress: as for `pack`.
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Returns:

@@ -121,13 +121,6 @@ def are_other_numbers(classes: Sequence[str]) -> bool:
     return all(map(_reads_as_number, classes)) and list(map(float, classes)) != list(range(len(classes)))
 
 
-def class_numbers(classes: Sequence[str]) -> dict:
-    """Return what a value of a table stands for, by class: its word, or, where all classes are numbers, its number."""
-    if all(map(_reads_as_number, classes)):
-        return {float(word): number for number, word in enumerate(classes)}
-    return {word: number for number, word in enumerate(classes)}
-
-
 def encode_words(column, name: str, classes: Sequence[str] | None):
     """Return a column of words as class numbers, (N,) float32, and the classes; None where it holds numbers.
 
@@ -161,7 +154,8 @@ def encode_words(column, name: str, classes: Sequence[str] | None):
         classes = in_order(words)
     classes = [str(one) for one in (own if classes is None else classes)]
     check_classes(classes)
-    numbers = class_numbers(classes)
+    names = map(float, classes) if all(map(_reads_as_number, classes)) else classes
+    numbers = {name: number for number, name in enumerate(names)}
     values = [_as_written(value, numbers) for value in values]
     are_words = bool(words) or any(isinstance(value, str) for value in values)
     if not are_words and numbers.keys() <= set(classes):

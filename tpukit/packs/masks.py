@@ -32,17 +32,16 @@ def _turn_of_other(image: bytes) -> int:
     return _opened(image, turn_of)
 
 
-def image_of(data: bytes):
-    """Return the bytes of the image, of what `join` has returned."""
+def parts_of(data: bytes) -> tuple:
+    """Return the bytes of the image and those of its mask, of what `join` has returned."""
     start = len(_MASKED) + 8
-    return memoryview(data)[start : start + int.from_bytes(data[len(_MASKED) : start], "little")]
+    middle = start + int.from_bytes(data[len(_MASKED) : start], "little")
+    return data[start:middle], data[middle:]
 
 
-def palette_of(data: bytes) -> list[int]:
-    """Return the palette of the mask in what `join` has returned, red, green, blue of each number; [] without one."""
-    palette = _opened(
-        data[len(_MASKED) + 8 + len(image_of(data)) :], lambda mask: mask.mode == "P" and mask.getpalette()
-    )
+def palette_of(mask: bytes) -> list[int]:
+    """Return the palette of a mask in the bytes of a file, red, green, blue of each number; [] without one."""
+    palette = _opened(mask, lambda mask: mask.mode == "P" and mask.getpalette())
     return palette if isinstance(palette, list) else []
 
 
@@ -71,18 +70,13 @@ def _turned_with(mask, size: tuple[int, int], how: int):
 
 
 def decode_masked(data, size: int | None, decode, *, check: bool):
-    """Return (H, W, 4) uint8: the image that `decode(data, size)` gives, and its mask.
+    """Return (H, W, 4) uint8 of what `join` has returned: the image that `decode(data, size)` gives, and its mask.
 
-    Args:
-        data: what `join` has returned.
-        size: height and width in pixels; None for the image's own.
-        decode: of the image.
-        check: compare their heights and widths, for which the image is decoded whole: when it is packed.
+    `check` compares their heights and widths, for which the image is decoded whole: when it is packed.
     """
-    start = len(_MASKED) + 8
-    middle = start + int.from_bytes(data[len(_MASKED) : start], "little")
-    mask = open_mask(data[middle:])
-    image = decode(data[start:middle], None if check else size)
+    image, mask = parts_of(data)
+    mask = open_mask(mask)
+    image = decode(image, None if check else size)
     if check:
         check_alike(image, mask)
     return stack(resize(image, size), mask)

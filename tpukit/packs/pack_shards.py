@@ -20,7 +20,7 @@ from tpukit.packs.checked_files import write_file
 from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import NEARLY_BLACK, brightest, has_frames
 from tpukit.packs.items import StoredItems
-from tpukit.packs.masks import image_of, is_masked, palette_of
+from tpukit.packs.masks import is_masked, palette_of, parts_of
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.processes import how_many, run_in_processes
 from tpukit.packs.records import PackFolder
@@ -215,7 +215,7 @@ def _image_in(payload: bytes, shape: tuple):
     import numpy
 
     if is_masked(payload):
-        return image_of(payload)
+        return parts_of(payload)[0]
     return numpy.ascontiguousarray(numpy.frombuffer(payload, numpy.uint8).reshape(shape)[..., :3])
 
 
@@ -225,7 +225,8 @@ def _look(pixels, shape: tuple, file: bytes = b"", window=None) -> dict:
 
     masks, dark, palette = [], [], []
     if is_masked(file):
-        palette, file = palette_of(file), bytes(image_of(file))
+        file, mask = parts_of(file)
+        palette = palette_of(mask)
     if shape[-1] == 4:
         masks = numpy.unique(numpy.frombuffer(pixels, numpy.uint8).reshape(shape)[..., 3]).tolist()
     colours = {number: tuple(palette[3 * number : 3 * number + 3]) for number in masks if palette}

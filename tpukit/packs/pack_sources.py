@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from tpukit.essentials.show import WrongValue
 from tpukit.packs.array_records import row_type
@@ -15,25 +14,6 @@ from tpukit.packs.items import Items
 from tpukit.packs.label_arrays import number_groups
 from tpukit.packs.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.packs.resumable import fact
-
-
-class Weight(Protocol):
-    """What the images of a source take on the disk, before they are packed; a plan is that of the pack.
-
-    Attributes:
-        count: how many images there are, at most.
-    """
-
-    count: int
-
-    def at_most(self, plan: dict) -> int:
-        """Return the bytes that no image exceeds, without reading any."""
-
-    def sample(self, plan: dict) -> list[int]:
-        """Return the bytes of some images, spread over all, each made as the pack would."""
-
-    def smaller(self, plan: dict) -> Iterable[tuple[str, object, dict]]:
-        """Yield arguments that make a smaller pack: name, value, and how they change the plan."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +37,8 @@ class PackSource:
             used as `Files` is; "" for `Files`. Whether its files are those that were packed, only names and sizes tell.
         settings: what else decides what is written; becomes part of the plan.
         left_out: how many files of a folder are no images that are read here, by their ending.
-        weight: of images that are not stored as their files are: what they take, asked before anything is written.
+        weight: of images that are not stored as their files are: what they take, asked before anything is written; has
+            `count`, `at_most`, `sample` and `smaller` as `tpukit.pe.dicom_slices.SliceWeight` has.
     """
 
     facts: dict
@@ -75,7 +56,7 @@ class PackSource:
     reader: str = ""
     settings: dict = field(default_factory=dict)
     left_out: dict = field(default_factory=dict)
-    weight: Weight | None = None
+    weight: object = None
 
     @property
     def count(self) -> int | None:

@@ -72,16 +72,7 @@ def _with_pandas(source, call: str, columns: str = "") -> str:
 
 
 def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> FoundFiles:
-    """Read the columns that are asked for.
-
-    Args:
-        table: a DataFrame.
-        path: the column of the image files.
-        labels: the columns of the labels; one alone may hold words, or numbers of `classes`.
-        groups: the column of the groups, or None.
-        masks: the column of the mask files, or None.
-        classes: of a single label, the words in the order of their numbers; None for those there are, sorted.
-    """
+    """Read the columns of a DataFrame that `pack` names; one label alone may hold words, or numbers of `classes`."""
     if not isinstance(groups, Hashable) or isinstance(groups, tuple):  # a Series, a list
         raise WrongValue(
             f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}",

@@ -11,6 +11,7 @@ from tpukit.essentials.machine import THIS_MACHINE, Machine
 from tpukit.essentials.show import Explained, human_size
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.records import PackFolder
+from tpukit.packs.source_files import look_at
 
 _FILES = 256  # whose sizes are asked for
 _NOT_WORTH_A_SAMPLE = 4 << 30  # bytes: a pack that is surely smaller, and fits, is begun at once
@@ -64,7 +65,9 @@ class Room:
             first = targets[0].plan
             form = "".join(f" with {name} {value}" for name, value in chosen.plan.items() if value != first.get(name))
             why = "begun by an earlier call" if begun else f"no room in {targets[0].folder} for what was asked for"
-            print(f"pack: {why}: packed{form} in {chosen.folder}{self._lasts(chosen)}")
+            where = f"{chosen.folder}, {human_size(free_in(chosen.folder))} free"
+            ends = any(chosen.folder.absolute().is_relative_to(place) for place in self._passing)
+            print(f"pack: {why}: packed{form} in {where}" + ", which ends with the session" * ends)
         return chosen
 
     def check(self, target: PackFolder, *, stored: bool = False) -> None:
@@ -85,7 +88,7 @@ class Room:
         what = f"{count:,} images" if count else "these images"
         raise NoRoom(
             f"{what} need about {human_size(needed)}, and {human_size(free)} are free in {target.folder}",
-            found=self._plan_in_words(target.plan),
+            found=", ".join(f"{key} {value}" for key, value in target.plan.items() if not isinstance(value, dict)),
             fix="; or ".join([*self._ways(target, needed, free), "make room on this disk, and call it again"]),
         )
 
@@ -119,13 +122,11 @@ class Room:
 
     def _sizes(self) -> list[int]:
         """Return the sizes of some files, which are stored as they are."""
-        described, sizes = self._described, []
-        for row in spread(len(described.names), _FILES):
-            names = [each[row] for each in (described.names, described.mask_names) if each]
-            paths = [os.path.join(described.root, name) for name in names]
-            if all(os.path.isfile(path) for path in paths):
-                sizes.append(sum(os.path.getsize(path) for path in paths))
-        return sizes
+        described = self._described
+        rows = spread(len(described.names), _FILES)
+        files, masks = ([names[row] for row in rows if names] for names in (described.names, described.mask_names))
+        sizes = look_at(files, described.root, masks)["size"]
+        return sizes[sizes >= 0].tolist()
 
     def _ways(self, target: PackFolder, needed: int, free: int) -> list[str]:
         """Say how it would fit: another form, another folder, or fewer images."""
@@ -147,13 +148,6 @@ class Room:
         if count:
             ways.append(f"some of the images: {int(count * free / needed):,} fit")
         return ways
-
-    def _plan_in_words(self, plan: dict) -> str:
-        return ", ".join(f"{key} {value}" for key, value in plan.items() if not isinstance(value, dict))
-
-    def _lasts(self, target: PackFolder) -> str:
-        own = any(target.folder.absolute().is_relative_to(place) for place in self._passing)
-        return f", {human_size(free_in(target.folder))} free" + ", which ends with the session" * own
 
 
 def _bytes_of(target: PackFolder) -> int:

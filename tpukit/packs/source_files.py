@@ -76,7 +76,7 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
     """
     import numpy
 
-    rows = range(0, len(names), -(-len(names) // _LOOKED_AT))
+    rows = range(0, len(names), -(-len(names) // _LOOKED_AT) or 1)
     base, looks = os.path.realpath(root or "."), []
     for row in rows:
         paths = [os.path.join(base, mine[row]) for mine in (names, masks) if mine]
@@ -94,13 +94,9 @@ def look_at(names: Sequence[str], root: str, masks: Sequence[str] = ()):
 def find_changed(before, now, files: Files, is_packed: Callable[[int], bool] | None) -> str | None:
     """Say which files are not those that were packed; None: none is known to be another.
 
-    Files that are gone are not compared: a pack may outlive its source.
-
-    Args:
-        before: what `look_at` returned when they were packed.
-        now: what it returns now, of the same names.
-        files: to name them.
-        is_packed: tells whether the bytes of a file are those in the pack; None compares sizes alone.
+    Files that are gone are not compared: a pack may outlive its source. `before` and `now` are what `look_at` returned
+    when they were packed, and returns now; `is_packed` tells of a file's number whether its bytes are those in the
+    pack, and None compares sizes alone.
     """
     there = (now["size"] >= 0) & (before["size"] >= 0)
     other = there & (now["size"] != before["size"])

@@ -73,10 +73,8 @@ def show_activation(
             first.set_title(words, loc="left", fontsize=look.SMALL + 1, color=look.INK, pad=4)
             if inside is not None:
                 for axes in (first, second) if edges[index].any() else ():
-                    place = {
-                        "origin": "upper",
-                        "extent": axes.images[0].get_extent(),
-                    }  # the mask may be of another size
+                    # The mask may be of another size.
+                    place = {"origin": "upper", "extent": axes.images[0].get_extent()}
                     axes.contour(edges[index], levels=[0.5], colors=["#7ddf8f"], linewidths=1.1, **place)
                 share, area = inside.in_mask[index], inside.mask_area[index]
                 text = "no embolus" if area != area else f"{100 * share:.1f} % inside"

@@ -39,14 +39,13 @@ def position_prior(labels, table, bins: int = 20):
     import numpy as np
 
     check_yes_or_no(labels, LABELS)
-    heights = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], _share_of_height(labels))
+    heights, here = (np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], _share_of_height(of)) for of in (labels, table))
     count = np.bincount(heights, minlength=bins)
     positive = np.bincount(heights, weights=labels[LABELS[0]], minlength=bins)
     frequency = (positive + labels[LABELS[0]].mean()) / (count + 1)  # a height nobody was seen at has the mean
     exams = labels.groupby(STUDY)[list(EXAM_LABELS)].first()
     # Half an exam with each label and half one without: never seen is not impossible, which would cost infinitely much.
     exams = (exams.sum() + 0.5) / (len(exams) + 1)
-    here = np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], _share_of_height(table))
     answers = table[[STUDY, IMAGE]].reset_index(drop=True)
     return answers.assign(**{LABELS[0]: frequency[here]}, **exams)
 

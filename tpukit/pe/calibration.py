@@ -117,20 +117,13 @@ def calibration_table(labels, before, after=None):
 
 @dataclass(frozen=True)
 class Answers:
-    """What was said of one label, and what is true.
+    """What was said of one label, and what is true: of images for the first label, of exams for the others."""
 
-    Attributes:
-        label: of `pe.LABELS`.
-        chances, truth: (N,) float64, of images for the first label, of exams for the others.
-        exam: (N,) which exam each is of, counted from 0.
-        weights: (N,) how much each counts.
-    """
-
-    label: str
-    chances: object
-    truth: object
-    exam: object
-    weights: object
+    label: str  # of `pe.LABELS`
+    chances: object  # (N,) float64
+    truth: object  # (N,) float64
+    exam: object  # (N,) which exam each is of, counted from 0
+    weights: object  # (N,) how much each counts
 
     def mean(self, values) -> float:
         """Return the weighted mean of (N,) values; nan where nothing counts."""

@@ -27,19 +27,12 @@ _LEAST = 1e-15  # a probability of 0 that is wrong would cost infinitely much
 
 @dataclass(frozen=True)
 class Exams:
-    """A table of answers, laid out by exam.
+    """A table of answers, laid out by exam."""
 
-    Attributes:
-        studies: (E,) their StudyInstanceUIDs, in order of appearance.
-        answers: (E, 9) float64 in [0, 1], in the order of `EXAM_LABELS`.
-        images: (N,) float64 in [0, 1], `pe_present_on_image` of each row of the table.
-        exam: (N,) integers, the exam of each row.
-    """
-
-    studies: object
-    answers: object
-    images: object
-    exam: object
+    studies: object  # (E,) their StudyInstanceUIDs, in order of appearance
+    answers: object  # (E, 9) float64 in [0, 1], in the order of `EXAM_LABELS`
+    images: object  # (N,) float64 in [0, 1], `pe_present_on_image` of each row of the table
+    exam: object  # (N,) integers, the exam of each row
 
     def sums(self, values):
         """Return the (E,) sums of (N,) values over the images of each exam."""

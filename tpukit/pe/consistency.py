@@ -48,15 +48,12 @@ def make_consistent(table):
 
     exams = exams_of(table)
     broken = np.any(list(broken_by(exams).values()), axis=0)
-    versions = [_negative(exams), _positive(exams)]
-    costs = np.stack([_cost(exams, version) for version in versions])
-    cheaper = costs.argmin(axis=0)
-    answers, images = exams.answers.copy(), exams.images.copy()
-    for number, version in enumerate(versions):
-        chosen = broken & (cheaper == number)
-        answers[chosen] = version.answers[chosen]
-        rows = chosen[exams.exam]
-        images[rows] = version.images[rows]
+    answers, images = exams.answers, exams.images
+    negative, positive = _negative(exams), _positive(exams)
+    is_cheaper = _cost(exams, negative) <= _cost(exams, positive)
+    for version, chosen in ((negative, broken & is_cheaper), (positive, broken & ~is_cheaper)):
+        answers = np.where(chosen[:, None], version.answers, answers)
+        images = np.where(chosen[exams.exam], version.images, images)
     return table.assign(**dict(zip(LABELS, [images, *answers[exams.exam].T], strict=True)))
 
 

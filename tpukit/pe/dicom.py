@@ -11,9 +11,11 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.show import Explained, NotInstalled, SystemFailed, WrongValue, explain
+from tpukit.essentials.show import Explained, NotInstalled, SystemFailed, WrongValue
+from tpukit.pe.ct import see
 
 AIR = -1000  # HU
+_DEFAULTS = {"RescaleSlope": 1.0, "RescaleIntercept": 0.0}  # DICOM's
 OTHER_MODALITY = "modality "  # begins why a file is no CT slice, where another kind of scanner made it
 
 # What decodes each transfer syntax for pydicom, beside what comes with it and with Pillow (uncompressed, RLE, mostly
@@ -28,33 +30,21 @@ DECODERS = {
 
 @dataclass(frozen=True)
 class Scale:
-    """What the stored values of a slice mean; nearly always the same in a whole series.
+    """What the stored values of a slice mean; nearly always the same in a whole series."""
 
-    Attributes:
-        signed: PixelRepresentation is 1.
-        slope, intercept: Hounsfield units are stored values times slope plus intercept.
-        padding: lowest and highest of the stored values that mark what was not measured; None if there are none.
-    """
-
-    signed: bool
+    signed: bool  # PixelRepresentation is 1
     slope: float
-    intercept: float
-    padding: tuple[int, int] | None
+    intercept: float  # Hounsfield units are stored values times slope plus intercept
+    padding: tuple[int, int] | None  # lowest and highest stored value that mark what was not measured, if any do
 
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """One CT slice as it is stored.
+    """One CT slice as it is stored."""
 
-    Attributes:
-        codes: (H, W) uint16, the stored values modulo 65,536.
-        scale: what they mean.
-        orientation: the directions of a row and of a column, six numbers; None where they are not given.
-    """
-
-    codes: object
+    codes: object  # (H, W) uint16, the stored values modulo 65,536
     scale: Scale
-    orientation: tuple[float, ...] | None
+    orientation: tuple[float, ...] | None  # the directions of a row and of a column, six numbers, if given
 
 
 def read_dicom(path):
@@ -102,7 +92,8 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     if warn and not file.get("Modality"):
         warnings.warn("a slice does not say its Modality: it is taken for CT", stacklevel=3)
     if warn and missing:
-        warnings.warn(f"a slice has no {' and no '.join(missing)}: {told(missing)}, DICOM's default", stacklevel=3)
+        taken = " and ".join(f"{_DEFAULTS[name]:g}" for name in missing)
+        warnings.warn(f"a slice has no {' and no '.join(missing)}: {taken} is taken, DICOM's default", stacklevel=3)
     return StoredSlice(pixels.astype("uint16", copy=False), scale, orientation)
 
 
@@ -130,19 +121,23 @@ def load_pydicom():
 
 def check_decoder(syntax: str, path) -> None:
     """Raise ImportError unless something that is installed decodes pixels of this transfer syntax."""
-    why = _undecodable(str(syntax))
-    if why:
-        raise ImportError(f"{path} is compressed, and nothing that is installed decodes it\n{why}")
+    if found := undecodable(str(syntax)):
+        fix = f"%pip install {DECODERS[syntax]}" if syntax in DECODERS else "convert it with a program that reads it"
+        raise NotInstalled(
+            f"{path} is compressed, and nothing that is installed decodes it",
+            found=found,
+            fix=f"{fix}, then restart the kernel",
+        )
 
 
 def found_in(error: Exception) -> str:
     """Return what an error of this module found, in one line, for a message that names the file and the fix itself."""
-    lines = str(error).splitlines() or [type(error).__name__]
-    return next((line.strip().removeprefix("found: ") for line in lines if "found: " in line), lines[0])
+    return getattr(error, "found", "") or str(error).partition("\n")[0] or type(error).__name__
 
 
 @functools.cache
-def _undecodable(syntax: str) -> str | None:
+def undecodable(syntax: str) -> str | None:
+    """Return the name of a transfer syntax that nothing decodes which is installed."""
     pydicom = load_pydicom()
     uid = pydicom.uid.UID(syntax)
     try:
@@ -150,10 +145,7 @@ def _undecodable(syntax: str) -> str | None:
             return None
     except NotImplementedError:  # pydicom knows no decoder at all
         pass
-    fix = f"%pip install {DECODERS[syntax]}" if syntax in DECODERS else "convert it with a program that reads it"
-    return explain(
-        f"  found: {uid.name} ({syntax}), pydicom {pydicom.__version__}", fix=f"{fix}, then restart the kernel"
-    )
+    return f"{uid.name} ({syntax}), pydicom {pydicom.__version__}"
 
 
 # ---- what the values mean ------------------------------------------------------------------------------------------
@@ -161,27 +153,19 @@ def _undecodable(syntax: str) -> str | None:
 
 def find_scale(file, path) -> tuple[Scale, list[str]]:
     """Return what the stored values of a file mean, and which of slope and intercept it leaves out."""
-    missing = [name for name in ("RescaleSlope", "RescaleIntercept") if file.get(name) in (None, "")]
+    missing = [name for name in _DEFAULTS if file.get(name) in (None, "")]
     modality = file.get("Modality") or None
     if modality not in (None, "CT"):  # PET has a RescaleSlope, too, to becquerels
         raise not_a_slice(path, f"{OTHER_MODALITY}{modality}")
     if "RescaleSlope" in missing and modality is None:
         raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
-    slope, intercept = (
-        default if name in missing else float(file[name].value)
-        for name, default in (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
-    )
-    for name, value in (("RescaleSlope", slope), ("RescaleIntercept", intercept)):
+    given = {name: one if name in missing else float(file[name].value) for name, one in _DEFAULTS.items()}
+    for name, value in given.items():
         if not math.isfinite(value) or (name, value) == ("RescaleSlope", 0):
             raise not_a_slice(path, f"{name} {value}")  # every pixel would be the same, or no number
     low, high = file.get("PixelPaddingValue"), file.get("PixelPaddingRangeLimit")
     padding = (low, high if isinstance(high, int) else low) if isinstance(low, int) else None
-    return Scale(file.get("PixelRepresentation") == 1, slope, intercept, padding), missing
-
-
-def told(missing: list[str]) -> str:
-    """Say what is taken where slope or intercept is missing."""
-    return " and ".join({"RescaleSlope": "1", "RescaleIntercept": "0"}[name] for name in missing) + " is taken"
+    return Scale(file.get("PixelRepresentation") == 1, *given.values(), padding), missing
 
 
 @functools.lru_cache(maxsize=64)
@@ -205,6 +189,4 @@ def hounsfield_table(scale: Scale):
 @functools.lru_cache(maxsize=64)
 def window_table(scale: Scale, level: float, width: float):
     """Return every code seen through a window, (65536,) uint8."""
-    from tpukit.pe.ct import see
-
     return see(hounsfield_table(scale), level, width)

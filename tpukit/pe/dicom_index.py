@@ -5,22 +5,22 @@ import tempfile
 from pathlib import Path
 
 from tpukit.essentials.show import WrongValue
-from tpukit.pe.dicom import check_decoder
+from tpukit.pe.dicom import undecodable
 from tpukit.pe.labels import IDS
 from tpukit.pe.missing_images import as_in_headers, check_missing, match_headers
 from tpukit.pe.series import (
     TURNED,
     UNNAMED,
     UNSCALED,
-    along_body,
     find_files,
+    find_places,
     of_other_modalities,
     read_headers,
     without_others,
 )
 
 _AGAIN = "copy them again, if they are slices"
-_TOLD = {  # of what `along_body` notices; slices that lack, or share, a place are found by position
+_TOLD = {  # of what `find_places` notices; slices that lack, or share, a place are found by position
     TURNED: "nothing",
     UNSCALED: "look at one: without slope and intercept the greys may mean something else",
     UNNAMED: "look at one: another scanner's numbers are no Hounsfield units",
@@ -67,7 +67,10 @@ def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None =
     else:
         _check_once(headers, names)
     headers, rows = match_headers(headers, labels, missing, folder=folder, call="index_dicom(labels, folder")
-    position = _positions(headers, noticed)
+    position, told = find_places(headers, np.unique(headers["series"], return_inverse=True)[1])
+    for what in filter(told.get, _TOLD):
+        count, first = told[what]
+        noticed.append([f"{count:,} {what}", f"series {first}", _TOLD[what]])
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
     if keep:
         table = _with_the_odd(labels, rows, headers, position, paths, why)
@@ -87,36 +90,19 @@ def _with_the_odd(labels, rows, headers, position, paths: list[str], why: dict):
     odd = [f"its file is no CT slice: {why[uid]}" if uid in why else "it has no file" for uid in labels[IDS[2]]]
     odd, at, path = np.array(odd, object), np.full(len(labels), np.nan), np.full(len(labels), "", object)
     odd[rows], at[rows], path[rows] = "", position, paths
-    found = labels.iloc[rows]
+    found, unscaled = labels.iloc[rows], headers["unscaled"]
+    compressed = [one for one in np.unique(headers["syntax"]) if undecodable(one.decode())]
+    # Without a scale in a series that has one: DICOM's default is not theirs.
+    alone = unscaled & np.isin(headers["series"], headers["series"][~unscaled])
     for wrong, words in (
         (~np.isfinite(position), "it has no place in the body"),
-        (_undecodable(headers), "it is compressed, and nothing that is installed decodes it"),
+        (np.isin(headers["syntax"], compressed), "it is compressed, and nothing that is installed decodes it"),
         (_elsewhere(found, headers, 0), "its file says that it is of another study"),
         (_elsewhere(found, headers, 1), "its file says that it is of another series"),
-        (_alone_unscaled(headers), "it lacks RescaleSlope or RescaleIntercept, which others of its series have"),
+        (alone, "it lacks RescaleSlope or RescaleIntercept, which others of its series have"),
     ):
         odd[rows[wrong]], at[rows[wrong]], path[rows[wrong]] = words, np.nan, ""
     return labels.assign(path=path, position=at, odd=odd)
-
-
-def _undecodable(headers):
-    """Return (N,) bool of the images whose compression nothing that is installed decodes."""
-    import numpy as np
-
-    wrong = np.zeros(len(headers), bool)
-    for syntax in np.unique(headers["syntax"]):
-        try:
-            check_decoder(syntax.decode(), "")
-        except ImportError:
-            wrong |= headers["syntax"] == syntax
-    return wrong
-
-
-def _alone_unscaled(headers):
-    """Return (N,) bool of the images without a scale in a series that has one: DICOM's default is not theirs."""
-    import numpy
-
-    return headers["unscaled"] & numpy.isin(headers["series"], headers["series"][~headers["unscaled"]])
 
 
 def _elsewhere(labels, headers, which: int):
@@ -144,32 +130,11 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
             )
 
 
-def _positions(headers, noticed: list):
-    """Return the (N,) places along the body, in mm, -inf where there is none; add what `check_exams` is to say."""
-    import numpy as np
-
-    position, told = np.empty(len(headers)), {}
-    _, series, counts = np.unique(headers["series"], return_inverse=True, return_counts=True)
-    for member in np.split(np.argsort(series, kind="stable"), counts.cumsum()[:-1]):
-        position[member], found = along_body(headers[member])
-        for what in _TOLD:
-            if found.get(what):
-                count, first = told.get(what, (0, headers["series"][member[0]].decode()))
-                told[what] = count + int(found[what]), first
-    noticed += [
-        [f"{count:,} {what}", f"series {first}", do]
-        for what, do in _TOLD.items()
-        if what in told
-        for count, first in [told[what]]
-    ]
-    return position
-
-
 def _check_places(position, headers, names: list[str]) -> None:
     import numpy as np
 
-    if not np.isfinite(position).all():
-        nowhere = np.flatnonzero(~np.isfinite(position))
+    nowhere = np.flatnonzero(~np.isfinite(position))
+    if len(nowhere):
         raise WrongValue(
             f"{len(nowhere):,} images have no place in the body",
             found=f"no ImagePositionPatient along its series in {names[headers['file'][nowhere[0]]]}",

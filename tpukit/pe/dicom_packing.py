@@ -126,7 +126,15 @@ def pack_dicom(
         if placed is not None:
             headers, order = _of_index(labels, names, placed)
             return _lay_out(source, names, labels, headers, numpy.arange(len(labels)), order, work)
-        return _describe(source, names, labels, missing, share_of(damaged), work, workers, progress)
+        headers, others = read_headers(folder, names, work, workers, progress)
+        _tell_others(folder, names, others, share_of(damaged), len(headers))
+        headers, rows = _without_copies(headers), None
+        if labels is not None:
+            headers, rows = match_headers(headers, labels, missing, folder=folder, call="pack_dicom(...")
+        order, noticed = arrange(headers)
+        for sentence in noticed:
+            print(sentence)
+        return _lay_out(source, names, labels, headers, rows, order, work)
 
     source = PackSource(
         _facts(names, labels),
@@ -169,19 +177,6 @@ def _facts(names: list[str], labels) -> dict:
 
 
 # ---- which slices, in which order ----------------------------------------------------------------------------------
-
-
-def _describe(source, names, labels, missing, share, work, workers, progress) -> PackSource:
-    """Read the headers, and return the source with its rows and names."""
-    headers, others = read_headers(source.root, names, work, workers, progress)
-    _tell_others(source.root, names, others, share, len(headers))
-    headers = _without_copies(headers)
-    if labels is not None:
-        headers, table_rows = match_headers(headers, labels, missing, folder=source.root, call="pack_dicom(...")
-    order, noticed = arrange(headers)
-    for sentence in noticed:
-        print(sentence)
-    return _lay_out(source, names, labels, headers, None if labels is None else table_rows, order, work)
 
 
 def _indexed(labels, folder) -> list[str] | None:

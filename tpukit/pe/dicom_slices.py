@@ -32,9 +32,8 @@ class Slices:
         self._plane = _Recent(self._read_plane, 16)  # each is asked for three times, by threads that run ahead
         self._box = _Recent(self._find_box, 4)
         if plan.get("crop"):
-            self._order, self._series = (
-                numpy.load(work / f"{name}.npy", mmap_mode="r") for name in ("order", "series")
-            )
+            self._order = numpy.load(work / "order.npy", mmap_mode="r")
+            self._series = numpy.load(work / "series.npy", mmap_mode="r")
 
     def __getitem__(self, row: int) -> bytes:
         try:
@@ -70,8 +69,7 @@ class Slices:
     def _find_box(self, places: tuple[int, int]):
         """Find the lungs of a series, given where its rows lie in the order, by some slices along the body."""
         start, stop = places
-        looks = min(LOOKS, stop - start)
-        rows = [int(self._order[start + (stop - start) * (2 * look + 1) // (2 * looks)]) for look in range(looks)]
+        rows = [int(self._order[start + look]) for look in spread(stop - start, LOOKS)]
         return lung_box(unit for row in rows if (unit := self._units(row)) is not None)
 
     def _units(self, row: int):
@@ -86,13 +84,13 @@ class Slices:
 
 
 class SliceWeight:
-    """What slices take in a pack, by some of them: as `PackSource.weight`."""
+    """What slices take in a pack, by some of them: as `PackSource.weight`; `count` is how many there are, at most."""
 
     def __init__(self, root, names: Sequence[str], count: int):
         self.count, self._root, self._names = count, root, names
 
     def at_most(self, plan: dict) -> int:
-        """Return the bytes of the pixels: no JPEG of up to 95 has more."""
+        """Return the bytes that no image exceeds, without reading any: no JPEG of up to 95 has more than its pixels."""
         return plan["pixels"] ** 2 * (3 if plan["form"] == "jpeg" else 2)
 
     def sample(self, plan: dict) -> list[int]:
@@ -108,7 +106,7 @@ class SliceWeight:
         return sizes
 
     def smaller(self, plan: dict) -> Iterator[tuple[str, int, dict]]:
-        """Yield lower qualities and sizes."""
+        """Yield arguments that make a smaller pack: name, value, and how they change the plan."""
         for quality in (70, 50):
             if quality < plan.get("quality", 0):
                 yield "quality", quality, {"quality": quality}
@@ -139,11 +137,7 @@ def _encoded(image, quality: int) -> bytes:
 def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
     """Read a slice, upright, and return it through one window as a grey Pillow image, through three as RGB.
 
-    Args:
-        path: of the file.
-        size: height and width of the result.
-        windows: level and width of each.
-        crop: left, top, right, bottom from 0 to 1, as the slice is stored; None for all of it.
+    A window is (level, width); `crop` is left, top, right and bottom from 0 to 1, as the slice is stored.
     """
     import numpy
     from PIL import Image
@@ -151,7 +145,7 @@ def to_windows(path, size: int, windows: tuple, crop: tuple | None = None):
     stored = read_slice(path)
     planes = [Image.fromarray(numpy.take(window_table(stored.scale, *window), stored.codes)) for window in windows]
     image = planes[0] if len(planes) == 1 else Image.merge("RGB", planes)
-    return _upright(_resized(image, size, crop), stored.orientation)
+    return _upright(image, size, crop, stored.orientation)
 
 
 def to_hounsfield(path, size: int, crop: tuple | None = None):
@@ -161,22 +155,18 @@ def to_hounsfield(path, size: int, crop: tuple | None = None):
 
     stored = read_slice(path)
     units = Image.fromarray(numpy.take(hounsfield_table(stored.scale), stored.codes))
-    units = _upright(_resized(units, size, crop), stored.orientation)
+    units = _upright(units, size, crop, stored.orientation)
     return numpy.clip(numpy.rint(numpy.asarray(units)), -32768, 32767).astype("<i2")
 
 
-def _resized(image, size: int, crop: tuple | None):
+def _upright(image, size: int, crop: tuple | None, orientation: tuple | None):
+    """Return what a box holds of an image, at a size and upright."""
     from PIL import Image
 
     width, height = image.size
     box = crop and (crop[0] * width, crop[1] * height, crop[2] * width, crop[3] * height)
-    return image.resize((size, size), Image.Resampling.BILINEAR, box=box)
-
-
-def _upright(image, orientation):
-    from PIL import Image
-
-    how = turn(orientation) if orientation else None
+    image = image.resize((size, size), Image.Resampling.BILINEAR, box=box)
+    how = orientation and turn(orientation)
     return image.transpose(Image.Transpose[how]) if how else image
 
 

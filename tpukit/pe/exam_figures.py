@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import WrongValue
@@ -40,8 +41,6 @@ def show_exams(
     Raises:
         ValueError: there is not one probability for each row, a label is neither 0 nor 1, or the table lacks a column.
     """
-    import textwrap
-
     import numpy as np
 
     weighs = None if attention is None else as_array(attention)

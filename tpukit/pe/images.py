@@ -4,7 +4,8 @@ import os
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
-from tpukit.pe.labels import IDS, LABELS
+from tpukit.packs import decode
+from tpukit.pe.labels import IDS, LABELS, check_columns
 from tpukit.pe.missing_images import check_missing, leave_out
 
 
@@ -33,7 +34,8 @@ def index_images(labels, folder, *, missing: str = "raise"):
         )
     studies = labels["StudyInstanceUID"].unique()
     files = {}
-    for study in studies:
+    there = {entry.name for entry in _entries(folder) if entry.is_dir()}
+    for study in (study for study in studies if study in there):
         for series in filter(os.DirEntry.is_dir, _entries(os.path.join(folder, study))):
             for entry in _entries(series.path):
                 position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
@@ -70,22 +72,20 @@ class PEImages:
 
     `[i]` is `(image, labels)`. The image is (3, size, size) uint8 in [0, 255]: red is the lung window, green the
     embolism window, blue the mediastinal window. The labels are (10,) float32 of 0 and 1, in the order of `LABELS`.
-    Images are resized by Pillow's bilinear filter after they are decoded in full.
+    Images are decoded and resized as `tpukit.packs.decode` does when exact.
 
     Args:
         table: as `index_images` returns it, or some of its rows.
         size: height and width in pixels; None keeps the size of the files.
 
     Raises:
-        ValueError: the table has no `path` column.
+        ValueError: the table has no `path` column, or lacks a label.
         OSError: in `[i]`, if a file is missing or is not a complete JPEG; the message names the file and the row.
     """
 
     def __init__(self, table, size: int | None = 128):
-        if "path" not in table.columns:
-            raise WrongValue(
-                "PEImages needs a table with a path column", fix="PEImages(tpukit.pe.index_images(labels, folder))"
-            )
+        fix = "PEImages(tpukit.pe.index_images(labels, folder))"
+        check_columns(table, ("path", *LABELS), "the table of PEImages has", fix=fix)
         self.paths = table["path"].tolist()
         self.labels = table[list(LABELS)].to_numpy("float32")
         self.size = size
@@ -94,36 +94,24 @@ class PEImages:
         return len(self.paths)
 
     def __getitem__(self, index: int):
-        import numpy as np
         import torch
-        from PIL import Image
 
         path = self.paths[index]
         try:
-            with Image.open(path) as file:
-                # Pillow's draft mode, which shrinks while it decodes, would be faster, but gives other pixels.
-                image = file.convert("RGB")
+            pixels = decode(Path(path).read_bytes(), self.size)
         except FileNotFoundError:
             raise NoSuchFile(
                 f"image {index} of {len(self)} no longer exists: {path}",
                 fix="if files were moved, call tpukit.pe.index_images(labels, folder) again",
             ) from None
-        except (OSError, SyntaxError) as error:  # Pillow raises SyntaxError for some broken headers
+        except (OSError, ValueError) as error:
             raise SystemFailed(
                 f"image {index} of {len(self)} cannot be decoded: {path}",
-                found=f"{error} ({os.path.getsize(path)} bytes)",
+                found=error,
                 fix="copy this file again, or leave its row out of the table",
             ) from error
-        if self.size is not None and image.size != (self.size, self.size):
-            image = image.resize((self.size, self.size), Image.Resampling.BILINEAR)
-        pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-        return pixels, torch.tensor(self.labels[index])
+        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), torch.tensor(self.labels[index])
 
 
 def _entries(folder) -> list[os.DirEntry]:
-    """List a folder in the order of names; empty if it does not exist."""
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return sorted(os.scandir(folder), key=lambda entry: entry.name)

@@ -1,8 +1,10 @@
 """The network of the walkthrough: a ResNet with one output per label, its normalisation and its augmentation."""
 
+import pickle
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile, WrongValue
+from tpukit.pe.labels import LABELS
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, red, green and blue in [0, 1], as torchvision's weights expect them
 STD = (0.229, 0.224, 0.225)
@@ -84,7 +86,6 @@ def augment(**changes):
     rare in patients but does no harm here. Sizes vary by a quarter, since scanners differ as much in their field of
     view. `changes` override the arguments of `Augment`.
     """
-    from tpukit.pe.labels import LABELS
     from tpukit.train import Augment
 
     sides = {"flip": 0.5, "swap": (("leftsided_pe", "rightsided_pe"),), "names": LABELS}
@@ -93,8 +94,6 @@ def augment(**changes):
 
 def _load(model, file: Path) -> None:
     """Copy a state dict from a file into the model; a last layer of another size is ignored."""
-    import pickle
-
     import torch
 
     try:

@@ -3,6 +3,8 @@
 import html
 from pathlib import Path
 
+from tpukit.pe.phantoms.drawing import PhantomFolder
+
 NOT_FOR_CLINICAL_USE = "Not for clinical use: no output of this kit may guide the care of a patient."
 # https://github.com/RSNA/AI-Challenge-Data/wiki: the terms of use, and the paper to cite.
 LICENCE = (
@@ -29,7 +31,5 @@ def notice(folder) -> Notice:
     Args:
         folder: of the data: where `phantom` drew, or where the competition's files are.
     """
-    from tpukit.pe.phantoms.drawing import PhantomFolder
-
     is_phantom = (Path(folder) / PhantomFolder.manifest_name).is_file()
     return Notice(f"{NOT_FOR_CLINICAL_USE} {PHANTOM if is_phantom else LICENCE}")

@@ -137,12 +137,12 @@ def show_study(
         WORDS[LABELS[0]] if LABELS[0] in rows else "",
         highest(matters, _MONTAGE),
         " · ".join(caption),
+        [fact["number"] for fact in facts],
         views=views,
         curves=curves,
         jump=jump,
         above=_heading(first),
         below=_answers(first, said.iloc[0]),
-        numbers=[fact["number"] for fact in facts],
     )
     shown.pixels, shown.facts, shown.title = pixels[:, len(views) // 2], facts, f"study {study}"
     return shown

@@ -109,10 +109,9 @@ def read_headers(
     parts = [numpy.load(_kept(work, chunk, "npy")) for chunk in chunks]
     others = [other for chunk in chunks for other in json.loads(_kept(work, chunk, "json").read_text())]
     headers = numpy.concatenate(parts)
-    for syntax, first in zip(
-        *numpy.unique(headers["syntax"][: None if decoders else 0], return_index=True), strict=True
-    ):
-        check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
+    if decoders:
+        for syntax, first in zip(*numpy.unique(headers["syntax"], return_index=True), strict=True):
+            check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
     return headers, others
 
 
@@ -206,24 +205,33 @@ def arrange(headers) -> tuple:
     Along the body is along the normal of the slices, from the feet to the head where they are axial, whichever way they
     were numbered or the patient lay. Slices without a place, or of another orientation than most of their series, come
     first, in the order of their numbers.
-
     """
     import numpy
 
-    names, series, counts = numpy.unique(headers["series"], return_inverse=True, return_counts=True)
-    along, noticed = numpy.full(len(headers), -numpy.inf), {}
-    members = numpy.split(numpy.argsort(series, kind="stable"), counts.cumsum()[:-1])
-    for name, member in zip(names.tolist(), members, strict=True):
-        along[member], found = along_body(headers[member])
-        for what, count in found.items():
-            if count:
-                before, first = noticed.get(what, (0, name.decode()))
-                noticed[what] = before + int(count), first
+    _, series = numpy.unique(headers["series"], return_inverse=True)
+    along, noticed = find_places(headers, series)
     order = numpy.lexsort((headers["number"], along, series))
     return order, [f"{count:,} {what}; series {first}" for what, (count, first) in noticed.items()]
 
 
-def along_body(slices) -> tuple:
+def find_places(headers, series) -> tuple:
+    """Return the (N,) places along the body in mm, -inf where there is none; and what to notice, of which series first.
+
+    `series` is the number of each header's series.
+    """
+    import numpy
+
+    along, noticed = numpy.full(len(headers), -numpy.inf), {}
+    for member in numpy.split(numpy.argsort(series, kind="stable"), numpy.bincount(series).cumsum()[:-1]):
+        along[member], found = _along_body(headers[member])
+        for what, count in found.items():
+            if count:
+                before, first = noticed.get(what, (0, headers["series"][member[0]].decode()))
+                noticed[what] = before + int(count), first
+    return along, noticed
+
+
+def _along_body(slices) -> tuple:
     """Return each slice's place along the body in mm, -inf where there is none, for one series; and what to notice."""
     import numpy
 

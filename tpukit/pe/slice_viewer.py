@@ -70,21 +70,13 @@ for (const study of document.querySelectorAll('[data-study="ID"]:not([data-ready
 
 @dataclass(frozen=True)
 class Curve:
-    """Numbers along the body, drawn above the slider.
-
-    Attributes:
-        name: what they are.
-        values: one for each slice, 0 to 1; nan where there is none.
-        color: of the line.
-        filled: fills what is below the line, instead of the line.
-        dashed: draws a thin, dashed line.
-    """
+    """Numbers along the body, drawn above the slider."""
 
     name: str
-    values: Sequence[float]
+    values: Sequence[float]  # one for each slice, 0 to 1; nan where there is none
     color: str = look.COLORS[0]
-    filled: bool = False
-    dashed: bool = False
+    filled: bool = False  # what is below the line, instead of the line
+    dashed: bool = False  # and thin
 
 
 @dataclass(repr=False, eq=False)
@@ -102,7 +94,7 @@ class Study:
         curves: drawn above the slider.
         jump: the slice that a button goes to, None for no button.
         above, below: HTML of the caller's, above the slices and below the slider.
-        numbers: of the slices in their series, from 1; empty where all of it is here.
+        numbers: of the slices in their series, from 1.
     """
 
     images: list[str]
@@ -111,12 +103,12 @@ class Study:
     mark: str
     overview: Sequence[int]
     caption: str
+    numbers: Sequence[int]
     views: Sequence[str] = ()
     curves: Sequence[Curve] = ()
     jump: int | None = None
     above: str = ""
     below: str = ""
-    numbers: Sequence[int] = ()
 
     def __repr__(self) -> str:
         marks = f"; {self.mark} on {len(self.marked)} of them" if self.mark else ""
@@ -138,9 +130,9 @@ class Study:
 
     def _edges(self) -> list[float]:
         """Return where along the body each slice begins, and the last one ends; it has the room of those left out."""
-        numbers = list(self.numbers) or [*range(1, len(self.images) + 1)]
-        between = [(below + above) / 2 for below, above in itertools.pairwise(numbers)]
-        return [edge - numbers[0] + 0.5 for edge in (numbers[0] - 0.5, *between, numbers[-1] + 0.5)]
+        first, last = self.numbers[0] - 0.5, self.numbers[-1] + 0.5
+        between = [(below + above) / 2 for below, above in itertools.pairwise(self.numbers)]
+        return [edge - first for edge in (first, *between, last)]
 
     def _stage(self) -> str:
         """Return the large slice with its slider and what belongs to it, all hidden until the script shows it."""
@@ -206,7 +198,7 @@ class Study:
             f'<div style="display:{"block" if seen else "none"};cursor:pointer">'
             f'<div style="overflow:hidden"><img src="data:image/jpeg;base64,{self.images[index]}" alt="{words}" '
             f'title="{words}" style="{place}"></div><div style="height:4px;background:{edge}"></div>'
-            f'<div style="font-size:11px">{self.numbers[index] if self.numbers else index + 1}</div></div>'
+            f'<div style="font-size:11px">{self.numbers[index]}</div></div>'
         )
 
 
@@ -273,7 +265,7 @@ def show_slices(
     marked = [place for place, index in enumerate(kept) if index in set(marked)]
     beside = highest([place in marked for place in range(len(kept))], overview)
     numbers = [index + 1 for index in kept]
-    return Study([as_jpeg(image) for image in pixels], words, marked, mark, beside, caption, numbers=numbers)
+    return Study([as_jpeg(image) for image in pixels], words, marked, mark, beside, caption, numbers)
 
 
 def highest(values, stretches: int) -> list[int]:

@@ -95,8 +95,8 @@ def read_submission(path, images):
     absent, unknown = wanted[rows < 0], len(given) - len(twice) - int((rows >= 0).sum())
     if len(twice) or len(absent) or unknown:
         others = given[~given.isin(wanted)]
-        few = ", ".join([f"{one} is missing" for one in absent[:2]] + [f"{one} is twice" for one in twice[:2]])
-        few = ", ".join(filter(None, [few, *(f"{one} was not asked for" for one in others[:2])]))
+        wrong = (("is missing", absent), ("is twice", twice), ("was not asked for", others))
+        few = ", ".join(f"{one} {what}" for what, ids in wrong for one in ids[:2])
         raise WrongValue(
             f"{path} does not answer every question once",
             found=f"{len(lines):,} lines for {len(wanted):,} ids: {few}",

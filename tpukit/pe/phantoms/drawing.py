@@ -1,14 +1,15 @@
 """Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
 
 import hashlib
-import operator
 import os
 from dataclasses import replace
 from pathlib import Path
 
 from tpukit.essentials.show import WrongValue
-from tpukit.packs import ResumableFolder, how_many, run_in_processes
+from tpukit.packs import ResumableFolder, how_many, run_in_processes, whole_number
+from tpukit.pe.ct import three_windows
 from tpukit.pe.dicom import load_pydicom
+from tpukit.pe.labels import COLUMNS
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom
 
 SHORT = (2.0, 6.0)  # mm along the body
@@ -60,8 +61,7 @@ def phantom(
             ones do; without it they span a third of an exam or more.
         masks: also keep where each embolus was drawn, `<folder>/masks/<study>/<series>/<image>.png` of the slices that
             show one, for `embolus_masks`; the images are the same with and without.
-        workers: processes that draw; None for one per CPU.
-        progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
+        workers, progress: as for `tpukit.pack`; the workers draw.
 
     Returns:
         The folder.
@@ -71,11 +71,13 @@ def phantom(
         FileExistsError: the folder holds other phantoms, or something that is no phantom.
         ImportError: form is "dicom", and pydicom is not installed.
     """
-    _check_numbers(studies=studies, slices=slices, seed=seed, size=size, workers=1 if workers is None else workers)
+    whole_number("workers", workers, 1)
+    numbers = {"studies": studies, "slices": slices, "seed": seed, "size": size}
+    recipe = {"recipe": RECIPE, **{name: whole_number(name, value, 0) for name, value in numbers.items()}}
+    recipe["positive"] = positive
     if form not in ("jpeg", "dicom"):
         raise ValueError(f'form is "jpeg" or "dicom", got {form!r}')
-    recipe = {"recipe": RECIPE, "studies": studies, "slices": slices, "seed": seed, "size": size, "positive": positive}
-    if studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
+    if None in recipe.values() or studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
         raise WrongValue(
             "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
             f"got studies={studies}, slices={slices}, size={size}, positive={positive}",
@@ -92,10 +94,19 @@ def phantom(
     if not _is_complete(target):
         with target.locked():
             if not _is_complete(target):  # else another process has made them meanwhile
-                _refuse_others(target)
                 target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
-                _draw_in_processes(recipe, target.work, how_many(studies, workers), progress)
-                _join_tables(target.work, target.folder / "train.csv")
+                workers = how_many(studies, workers)
+                run_in_processes(
+                    "tpukit.pe.phantoms.drawing:_work",
+                    [[recipe, str(target.work), rank, workers] for rank in range(workers)],
+                    label="draw phantoms",
+                    total=studies,
+                    done=lambda: len(list(target.work.glob("*.csv"))),
+                    folder=target.work,
+                    progress=progress,
+                )
+                tables = sorted(part.read_text() for part in target.work.glob("*.csv"))
+                (target.folder / "train.csv").write_text("".join([",".join(COLUMNS) + "\n", *tables]))
                 for made in (_images(recipe), *(["masks"] if masks else [])):
                     (target.work / made).rename(target.folder / made)
                 target.finish()
@@ -159,8 +170,6 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     import numpy as np
     from PIL import Image
 
-    from tpukit.pe.ct import three_windows
-    from tpukit.pe.labels import COLUMNS
     from tpukit.pe.phantoms.anatomy import HEIGHT, make_patient
     from tpukit.pe.phantoms.scanner import scan
 
@@ -209,18 +218,6 @@ def height_of(position: int, slices: int) -> float:
     return HEIGHT * (0.97 - 0.94 * position / (slices - 1))
 
 
-def _draw_in_processes(recipe: dict, work: Path, workers: int, progress: str | None) -> None:
-    run_in_processes(
-        "tpukit.pe.phantoms.drawing:_work",
-        [[recipe, str(work), rank, workers] for rank in range(workers)],
-        label="draw phantoms",
-        total=recipe["studies"],
-        done=lambda: len(list(work.glob("*.csv"))),
-        folder=work,
-        progress=progress,
-    )
-
-
 def _work(job: list) -> None:
     """Draw every `workers`th study, in one of the processes."""
     recipe, work, rank, workers = job
@@ -229,52 +226,24 @@ def _work(job: list) -> None:
             draw_study(recipe, number, findings, Path(work))
 
 
-def _join_tables(work: Path, file: Path) -> None:
-    """Write train.csv from the tables of the studies, ordered by study."""
-    from tpukit.pe.labels import COLUMNS
-
-    tables = sorted(part.read_text() for part in work.glob("*.csv"))
-    file.write_text(",".join(COLUMNS) + "\n" + "".join(tables))
-
-
-def _refuse_others(target: PhantomFolder) -> None:
-    """Raise FileExistsError where other phantoms are finished: whoever drew them, another notebook, say, reads them."""
-    try:
-        made = target.read_manifest()["plan"]
-    except (OSError, ValueError):
-        return
-    if others := target.differences(made):
-        raise FileExistsError(others)
-
-
 def _is_complete(target: PhantomFolder) -> bool:
-    """Tell whether the folder holds just these phantoms, all of them."""
+    """Tell whether the folder holds all of these phantoms.
+
+    FileExistsError where others are finished: whoever drew them, another notebook, say, reads them.
+    """
     try:
         made = target.read_manifest()["plan"]
     except (OSError, ValueError):
         return False
+    if others := target.differences(made):
+        raise FileExistsError(others)
     drawn = sum(len(files) for _, _, files in os.walk(target.folder / _images(target.plan)))
-    there = drawn == target.plan["studies"] * target.plan["slices"] and (target.folder / "train.csv").is_file()
-    return made == target.plan and there
+    return drawn == target.plan["studies"] * target.plan["slices"] and (target.folder / "train.csv").is_file()
 
 
 def _images(recipe: dict) -> str:
     """Name the folder of the images, as the competition or the JPEG set does."""
     return "train" if "form" in recipe else "train-jpegs"
-
-
-def _check_numbers(workers: int, seed: int, **numbers) -> None:
-    """Raise ValueError unless all are whole numbers, the workers 1 or more, the seed 0 or more."""
-    for name, number in {"workers": workers, "seed": seed, **numbers}.items():
-        try:
-            operator.index(number)
-        except TypeError:
-            raise WrongValue(f"{name} is a whole number, got {name}={number!r}", fix=f"{name}=int(...)") from None
-    if workers < 1 or seed < 0:
-        raise WrongValue(
-            f"phantom needs 1 or more workers and a seed of 0 or more, got workers={workers}, seed={seed}",
-            fix="leave workers out for one per CPU",
-        )
 
 
 def _uid(*parts) -> str:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tpukit.essentials.show import NoSuchFile
+from tpukit.pe.phantoms.drawing import PhantomFolder, decide_findings, height_of, study_uid
 
 
 def embolus_places(folder, table):
@@ -17,8 +18,6 @@ def embolus_places(folder, table):
         corner. nan where a slice shows no embolus, and everywhere in a folder that is no phantom's.
     """
     import numpy as np
-
-    from tpukit.pe.phantoms.drawing import PhantomFolder
 
     places = np.full((len(table), 2), np.nan)
     try:
@@ -49,8 +48,6 @@ def embolus_masks(folder, table, size: int | None = None):
     import numpy as np
     from PIL import Image
 
-    from tpukit.pe.phantoms.drawing import PhantomFolder
-
     folder = Path(folder)
     if not (folder / "masks").is_dir():
         raise NoSuchFile(
@@ -73,7 +70,6 @@ def _patient(recipe: dict, study: str):
     import numpy as np
 
     from tpukit.pe.phantoms.anatomy import make_patient
-    from tpukit.pe.phantoms.drawing import decide_findings, study_uid
 
     number = next(number for number in range(recipe["studies"]) if study_uid(recipe["seed"], number) == study)
     rng = np.random.default_rng([recipe["seed"], 1, number])
@@ -85,7 +81,6 @@ def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
     import numpy as np
     from scipy import ndimage
 
-    from tpukit.pe.phantoms.drawing import height_of
     from tpukit.pe.phantoms.scanner import Canvas
 
     size = recipe["size"]
