@@ -28,6 +28,7 @@ _MADE_BY_A_CALL = (types.FunctionType, functools.partial, type(functools.lru_cac
 _WRAPPERS = (types.FunctionType, functools.partial, type(functools.lru_cache(print)), functools.cached_property)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 _OF_PYTHON = ("builtins", "io", "_io", "_sitebuiltins", None)  # the others among the builtins, IPython has put there
+_EMPTY = types.CellType()
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 
 
@@ -251,7 +252,7 @@ def _codes(value: object) -> list[types.CodeType]:
         parts = [getattr(one, "__func__", getattr(one, "fget", one)) for one in vars(value).values()]
     functions = [one for one in map(_unwrapped, parts) if isinstance(one, types.FunctionType)]
     if not isinstance(value, type):  # what a decorator has made may hold the function without saying so
-        inside = [cell.cell_contents for one in functions for cell in one.__closure__ or () if _is_full(cell)]
+        inside = [cell.cell_contents for one in functions for cell in one.__closure__ or () if cell != _EMPTY]
         functions += [one for one in map(_unwrapped, inside) if isinstance(one, types.FunctionType)]
     own = [one for one in functions if one.__globals__.get("__name__") == "__main__"]
     return [one.__code__ for one in own if one.__code__.co_filename != "<string>"]  # a dataclass writes some
@@ -263,10 +264,6 @@ def _unwrapped(value: object) -> object:
     ):
         value = inner
     return value
-
-
-def _is_full(cell: types.CellType) -> bool:
-    return cell != types.CellType()
 
 
 def _used_at_once(code: types.CodeType) -> Iterator[tuple[str, ...]]:
