@@ -61,7 +61,6 @@ TESTED_THROUGH = {
         "migrate/old_cells.py",
         "migrate/old_files.py",
         "migrate/old_notes.py",
-        "migrate/rewriting.py",
         "migrate/rows.py",
         "migrate/set_up.py",
         "migrate/statement_rules.py",
