@@ -109,7 +109,6 @@ TESTED_THROUGH = {
     "measure/test_tpus.py": ["essentials/machine/chips.py"],
     "test_stands_alone.py": ["essentials/show/parts.py"],
     "train/test_early_stopping.py": ["essentials/show/measures.py"],
-    "train/test_log_files.py": ["train/log_writers.py"],
     "train/test_metrics.py": ["train/evaluation.py"],
     "train/test_host_state.py": ["train/host_parts.py"],
     "train/test_replay.py": ["runtimes/programs.py", "train/outside.py", "train/told.py"],

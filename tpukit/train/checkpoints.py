@@ -6,7 +6,7 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,8 @@ from tpukit.essentials.show import Explained, WrongType, WrongValue
 from tpukit.packs import locks
 
 _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
+# A run that was interrupted or killed is gone within this time, so that the same cell can be run again at once.
+_SECONDS_TO_WAIT = 5.0
 
 
 class CannotSave(Explained, OSError):
@@ -256,6 +258,28 @@ class Checkpoints:
                     step, best, crc32 = int(match[1]), bool(match[2]), int(match[3], 16)
                     found.append(_File(step, path.stat().st_mtime_ns, best, crc32, path))
         return sorted(found)
+
+
+@contextlib.contextmanager
+def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
+    """Keep other runs out of a folder; without locks, on some network drives and on Windows, say so and go on.
+
+    Raises:
+        CannotSave: another run holds the folder; the message names its process.
+    """
+    path = folder / ".run.lock"
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locks.hold(path, seconds=_SECONDS_TO_WAIT))
+        except BlockingIOError as error:
+            raise CannotSave(
+                f"another run saves in {folder}",
+                found=f"{error} holds {path.name}",
+                fix="wait until that run is over, or give this one a folder of its own",
+            ) from error
+        except OSError as error:
+            say(f"{folder} cannot be locked ({error}): make sure that no other run saves there")
+        yield
 
 
 def step_of(name: str) -> int | None:
