@@ -10,7 +10,6 @@ from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from tpukit.essentials.run import Core, gather_objects
@@ -74,14 +73,9 @@ class CoreStrategy(ParallelStrategy):
 
     def setup(self, trainer) -> None:
         """Bring the module to the device, with rank 0's weights everywhere, and make the optimisers."""
-        self.accelerator.setup(trainer)
         if isinstance(self.precision_plugin, MixedPrecision):  # which takes what is no CPU for a GPU
             self.precision_plugin.device = self.root_device.type
-        self.model = self.precision_plugin.convert_module(self.model)
-        self.model_to_device()
-        if trainer.state.fn == TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
-        self.setup_precision_plugin()
+        super().setup(trainer)
 
     def model_to_device(self) -> None:
         """Move the module itself, so that the Trainer's stays the one that trains."""
