@@ -82,7 +82,11 @@ class _Source:
         if name in self._texts or name == "__name__":  # the job's module is __main__ as well
             return
         if name not in self._scope and getattr(vars(builtins).get(name), "__module__", "builtins") in _OF_PYTHON:
-            self._refuse_late(name, user)
+            if name in _LATE:
+                raise WrongType(
+                    f"{user} uses {name}(), so it cannot be seen what it uses",
+                    fix=f"name what {user} needs, or put the trainer into a file",
+                )
             return
         value = self._scope.get(name, vars(builtins).get(name))  # IPython puts `display` among the builtins
         if (imported := self._imported(name, value)) is not None:
@@ -164,13 +168,6 @@ class _Source:
             return False
         made = {code_key(one) for one in inner_codes(code)}
         return not made or (codes <= made if isinstance(value, type) else not codes or bool(codes & made))
-
-    def _refuse_late(self, name: str, user: str) -> None:
-        if name in _LATE:
-            raise WrongType(
-                f"{user} uses {name}(), so it cannot be seen what it uses",
-                fix=f"name what {user} needs, or put the trainer into a file",
-            )
 
     def _refuse(self, name: str, value: object, user: str) -> None:
         if isinstance(value, _MADE_BY_A_CALL):
