@@ -68,9 +68,9 @@ class OldFile:
         return json.dumps(book, indent=1, ensure_ascii=False) + "\n"
 
 
-def first_cell(address: str = "") -> str:
+def first_cell() -> str:
     """Return the cell that finds the kit or installs it, the same as in the kit's notebooks."""
-    return _KIT_CELL.read_text().replace("ADDRESS", address).rstrip("\n")
+    return _KIT_CELL.read_text().replace("ADDRESS", "").rstrip("\n")
 
 
 def _are_cells(cells: object) -> bool:
