@@ -46,7 +46,7 @@ class Cell:
         self._marked, self._windows = text.startswith("\ufeff"), text.count("\r\n") == text.count("\n") > 0
         self.source = text.removeprefix("\ufeff")
         self.source = self.source.replace("\r\n", "\n") if self._windows else self.source
-        self.number, self._above, self._at, self.text = number, above, at, text
+        self.number, self._above, self._at = number, above, at
         self.magic = magic_of(self.source)
         self.tree: cst.Module | None = None
         self.broken: Broken | None = None

@@ -32,7 +32,7 @@ class OldFile:
         except ValueError as error:  # of either: it is no UTF-8, or no JSON
             fix = "open it in Jupyter and save it again" if path.suffix == ".ipynb" else "save it as UTF-8"
             raise WrongValue(f"{path} cannot be read: {error}", fix=fix) from error
-        self.path, self._text = path, text
+        self.path = path
         if self._book is None:
             self.texts, self.numbers = [text], [None]
             return

@@ -46,11 +46,6 @@ class CoreAccelerator(CPUAccelerator):
     def setup_device(self, device: torch.device) -> None:
         """Do nothing: the launcher has."""
 
-    @staticmethod
-    def name() -> str:
-        """Return the name that Lightning knows it by."""
-        return "tpukit"
-
 
 class CoreStrategy(ParallelStrategy):
     """Training over the cores of a run, with the core's collectives in place of DistributedDataParallel."""
