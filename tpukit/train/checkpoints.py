@@ -214,10 +214,7 @@ class Checkpoints:
     def newest(self, *, say: Callable[[str], object] = print) -> Checkpoint | None:
         """Load the newest checkpoint that is whole, or return None where there is none.
 
-        Damaged ones are reported, and left where they are.
-
-        Args:
-            say: called with one line for every checkpoint that is skipped.
+        Damaged ones are left where they are, and `say` gets a line for each.
         """
         import torch
 

@@ -18,10 +18,6 @@ class LogWriters:
 
     An interrupt ends the call of a function, which may be what hangs, and it gets no more rows either: the kernel still
     takes in what the cores have sent, and must not be held up a second time.
-
-    Args:
-        to: a function of a row, a list of them, or None.
-        say: shows a line of text.
     """
 
     def __init__(self, to: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
