@@ -210,7 +210,7 @@ WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "pe": {"robustness"},
     "preflight": {"cut_models"},
     "standin": {"collectives", "failures", "kit", "replay", "sharded", "torch_xla"},
-    "train": {"early_stopping", "same_in_fit"},
+    "train": {"early_stopping", "folder_lock", "same_in_fit"},
 }
 
 

@@ -7,7 +7,7 @@ import sys
 
 from tpukit.essentials.machine import check, host
 from tpukit.essentials.run import WorkerFailed
-from tpukit.essentials.show import NotInstalled, WrongValue, load_part
+from tpukit.essentials.show import Explained, NotInstalled, WrongValue, load_part
 
 # By name: the module whose `add_arguments` and `run` make the command, what it does, and its description.
 _OF_ROOMS = {
@@ -32,7 +32,8 @@ _OF_ROOMS = {
         "Compile a worker function's step for a TPU. Exit status: 0, or 1 where it does not fit.",
     ),
 }
-_TOLD = (FileNotFoundError, ImportError, TypeError, ValueError, WorkerFailed)
+# Errors of a command whose text is all that is shown.
+_TOLD = (Explained, FileNotFoundError, ImportError, TypeError, ValueError, WorkerFailed)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
         if "args" in given:  # of a worker function
             given.args = _arguments(given.args)
         return module.run(given)
-    except (*_TOLD, *module.TOLD) as error:
+    except _TOLD as error:
         print(error, file=sys.stderr)
         return 1
 

@@ -311,3 +311,9 @@ def test_what_a_tool_would_not_take_is_refused_and_nothing_is_written(folder, ca
     assert words in said.err
     assert "fix:" in said.err
     assert (said.out, list(folder.glob("*.zip"))) == ("", [])
+
+
+def test_a_file_that_is_no_text_is_told_without_a_traceback(folder, capsys):
+    (folder / "train.py").write_bytes(b"name = '\xff'")
+    assert main(["job", "train.py:learn_it", "--target", "dstack"]) == 1
+    assert re.match(r"train\.py is no text that Python reads: .*\n  fix:   save train\.py", capsys.readouterr().err)

@@ -305,7 +305,7 @@ FAULTS = [
     Fault("two fits in one folder, one after the other", "now(); return trained(core, '/tmp/tpukit-tiny')", "",
           check="result.results == [[1, 2], [1, 2]]", before=CLEAN, wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True),
     Fault("a fit in the folder of a run that goes on",
-          "from pathlib import Path\nfrom tpukit.train.folder_lock import one_run\n"
+          "from pathlib import Path\nfrom tpukit.train.checkpoints import one_run\n"
           "folder = Path('/tmp/tpukit-tiny')\n"
           "if core.is_main and os.fork() == 0:\n    with one_run(folder, say=print): time.sleep(9999)\n"
           "while not (folder / '.run.lock').is_file() or not (folder / '.run.lock').read_text(): time.sleep(0.01)\n"

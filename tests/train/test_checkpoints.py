@@ -59,7 +59,8 @@ def test_a_state_comes_back_as_it_was_and_says_where_it_lies(tmp_path):
     checkpoints = Checkpoints(tmp_path / "new" / "run")
     checkpoints.save(state, step=1200)
     found = checkpoints.newest()
-    assert (found.step, found.best, found.path) == (1200, False, checkpoints.paths[-1])
+    assert (found.step, found.path) == (1200, checkpoints.paths[-1])
+    assert "tensor" not in repr(found)
     assert found.path.name == f"step-00001200-{checksum(found.path)}.pt"
     for name in state["model"]:
         assert torch.equal(found.state["model"][name], state["model"][name])
@@ -187,7 +188,7 @@ def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpo
         last = found.step
         assert (found.state["model"]["weight"] == last).all()
         assert len(checkpoints.paths) <= 3 + 1 + 2  # killed before the older ones were removed
-        assert last < 4 or checkpoints.best(say=said.append).step == last // 4 * 4
+        assert last < 4 or f"{last // 4 * 4}*" in steps(tmp_path)
     assert last > most
     assert cut_off > most
 
@@ -273,14 +274,6 @@ def test_where_all_are_damaged_there_is_none_and_each_is_reported(tmp_path):
     assert Checkpoints(tmp_path).newest(say=said.append).step == 1
 
 
-def test_a_damaged_best_is_reported_too(tmp_path):
-    save(Checkpoints(tmp_path), 1, 2, best=[1])
-    flip(next(tmp_path.glob("*best*")))
-    said = []
-    assert Checkpoints(tmp_path).best(say=said.append) is None
-    assert "step-00000001-best-" in said[0]
-
-
 # ---- which are kept --------------------------------------------------------------------------------------------
 
 KEPT = [
@@ -299,8 +292,6 @@ KEPT = [
 def test_the_last_few_and_the_best_are_kept(tmp_path, keep, saved, best, kept):
     save(Checkpoints(tmp_path, keep=keep), *saved, best=best)
     assert steps(tmp_path) == kept
-    found = Checkpoints(tmp_path).best()
-    assert (found and found.step) == (max(best) if best else None)
 
 
 def test_a_step_saved_again_keeps_its_mark_as_the_best_and_newest_is_the_later(tmp_path):
@@ -308,7 +299,7 @@ def test_a_step_saved_again_keeps_its_mark_as_the_best_and_newest_is_the_later(t
     checkpoints.save(a_state(1), step=1, best=True)
     checkpoints.save({**a_state(1), "history": [1]}, step=1)
     assert checkpoints.newest().state["history"] == [1]
-    assert checkpoints.best().step == 1
+    assert "1*" in steps(tmp_path)
     checkpoints.save({**a_state(1), "history": [1, 2]}, step=1, best=True)
     checkpoints.close()
     assert steps(tmp_path) == ["1*"]
@@ -370,8 +361,7 @@ def saving(tmp_path):
 
 
 def test_save_returns_while_the_file_is_being_written(saving, tmp_path):
-    assert repr(saving).endswith("of steps 4; one is being saved")
-    saving.check()  # does not wait
+    assert steps(tmp_path) == ["4"]
     (tmp_path / f".step-00000005.{os.getpid()}.unfinished").read_bytes()
     with pytest.raises(CannotSave, match="step 5 could not be written: invalid argument"):
         saving.close()
@@ -492,15 +482,6 @@ def test_a_folder_that_is_gone_is_an_error_of_the_save(tmp_path):
         save(checkpoints, 1)
     (tmp_path / "run").mkdir()  # the fix
     save(checkpoints, 1)
-
-
-def test_the_repr_says_what_is_there(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=2)
-    assert repr(checkpoints) == f"Checkpoints({str(tmp_path)!r}, keep=2): none yet"
-    checkpoints.save(a_state(900, size=300_000), step=900, best=True)
-    save(checkpoints, 1000, 1100)
-    assert repr(checkpoints) == f"Checkpoints({str(tmp_path)!r}, keep=2): 1 MiB of steps 900 (best), 1,000, 1,100"
-    assert "tensor" not in repr(checkpoints.newest())
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------

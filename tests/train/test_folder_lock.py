@@ -17,7 +17,7 @@ import torch
 from workers import Pairs, small_net
 
 from tpukit import WorkerFailed, fit, launch
-from tpukit.train import folder_lock
+from tpukit.train import checkpoints
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,14 +96,14 @@ def test_what_a_dying_run_still_holds_is_waited_for(tmp_path):
     code = f"""
 import sys, time
 from pathlib import Path
-from tpukit.train.folder_lock import one_run
+from tpukit.train.checkpoints import one_run
 with one_run(Path({str(tmp_path)!r}), say=print):
     print("held", flush=True)
     time.sleep(1.5)
 """
     holder = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, cwd=ROOT)
     assert holder.stdout.readline() == b"held\n"
-    with folder_lock.one_run(tmp_path, say=pytest.fail):
+    with checkpoints.one_run(tmp_path, say=pytest.fail):
         assert holder.wait() == 0
         assert f"process {os.getpid()} on " in (tmp_path / ".run.lock").read_text()
     assert list(tmp_path.iterdir()) == []
@@ -111,7 +111,7 @@ with one_run(Path({str(tmp_path)!r}), say=print):
 
 
 def test_its_own_forks_do_not_hold_the_folder_after_it(tmp_path):
-    with folder_lock.one_run(tmp_path, say=pytest.fail):
+    with checkpoints.one_run(tmp_path, say=pytest.fail):
         child = os.fork()
         if child == 0:
             time.sleep(900)
@@ -120,7 +120,7 @@ def test_its_own_forks_do_not_hold_the_folder_after_it(tmp_path):
         took = []
 
         def elsewhere():
-            code = "import sys; from pathlib import Path; from tpukit.train.folder_lock import one_run\n"
+            code = "import sys; from pathlib import Path; from tpukit.train.checkpoints import one_run\n"
             code += f"with one_run(Path({str(tmp_path)!r}), say=print): pass"
             took.append(subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=600).returncode)
 
@@ -139,7 +139,7 @@ def test_a_drive_without_locks_is_used_and_said(tmp_path, monkeypatch):
 
     monkeypatch.setattr("fcntl.lockf", refuse)
     said = []
-    with folder_lock.one_run(tmp_path, say=said.append):
+    with checkpoints.one_run(tmp_path, say=said.append):
         assert list(tmp_path.iterdir()) == []
     assert said == [
         f"{tmp_path} cannot be locked ([Errno 38] Function not implemented): make sure that no other run saves there"

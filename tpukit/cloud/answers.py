@@ -51,56 +51,40 @@ class Service:
         try:
             yield
         except Exception as error:  # of googleapiclient, google's own, requests, sockets: no common base
-            failed = self.explain(what, error)
-            if failed is None:
+            status, said = _status(error), _words(error)
+            if status is None and not _is_of_the_network(error):
                 raise
-            raise failed from error
-
-    def explain(self, what: str, error: BaseException) -> CloudFailed | None:
-        """Return the error that tells of another; None for one that is no answer of the cloud."""
-        status, said = _status(error), _words(error)
-        if status is None and not _is_of_the_network(error):
-            return None
-        if status is None and _is_a_credential(error):
-            return CloudFailed(f"{what}: the credential was not accepted", found=said, fix=_LOGIN, status=401)
-        answered = f"{self.name} answered {status}" if status else "no answer"
-        text = f"{what}: {_MEANINGS.get(status, _MEANINGS[None] if status is None else 'the request failed')}"
-        return CloudFailed(
-            text,
-            found=f"{answered}: {said}",
-            fix=self._fix(status, said),
-            status=status,
-            may_pass=status in (None, 429) or status >= 500,
-            answered=status is not None and not (status in (503, 504) and _is_of_grpc(error)),
-        )
-
-    def _fix(self, status: int | None, said: str) -> str:
-        if status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", said):
-            return f"`gcloud services enable {self.api} --project {self.project}`, and wait some minutes"
-        if status in self.fixes:
-            return self.fixes[status]
-        return {
-            None: "look at the network and its proxy, then try again",
-            400: "correct what the answer names",
-            401: _LOGIN,
-            403: f"give this account the role {self.role} in {self.project}, or name another project",
-            404: f"look whether it is in project {self.project}",
-            409: "choose another name",
-            429: "wait, take another region, or ask for more: https://console.cloud.google.com/iam-admin/quotas",
-        }.get(status, "try again in some minutes; https://status.cloud.google.com tells of outages")
+            if status is None and _is_a_credential(error):
+                fact = f"{what}: the credential was not accepted"
+                raise CloudFailed(fact, found=said, fix=_LOGIN, status=401) from error
+            meaning, fix = _ANSWERS.get(status, ("the request failed", _LATER))
+            fix = self.fixes.get(status, fix.format(**vars(self)))
+            if status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", said):
+                fix = f"`gcloud services enable {self.api} --project {self.project}`, and wait some minutes"
+            raise CloudFailed(
+                f"{what}: {meaning}",
+                found=f"{self.name} answered {status}: {said}" if status else f"no answer: {said}",
+                fix=fix,
+                status=status,
+                may_pass=status in (None, 429) or status >= 500,
+                answered=status is not None and not (status in (503, 504) and _is_of_grpc(error)),
+            ) from error
 
 
-_MEANINGS = {
-    None: "the cloud did not answer",
-    400: "the request was not understood",
-    401: "the credential was not accepted",
-    403: "not permitted",
-    404: "not found",
-    409: "there is one of that name already",
-    429: "too many requests, or no quota left",
-    500: "the service failed",
-    503: "the service is not available",
-    504: "the service did not answer in time",
+_LATER = "try again in some minutes; https://status.cloud.google.com tells of outages"
+_QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
+# By HTTP status, what an answer means and what to do; None where none came.
+_ANSWERS = {
+    None: ("the cloud did not answer", "look at the network and its proxy, then try again"),
+    400: ("the request was not understood", "correct what the answer names"),
+    401: ("the credential was not accepted", _LOGIN),
+    403: ("not permitted", "give this account the role {role} in {project}, or name another project"),
+    404: ("not found", "look whether it is in project {project}"),
+    409: ("there is one of that name already", "choose another name"),
+    429: ("too many requests, or no quota left", f"wait, take another region, or ask for more: {_QUOTAS}"),
+    500: ("the service failed", _LATER),
+    503: ("the service is not available", _LATER),
+    504: ("the service did not answer in time", _LATER),
 }
 
 

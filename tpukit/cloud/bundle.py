@@ -128,13 +128,13 @@ def _of_a_file(given: str, needs: Mapping[str, str]) -> Bundle:
     tree = parse(_text(own[file.name], str(file)), str(file))
     if function:
         _check_defined(tree, file, function)
-    return _bundle(own, Imports(file.resolve().parent, needs), file.stem, function, name=function or file.stem)
+    return _bundle(own, Imports(file.resolve().parent, needs), file.stem, function)
 
 
 def _bundle(
-    own: dict[str, bytes], imports: Imports, module: str, function: str, trainer: Callable | None = None, name: str = ""
+    own: dict[str, bytes], imports: Imports, module: str, function: str, trainer: Callable | None = None
 ) -> Bundle:
-    name, files, waiting = name or function, dict(own), list(own) + list(imports.files)
+    name, files, waiting = function or module, dict(own), list(own) + list(imports.files)
     while waiting:
         path = waiting.pop()
         if path not in files:

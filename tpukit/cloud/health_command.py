@@ -2,10 +2,7 @@
 
 import argparse
 
-from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.tpu_health import health
-
-TOLD = (CloudFailed,)  # errors whose text is all that is shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

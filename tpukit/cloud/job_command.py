@@ -6,14 +6,12 @@ import os
 import shlex
 import sys
 
-from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.bundle import make_bundle
 from tpukit.cloud.handover import TARGETS, check_name, check_place
 from tpukit.cloud.vertex import Job, arguments, find_bucket, job, new_name
 from tpukit.essentials.show import WrongValue
 from tpukit.measure import find_tpu
 
-TOLD = (CloudFailed,)  # errors whose text is all that is shown
 _HINTS = {
     "gcloud": "one line after the other",
     "skypilot": "sky launch job.yaml",

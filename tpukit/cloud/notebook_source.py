@@ -28,6 +28,7 @@ _MADE_BY_A_CALL = (types.FunctionType, functools.partial, type(functools.lru_cac
 _WRAPPERS = (types.FunctionType, functools.partial, type(functools.lru_cache(print)), functools.cached_property)
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 _OF_PYTHON = ("builtins", "io", "_io", "_sitebuiltins", None)  # the others among the builtins, IPython has put there
+_EMPTY = types.CellType()
 _COMPOUND = (ast.If, ast.Try, ast.With, ast.For, ast.While)
 
 
@@ -81,7 +82,11 @@ class _Source:
         if name in self._texts or name == "__name__":  # the job's module is __main__ as well
             return
         if name not in self._scope and getattr(vars(builtins).get(name), "__module__", "builtins") in _OF_PYTHON:
-            self._refuse_late(name, user)
+            if name in _LATE:
+                raise WrongType(
+                    f"{user} uses {name}(), so it cannot be seen what it uses",
+                    fix=f"name what {user} needs, or put the trainer into a file",
+                )
             return
         value = self._scope.get(name, vars(builtins).get(name))  # IPython puts `display` among the builtins
         if (imported := self._imported(name, value)) is not None:
@@ -164,13 +169,6 @@ class _Source:
         made = {code_key(one) for one in inner_codes(code)}
         return not made or (codes <= made if isinstance(value, type) else not codes or bool(codes & made))
 
-    def _refuse_late(self, name: str, user: str) -> None:
-        if name in _LATE:
-            raise WrongType(
-                f"{user} uses {name}(), so it cannot be seen what it uses",
-                fix=f"name what {user} needs, or put the trainer into a file",
-            )
-
     def _refuse(self, name: str, value: object, user: str) -> None:
         if isinstance(value, _MADE_BY_A_CALL):
             raise WrongType(
@@ -251,7 +249,7 @@ def _codes(value: object) -> list[types.CodeType]:
         parts = [getattr(one, "__func__", getattr(one, "fget", one)) for one in vars(value).values()]
     functions = [one for one in map(_unwrapped, parts) if isinstance(one, types.FunctionType)]
     if not isinstance(value, type):  # what a decorator has made may hold the function without saying so
-        inside = [cell.cell_contents for one in functions for cell in one.__closure__ or () if _is_full(cell)]
+        inside = [cell.cell_contents for one in functions for cell in one.__closure__ or () if cell != _EMPTY]
         functions += [one for one in map(_unwrapped, inside) if isinstance(one, types.FunctionType)]
     own = [one for one in functions if one.__globals__.get("__name__") == "__main__"]
     return [one.__code__ for one in own if one.__code__.co_filename != "<string>"]  # a dataclass writes some
@@ -263,10 +261,6 @@ def _unwrapped(value: object) -> object:
     ):
         value = inner
     return value
-
-
-def _is_full(cell: types.CellType) -> bool:
-    return cell != types.CellType()
 
 
 def _used_at_once(code: types.CodeType) -> Iterator[tuple[str, ...]]:

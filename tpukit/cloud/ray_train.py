@@ -13,7 +13,8 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -105,9 +106,7 @@ class HostsFailed(Explained, RuntimeError):
         failures: by host, what it said.
     """
 
-    def __init__(self, fact: str = "", *, found: object = "", fix: object = "", failures: dict[int, str] | None = None):
-        super().__init__(fact, found=found, fix=fix)
-        self.failures = failures or {}
+    failures: Mapping[int, str] = types.MappingProxyType({})
 
 
 def import_ray():

@@ -52,7 +52,7 @@ class Imports:
         for module, needed in imported(parse(text, where)):
             if module.partition(".")[0] == KIT:
                 self.uses_kit = True
-            elif not self._is_there(module) and needed:
+            elif not self.require(module) and needed:
                 raise _not_known(module, where)
         return sorted(set(self.files) - before)
 
@@ -72,11 +72,8 @@ class Imports:
         self.files |= new
         return list(new)
 
-    def require(self, module: str) -> None:
-        """Add what brings a module, if this machine has it."""
-        self._is_there(module)
-
-    def _is_there(self, module: str) -> bool:
+    def require(self, module: str) -> bool:
+        """Add what brings a module; return whether it is known, or comes with Python or the kit."""
         top = module.partition(".")[0]
         names = [module[: end.start()] for end in re.finditer(r"[.]|$", module)]
         if given := [self.given[name] for name in reversed(names) if name in self.given]:

@@ -54,10 +54,9 @@ def node_health(
     endpoint: str | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> tuple[str, list[Finding]]:
-    """Return the full name of a TPU VM, and what the cloud says of it: state, health, kind, symptoms.
+    """Return the full name of a TPU VM, and what the cloud says of it: state, health, kind, symptoms; see `health`.
 
-    Waits up to `wait` seconds while its state passes by itself, asking `every` so many seconds, and says what it waits
-    for. An answer that never comes ends after ten seconds, and is asked for again as long as there is time.
+    An answer that never comes ends after ten seconds, and is asked for again as long as there is time.
 
     Raises:
         CloudFailed: no such TPU, no permission, no credential, no project, no zone, no answer; ImportError without

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed, find_credentials
@@ -118,7 +119,7 @@ def job(
     }
     if service_account is not None:
         request["jobSpec"]["serviceAccount"] = service_account
-    return Job(request, bundle, place, project, region, environ, connection, may_be_there=bool(name or continues))
+    return Job(request, bundle, place, project, region, environ, connection, bool(name or continues))
 
 
 def new_name(name: str) -> str:
@@ -126,6 +127,7 @@ def new_name(name: str) -> str:
     return f"{name[:20].rstrip('-')}-{time.strftime('%m%d-%H%M')}-{uuid.uuid4().hex[:4]}"
 
 
+@dataclass(eq=False, repr=False)
 class Job(Table):
     """A custom job: shows itself as a table, in any notebook, before anything is sent.
 
@@ -136,25 +138,18 @@ class Job(Table):
         state: QUEUED, PENDING, RUNNING, SUCCEEDED, ... as last seen; None before.
     """
 
-    def __init__(
-        self,
-        request: dict,
-        bundle: Bundle,
-        place: Tpu,
-        project: str | None,
-        region: str,
-        environ: Mapping[str, str],
-        connection: dict,
-        *,
-        may_be_there: bool,
-    ):
-        self.request, self.bundle = request, bundle
-        self._tpu, self._project, self._region = place, project, region
-        self._environ, self._connection = environ, connection
-        self.resource: str | None = None
-        self.state: str | None = None
-        self._api: VertexApi | None = None
-        self._sent, self._may_be_there = False, may_be_there
+    request: dict
+    bundle: Bundle
+    _tpu: Tpu
+    _project: str | None
+    _region: str
+    _environ: Mapping[str, str]
+    _connection: dict
+    _may_be_there: bool
+    resource: str | None = None
+    state: str | None = None
+    _api: VertexApi | None = None
+    _sent: bool = False
 
     @property
     def title(self) -> str:
@@ -227,7 +222,8 @@ class Job(Table):
     def _of_that_name(self, api: VertexApi):
         """Return the job of this name and folder that is not over, None where there is none; refuse to share one."""
         name, continues = self.request["displayName"], "TPUKIT_CONTINUE" in json.dumps(self.request)
-        found = [one for one in api.named(name) if _folder(one) == self.folder]
+        named = ((one, one.job_spec.base_output_directory) for one in api.named(name))
+        found = [one for one, output in named if output.output_uri_prefix == self.folder]
         running = [one for one in found if one.state.name.removeprefix("JOB_STATE_") not in _OVER]
         for one in running:
             if one.labels.get(TRAINER) == self.request["labels"][TRAINER]:
@@ -359,10 +355,6 @@ def find_bucket(bucket: str) -> str:
     address = (bucket if bucket.startswith("gs://") else f"gs://{bucket}").rstrip("/")
     _check("bucket", address, f"gs://{_BUCKET}(/[A-Za-z0-9._-]+)*", 'bucket="gs://my-bucket/runs"')
     return address
-
-
-def _folder(answer) -> str:
-    return answer.job_spec.base_output_directory.output_uri_prefix
 
 
 def _check(argument: str, given: str, pattern: str, example: str) -> None:

@@ -133,10 +133,6 @@ class VertexApi:
         once = {"retry": None, "timeout": self._timeout}
         self._repeat(f"the end of job {resource}", lambda: self._client.cancel_custom_job(name=resource, **once))
 
-    def close(self) -> None:
-        """Close the connection."""
-        self._client.transport.close()
-
     def _repeat(self, what: str, ask: Callable[[], _T], service: Service | None = None) -> _T:
         """Ask again, after a pause, what changes nothing when it is asked twice."""
         pauses = iter(self._pauses)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import libcst as cst
 
-from tpukit.migrate.old_cells import code
+from tpukit.migrate.old_cells import OF_SPAWN, by_name, code
 
 _SPACE = cst.SimpleWhitespace("")
 _NONE = cst.MaybeSentinel.DEFAULT
@@ -57,10 +57,9 @@ def _comments(item: cst.CSTNode) -> list[cst.Comment]:
 
 def launch(call: cst.Call, kit: Callable[[], str]) -> cst.Call | str:
     """Return `tpukit.launch` of the same function, in place of `xmp.spawn`; `kit` imports tpukit and says as what."""
-    places = ("fn", "args", "nprocs", "join", "daemon", "start_method")
     if any(one.star for one in call.args):
         return "its arguments are made elsewhere"
-    given = {one.keyword.value if one.keyword else places[at]: one for at, one in enumerate(call.args[: len(places)])}
+    given = by_name(call, OF_SPAWN)
     if "fn" not in given:
         return "it names no function"
     if "join" in given and code(given["join"].value) != "True":
@@ -94,8 +93,7 @@ def _argument(element: cst.BaseElement) -> cst.Arg:
 
 def adamw(call: cst.Call) -> cst.Call | str:
     """Return torch's AdamW with the defaults that the one of transformers had."""
-    places = ("params", "lr", "betas", "eps", "weight_decay", "correct_bias")
-    given = {one.keyword.value if one.keyword else places[at]: one for at, one in enumerate(call.args[: len(places)])}
+    given = by_name(call, ("params", "lr", "betas", "eps", "weight_decay", "correct_bias"))
     if "correct_bias" in given and code(given["correct_bias"].value) != "True":
         return "correct_bias=False has no counterpart in torch.optim"
     args = without(call.args, {given[name] for name in ("correct_bias", "no_deprecation_warning") if name in given})

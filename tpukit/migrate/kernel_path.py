@@ -4,15 +4,7 @@ import libcst as cst
 
 from tpukit.migrate.known_names import LAUNCHES, SPAWN
 from tpukit.migrate.meanings import Meanings
-from tpukit.migrate.old_cells import Cell, code, dotted
-
-
-def replicas(call: cst.Call) -> cst.Arg | None:
-    """Return the argument of a DistributedSampler that says how many cores there are; None where it has none."""
-    given = (
-        one for at, one in enumerate(call.args) if (one.keyword.value if one.keyword else at) in ("num_replicas", 1)
-    )
-    return next(given, None)
+from tpukit.migrate.old_cells import OF_SAMPLER, OF_SPAWN, Cell, by_name, code, dotted
 
 
 class KernelPath:
@@ -45,14 +37,9 @@ class KernelPath:
         """Return whether a sampler's number of replicas is that of the launch, in a function that only workers run."""
         if not dotted(call.func).endswith("DistributedSampler") or call in self.later or not cell.inside_function(call):
             return False
-        given = replicas(call)
-        counts = set()
-        for of, one in self.launches:
-            if self._meanings.full(of, one.func) == SPAWN:
-                places = enumerate(one.args)
-                counts |= {
-                    code(arg.value) for n, arg in places if (arg.keyword.value if arg.keyword else n) in ("nprocs", 2)
-                }
+        given = by_name(call, OF_SAMPLER).get("num_replicas")
+        spawns = [by_name(one, OF_SPAWN) for of, one in self.launches if self._meanings.full(of, one.func) == SPAWN]
+        counts = {code(one["nprocs"].value) for one in spawns if "nprocs" in one}
         return given is not None and counts == {code(given.value)} != {"1"}
 
     def _note(self, cell: Cell) -> None:

@@ -43,7 +43,7 @@ def _table(name: str) -> dict:
 def _moved() -> dict[str, str]:
     """Return the modules that are somewhere else today, as names.json says, by their old names."""
     entries, modules = _table("names")["names"], _table("api")
-    return {old: one["today"] for old, one in entries.items() if one["status"] == "gone" and one["today"] in modules}
+    return {old: one["today"] for old, one in entries.items() if one["today"] in modules}
 
 
 @functools.cache
@@ -112,8 +112,7 @@ def advice(dotted: str, dead: str) -> tuple[str, str]:
             one = invented[name]
             return f"no release has had it{': ' * ('note' in one)}{one.get('note', '')}", one["right"]
     for name in (dotted, dead):
-        if names.get(name, {}).get("status") == "gone":
-            one = names[name]
+        if one := names.get(name):
             return f"gone since {one['since']}", one["today"] or one["note"] or "write out what it did"
     module, _, name = dead.rpartition(".")
     why = "neither torch_xla 2.8 nor 2.9 has it"

@@ -5,7 +5,7 @@ from libcst.metadata import GlobalScope
 
 from tpukit.migrate.known_names import PARALLEL_LOADER
 from tpukit.migrate.meanings import Meanings
-from tpukit.migrate.old_cells import Cell, code
+from tpukit.migrate.old_cells import Cell, by_name, code
 
 _GONE = {"drop_last", "fixed_batch_size"}  # TypeError on 2.9
 
@@ -128,7 +128,7 @@ def arguments(call: cst.Call) -> list[cst.Arg] | None:
 
 def several_devices(call: cst.Call) -> bool:
     """Return whether a ParallelLoader is given a list that names not one device."""
-    given = [one.value for one in call.args[1:] if one.keyword is None or one.keyword.value == "devices"][:1]
-    given += [one.value for one in call.args[:1] if one.keyword and one.keyword.value == "devices"]
-    spreads = (cst.ListComp, cst.BinaryOperation, cst.Call)
-    return any(isinstance(one, cst.List) and len(one.elements) != 1 or isinstance(one, spreads) for one in given)
+    given = by_name(call, ("loader", "devices")).get("devices")
+    devices = given and given.value
+    several = isinstance(devices, cst.List) and len(devices.elements) != 1
+    return several or isinstance(devices, cst.ListComp | cst.BinaryOperation | cst.Call)

@@ -9,8 +9,6 @@ from tpukit.essentials.show import Explained, NoSuchFile, WrongValue
 from tpukit.migrate.migrated import migrate
 from tpukit.migrate.old_files import files_in
 
-TOLD = ()  # errors whose text is all that is shown: this command tells them itself
-
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""

@@ -17,6 +17,7 @@ from tpukit.migrate.rows import Row
 _TPU = re.compile(
     r"torch_?xla|pytorch[-_/]xla|tpu-pytorch|tpu_cores|COLAB_TPU_ADDR|cloud-tpu-client|\bXLA\b|\bxmp?\.\w"
 )
+_IMPORTS_KIT = re.compile(r"^\s*import tpukit\b", re.MULTILINE)
 _COLOURS = {"-": "\033[31m", "+": "\033[32m", "@": "\033[36m"}
 
 
@@ -163,13 +164,9 @@ def migrate(
 
 def _place_of_kit(file: OldFile, texts: list[str], found: list[Row]) -> int | None:
     """Return before which cell the kit's own goes: that of the old set-up, or the first, if it has to."""
-    needs = [
-        number
-        for number, text in zip(file.numbers, texts, strict=True)
-        if re.search(r"^\s*import tpukit\b", text, re.M)
-    ]
+    needs = [number for number, text in zip(file.numbers, texts, strict=True) if _IMPORTS_KIT.search(text)]
     head = first_cell().split("\n")[0]
-    has = any(text.startswith(head) or re.search(r"^\s*import tpukit\b", text, re.MULTILINE) for text in file.texts)
+    has = any(text.startswith(head) or _IMPORTS_KIT.search(text) for text in file.texts)
     if has or not needs or needs == [None]:
         return None
     old = [row.cell for row in found if row.rule == "set-up" and row.kind == "change" and row.old[:1] in "!%"]

@@ -5,15 +5,21 @@ from collections.abc import Sequence
 import libcst as cst
 
 from tpukit.migrate.book import Book
+from tpukit.migrate.import_rules import ImportRules
 from tpukit.migrate.kernel_path import KernelPath
 from tpukit.migrate.loaders import Loaders
 from tpukit.migrate.magics import FILES, SHELLS, unmask
 from tpukit.migrate.meanings import Meanings
+from tpukit.migrate.old_calls import OldCalls
 from tpukit.migrate.old_cells import Cell
 from tpukit.migrate.old_notes import notes
-from tpukit.migrate.rewriting import Rewriting
 from tpukit.migrate.rows import Row
 from tpukit.migrate.shell_lines import logical_lines, without_setup
+from tpukit.migrate.statement_rules import StatementRules
+
+
+class Rewriting(OldCalls, ImportRules, StatementRules):
+    """Rewrites one cell by all rules and tells of it in the book's rows; what it leaves is left as it was written."""
 
 
 def rewritten(cells: list[Cell], rows: list[Row]) -> list[str]:

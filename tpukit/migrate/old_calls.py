@@ -7,12 +7,11 @@ import libcst as cst
 from libcst.metadata import ExpressionContext
 
 from tpukit.migrate import call_rules
-from tpukit.migrate.kernel_path import replicas
 from tpukit.migrate.known_names import PARALLEL_LOADER, RENAMED, SPAWN, STARTS_THE_RUNTIME, XM, XR, advice, dead_part
 from tpukit.migrate.loaders import arguments, several_devices
 from tpukit.migrate.meanings import Meaning
 from tpukit.migrate.name_rules import ADAMW, NameRules
-from tpukit.migrate.old_cells import code
+from tpukit.migrate.old_cells import OF_SAMPLER, by_name, code
 from tpukit.migrate.set_up import is_asked
 
 _DATA_PARALLEL = "torch_xla.distributed.data_parallel.DataParallel"
@@ -56,10 +55,12 @@ class OldCalls(NameRules):
             return self._read_loader(original, updated)
         if self._book.path.counts_cores(self._cell, original):
             return self._count_cores(original, updated)
-        new, rule = self._by_rule(original, updated, full, meaning) if meaning else self._by_text(original, updated)
+        if meaning is None:
+            self._look_at_text(original)
+            return updated
+        new, rule = self._by_rule(original, updated, full, meaning)
         if isinstance(new, str):
-            fix = "write out what is meant, by hand"
-            self._tell("stop", original, rule, new, fix)
+            self._tell("stop", original, rule, new, "write out what is meant, by hand")
             return updated
         if new is not None:
             self._tell("change", original, rule, code(new))
@@ -107,22 +108,21 @@ class OldCalls(NameRules):
         if any(re.match(r"['\"]tpu\b", one) for one in asked) and "torch_tpu" not in self._book.meanings.bound:
             self._tell("stop", call, "dead name", *advice('torch.device("tpu")', 'torch.device("tpu")'))
 
-    def _by_text(self, original: cst.Call, updated: cst.Call):
-        """Do the same for calls of no imported name: getattr, and what nbconvert makes of lines for the shell."""
-        name, args = code(original.func), original.args
-        if name == "getattr" and len(args) > 1 and isinstance(args[1].value, cst.SimpleString):
+    def _look_at_text(self, original: cst.Call) -> None:
+        """Tell of names in the text of a getattr, and of "tpu" in calls of what nobody imported."""
+        args = original.args
+        if code(original.func) == "getattr" and len(args) > 1 and isinstance(args[1].value, cst.SimpleString):
             full = f"{self._full(args[0].value)}.{args[1].value.evaluated_value}"
             if full.startswith("torch_xla.") and (dead := dead_part(full)):
                 kind = ("note", "guarded") if len(args) > 2 else ("stop", "dead name")
                 self._tell(kind[0], original, kind[1], *advice(full, dead))
         self._look_at_device(original, "")
-        return None, ""
 
     def _count_cores(self, original: cst.Call, updated: cst.Call) -> cst.Call:
         of, launch = self._book.path.launches[0]
         at = original.func  # imported beside what the launch came from
         alias = self._book.alias(XR, self._cell, at, self._book.meanings.of(of, launch.func))
-        old = replicas(updated)
+        old = by_name(updated, OF_SAMPLER)["num_replicas"]
         self._tell("change", original, "replicas", f"num_replicas={alias}.world_size()")
         return updated.deep_replace(old, old.with_changes(value=cst.parse_expression(f"{alias}.world_size()")))
 
@@ -173,6 +173,6 @@ class OldCalls(NameRules):
 
 def _number(call: cst.Call) -> str:
     """Return the number of the device that a call asks for; "" for none, and for the first of the process."""
-    given = [code(one.value) for one in call.args[:1] if not (one.keyword and one.keyword.value == "devkind")]
-    given += [code(one.value) for one in call.args[1:] if one.keyword and one.keyword.value in ("n", "index")]
-    return "".join(one for one in given if one not in ("None", "0"))
+    given = by_name(call, ("n",))
+    numbers = [code(given[name].value) for name in ("n", "index") if name in given]
+    return "".join(one for one in numbers if one not in ("None", "0"))

@@ -1,7 +1,9 @@
 """One cell, or one script: its text, its Python as a tree, and the cells that stand in its strings."""
 
 import ast
+import itertools
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import libcst as cst
@@ -14,6 +16,9 @@ from libcst.metadata import (
 )
 
 from tpukit.migrate.magics import MARK, is_python, magic_of, mask
+
+OF_SPAWN = ("fn", "args", "nprocs", "join", "daemon", "start_method")
+OF_SAMPLER = ("dataset", "num_replicas", "rank")  # of a DistributedSampler
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Cell:
         self._marked, self._windows = text.startswith("\ufeff"), text.count("\r\n") == text.count("\n") > 0
         self.source = text.removeprefix("\ufeff")
         self.source = self.source.replace("\r\n", "\n") if self._windows else self.source
-        self.number, self._above, self._at, self.text = number, above, at, text
+        self.number, self._above, self._at = number, above, at
         self.magic = magic_of(self.source)
         self.tree: cst.Module | None = None
         self.broken: Broken | None = None
@@ -112,6 +117,12 @@ class Cell:
 def code(node: cst.CSTNode) -> str:
     """Return a node as it is written."""
     return cst.Module([]).code_for_node(node)
+
+
+def by_name(call: cst.Call, places: Sequence[str]) -> dict[str, cst.Arg]:
+    """Return the arguments of a call by name; `places` names those that are given by their place."""
+    names = itertools.chain(places, itertools.repeat(""))
+    return {one.keyword.value if one.keyword else name: one for one, name in zip(call.args, names, strict=False)}
 
 
 def dotted(node: cst.CSTNode) -> str:

@@ -32,7 +32,7 @@ class OldFile:
         except ValueError as error:  # of either: it is no UTF-8, or no JSON
             fix = "open it in Jupyter and save it again" if path.suffix == ".ipynb" else "save it as UTF-8"
             raise WrongValue(f"{path} cannot be read: {error}", fix=fix) from error
-        self.path, self._text = path, text
+        self.path = path
         if self._book is None:
             self.texts, self.numbers = [text], [None]
             return
@@ -68,9 +68,9 @@ class OldFile:
         return json.dumps(book, indent=1, ensure_ascii=False) + "\n"
 
 
-def first_cell(address: str = "") -> str:
+def first_cell() -> str:
     """Return the cell that finds the kit or installs it, the same as in the kit's notebooks."""
-    return _KIT_CELL.read_text().replace("ADDRESS", address).rstrip("\n")
+    return _KIT_CELL.read_text().replace("ADDRESS", "").rstrip("\n")
 
 
 def _are_cells(cells: object) -> bool:

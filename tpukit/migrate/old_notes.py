@@ -9,7 +9,7 @@ import libcst as cst
 from tpukit.migrate.book import Book
 from tpukit.migrate.known_names import SPAWN, XM
 from tpukit.migrate.name_rules import ADAMW
-from tpukit.migrate.old_cells import Cell, code, dotted
+from tpukit.migrate.old_cells import OF_SAMPLER, OF_SPAWN, Cell, by_name, code, dotted
 from tpukit.migrate.rows import Row
 
 _WORLD = r"\b(xrt_world_size|world_size)\("
@@ -115,27 +115,23 @@ def _of_import(node: cst.Import | cst.ImportFrom) -> str:
 
 
 def _of_call(cell: Cell, node: cst.Call, book: Book) -> str:
-    full, given = (
-        book.meanings.full(cell, node.func),
-        {one.keyword.value: code(one.value) for one in node.args if one.keyword},
-    )
+    full = book.meanings.full(cell, node.func)
+    places = OF_SPAWN if full == SPAWN else OF_SAMPLER if code(node.func).endswith("DistributedSampler") else ()
+    given = {name: code(one.value) for name, one in by_name(node, places).items()}
     if full == f"{XM}.mesh_reduce":
         return "mesh_reduce"
     if full == SPAWN:
-        places = {one.keyword.value if one.keyword else at: code(one.value) for at, one in enumerate(node.args)}
-        return "one core" if "1" in (places.get("nprocs"), places.get(2)) else ""
+        return "one core" if given.get("nprocs") == "1" else ""
     if full.endswith(".Trainer") and full.split(".")[0] in ("pytorch_lightning", "lightning"):
         return "Trainer" if given.keys() & _OF_LIGHTNING_1 else ""
     if full == f"{XM}.save":
         tests = [code(one.test) for one in cell.above_of(node) if isinstance(one, cst.If)]
         return "save" if any(re.search(r"[<>]", one) for one in tests) else ""
-    if code(node.func).endswith("DistributedSampler"):
-        numbers = [code(one.value) for one in node.args[1:3] if not one.keyword]
-        numbers += [given.get(name, "") for name in ("num_replicas", "rank")]
+    if places == OF_SAMPLER:
+        numbers = [given.get(name, "") for name in ("num_replicas", "rank")]
         if not book.path.counts_cores(cell, node) and any(one.isdigit() for one in numbers):
             return "replicas"
-        data = code(node.args[0].value) if node.args else ""
-        return "validation" if re.search(r"val|test", data + given.get("dataset", ""), re.I) else ""
+        return "validation" if re.search(r"val|test", given.get("dataset", ""), re.I) else ""
     if "pad_to_max_length" in given:
         return "padding"
     if given.get("pretrained") == "True" and full.startswith("torchvision."):

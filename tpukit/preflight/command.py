@@ -14,10 +14,7 @@ from pathlib import Path
 from tpukit.essentials.show import NoSuchFile, NotInstalled, WrongValue
 from tpukit.measure import find_tpu
 from tpukit.preflight.libtpu import fetch_libtpu
-from tpukit.preflight.recording import NoPreflight
 from tpukit.preflight.step_report import preflight
-
-TOLD = (NoPreflight,)  # errors whose text is all that is shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -11,8 +11,7 @@ from tpukit.train.history_figure import show_history
 from tpukit.train.jobs import Jobs, launch_each
 from tpukit.train.kept_folder import KeptFolder, keep_folder
 from tpukit.train.kept_predictions import predict_to, read_predictions
-from tpukit.train.log_files import CsvWriter, TensorBoardWriter
-from tpukit.train.log_writers import Row
+from tpukit.train.log_files import CsvWriter, Row, TensorBoardWriter
 from tpukit.train.losses import NotFinite
 from tpukit.train.prediction import predict
 from tpukit.train.run_settings import keep_settings

@@ -60,7 +60,8 @@ class Buckets:
         sizes = self.sizes
         if sizes is None:
             with seeded_in_turn((0,)):  # what the dataset draws meanwhile is not missing in the training
-                sizes = [max(self._sizes(dataset[sample], sample)) for sample in range(len(dataset))]
+                parts = (self._parts(dataset[sample], sample).values() for sample in range(len(dataset)))
+                sizes = [max(part.shape[self.axis] for part, _ in those) for those in parts]
         sizes = numpy.asarray(sizes)
         if sizes.shape != (len(dataset),):
             raise WrongValue(
@@ -99,11 +100,11 @@ class Buckets:
         """Return an item at this length, and how much of its first padded part is data."""
         import torch
 
-        parts, sizes = self._parts(item, sample), self._sizes(item, sample)
-        limit = self.lengths[-1] if self.truncate else None
+        parts, limit = self._parts(item, sample), self.lengths[-1] if self.truncate else math.inf
+        first = min(next(part.shape[self.axis] for part, _ in parts.values()), length)
         for key, (part, value) in parts.items():
             axis, size = self.axis % part.ndim, part.shape[self.axis]
-            if limit is not None and size > limit:
+            if size > limit:
                 part, size = part.narrow(axis, 0, limit), limit
             if size > length:
                 raise WrongValue(
@@ -114,16 +115,11 @@ class Buckets:
             shape = list(part.shape)
             shape[axis] = length - size
             parts[key] = torch.cat([part, part.new_full(shape, value)], dim=axis)
-        first = min(sizes[0], length)
         if isinstance(item, Mapping):
             return {**item, **parts}, first
         if isinstance(item, list | tuple) and not (self.pad is None and _is_numbers(item)):
             return tuple(parts.get(place, part) for place, part in enumerate(item)), first
         return parts[0], first
-
-    def _sizes(self, item: object, sample: int) -> list[int]:
-        parts = self._parts(item, sample)
-        return [part.shape[self.axis] for part, _ in parts.values()]
 
     def _parts(self, item: object, sample: int) -> dict:
         """Return {key: (tensor, pad value)} of what is padded of an item.

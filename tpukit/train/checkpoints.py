@@ -6,16 +6,18 @@ import os
 import re
 import threading
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run import save_tensors
-from tpukit.essentials.show import Explained, WrongType, WrongValue, human_size
+from tpukit.essentials.show import Explained, WrongType, WrongValue
 from tpukit.packs import locks
 
 _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
+# A run that was interrupted or killed is gone within this time, so that the same cell can be run again at once.
+_SECONDS_TO_WAIT = 5.0
 
 
 class CannotSave(Explained, OSError):
@@ -28,7 +30,6 @@ class Checkpoint:
 
     path: Path
     step: int
-    best: bool
     state: dict = field(repr=False)
 
 
@@ -38,7 +39,6 @@ class _File:
     written: int  # nanoseconds; of two files of one step the later one counts
     best: bool
     crc32: int
-    bytes: int
     path: Path
 
 
@@ -91,13 +91,6 @@ class Checkpoints:
         """The complete files, the newest last; their checksums are not checked here."""
         return [file.path for file in self._files()]
 
-    def __repr__(self) -> str:
-        files = self._files()
-        steps = ", ".join(f"{file.step:,}" + " (best)" * file.best for file in files)
-        there = f"{human_size(sum(file.bytes for file in files))} of steps {steps}" if files else "none yet"
-        saving = "; one is being saved" if self._thread and self._thread.is_alive() else ""
-        return f"Checkpoints({str(self.folder)!r}, keep={self.keep}): {there}{saving}"
-
     # ---- writing -----------------------------------------------------------------------------------------------
 
     def save(self, state: dict, *, step: int, best: bool = False) -> None:
@@ -109,7 +102,7 @@ class Checkpoints:
         Args:
             state: dicts, lists and tuples of plain values and tensors in host memory; what state_dicts are made of.
             step: training steps done, 0 or more.
-            best: whether this is the best so far: it is kept until a better one is saved, and `best()` finds it.
+            best: whether this is the best so far: it is kept until a better one is saved.
 
         Raises:
             CannotSave: the save before this one failed, for example on a full disk; this one was not begun.
@@ -132,21 +125,18 @@ class Checkpoints:
         self._thread = threading.Thread(target=self._write, args=(state, step, best), name="tpukit-checkpoint")
         self._thread.start()
 
-    def check(self) -> None:
-        """Raise the error of a failed save, once; does not wait for a save that is under way.
+    def close(self) -> None:
+        """Wait until the last save is complete; saving again afterwards is allowed.
 
         Raises:
-            CannotSave: the disk is full, or the folder is gone; the message names the newest complete checkpoint.
+            CannotSave: it failed, as is said once: the disk is full, or the folder is gone; the message names the
+                newest complete checkpoint.
         """
+        if self._thread:
+            self._thread.join()
         error, self._error = self._error, None
         if error:
             raise error
-
-    def close(self) -> None:
-        """Wait until the last save is complete, and `check` it; saving again afterwards is allowed."""
-        if self._thread:
-            self._thread.join()
-        self.check()
 
     def _write(self, state: dict, step: int, best: bool) -> None:
         unfinished = self._unfinished(step)
@@ -163,7 +153,7 @@ class Checkpoints:
             self._damaged.discard(path())
             self._prune()
             self._on_saved(path())
-        except Exception as error:  # of any kind: `save`, `check` and `close` raise it where the caller sees it
+        except Exception as error:  # of any kind: `save` and `close` raise it where the caller sees it
             # The disk's own error: torch raises another one in its place, about positions in the file.
             self._error = self._explained((file and file.error) or error, step, file.bytes if file else 0)
 
@@ -224,37 +214,27 @@ class Checkpoints:
     def newest(self, *, say: Callable[[str], object] = print) -> Checkpoint | None:
         """Load the newest checkpoint that is whole, or return None where there is none.
 
-        Damaged ones are reported, and left where they are.
-
-        Args:
-            say: called with one line for every checkpoint that is skipped.
+        Damaged ones are left where they are, and `say` gets a line for each.
         """
-        return self._first_whole(lambda file: True, say)
-
-    def best(self, *, say: Callable[[str], object] = print) -> Checkpoint | None:
-        """Load the last checkpoint that was saved as the best, or return None; otherwise as `newest`."""
-        return self._first_whole(lambda file: file.best, say)
-
-    def _first_whole(self, wanted: Callable[[_File], bool], say: Callable[[str], object]) -> Checkpoint | None:
         import torch
 
-        file = self._newest_whole(wanted, say)
+        file = self._newest_whole(say)
         if file is None:
             return None
         # The file is whole, so an error here has another cause, such as too little memory, and loading an older
         # checkpoint instead would only hide it.
         state = torch.load(file.path, map_location="cpu", weights_only=True)
-        return Checkpoint(file.path, file.step, file.best, state)
+        return Checkpoint(file.path, file.step, state)
 
     def newest_step(self) -> int:
         """Return the step of the newest checkpoint that is whole, -1 where there is none; nothing is loaded or said."""
-        file = self._newest_whole(lambda file: True, lambda line: None)
+        file = self._newest_whole(lambda line: None)
         return file.step if file else -1
 
-    def _newest_whole(self, wanted: Callable[[_File], bool], say: Callable[[str], object]) -> _File | None:
-        if self._thread:  # its error, if it had one, is raised by `save`, `check` or `close`, not here
+    def _newest_whole(self, say: Callable[[str], object]) -> _File | None:
+        if self._thread:  # its error, if it had one, is raised by `save` or `close`, not here
             self._thread.join()
-        for file in filter(wanted, reversed(self._files())):
+        for file in reversed(self._files()):
             try:
                 found = _crc32(file.path)
                 reason = f"damaged, its checksum is {found:08x}" if found != file.crc32 else None
@@ -272,10 +252,31 @@ class Checkpoints:
         for path in self.folder.iterdir() if self.folder.is_dir() else ():  # the folder may have been removed
             if match := _NAME.fullmatch(path.name):
                 with contextlib.suppress(FileNotFoundError):  # another process has just pruned it
-                    status = path.stat()
                     step, best, crc32 = int(match[1]), bool(match[2]), int(match[3], 16)
-                    found.append(_File(step, status.st_mtime_ns, best, crc32, status.st_size, path))
+                    found.append(_File(step, path.stat().st_mtime_ns, best, crc32, path))
         return sorted(found)
+
+
+@contextlib.contextmanager
+def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
+    """Keep other runs out of a folder; without locks, on some network drives and on Windows, say so and go on.
+
+    Raises:
+        CannotSave: another run holds the folder; the message names its process.
+    """
+    path = folder / ".run.lock"
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(locks.hold(path, seconds=_SECONDS_TO_WAIT))
+        except BlockingIOError as error:
+            raise CannotSave(
+                f"another run saves in {folder}",
+                found=f"{error} holds {path.name}",
+                fix="wait until that run is over, or give this one a folder of its own",
+            ) from error
+        except OSError as error:
+            say(f"{folder} cannot be locked ({error}): make sure that no other run saves there")
+        yield
 
 
 def step_of(name: str) -> int | None:

@@ -91,16 +91,14 @@ def evaluate_synced(
     loss: Callable,
     batches: Batches,
     *,
-    metrics: Mapping[str, Callable] | None = None,
-    prepare: Callable | None = None,
-    bf16: bool = False,
-    keep_outputs: bool = True,
-    between_steps: Callable[[], None] | None = None,
+    metrics: Mapping[str, Callable] | None,
+    keep_outputs: bool,
     label: str | None = "valid",
+    **options: object,
 ) -> Evaluation:
-    """Do what `evaluate` does, for a model whose buffers are the same on every core already.
+    """Do what `evaluate` does, for a model whose buffers are the same on every core already; `options` of `host_steps`.
 
-    `between_steps` is called after every step; an exception from it ends the evaluation. `label` is that of the bar.
+    `label` is that of the bar.
     """
     import torch
 
@@ -109,9 +107,9 @@ def evaluate_synced(
     loss = copy.deepcopy(loss).cpu() if isinstance(loss, torch.nn.Module) else loss
     streamed = None if keep_outputs else StreamedMetrics(core, metrics or {})
     gather = core.gather if keep_outputs else torch.Tensor.detach
-    options = {"prepare": prepare, "bf16": bf16, "gather": gather, "between_steps": between_steps, "label": label}
     masked = takes_mask(batches, loss)
-    steps = host_steps(core, model, batches, inputs_targets_and_mask if masked else inputs_and_targets, **options)
+    split = inputs_targets_and_mask if masked else inputs_and_targets
+    steps = host_steps(core, model, batches, split, gather=gather, label=label, **options)
     with evaluating(model):
         if not keep_outputs:
             return _streamed(core, steps, batches.sampler, loss, streamed, masked=masked)

@@ -13,15 +13,12 @@ _MOST_BYTES = 64_000_000  # of arrays on the host, all together: 60 ms
 
 
 def host_state(roots: Mapping[str, object], *, without: Iterable[object] = ()) -> dict[str, object]:
-    """Return what can be reached from some objects and is no tensor of the device, by the way to it.
+    """Return what can be reached from objects with names and is no tensor of the device, by the way to it.
 
     Followed are attributes and slots, the contents of lists and dicts, of functions of the user's own what they close
     over and which globals they name, and of the modules that are met the attributes that such functions name. What only
     C knows is looked at as it would be pickled; what cannot be, a generator or an open file, is `Unseen`.
-
-    Args:
-        roots: objects by name.
-        without: objects that are not looked at.
+    The objects of `without` are not looked at.
     """
     found, todo, left = {"torch's settings": _settings()}, list(roots.items()), _MOST_BYTES
     modules, names, asked = {}, set(), set()

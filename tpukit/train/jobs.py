@@ -206,10 +206,8 @@ class _Queue:
             if self._waiting and place not in self._running and time.monotonic() >= free_at:
                 number = self._waiting.popleft()
                 group_type = WorkerGroup if self._topology.processes else InProcessGroup
-                alone, display = (
-                    dataclasses.replace(self._topology, device_number=place),
-                    _JobScreen(self._display, number),
-                )
+                alone = dataclasses.replace(self._topology, device_number=place)
+                display = _JobScreen(self._display, number)
                 beside = [job.group for job in self._running.values()]
                 group = group_type(alone, self._tasks[number], self._limits, display, beside=beside)
                 self._running[place] = _Job(number, group, group.looks(_LOOK_SECONDS / len(self._free_at)))

@@ -44,20 +44,19 @@ def keep_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> Kep
     platform = Host.read(machine).platform
     if platform == "Colab":
         kept = KeptFolder(machine.colab / name, _drive(machine.colab / "drive", name))
-        says = _COLAB.format(kept=kept) if kept.mirror else None
+        says = _COLAB if kept.mirror else None
     elif platform == "Kaggle":
         kept = KeptFolder(machine.kaggle / "working" / name)
         says = _KAGGLE_BATCH if machine.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch" else _KAGGLE
-        says = says.format(kept=kept)
     else:
         kept = KeptFolder(Path(name).absolute())
-        says = _ELSEWHERE.format(kept=kept)
+        says = _ELSEWHERE
     kept.folder.mkdir(parents=True, exist_ok=True)
     if platform == "Kaggle":
         for earlier in _inputs(machine.kaggle / "input", name):
             _take(earlier, kept.folder)
     if says:
-        print(says)
+        print(says.format(kept=kept))
     return kept
 
 

@@ -5,20 +5,15 @@ machine with one CPU. `trainer_options(core)` gives it the device, the rank and 
 The only file that imports lightning, so nothing of the kit imports this one: a worker function does.
 """
 
-import pickle
-
 import torch
-from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ParallelStrategy
-from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from tpukit.essentials.run import Core
+from tpukit.essentials.run import Core, gather_objects
 from tpukit.essentials.show import WrongValue
-
-_MESSAGE = 4096  # bytes: an object is sent in a multiple of it, so that few lengths, and so graphs, occur
 
 
 def trainer_options(core: Core) -> dict:
@@ -45,39 +40,11 @@ def trainer_options(core: Core) -> dict:
     return options | {"inference_mode": False}
 
 
-class CoreAccelerator(Accelerator):
-    """The device of a core, which is there and ready."""
+class CoreAccelerator(CPUAccelerator):
+    """The device of a core, which is there and ready: one a process, as Lightning's CPU; the strategy knows which."""
 
     def setup_device(self, device: torch.device) -> None:
         """Do nothing: the launcher has."""
-
-    def teardown(self) -> None:
-        """Do nothing: the launcher will."""
-
-    @staticmethod
-    def parse_devices(devices):
-        """Return them as they are."""
-        return devices
-
-    @staticmethod
-    def get_parallel_devices(devices) -> list:
-        """Return as many as asked for; the strategy knows the one that counts."""
-        return [torch.device("cpu")] * devices
-
-    @staticmethod
-    def auto_device_count() -> int:
-        """Return 1: a process sees its own."""
-        return 1
-
-    @staticmethod
-    def is_available() -> bool:
-        """Return True."""
-        return True
-
-    @staticmethod
-    def name() -> str:
-        """Return the name that Lightning knows it by."""
-        return "tpukit"
 
 
 class CoreStrategy(ParallelStrategy):
@@ -101,14 +68,9 @@ class CoreStrategy(ParallelStrategy):
 
     def setup(self, trainer) -> None:
         """Bring the module to the device, with rank 0's weights everywhere, and make the optimisers."""
-        self.accelerator.setup(trainer)
         if isinstance(self.precision_plugin, MixedPrecision):  # which takes what is no CPU for a GPU
             self.precision_plugin.device = self.root_device.type
-        self.model = self.precision_plugin.convert_module(self.model)
-        self.model_to_device()
-        if trainer.state.fn == TrainerFn.FITTING:
-            self.setup_optimizers(trainer)
-        self.setup_precision_plugin()
+        super().setup(trainer)
 
     def model_to_device(self) -> None:
         """Move the module itself, so that the Trainer's stays the one that trains."""
@@ -154,15 +116,7 @@ class CoreStrategy(ParallelStrategy):
 
     def broadcast(self, obj, src: int = 0):
         """Return core `src`'s object on all cores."""
-        if self.world_size == 1:
-            return obj
-        data = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8).int()
-        length = int(self.core.all_reduce(torch.tensor(len(data), device=self.root_device), "max"))
-        padded = torch.zeros(-(-length // _MESSAGE) * _MESSAGE, dtype=torch.int32)
-        padded[: len(data)] = data
-        (sent,) = self.core.to_device([padded])
-        everyone = self.core.to_host(self.core.gather(sent)).view(self.world_size, -1)
-        return pickle.loads(everyone[src].to(torch.uint8).numpy().tobytes())
+        return obj if self.world_size == 1 else gather_objects(self.core, obj)[src]
 
     def all_gather(self, tensor, group=None, sync_grads: bool = False):
         """Return the tensors of all cores, stacked, without their gradients."""

@@ -42,9 +42,6 @@ def has_state(metric: object) -> bool:
 class StreamedMetrics:
     """Copies of metrics that each core updates with its own samples; no core needs to see all outputs.
 
-    Args:
-        metrics: torchmetrics' metrics by name; they are copied, and the copies begin anew.
-
     Raises:
         TypeError: one is not torchmetrics' or has a state that cannot be combined exactly.
     """

@@ -82,7 +82,8 @@ def host_steps(
 ) -> Iterator[tuple]:
     """Yield (outputs, targets) of every step, in host memory, each of their tensors as `gather` returns it.
 
-    `label` is that of the bar, None for no bar.
+    `between_steps` is called after every step; an exception from it ends this. `label` is that of the bar, None for no
+    bar.
     """
     import torch
     from torch.utils import _pytree as tree

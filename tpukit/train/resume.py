@@ -10,8 +10,7 @@ from pathlib import Path
 
 from tpukit.essentials.run import STEP_SECONDS, Core
 from tpukit.essentials.show import WrongValue, explain
-from tpukit.train.checkpoints import Checkpoint, Checkpoints
-from tpukit.train.folder_lock import one_run
+from tpukit.train.checkpoints import Checkpoint, Checkpoints, one_run
 from tpukit.train.losses import DUE
 from tpukit.train.mirror import Mirror
 

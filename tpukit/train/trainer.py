@@ -161,10 +161,9 @@ def fit(
             be read and the folder has nothing to continue from.
     """
     check_batches("train", train)
-    if valid is not None:
-        check_batches("valid", valid)
     remember_classes(model, train)
     if valid is not None:
+        check_batches("valid", valid)
         check_classes(model, valid, "validation")
     check_numbers(
         clip=clip,
@@ -333,9 +332,7 @@ class Trainer:
             return  # between two steps nothing changes
         self._compared = at.step
         modules = {"": step.model, "loss.": step.loss, "average.": step.average}
-        data = {
-            name: batches for name, batches in (("train", self.train), ("valid", self.valid)) if batches is not None
-        }
+        data = {"train": self.train} | ({} if self.valid is None else {"valid": self.valid})
         self.core.same.compare(
             when,
             modules={name: one for name, one in modules.items() if one is not None},

@@ -225,7 +225,7 @@ def launch(
     group_type = WorkerGroup if topology.processes else InProcessGroup
     with sigterm_ends_the_run(), screen(progress) as display:
         if to is not None:
-            to = load_part("tpukit.train.log_writers", "launch(to=...)").LogWriters(to, display.line)
+            to = load_part("tpukit.train.log_files", "launch(to=...)").LogWriters(to, display.line)
         with (
             ready(topology, topology.processes * topology.chips, keep_compiles, display) as topology,
             group_type(topology, task, limits, display, to) as group,
