@@ -166,7 +166,7 @@ def _versions(host: Host, environ: Mapping[str, str]) -> Finding:
         elif host.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
             install = f"Session options > Environment > Always use latest environment, or {install}"
         return Finding(name, "failure", f"torch {torch}, no torch_xla, so the chips cannot be used", install)
-    if torch.split(".")[:2] != torch_xla.split(".")[:2]:
+    if numbers(torch) != numbers(torch_xla):
         fact = f"{pair}: these versions do not work together, and torch_xla will not import"
         return Finding(name, "failure", fact, install)
     if release is None or base(torch_xla) not in release.torch_xla:
