@@ -24,8 +24,6 @@ class Cpu(Backend):
     """One CPU process among `world_size`, joined by gloo.
 
     Args:
-        rank: of this core.
-        world_size: cores of the run.
         meeting_point: the address where rank 0 serves, and the socket that listens there, which is host 0's alone;
             None for one core in the kernel's own process.
 

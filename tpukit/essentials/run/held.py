@@ -17,9 +17,7 @@ def held_tensors(
     """Return checksums of the modules' "weights" and "buffers" by name, and of what else the optimizers hold.
 
     Args:
-        core: this core.
         modules: by what their names begin with.
-        optimizers: those that train them.
         averaged: whether float buffers have been averaged, so are the same; they are left out otherwise.
         differs: patterns of names that are left out.
     """

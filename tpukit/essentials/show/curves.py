@@ -25,17 +25,11 @@ Points = Sequence[tuple[float, float]]  # (step, value); a value that is not fin
 
 @dataclass(frozen=True)
 class Axis:
-    """Curves that are drawn in one chart.
+    """Curves that are drawn in one chart."""
 
-    Attributes:
-        title: what they measure.
-        names: of the curves.
-        wide: the chart that is looked at first.
-    """
-
-    title: str
+    title: str  # what they measure
     names: tuple[str, ...]
-    wide: bool = False
+    wide: bool = False  # the chart that is looked at first
 
 
 def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
