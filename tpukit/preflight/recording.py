@@ -203,7 +203,7 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     def after_sync() -> None:
         clock.after_sync()
         marks.after_sync()
-        if clock.has_ended:
+        if clock.ended.is_set():
             threading.Event().wait()  # the kernel gets the facts, and ends this process
 
     def after_step() -> None:
@@ -221,7 +221,7 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
         if not clock.is_started:  # else the step is known, and a loss of zero may be what ended the function
             raise
     if clock.is_started:
-        clock.end()
+        clock.ended.set()
         after_sync()
     return facts() | finish() | {"host_seconds": None}
 
