@@ -72,9 +72,8 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
         near = (group for group in groups if all(_same_scale(largest[name], largest[other]) for other in group))
         group = next(near, None)
         if group is None:
-            groups.append([name])
-        else:
-            group.append(name)
+            groups.append(group := [])
+        group.append(name)
     found = [Axis("loss", tuple(losses), wide=True)] if losses else []
     found += [Axis(_title(group), tuple(group), wide=not losses and not index) for index, group in enumerate(groups)]
     return found + ([Axis("learning rate", tuple(rates))] if rates else [])
