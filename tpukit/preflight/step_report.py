@@ -316,7 +316,7 @@ class Preflight(Findings):
         return [Finding("padding", "warning", fact, "batch and channels that are multiples of 8 and 128")]
 
     def _input(self) -> list[Finding]:
-        rate, size = self.rate, self._batch_bytes()
+        rate, size = self.rate, sum(map(group_bytes, self.recording.batches))
         if math.isnan(rate) or not size:
             return []
         each = size / self.batch_size
@@ -328,9 +328,6 @@ class Preflight(Findings):
         waits = f"the cores would wait {1 - self.pipeline / rate:.0%} of the time"
         fact += f"; the input gives {self.pipeline:,.0f}: {waits}"
         return [Finding("input", "warning", fact, "notebook 05: a cache of decoded pixels, threads, workers")]
-
-    def _batch_bytes(self) -> int:
-        return sum(map(group_bytes, self.recording.batches))
 
     def _cost(self) -> str:
         price = f"${self.dollars:.2f} an hour ({PRICES_OF})"
