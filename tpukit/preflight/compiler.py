@@ -248,9 +248,6 @@ def _memory(pid: int) -> int:
     return 0
 
 
-# ---- what went wrong, in the compiler's words and in plain ones
-
-
 def _failure(status: int, error: Path, said: str, what: str, chip: Tpu, most: int) -> CompileFailed:
     if error.is_file():
         step, _, words = error.read_text(errors="replace").partition("\n")

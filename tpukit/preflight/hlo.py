@@ -223,9 +223,6 @@ def _layout(value: bytes) -> dict:
     return {"minor_to_major": tuple(order), "tiles": tuple(tiles), "in_hbm": space == 0}
 
 
-# ---- protobuf's wire format
-
-
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield (number, value) of every field: an int, or the bytes of anything else."""
     return ((number, value) for number, value, _ in _spans(message))

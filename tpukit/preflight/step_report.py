@@ -85,8 +85,6 @@ class Preflight(Findings):
         compiler = f", libtpu {self.compiled[0].libtpu}" if self.compiled else ""
         return f"preflight for {self.chip.name}{', one model over its chips' * bool(self.shard)}{batch}{compiler}"
 
-    # ---- numbers -----------------------------------------------------------------------------------------------
-
     @property
     def fits(self) -> bool:
         """Whether a core has the memory for the step."""
@@ -184,8 +182,6 @@ class Preflight(Findings):
         """What a core sends through collectives in a step; the time that takes is not in any estimate here."""
         sent = (one for compiled in self.compiled for one in _collectives(compiled.program))
         return sum(array.bytes for one in sent for array in one.arrays)
-
-    # ---- as a table --------------------------------------------------------------------------------------------
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
