@@ -187,7 +187,7 @@ class Preflight(Findings):
     def findings(self) -> tuple[Finding, ...]:
         """Everything that was found, in order."""
         if self.too_large is not None:
-            return (self._memory(), *self._of_the_step())
+            return (self._memory(), *find_hazards(self.recording))
         return (
             self._memory(),
             Finding("step", "ok", self._time()),
@@ -197,7 +197,7 @@ class Preflight(Findings):
             *self._padding(),
             *self._input(),
             Finding("cost", "ok", self._cost()),
-            *self._of_the_step(),
+            *find_hazards(self.recording),
         )
 
     def __str__(self) -> str:
@@ -337,10 +337,6 @@ class Preflight(Findings):
         if rate == self.samples_per_second:
             return f"{text}, if nothing is waited for"
         return f"{text}, as fast as the {'input' if rate == self.pipeline else 'host'}"
-
-    def _of_the_step(self) -> list[Finding]:
-        recorded = [read_program(graph.module) for graph in self.recording.graphs]
-        return find_hazards(self.recording, recorded)
 
 
 def preflight(
