@@ -112,7 +112,6 @@ def record(
     shard: str | None = None,
     timeout: float | None = 900.0,
     progress: str | None = None,
-    host: Host | None = None,
 ) -> Recording:
     """Run `fn(core, *args)` as core 0 of a chip that is not there, until its step comes back, and return the graphs.
 
@@ -123,15 +122,15 @@ def record(
     Args:
         fn: the worker function; `*args`, `shard`, `timeout` and `progress` as in `preflight`.
         chip: the TPU to play.
-        host: the `Host` to ask, if not this one.
 
     Raises:
         NoPreflight: this machine cannot play a TPU, or the function ended without a graph.
         WorkerFailed: the function raised.
         RuntimeInUse: this process has started the XLA runtime, or is a worker.
     """
-    _refuse_without_stand_in(host or Host.read())
-    refuse_if_in_use(host or Host.read())
+    host = Host.read()
+    _refuse_without_stand_in(host)
+    refuse_if_in_use(host)
     with tempfile.TemporaryDirectory(prefix="tpukit-preflight-") as folder, sigterm_ends_the_run():
         topology = Imagined(
             "xla:recording",
