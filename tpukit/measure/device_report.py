@@ -96,10 +96,11 @@ def _compile_time(backend, seconds: float) -> list[Finding]:
 
 
 def _batch_size(metrics: dict, steps: int, step: float | None, backend) -> list[Finding]:
+    if not step or steps < _FEW_STEPS:
+        return []
     asked = metrics.get("TransferFromDeviceTime", (0, 0.0))[0] > _MANY_COPIES * steps
     # A loop that asks for numbers waits for another reason, and a rehearsal on several cores waits for the others.
-    waits_for_others = backend.shares_process or (backend.world_size > 1 and not backend.in_graph)
-    if not step or steps < _FEW_STEPS or asked or waits_for_others:
+    if asked or backend.shares_process or (backend.world_size > 1 and not backend.in_graph):
         return []
     # torch_xla waits for the step before in the next sync; no more than all of it, since the first ones wait longer.
     own = statistics.median(backend.waits) * backend.wait_count if backend.waits else 0.0  # a stopwatch's
