@@ -81,10 +81,15 @@ class Host(Table):
         )
 
     @property
-    def cores(self) -> int:
-        """The number of TPU cores of this machine, as PyTorch sees them: two a chip on v2, v3 and 7x; 0 without one."""
+    def cores_per_chip(self) -> int:
+        """The cores of a chip that torch_xla sees as separate devices: 2 on v2, v3 and 7x, otherwise 1."""
         kind = GENERATIONS.get((self.generation or "").partition("/")[0])  # v2/v3: see find_chips
-        return self.chips * (kind.cores if kind else 1)
+        return kind.cores if kind else 1
+
+    @property
+    def cores(self) -> int:
+        """The number of TPU cores of this machine; 0 without a chip."""
+        return self.chips * self.cores_per_chip
 
     @property
     def hardware(self) -> str:
