@@ -164,8 +164,8 @@ MUTANTS = [
         "clip of each tensor",
         "Every weight's gradient is shortened by itself, which turns the direction of the step.",
         CORE,
-        "torch.nn.utils.clip_grad_norm_(parameters, clip)",
-        "[torch.nn.utils.clip_grad_norm_(one, clip) for one in parameters]",
+        "torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)",
+        "[torch.nn.utils.clip_grad_norm_(one, clip) for one in parameters_of(optimizer)]",
     ),
     Mutant(
         "fit forgets clip",

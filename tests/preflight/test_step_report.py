@@ -62,7 +62,7 @@ def real_libtpu():
 
 def hazards(fn, *args):
     found = record(fn, *args, chip=CHIP, progress="off")
-    return {one.name: one.fact for one in find_hazards(found, [read_program(graph.module) for graph in found.graphs])}
+    return {one.name: one.fact for one in find_hazards(found)}
 
 
 def compilers():
@@ -198,7 +198,7 @@ def test_a_step_of_added_up_gradients_has_all_its_batches_and_no_loop_before_it(
     programs = [read_program(graph.module) for graph in found.graphs]
     assert ["all-reduce" in {one.opcode for one in program.operations} for program in programs] == [False] * 3 + [True]
     assert Preflight(CHIP, found, ()).batch_size == 16  # and the rates, one number each, are no samples
-    (graphs,) = [one for one in find_hazards(found, programs) if one.name == "graphs a step"]
+    (graphs,) = [one for one in find_hazards(found) if one.name == "graphs a step"]
     assert (graphs.state, graphs.fact[:30]) == ("ok", "4 graphs, each of a core.step(")
 
 
@@ -255,7 +255,7 @@ def test_the_host_time_is_that_of_its_thread_and_of_whole_steps():
     assert 0.02 <= clock.seconds < 0.2
     for _ in range(6):
         graph(0.0, steps=True)
-    assert (clock.has_ended, began) == (True, [True])
+    assert (clock.ended.is_set(), began) == (True, [True])
 
 
 def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path, capsys):
@@ -278,7 +278,7 @@ def test_a_function_that_runs_nothing_is_told():
 
 
 def test_a_clean_step_has_no_hazards(recorded):
-    (found,) = find_hazards(recorded, [read_program(recorded.graphs[0].module)])
+    (found,) = find_hazards(recorded)
     assert (found.name, found.state) == ("hazards", "ok")
 
 

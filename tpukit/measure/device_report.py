@@ -38,15 +38,11 @@ def report(core: Core, batches: Batches | None = None) -> Report:
         batches: those of the loop; with them the report says for which share of the time since the core started the
             loop waited for data.
     """
-    backend, seconds, step = core.backend, core.seconds, core.step_seconds
+    backend = core.backend
     metrics = backend.metrics()
-    findings = _of_graphs(backend, metrics) if metrics else [_without_graphs(backend)]
-    if metrics:
-        findings += _compile_time(backend, seconds)
-    if metrics and step:
-        findings += _batch_size(metrics, step, backend)
+    findings = _of_graphs(core, metrics) if metrics else [_without_graphs(backend)]
     if batches is not None:
-        findings.append(_waiting(batches.waited / seconds))
+        findings.append(_waiting(batches.waited / core.seconds))
     findings += _memory(backend)
     return Report(f"core {backend.rank} of {backend.world_size} on {backend.device}", tuple(findings))
 
@@ -58,13 +54,15 @@ def _without_graphs(backend) -> Finding:
     return Finding("graphs", "ok", fact + (rehearse if kind == "CPU" else ""))
 
 
-def _of_graphs(backend, metrics: dict) -> list[Finding]:
-    steps = max(1, metrics.get("MarkStep", (0, 0))[0])
+def _of_graphs(core: Core, metrics: dict) -> list[Finding]:
+    backend, steps = core.backend, max(1, metrics.get("MarkStep", (0, 0))[0])
     return [
         _compiles(backend, metrics, steps),
         _copies_to_host(metrics, steps, backend),
         _copies_to_device(metrics, steps),
         _fallbacks(metrics),
+        *_compile_time(backend, core.seconds),
+        *_batch_size(metrics, steps, core.step_seconds, backend),
     ]
 
 
@@ -97,11 +95,12 @@ def _compile_time(backend, seconds: float) -> list[Finding]:
     return [Finding("compile time", "warning", f"{fact}: this run was too short for its graphs", fix)]
 
 
-def _batch_size(metrics: dict, step: float, backend) -> list[Finding]:
-    steps = metrics.get("MarkStep", (0, 0))[0]
+def _batch_size(metrics: dict, steps: int, step: float | None, backend) -> list[Finding]:
+    if not step or steps < _FEW_STEPS:
+        return []
     asked = metrics.get("TransferFromDeviceTime", (0, 0.0))[0] > _MANY_COPIES * steps
     # A loop that asks for numbers waits for another reason, and a rehearsal on several cores waits for the others.
-    if steps < _FEW_STEPS or asked or backend.shares_process or (backend.world_size > 1 and not backend.in_graph):
+    if asked or backend.shares_process or (backend.world_size > 1 and not backend.in_graph):
         return []
     # torch_xla waits for the step before in the next sync; no more than all of it, since the first ones wait longer.
     own = statistics.median(backend.waits) * backend.wait_count if backend.waits else 0.0  # a stopwatch's

@@ -192,9 +192,6 @@ def _largest(tensor, *, finite: bool = True) -> float:
     return values.max().item() if values.numel() else 0.0
 
 
-# ---- what each layer puts out ------------------------------------------------------------------------------------
-
-
 def _layer_outputs(model, batch) -> dict[tuple[str, str], object]:
     """Return a copy of the tensors of every layer, in the order of their computation, by (name, class)."""
     import torch
@@ -245,9 +242,6 @@ def _no_shortcuts() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
-
-
-# ---- a device's products, imitated -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -111,13 +111,10 @@ def compile_graph(
 
     Args:
         graph: from `record`, for as many cores as the chip has.
-        chip: from `find_tpu`.
-        libtpu: the compiler's version; None for that of this machine's torch.
         flags: what libtpu gets as LIBTPU_INIT_ARGS.
         label: what is compiled, in words.
         kept: the folder that gets the compiled program as a launch would have kept it there.
-        progress, timeout: as in `preflight`.
-        environ: for the cache folder.
+        libtpu, progress, timeout: as in `preflight`.
 
     Raises:
         DoesNotFit: a core has too little memory.
@@ -249,9 +246,6 @@ def _memory(pid: int) -> int:
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found else 0
     return 0
-
-
-# ---- what went wrong, in the compiler's words and in plain ones
 
 
 def _failure(status: int, error: Path, said: str, what: str, chip: Tpu, most: int) -> CompileFailed:

@@ -1,18 +1,18 @@
 """What in a step is slow or wrong on a TPU, as it shows in the graph that torch_xla sends to the compiler."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from tpukit.essentials.show import Finding
-from tpukit.preflight.hlo import Array, Operation, Program
+from tpukit.preflight.hlo import Array, Operation, Program, read_program
 from tpukit.preflight.recording import Recording
 
 _LARGE = 1024  # elements: a scalar of 64 bits, as a step counter or a random seed, costs nothing
 
 
-def find_hazards(recording: Recording, programs: Iterable[Program]) -> list[Finding]:
+def find_hazards(recording: Recording) -> list[Finding]:
     """Return what is slow or wrong in a step, and one line where nothing is."""
-    programs = list(programs)
+    programs = [read_program(graph.module) for graph in recording.graphs]
     found = [
         *_cut(recording),
         *_fallbacks(recording),

@@ -73,11 +73,7 @@ class Operation:
         op_type: torch's operation, such as "aten::convolution"; "" if unknown.
         source: "file:line" that torch_xla saw, "" if unknown.
         cycles: the compiler's estimate; None where it gives none.
-        id: its number in the program.
-        operands: the numbers of what it takes.
         called: the numbers of the computations it runs, as a fusion does.
-        target: of a custom call.
-        config: what the compiler decided about it.
     """
 
     name: str
@@ -87,15 +83,7 @@ class Operation:
     op_type: str = ""
     source: str = ""
     cycles: int | None = None
-    id: int = 0
-    operands: tuple[int, ...] = ()
     called: tuple[int, ...] = ()
-    target: str = ""
-    config: str = ""
-
-    def __str__(self) -> str:
-        shapes = ", ".join(map(str, self.arrays))
-        return f"{self.name} = {shapes} {self.opcode}{f' {self.target}' if self.target else ''}"
 
 
 @dataclass(frozen=True)
@@ -114,16 +102,6 @@ class Program:
         """Yield the operations of all computations."""
         for operations in self.computations.values():
             yield from operations
-
-    def __str__(self) -> str:
-        """Write the program itself in lines, as HLO text without its details."""
-        by_id = {one.id: one.name for one in self.operations}
-        lines = []
-        for one in self.operations:
-            operands = ", ".join(by_id.get(number, "?") for number in one.operands)
-            cycles = "" if one.cycles is None else f"  cycles {one.cycles:,}"
-            lines.append(f"{one}({operands}){cycles}  {one.scope} {one.source}".rstrip())
-        return "\n".join(lines)
 
 
 def read_program(code: bytes) -> Program:
@@ -174,7 +152,7 @@ def _rewritten(message: bytes, wanted: int, change: Callable[[bytes], bytes]) ->
 
 
 def _operation(instruction: bytes) -> Operation:
-    found: dict = {"operands": [], "called": []}
+    found: dict = {"name": "", "opcode": "", "arrays": (), "called": ()}
     for number, value in _fields(instruction):
         match number:
             case 1:  # name
@@ -185,19 +163,11 @@ def _operation(instruction: bytes) -> Operation:
                 found["arrays"] = tuple(_arrays(value))
             case 7:  # metadata
                 found |= _metadata(value)
-            case 28:  # call_target
-                found["target"] = _text(value)
-            case 35:  # id
-                found["id"] = value
-            case 36:  # operands
-                found["operands"] += _integers(value)
             case 38:  # called
-                found["called"] += _integers(value)
+                found["called"] += tuple(_integers(value))
             case 43:  # backend_config
-                found["config"] = _text(value)
-    cycles = _cycles(found.get("config", ""))
-    found |= {"operands": tuple(found["operands"]), "called": tuple(found["called"]), "cycles": cycles}
-    return Operation(**{"name": "", "opcode": "", "arrays": ()} | found)
+                found["cycles"] = _cycles(_text(value))
+    return Operation(**found)
 
 
 def _cycles(config: str) -> int | None:
@@ -235,11 +205,9 @@ def _arrays(shape: bytes) -> Iterator[Array]:
     if parts:
         for part in parts:
             yield from _arrays(part)
-    elif kind in _TYPES:
-        name, width = _TYPES[kind]
-        yield Array(name, tuple(dimensions), width=width, is_dynamic=any(dynamic), **layout)
     else:
-        yield Array(f"type {kind}", tuple(dimensions), is_dynamic=any(dynamic), **layout)
+        name, width = _TYPES.get(kind, (f"type {kind}", 4))
+        yield Array(name, tuple(dimensions), width=width, is_dynamic=any(dynamic), **layout)
 
 
 def _layout(value: bytes) -> dict:
@@ -253,9 +221,6 @@ def _layout(value: bytes) -> dict:
         elif number == _MEMORY_SPACE:
             space = content
     return {"minor_to_major": tuple(order), "tiles": tuple(tiles), "in_hbm": space == 0}
-
-
-# ---- protobuf's wire format
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:

@@ -26,9 +26,9 @@ class NoLibtpu(NoPreflight):
     """The TPU's compiler is not on this machine, or cannot be fetched."""
 
 
-def platform_version(host: Host | None = None) -> str:
+def platform_version() -> str:
     """Return the version of libtpu for this machine's torch: Kaggle's with torch 2.8, Colab's with 2.9."""
-    torch = ((host or Host.read()).versions.get("torch") or "").partition("+")[0]
+    torch = (Host.read().versions.get("torch") or "").partition("+")[0]
     newest = list(RELEASES.values())[-1]
     return RELEASES.get(torch, newest).libtpu[-1]
 

@@ -3,9 +3,8 @@
 import functools
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.machine import Host
@@ -68,7 +67,6 @@ class Recording:
     """The step of a worker function: what its core runs from one step of the optimisers to the next.
 
     Attributes:
-        chip: the machine it was recorded for.
         graphs: what one step runs, in order: of a GAN for all networks, of added-up gradients for all batches.
         is_steady: whether the step came back unchanged; otherwise the run ended before.
         has_optimizer: whether an optimiser stepped; otherwise `graphs` is the largest graph that ran.
@@ -81,11 +79,9 @@ class Recording:
         counters: torch_xla's counters as of the recording's end, by name; "aten::" are fallbacks to the host.
         batches: what a step takes from the host, by transfer: (shape, dtype) of each of its tensors.
         flags: what libtpu gets as LIBTPU_INIT_ARGS in a launch on that machine.
-        seconds: that the recording took.
         host_seconds: of one of this machine's processors, that Python and torch_xla take for a step; None if not known.
     """
 
-    chip: Tpu
     graphs: tuple[Graph, ...]
     is_steady: bool
     has_optimizer: bool = True
@@ -98,7 +94,6 @@ class Recording:
     counters: dict[str, float] = field(repr=False, default_factory=dict)
     batches: tuple[tuple[Shape, ...], ...] = ()
     flags: str = ""
-    seconds: float = 0.0
     host_seconds: float | None = None
 
 
@@ -117,7 +112,6 @@ def record(
     shard: str | None = None,
     timeout: float | None = 900.0,
     progress: str | None = None,
-    host: Host | None = None,
 ) -> Recording:
     """Run `fn(core, *args)` as core 0 of a chip that is not there, until its step comes back, and return the graphs.
 
@@ -128,15 +122,15 @@ def record(
     Args:
         fn: the worker function; `*args`, `shard`, `timeout` and `progress` as in `preflight`.
         chip: the TPU to play.
-        host: the `Host` to ask, if not this one.
 
     Raises:
         NoPreflight: this machine cannot play a TPU, or the function ended without a graph.
         WorkerFailed: the function raised.
         RuntimeInUse: this process has started the XLA runtime, or is a worker.
     """
-    _refuse_without_stand_in(host or Host.read())
-    refuse_if_in_use(host or Host.read())
+    host = Host.read()
+    _refuse_without_stand_in(host)
+    refuse_if_in_use(host)
     with tempfile.TemporaryDirectory(prefix="tpukit-preflight-") as folder, sigterm_ends_the_run():
         topology = Imagined(
             "xla:recording",
@@ -150,10 +144,8 @@ def record(
             accelerator=chip.accelerator_type,
             folder=Path(folder),
         )
-        began = time.monotonic()
         facts = _run(topology, Task(functools.partial(_watched, fn, Path(folder)), args, seed=0), timeout, progress)
-        found = _read(Path(folder), chip, facts)
-    return replace(found, seconds=time.monotonic() - began)
+        return _read(Path(folder), facts)
 
 
 def _refuse_without_stand_in(host: Host) -> None:
@@ -203,7 +195,7 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
     def after_sync() -> None:
         clock.after_sync()
         marks.after_sync()
-        if clock.has_ended:
+        if clock.ended.is_set():
             threading.Event().wait()  # the kernel gets the facts, and ends this process
 
     def after_step() -> None:
@@ -221,7 +213,7 @@ def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
         if not clock.is_started:  # else the step is known, and a loss of zero may be what ended the function
             raise
     if clock.is_started:
-        clock.end()
+        clock.ended.set()
         after_sync()
     return facts() | finish() | {"host_seconds": None}
 
@@ -260,9 +252,10 @@ def _listed(shapes: Iterable[Shape]) -> str:
     return ", ".join(f"{size} {dtype}" for size, dtype in sorted(shapes)) or "as before"
 
 
-def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
+def _read(folder: Path, facts: dict) -> Recording:
     log = read_log(folder / "log")
-    if not any(isinstance(one, Ran) for one in log):
+    ran = [one for one in log if isinstance(one, Ran)]
+    if not ran:
         raise NoPreflight(
             "the worker function ended before it ran anything on the device",
             found="no graph was compiled",
@@ -271,8 +264,8 @@ def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
     marks, sent = facts.pop("marks"), facts.pop("sent")
     found = cycles(log, marks)
     step, others, again = main_cycle(found), other_shapes(found), recompiled(found)
-    if step is None:
-        step = Cycle((max((one for one in reversed(log) if isinstance(one, Ran)), key=lambda one: _size(folder, one)),))
+    if step is None:  # the largest graph, of equal ones the last
+        step = Cycle((max(reversed(ran), key=lambda one: (folder / f"{one.program}.hlo").stat().st_size),))
     beside: dict[int, int] = {}
     for one in (one for cycle in found[SETTLED:] or [step] for one in cycle.runs):
         beside[one.program] = max(beside.get(one.program, 0), one.beside)
@@ -284,7 +277,6 @@ def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
         )
 
     return Recording(
-        chip,
         graphs(step),
         came_back(found),
         has_optimizer=bool(found),
@@ -296,7 +288,3 @@ def _read(folder: Path, chip: Tpu, facts: dict) -> Recording:
         flags=(folder / "flags").read_text(),
         **facts,
     )
-
-
-def _size(folder: Path, one: Ran) -> int:
-    return (folder / f"{one.program}.hlo").stat().st_size

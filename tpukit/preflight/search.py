@@ -19,12 +19,10 @@ class LargestBatch(Table):
     Attributes:
         batch_size: samples a core, with `shard` of the run; 0 if not even the smallest fits.
         tried: the preflights, by batch size.
-        multiple: what batch sizes are multiples of.
     """
 
     batch_size: int
     tried: dict[int, Preflight] = field(repr=False)
-    multiple: int = 8
 
     @property
     def title(self) -> str:
@@ -88,7 +86,7 @@ def largest_batch(
             break
         size = following
     fitting = [size for size, found in tried.items() if found.fits]
-    return LargestBatch(max(fitting, default=0), tried, multiple)
+    return LargestBatch(max(fitting, default=0), tried)
 
 
 def _next(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | None:

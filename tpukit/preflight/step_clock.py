@@ -16,6 +16,9 @@ class StepClock:
 
     Args:
         before: called once, before the first step that counts.
+
+    Attributes:
+        ended: set when there are enough steps, or no more will come.
     """
 
     def __init__(self, before: Callable[[], None]) -> None:
@@ -28,7 +31,7 @@ class StepClock:
         self._last: float | None = None  # when the last of them ended, by the clock of the thread
         self._stepped: set[int] = set()  # optimisers, since then
         self._steps: list[tuple[float, set[int]]] = []
-        self._is_enough = threading.Event()
+        self.ended = threading.Event()
 
     # ---- for another thread ------------------------------------------------------------------------------------
 
@@ -41,14 +44,9 @@ class StepClock:
         """Let steps count."""
         self._began = time.monotonic()
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether no more of them count."""
-        return self._is_enough.is_set()
-
     def wait(self) -> None:
         """Wait until there are enough of them; not long, and not at all where a function cuts its graphs unseen."""
-        self._is_enough.wait(_AT_MOST if self._sees_graphs else 0)
+        self.ended.wait(_AT_MOST if self._sees_graphs else 0)
 
     @property
     def seconds(self) -> float | None:
@@ -59,24 +57,19 @@ class StepClock:
 
     # ---- for the thread that trains ----------------------------------------------------------------------------
 
-    def after_sync(self) -> bool:
-        """Note the end of a graph; return whether it ends a step, as an optimiser has stepped since the last."""
+    def after_sync(self) -> None:
+        """Note the end of a graph, which ends a step if an optimiser has stepped since the last."""
         self._sees_graphs = True
         stepped, now = self._stepped, time.thread_time()
         if not stepped:
-            return False
+            return
         self._stepped = set()
         if self._last is not None:
             self._steps.append((now - self._last, stepped))
             self._last = now
             is_late = time.monotonic() - self._began > _SECONDS
             if len(self._steps) == _STEPS or (is_late and len(self._steps) >= _FEWEST):
-                self.end()
+                self.ended.set()
         elif self._began is not None:
             self._before()
             self._last = time.thread_time()
-        return True
-
-    def end(self) -> None:
-        """Say that there are enough steps, or that no more will come."""
-        self._is_enough.set()

@@ -15,10 +15,6 @@ class StepMarks:
     """Notes after each graph how much the stand-in has written, if an optimiser has stepped in it.
 
     `after_step` is called after each; what torch_xla cuts without `core.step()` counts as one graph from step to step.
-
-    Args:
-        backend: of the core, which records.
-        log: the file that the stand-in writes.
     """
 
     def __init__(self, backend, log: Path) -> None:

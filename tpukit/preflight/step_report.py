@@ -85,8 +85,6 @@ class Preflight(Findings):
         compiler = f", libtpu {self.compiled[0].libtpu}" if self.compiled else ""
         return f"preflight for {self.chip.name}{', one model over its chips' * bool(self.shard)}{batch}{compiler}"
 
-    # ---- numbers -----------------------------------------------------------------------------------------------
-
     @property
     def fits(self) -> bool:
         """Whether a core has the memory for the step."""
@@ -185,13 +183,11 @@ class Preflight(Findings):
         sent = (one for compiled in self.compiled for one in _collectives(compiled.program))
         return sum(array.bytes for one in sent for array in one.arrays)
 
-    # ---- as a table --------------------------------------------------------------------------------------------
-
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """Everything that was found, in order."""
         if self.too_large is not None:
-            return (self._memory(), *self._of_the_step())
+            return (self._memory(), *find_hazards(self.recording))
         return (
             self._memory(),
             Finding("step", "ok", self._time()),
@@ -201,7 +197,7 @@ class Preflight(Findings):
             *self._padding(),
             *self._input(),
             Finding("cost", "ok", self._cost()),
-            *self._of_the_step(),
+            *find_hazards(self.recording),
         )
 
     def __str__(self) -> str:
@@ -316,7 +312,7 @@ class Preflight(Findings):
         return [Finding("padding", "warning", fact, "batch and channels that are multiples of 8 and 128")]
 
     def _input(self) -> list[Finding]:
-        rate, size = self.rate, self._batch_bytes()
+        rate, size = self.rate, sum(map(group_bytes, self.recording.batches))
         if math.isnan(rate) or not size:
             return []
         each = size / self.batch_size
@@ -328,9 +324,6 @@ class Preflight(Findings):
         waits = f"the cores would wait {1 - self.pipeline / rate:.0%} of the time"
         fact += f"; the input gives {self.pipeline:,.0f}: {waits}"
         return [Finding("input", "warning", fact, "notebook 05: a cache of decoded pixels, threads, workers")]
-
-    def _batch_bytes(self) -> int:
-        return sum(map(group_bytes, self.recording.batches))
 
     def _cost(self) -> str:
         price = f"${self.dollars:.2f} an hour ({PRICES_OF})"
@@ -344,10 +337,6 @@ class Preflight(Findings):
         if rate == self.samples_per_second:
             return f"{text}, if nothing is waited for"
         return f"{text}, as fast as the {'input' if rate == self.pipeline else 'host'}"
-
-    def _of_the_step(self) -> list[Finding]:
-        recorded = [read_program(graph.module) for graph in self.recording.graphs]
-        return find_hazards(self.recording, recorded)
 
 
 def preflight(

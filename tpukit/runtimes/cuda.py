@@ -56,9 +56,6 @@ class Cuda(Cpu):
 
         torch.cuda.synchronize(self.device)
 
-    def _for_collectives(self, tensors: list) -> list:  # NCCL wants them on the GPU
-        return [tensor.detach().to(self.device) for tensor in tensors]
-
     def memory(self) -> dict[str, int]:
         import torch
 

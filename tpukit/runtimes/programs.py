@@ -15,9 +15,6 @@ from collections.abc import Collection
 class Programs:
     """The programs of this core's steps, compiled and kept by torch_xla.
 
-    Args:
-        device: of this core.
-
     Attributes:
         seed_id: the id of the input that a program's random numbers start from.
     """
@@ -29,8 +26,8 @@ class Programs:
         self.seed_id = self._api._get_seed_info_id()
         self._compiled: set[bytes] = set()
 
-    def compile(self, outputs: list, replaced: Collection[int]) -> tuple[bytes, dict[int, object]]:
-        """Compile what computes these tensors, in the order of their ids; return its key, and its inputs by position.
+    def compile(self, outputs: list, replaced: Collection[int]) -> tuple[bytes, list[tuple[int, object]]]:
+        """Compile what computes these tensors, in the order of their ids; return its key, and its inputs with ids.
 
         The inputs whose ids are in `replaced` are lost when it runs: the results may take their memory.
         """

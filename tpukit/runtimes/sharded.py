@@ -39,8 +39,6 @@ class ShardedTpu(Tpu):
         self._states = weakref.WeakKeyDictionary()  # the tensors of each optimizer's state, by number
         torch.nn.modules.module.register_module_forward_hook(self._keep_batch_cut)
 
-    # ---- how tensors lie
-
     def place(self, tensors: list) -> list:
         """Say of every tensor how it lies on the chips, before it is sent; return the large ones that stay whole.
 
@@ -100,8 +98,6 @@ class ShardedTpu(Tpu):
 
         return keep(outputs) if isinstance(outputs, torch.Tensor) else tree.tree_map_only(torch.Tensor, keep, outputs)
 
-    # ---- together with nobody
-
     def barrier(self) -> None: ...
 
     def all_reduce(self, tensor, op: str):
@@ -115,8 +111,6 @@ class ShardedTpu(Tpu):
 
     def broadcast(self, tensors: list) -> None:
         self.sync()  # what stays whole is sent now
-
-    # ---- to and from the chips
 
     def part_of(self, shape: tuple) -> tuple:
         """Return the shape of what each chip gets of a batch: a part along the first axis, where they divide it."""

@@ -79,9 +79,6 @@ class TorchTpuProcess(Cpu):
             return everyone.amin(0) if op == "min" else everyone.amax(0)
         return super().all_reduce(tensor, op)
 
-    def _for_collectives(self, tensors: list) -> list:
-        return [tensor.detach().to(self.device) for tensor in tensors]
-
 
 class TorchTpu(TorchTpuProcess):
     """One TPU chip, or one of the two cores of a 7x chip."""

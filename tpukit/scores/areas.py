@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import WrongValue, counted, plural
+from tpukit.essentials.show import WrongValue, counted, figure_inputs, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,10 +218,7 @@ def above_each(truth, place, weights) -> tuple:
 
 def as_array(values: Any) -> np.ndarray:
     """Return a torch tensor on any device, or anything numpy takes, as an array of float64."""
-    import numpy as np
-
-    # double() first: numpy has no bfloat16, which autocast returns.
-    return np.asarray(values.detach().cpu().double() if hasattr(values, "detach") else values, dtype=float)
+    return figure_inputs.as_array(values).astype(float, copy=False)
 
 
 def _columns(values: Any) -> np.ndarray:

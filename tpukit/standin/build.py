@@ -89,17 +89,13 @@ def library(
         NoStandIn: the machine cannot have it (see `why_not`).
         NotCompiled: the compiler failed.
     """
-    return _built("libtpu-standin.so", sources, path=path, environ=environ)
+    return program("libtpu-standin.so", sources, path=path, environ=environ)
 
 
 def program(
     name: str, sources: Path, *, path: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ
 ) -> Path:
-    """Return a program compiled from a folder of C sources, which may use the plugin's header, as `library` does."""
-    return _built(name, sources, path=path, environ=environ)
-
-
-def _built(name: str, sources: Path, *, path: Iterable[str] | None, environ: Mapping[str, str]) -> Path:
+    """Return what a folder of C sources makes, which may use the plugin's header; `library` says the rest."""
     missing = _obstacle(path, environ, sys.platform, platform.machine())
     if missing:
         raise NoStandIn("there is no stand-in for a TPU here.", found=missing[0], fix=missing[1])

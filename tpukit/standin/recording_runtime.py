@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpukit.essentials.backends import Backend, Topology, Tpu, start_pjrt, variable_set, with_own_flags
@@ -96,7 +96,7 @@ class RecordingRuntime(StandInRuntime):
         (topology.folder / "flags").write_text(flags)
         chips = topology.chips
         kind = functools.partial(RecordingShardedTpu, chips) if chips > 1 else RecordingTpu
-        start_pjrt("TPU", lambda: body(kind()), process=0, processes=topology.world_size, all_chips=chips > 1)
+        start_pjrt("TPU", lambda: body(kind()), replace(topology, processes=topology.world_size), process=0)
 
 
 def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:

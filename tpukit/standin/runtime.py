@@ -40,9 +40,6 @@ class StandInRuntime(Runtime):
     def is_present(self, machine) -> bool:
         return not machine.chips and why_not() is None
 
-    def why_not(self) -> str | None:
-        return why_not()
-
     def topology(self, machine, cores: int | None) -> Topology:
         cores = cores or rehearsal_cores(machine)
         rehearsal(cores)  # raises for a number that it does not play
@@ -64,10 +61,8 @@ class StandInRuntime(Runtime):
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         play(meeting_point)
-        chips, kept = topology.chips, topology.kept
-        kind = functools.partial(ShardedTpu, chips) if chips > 1 else Tpu
-        options = {"process": process, "processes": topology.processes, "all_chips": chips > 1, "kept": kept}
-        start_pjrt("TPU", lambda: body(kind()), **options)
+        kind = functools.partial(ShardedTpu, topology.chips) if topology.chips > 1 else Tpu
+        start_pjrt("TPU", lambda: body(kind()), topology, process=process)
 
 
 def play(machine: dict[str, str]) -> None:

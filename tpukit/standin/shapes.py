@@ -70,12 +70,8 @@ def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> di
     """Return the variables that make torch_xla see this machine, for the environment its workers start with.
 
     They hold for workers of one run at a time: those of the run before must have ended. What torch_xla sets for each
-    worker (TPU_PROCESS_BOUNDS, CLOUD_TPU_TASK_ID and so on) is not among them, and must not be set already.
-
-    Args:
-        library: what `build.library` returned.
-        plugin: the file of the PJRT plugin for the CPU, `build.find_plugin().library`.
-        memory: where the processes meet, from `memory.meeting_place`.
+    worker (TPU_PROCESS_BOUNDS, CLOUD_TPU_TASK_ID and so on) is not among them, and must not be set already. `memory` is
+    where the processes meet, from `shared_memory.meeting_place`.
     """
     return {
         **shape.environ,

@@ -30,9 +30,6 @@ class TorchTpuStandInRuntime(TorchTpuRuntime):
     def is_present(self, machine) -> bool:
         return not machine.chips and bool(machine.versions.get("torch_tpu")) and why_not() is None
 
-    def why_not(self) -> str | None:
-        return why_not()
-
     def topology(self, machine, cores: int | None) -> Topology:
         cores = cores or rehearsal_cores(machine)
         torch_tpu_rehearsal(cores)  # raises for a number that it does not play

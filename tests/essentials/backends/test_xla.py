@@ -58,6 +58,7 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
         f"""
         import torch
         from torch import nn
+        from tpukit.essentials.backends import Topology
         from tpukit.essentials.backends.xla import Tpu, start_pjrt
         from tpukit.essentials.run.core import Core
         from tpukit.essentials.run.worker import Task, run_core
@@ -77,7 +78,8 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
             return core.rank, core.world_size, str(core.device), core.mean(2), gathered.tolist(), core.mean(loss).item()
 
         sent = []
-        start_pjrt("CPU", lambda: run_core(Task(work, (), 0), Tpu(), sent.append, []), process=0, processes={processes})
+        there = Topology("xla", "XLA:CPU", cores={processes}, processes={processes})
+        start_pjrt("CPU", lambda: run_core(Task(work, (), 0), Tpu(), sent.append, []), there, process=0)
         failures = [message[1].trace for message in sent if message[0] == "failed"]
         assert not failures, failures[0]
         print([message for message in sent if message[0] == "result"][0][2])

@@ -45,8 +45,9 @@ def runtimes() -> dict[str, Runtime]:
 
 def why_no_stand_in() -> str | None:
     """Return why this machine cannot play chips for torch_xla, and what would change that; None if it can."""
-    stand_in = runtimes().get("xla:standin")
-    return stand_in.why_not() if stand_in else "this copy of the kit has no part tpukit.standin"
+    if missing := missing_part("tpukit.standin"):
+        return f"this copy of the kit has no part {missing}"
+    return importlib.import_module("tpukit.standin").why_not()
 
 
 __all__ = [

@@ -24,8 +24,6 @@ class Cpu(Backend):
     """One CPU process among `world_size`, joined by gloo.
 
     Args:
-        rank: of this core.
-        world_size: cores of the run.
         meeting_point: the address where rank 0 serves, and the socket that listens there, which is host 0's alone;
             None for one core in the kernel's own process.
 
@@ -244,8 +242,8 @@ class Cpu(Backend):
                     tensor.copy_(part.view(tensor.shape))
 
     def _for_collectives(self, tensors: list) -> list:
-        """Return the tensors where the collectives want them: gloo's in host memory."""
-        return self.to_cpu(tensors)
+        """Return the tensors where the collectives want them: gloo's in host memory, any other's on the device."""
+        return self.to_cpu(tensors) if self.transport == "gloo" else [one.detach().to(self.device) for one in tensors]
 
     def to_device(self, tensors: list) -> list:
         return [tensor.to(self.device, non_blocking=True) for tensor in tensors]

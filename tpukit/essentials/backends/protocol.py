@@ -258,10 +258,6 @@ class Runtime:
         """
         raise NotImplementedError
 
-    def why_not(self) -> str | None:
-        """Return what this runtime lacks on this machine beside devices, with its fix; None where nothing is known."""
-        return None
-
     def is_started(self) -> bool:
         """Say whether this process has started the runtime, so that a fork of it could not; does not start it."""
         return False

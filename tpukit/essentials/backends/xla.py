@@ -253,10 +253,7 @@ class XlaRuntime(Runtime):
             backend.shares_process = topology.cores > topology.processes
             body(backend)
 
-        all_chips = topology.chips > 1
-        start_pjrt(
-            "TPU", on_core, process=process, processes=topology.processes, all_chips=all_chips, kept=topology.kept
-        )
+        start_pjrt("TPU", on_core, topology, process=process)
 
 
 def runtime_started() -> bool:
@@ -276,20 +273,12 @@ def import_torch_xla(device_type: str) -> None:
         import torch_xla._internal.pjrt  # noqa: F401
 
 
-def start_pjrt(
-    device_type: str,
-    on_core: Callable[[], None],
-    *,
-    process: int,
-    processes: int,
-    all_chips: bool = False,
-    kept=None,
-) -> None:
-    """Start this process's chip, number `process` of `processes`, and call the function on each core of the chip.
+def start_pjrt(device_type: str, on_core: Callable[[], None], topology: Topology, *, process: int) -> None:
+    """Start this process's chip, number `process` of the run's, and call the function on each core of the chip.
 
     One chip starts the single-process way: Colab's advertises the bounds of four chips, and a multi-process start-up
-    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core. With `all_chips` the
-    process has all of the host, and the function is called once. `kept` are the launch's folders of compiled programs.
+    would wait for the other three. With "CPU" for "TPU", the same start-up finds one XLA:CPU core. Where several chips
+    are one core, the process has all of the host, and the function is called once.
     """
     # Set, not defaulted: without it torch_xla falls back to the CPU with one log line.
     os.environ["PJRT_DEVICE"] = device_type
@@ -300,15 +289,15 @@ def start_pjrt(
         importlib.import_module("tpukit.runtimes.adam").shorten_adam()
     correct_running_variance()
     _complete_torch()
-    TorchXla.kept = kept.enter() if kept else None
+    TorchXla.kept = topology.kept.enter() if topology.kept else None
 
-    if all_chips:
+    if topology.chips > 1:
         xr.use_spmd()  # before the first device; the start of a single process would leave it one chip
         on_core()
-    elif processes == 1:
+    elif topology.processes == 1:
         pjrt._run_singleprocess(on_core)
     else:
-        pjrt._run_thread_per_device(process, processes, on_core, pjrt.initialize_multiprocess)
+        pjrt._run_thread_per_device(process, topology.processes, on_core, pjrt.initialize_multiprocess)
 
 
 def _complete_torch() -> None:

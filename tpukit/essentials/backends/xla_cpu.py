@@ -50,7 +50,7 @@ class XlaCpuRuntime(CpuRuntime):
         (rank,) = topology.ranks(process)
         if topology.world_size > 1:
             correct_torch_xla(rank, topology.world_size)
-        start_pjrt("CPU", on_core, process=process, processes=topology.processes)
+        start_pjrt("CPU", on_core, topology, process=process)
 
 
 def correct_torch_xla(rank: int, world_size: int) -> None:

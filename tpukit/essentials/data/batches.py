@@ -161,8 +161,6 @@ class Batches:
                 self._facts["lengths of samples"] = self.sampler.checksum()
         return self.layout | self._facts
 
-    # ---- saving and restoring the position in the data ---------------------------------------------------------
-
     def state_dict(self) -> dict:
         """Return the position in the data; batches that are prepared but not yet received do not count."""
         sampler, done = self.sampler, {"epoch": self.epoch, "samples": self._done, "seed": self._seed}
@@ -211,8 +209,6 @@ class Batches:
         if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch
             self.epoch, self._done = self.epoch + 1, 0
         self._resumed = True
-
-    # ---- preparing batches -------------------------------------------------------------------------------------
 
     def _prepare(self, positions, samples) -> Iterator[object]:
         """Yield the batches, on the device, with their masks if wanted."""

@@ -212,9 +212,6 @@ class _SharedImages:
     def __init__(self, source: BatchSource, seed: tuple[int, ...], buffers: Buffers | None):
         self.source, self.seed, self.buffers = source, seed, buffers
 
-    def __len__(self) -> int:
-        return len(self.source)
-
     def __getitem__(self, job: tuple):
         import torch
 
@@ -230,9 +227,6 @@ class _BatchDataset:
 
     def __init__(self, dataset: MapDataset, seed: tuple[int, ...], in_turn: bool = False, collate=None):
         self.dataset, self.seed, self.in_turn, self.collate = dataset, seed, in_turn, collate
-
-    def __len__(self) -> int:
-        return len(self.dataset)
 
     def __getitem__(self, job: tuple):
         from torch.utils.data import get_worker_info

@@ -10,12 +10,7 @@ _NANOSECONDS = 1e9
 
 
 class BusyTime:
-    """For how long the processes of a group used a processor, or waited for one or for a disk.
-
-    Args:
-        group: the process group.
-        proc: where Linux tells; without it nobody is busy.
-    """
+    """For how long the processes of a group used a processor, or waited for one or for a disk; 0 without /proc."""
 
     def __init__(self, group: int, proc: Path = Path("/proc")):
         self._group, self._proc = group, proc

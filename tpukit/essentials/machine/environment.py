@@ -37,7 +37,7 @@ ONE_PROCESS_VARIABLES = (
     *("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT"),
 )
 IMAGES = ("Colab", "Kaggle", "Vertex AI")  # their torch comes with the image and is never replaced
-_PYTHONS = ("3.11", "3.12", "3.13")  # those that this kit supports; torch_xla 2.8 and 2.9 have wheels for all of them
+_PYTHONS = ((3, 11), (3, 12), (3, 13))  # those that this kit supports: torch_xla 2.8 and 2.9 have wheels for all three
 
 
 @dataclass(frozen=True)
@@ -191,7 +191,7 @@ def install_line(host: Host, *, rehearse_graphs: bool = False) -> str:
     """
     torch, torch_xla, libtpu = (host.versions.get(name) for name in ("torch", "torch_xla", "libtpu"))
     newest = list(RELEASES)[-1]
-    has_wheels = host.system == "Linux x86_64" and _minor(host.versions["python"]) in _PYTHONS
+    has_wheels = host.system == "Linux x86_64" and numbers(host.versions["python"]) in _PYTHONS
     if not has_wheels:
         return "" if torch else "pip install torch torchvision"
     wants_torch_xla = bool(host.chips or torch_xla or not torch or rehearse_graphs)
@@ -217,7 +217,3 @@ def is_too_old(torch: str) -> bool:
 def base(version: str) -> str:
     """Return a version without its local part: `2.9.0` for `2.9.0+cpu`."""
     return version.split("+")[0]
-
-
-def _minor(version: str) -> str:
-    return ".".join(version.split(".")[:2])

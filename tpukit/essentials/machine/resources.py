@@ -92,12 +92,12 @@ def peak_memory() -> int:
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
-def own_memory(machine: Machine = THIS_MACHINE) -> int:
+def own_memory() -> int:
     """Return the bytes of memory that this process holds now, without files that are mapped; 0 if unknown.
 
     Right after a fork it is what the parent had; what is added later is this process's own.
     """
-    return _resident(machine)[0]
+    return _resident(THIS_MACHINE)[0]
 
 
 class OwnMemory:

@@ -1,7 +1,7 @@
 """The runtime check: what this machine has, what is wrong, and what to do about it, without starting the runtime."""
 
 import os
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.machine.chip_holders import ancestors, chip_holders, chip_nodes, command
@@ -166,7 +166,7 @@ def _versions(host: Host, environ: Mapping[str, str]) -> Finding:
         elif host.platform == "Kaggle":  # an old notebook keeps its old image, which may be for CPUs
             install = f"Session options > Environment > Always use latest environment, or {install}"
         return Finding(name, "failure", f"torch {torch}, no torch_xla, so the chips cannot be used", install)
-    if torch.split(".")[:2] != torch_xla.split(".")[:2]:
+    if numbers(torch) != numbers(torch_xla):
         fact = f"{pair}: these versions do not work together, and torch_xla will not import"
         return Finding(name, "failure", fact, install)
     if release is None or base(torch_xla) not in release.torch_xla:
@@ -183,29 +183,26 @@ def _versions(host: Host, environ: Mapping[str, str]) -> Finding:
     return Finding(name, "ok", f"{pair}, libtpu {libtpu}")
 
 
-def _variables(host: Host, environ: Mapping[str, str]) -> Iterator[Finding]:
-    name, fine = "variables", True
+def _variables(host: Host, environ: Mapping[str, str]) -> list[Finding]:
+    name, found = "variables", []
     for change in needed_changes(environ, host):
         if change.variable == "PJRT_DEVICE":  # it has its own finding
             continue
-        fine = False
         # One chip is started without addresses, nothing reads XRT variables, and a kernel need not call backward().
         harmless = change.variable.startswith(("XRT_", "TORCH_DEVICE_"))
         state = "failure" if host.chips > 1 and not harmless else "warning"
         now = f"no {change.variable}" if change.before is None else f"{change.variable}={change.before}"
-        yield Finding(name, state, f"{now}: {change.why}", "`tpukit.prepare()`")
+        found.append(Finding(name, state, f"{now}: {change.why}", "`tpukit.prepare()`"))
     for variable, (fact, instead) in _SWITCHES.items():
         if environ.get(variable, "") not in ("", "0", "false", "False"):
-            fine = False
-            yield Finding(name, "warning", f"{variable} {fact}", f"`{_unset(variable)}`{instead}")
+            found.append(Finding(name, "warning", f"{variable} {fact}", f"`{_unset(variable)}`{instead}"))
     for variable in ONE_PROCESS_VARIABLES if host.chips > 1 else ():
         if variable in environ:
-            fine = False
             value = environ[variable]
             fact = f"{variable}={value}: meant for one process, but all {host.chips} workers would inherit it"
-            yield Finding(name, "failure", fact, f"`{_unset(variable)}`, unless several notebooks share the chips")
-    if fine:
-        yield Finding(name, "ok", "none that would mislead torch_xla")
+            fix = f"`{_unset(variable)}`, unless several notebooks share the chips"
+            found.append(Finding(name, "failure", fact, fix))
+    return found or [Finding(name, "ok", "none that would mislead torch_xla")]
 
 
 def _runtime(host: Host, started: bool) -> Finding:

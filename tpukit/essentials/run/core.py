@@ -13,7 +13,7 @@ from tpukit.essentials.backends import Backend, Unlike
 from tpukit.essentials.data import Batches, BatchSource, MapDataset
 from tpukit.essentials.machine import write_whole
 from tpukit.essentials.run.gradients import GradientAverage
-from tpukit.essentials.run.held import averaged_places
+from tpukit.essentials.run.held import averaged_places, parameters_of
 from tpukit.essentials.run.notebook_output import NotebookOutput
 from tpukit.essentials.run.random_numbers import RandomNumbers
 from tpukit.essentials.run.same import Same
@@ -235,8 +235,7 @@ class Core(NotebookOutput):
 
         self.average_gradients(optimizer, also=also)
         if clip is not None:
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            torch.nn.utils.clip_grad_norm_(parameters, clip)
+            torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.same.own_step():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -415,9 +414,7 @@ class Core(NotebookOutput):
         try:
             yield
         except BaseException as error:
-            error.waiting = (
-                self.waiting
-            )  # which the failure's report looks for: it may be caught, or raised from another
+            error.waiting = self.waiting  # for the failure's report: it may be caught, or raised from another
             raise
         finally:
             self.waiting = outer

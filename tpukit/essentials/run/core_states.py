@@ -18,31 +18,17 @@ _MORE_MEMORY, _MORE_BYTES = 1.5, 2**30  # than the core in the middle, and by ho
 
 @dataclass
 class CoreState:
-    """What the heartbeats of a core have said.
-
-    Attributes:
-        activity: its progress counter.
-        waiting: the collective that it is in, None outside of one.
-        doing: what it compiles; "tracing", "running" or "data" (see `NotebookOutput`); None for anything else.
-        since: when this was first heard.
-        heard: when the last heartbeat came.
-    """
+    """What the heartbeats of a core have said: its `activity`, `waiting` and `doing`, or what it compiles."""
 
     activity: int
     waiting: str | None
     doing: Compiling | str | None
-    since: float
-    heard: float
+    since: float  # when this was first heard
+    heard: float  # when the last heartbeat came
 
 
 class CoreStates:
-    """Keeps what the heartbeats say, and puts it into words where a run seems to stand still.
-
-    Args:
-        ranks: of the cores.
-        heartbeat: seconds between two signs of life of a core.
-        clock: returns seconds.
-    """
+    """Keeps what the heartbeats say, and puts it into words where a run seems to stand still."""
 
     def __init__(self, ranks: Sequence[int], heartbeat: float = 1.0, clock: Callable[[], float] = time.monotonic):
         self.ranks = ranks

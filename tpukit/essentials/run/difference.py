@@ -49,7 +49,6 @@ def difference(
 
     Args:
         when: the name of the check that found it.
-        everyone: what was found.
         before: the name of the last check that the same passed.
         modules: what was compared, to look for a cause.
         from_core: whether it came from `core.model`.

@@ -22,8 +22,6 @@ class NotebookOutput:
     device, or copies from it more than four times a second.
 
     Attributes:
-        rank: this core's number.
-        activity: progress counter; unchanged means stalled.
         doing: "data" while a loop waits for its next batch, "tracing" while a step is recorded, "running" while it is
             handed over to the device; None otherwise. A heartbeat carries it.
     """
@@ -157,12 +155,7 @@ class NotebookOutput:
 
 
 def forward_displays(send: Callable[[object], None], rank: Callable[[], int]) -> None:
-    """Have IPython's `display`, and so `plt.show`, send what it shows to the kernel: from a fork it goes nowhere.
-
-    Args:
-        send: sends a message to the kernel.
-        rank: returns the rank of the core that asks.
-    """
+    """Have IPython's `display`, and so `plt.show`, send what it shows to the kernel: from a fork it goes nowhere."""
     shell = running_shell()
     if not hasattr(shell, "kernel"):  # a terminal's IPython prints
         return

@@ -9,9 +9,6 @@ from tpukit.essentials.data import host_numbers, numbers_kept, put_back, seed_in
 class RandomNumbers:
     """The random numbers of one core, of the host and of its device.
 
-    Args:
-        core: this core, with the seed of its launch.
-
     Attributes:
         seeded: how often the worker function has seeded them.
     """

@@ -37,9 +37,6 @@ class Same:
 
     A loop of the user's own is followed by the steps of its optimizers; `fit` compares at moments of its own.
 
-    Args:
-        core: this core.
-
     Attributes:
         due: what the comparison that the end of this step makes is called; None for none.
     """
@@ -286,18 +283,12 @@ class Same:
         tensors: bool = True,
         **run: object,
     ) -> dict[str, dict]:
-        """Return, by group, short values by name.
+        """Return, by group, short values by name: `data` are facts of batches, `called` functions, `run` what else.
 
         Args:
-            modules: by what the names of their tensors begin with.
-            optimizers: those that step them.
-            schedule: its state.
-            data: the facts of batches, by name.
-            called: functions, by name.
             averaged: whether float buffers have been averaged, so have to be the same.
             layers: whether the modules' layers have to be, with their settings.
             tensors: whether their weights and buffers have to be.
-            **run: further values, by name.
         """
         found: dict[str, dict] = {group: {} for group in GROUPS}
         found["run"] = {"seed of launch": self._core.seed_of_launch, "cores": self._core.world_size, **run}

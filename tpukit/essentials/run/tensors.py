@@ -12,10 +12,6 @@ def save_tensors(value: object, file) -> None:
     Python's garbage collector looks at old objects, which a training with few and large ones makes it do rarely: a
     checkpoint of ResNet-34 and Adam kept 244 MiB, one more with each epoch. Collecting here would stop the training
     loop, too, while every object of the process is looked at; taking away the class's one reference does not.
-
-    Args:
-        value: anything that `torch.save` takes.
-        file: open, with `write` and `flush`.
     """
     import torch
 

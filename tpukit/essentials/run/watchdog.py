@@ -12,13 +12,7 @@ _IDLE = 0.5  # of one processor: a compiler, a decoder or a loop uses one or wai
 
 @dataclass(frozen=True)
 class Limits:
-    """How long a run may take, and how long it may stand still.
-
-    Attributes:
-        timeout: seconds for the whole run; None for no limit.
-        stall: seconds that cores may wait for one that neither moves on nor uses a processor; None to wait for ever.
-        heartbeat: seconds between two signs of life of a worker.
-    """
+    """How long a run may take, how long it may stand still, how often a worker gives a sign of life: as in `launch`."""
 
     timeout: float | None = None
     stall: float | None = 120.0
@@ -35,17 +29,11 @@ class Limits:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """What a core last said of itself that was new, and when.
-
-    Attributes:
-        activity: its progress counter; unchanged means stalled.
-        waiting: the collective it waits in, None outside of one.
-        since: `time.monotonic()` when the kernel first heard this.
-    """
+    """What a core last said of itself that was new: its `activity` and `waiting`."""
 
     activity: int
     waiting: str | None
-    since: float
+    since: float  # `time.monotonic()` when the kernel first heard this
 
 
 @dataclass(frozen=True)

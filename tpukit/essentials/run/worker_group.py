@@ -113,8 +113,6 @@ class WorkerGroup:
             inherited=[fd for group in (self, *self._beside) for one in group.workers for fd in one.fds()],
         )
 
-    # ---- watching ----------------------------------------------------------------------------------------------
-
     def watch(self) -> Failure | None:
         """Take in what the workers send until all have returned, or one has failed; return the first failure."""
         for _ in self.looks(_TICK_SECONDS):
@@ -250,8 +248,6 @@ class WorkerGroup:
     def waits_long(self) -> bool:
         """Say whether a core has been in one collective for longer than healthy cores are apart."""
         return self._watchdog.waits_long(set(self.results))
-
-    # ---- ending ------------------------------------------------------------------------------------------------
 
     def tell_to_end(self) -> None:
         """Send SIGTERM to every process that is not done, once: a second would cut its `finally` blocks short."""

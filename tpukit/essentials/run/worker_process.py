@@ -23,8 +23,7 @@ class WorkerProcess:
 
     Args:
         number: of the process, from 0.
-        heartbeat: seconds between two signs of life.
-        folder: where its own processes meet it.
+        heartbeat, folder: as in `WorkerPipes`.
         meeting_point: what the runtime opened for the processes to find each other through.
         inherited: the kernel's ends of the pipes of the workers forked before, which this one closes.
 

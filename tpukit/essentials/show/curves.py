@@ -25,17 +25,11 @@ Points = Sequence[tuple[float, float]]  # (step, value); a value that is not fin
 
 @dataclass(frozen=True)
 class Axis:
-    """Curves that are drawn in one chart.
+    """Curves that are drawn in one chart."""
 
-    Attributes:
-        title: what they measure.
-        names: of the curves.
-        wide: the chart that is looked at first.
-    """
-
-    title: str
+    title: str  # what they measure
     names: tuple[str, ...]
-    wide: bool = False
+    wide: bool = False  # the chart that is looked at first
 
 
 def charts_html(curves: dict[str, Points], *, as_images: bool = False) -> str:
@@ -78,9 +72,8 @@ def axes(curves: dict[str, Points]) -> list[Axis]:
         near = (group for group in groups if all(_same_scale(largest[name], largest[other]) for other in group))
         group = next(near, None)
         if group is None:
-            groups.append([name])
-        else:
-            group.append(name)
+            groups.append(group := [])
+        group.append(name)
     found = [Axis("loss", tuple(losses), wide=True)] if losses else []
     found += [Axis(_title(group), tuple(group), wide=not losses and not index) for index, group in enumerate(groups)]
     return found + ([Axis("learning rate", tuple(rates))] if rates else [])

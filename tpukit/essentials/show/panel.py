@@ -28,7 +28,6 @@ def panel_html(
 
     Args:
         bars: of the loops, the outer before the inner.
-        curves: `{name: [(step, value), ...]}`.
         state: "running", "busy" where that needs a word, "done", "interrupted" or "failed".
         status: what the run does now, in words.
         cores: (core, what it does) where cores differ.
