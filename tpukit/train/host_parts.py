@@ -40,7 +40,7 @@ class Early(str):
 def value_and_parts(one: object, *, fits: bool) -> tuple[object, list[tuple[str, object]]]:
     """Return what is compared of an object that is not plain, and its parts, each with the step to it.
 
-    Where nothing more `fits`, the bytes of an array are not read.
+    `fits` says whether the bytes of an array may be read.
     """
     import torch
 
