@@ -22,6 +22,7 @@ from tpukit.essentials.machine import OwnMemory
 from tpukit.essentials.run import worker
 from tpukit.essentials.run.channel import Receiver
 from tpukit.essentials.run.core import Core
+from tpukit.essentials.run.failure import Failures, exception_raised, process_ended
 
 
 def quietly(fn, *args, **options):
@@ -73,6 +74,14 @@ def test_a_death_by_a_signal_without_a_name_is_told():
 
     with pytest.raises(WorkerFailed, match="core 1 of 2 was killed by signal 40"):
         quietly(work)
+
+
+@pytest.mark.parametrize(("sent", "blamed"), [(signal.SIGKILL, 1), (signal.SIGABRT, 0)])
+def test_a_killed_core_is_blamed_though_the_kernel_sees_it_after_what_another_raises_for_its_lack(sent, blamed):
+    failures = Failures()
+    failures.add(exception_raised(0, RuntimeError("core 1 has gone")))
+    failures.add(process_ended(1, -sent, started=True, memory=None, last_output=""))
+    assert failures.first().rank == blamed  # libraries abort because others have gone; nobody kills for that
 
 
 def test_of_a_huge_text_the_middle_is_left_out_and_the_whole_is_in_the_traceback():

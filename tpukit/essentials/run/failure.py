@@ -28,7 +28,7 @@ class Failure:
 
     Attributes:
         rank: of the core.
-        when: `time.monotonic()`, one clock for all processes of a machine.
+        when: `time.monotonic()`, one clock for all processes of a machine; 0 where it caused all others.
         what: "raised KeyError: 'a'", "was killed by SIGKILL".
         waiting: the collective it was in, so the failure is probably another core's.
         where: (file, line, function) of the innermost line that is not a library's.
@@ -148,7 +148,9 @@ def process_ended(rank: int, exitcode: int, *, started: bool, memory: int | None
         memory: the peak in bytes that it last reported.
         last_output: what it printed last.
     """
+    when = time.monotonic()
     if exitcode == -signal.SIGKILL:
+        when = 0.0  # no core's failure kills another: it was the first, even if a busy kernel sees it last
         seen = f"; at its last word it had used {memory / 2**20:,.0f} MiB" if memory else ""
         what = f"was killed by SIGKILL, which is what happens where host memory runs out{seen}"
         fix = "a smaller batch_size, fewer DataLoader workers, or a dataset that is read from disk, not held in memory"
@@ -158,7 +160,7 @@ def process_ended(rank: int, exitcode: int, *, started: bool, memory: int | None
     else:
         what = f"ended with exit status {exitcode} before it returned"
         fix = "leave the worker function with return, not os._exit"
-    return Failure(rank, time.monotonic(), what, fix=fix, trace=last_output, title="the last it printed")
+    return Failure(rank, when, what, fix=fix, trace=last_output, title="the last it printed")
 
 
 def _signal_name(number: int) -> str:
