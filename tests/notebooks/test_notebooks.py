@@ -122,7 +122,8 @@ import json, sys, psutil
 xla = sys.modules.get("torch_xla")
 children = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
 print(json.dumps({
-    "processes": [one for one in children if "resource_tracker" not in one],  # Python's own, one a kernel
+    # Python's own, one a kernel; and torch 2.8's, which the import of Lightning starts in the notebook that has it.
+    "processes": [one for one in children if not ("resource_tracker" in one or "/_inductor/compile_worker/" in one)],
     "runtime": bool(xla and xla._XLAC._xla_runtime_is_initialized()),
 }))
 """
