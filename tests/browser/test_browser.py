@@ -105,7 +105,11 @@ def server(request, tmp_path_factory):
             browser.close()
     finally:
         process.terminate()
-        process.wait(timeout=600)
+        try:
+            process.wait(timeout=120)
+        except subprocess.TimeoutExpired:  # its kernels have ended; now and then it waits for a thread of anyio for ever
+            process.kill()
+            process.wait()
 
 
 class Server:
