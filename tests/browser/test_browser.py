@@ -107,7 +107,7 @@ def server(request, tmp_path_factory):
         process.terminate()
         try:
             process.wait(timeout=120)
-        except subprocess.TimeoutExpired:  # its kernels have ended; now and then it waits for a thread of anyio for ever
+        except subprocess.TimeoutExpired:  # its kernels have ended; it may wait for a thread of anyio for ever
             process.kill()
             process.wait()
 
