@@ -16,6 +16,7 @@ import torch
 import tpukit
 from tpukit import WorkerFailed, launch
 from tpukit.essentials.backends import Cpu
+from tpukit.essentials.run import this_core
 from tpukit.essentials.run.topology import choose_device, choose_topology, refuse_if_in_use
 from tpukit.essentials.run.worker import Task, run_core
 from tpukit.essentials.run.worker_process import WorkerProcess
@@ -34,9 +35,6 @@ def _no_process_is_left_behind():
     before = set(children())
     yield
     assert set(children()) <= before
-
-
-# ---- results ---------------------------------------------------------------------------------------------------
 
 
 def test_every_rank_returns_its_own_result_with_types_intact():
@@ -154,8 +152,9 @@ def test_whole_lines_arrive_however_many_cores_print(capsys):
     assert lines.count("once") == 1
 
 
-def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(monkeypatch):
-    """Its workers, forked in between, have the control pipes of this run open, whose end would say that it is over."""
+@pytest.fixture
+def at_end(monkeypatch) -> dict[threading.Thread, list]:
+    """The exit codes of the workers as the kernel makes sure of their end, None for one that it has to kill."""
     at_end = {}
     kill = WorkerProcess.kill
 
@@ -164,6 +163,11 @@ def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(monkeyp
         kill(self)
 
     monkeypatch.setattr(WorkerProcess, "kill", note)
+    return at_end
+
+
+def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(at_end):
+    """Its workers, forked in between, have the control pipes of this run open, whose end would say that it is over."""
     other = threading.Timer(0.5, quietly, [lambda core: time.sleep(6)], {"cores": 2})
     other.start()
     quietly(lambda core: time.sleep(2), cores=2)
@@ -171,7 +175,11 @@ def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(monkeyp
     assert at_end[threading.current_thread()] == [0, 0]
 
 
-# ---- failures --------------------------------------------------------------------------------------------------
+def test_a_worker_that_is_slow_to_end_after_its_result_is_let_end(at_end, monkeypatch):
+    """SIGKILL would leave a chip busy for seconds, and the next launch without it."""
+    monkeypatch.setattr(this_core, "leave", lambda: time.sleep(0.3))
+    assert quietly(lambda core: core.rank, cores=2).results == [0, 1]
+    assert at_end[threading.current_thread()] == [0, 0]
 
 
 @pytest.mark.parametrize("culprit", [0, 1, 2])
@@ -300,9 +308,6 @@ def test_a_core_that_dies_is_named_though_the_other_waits_for_it(end, message):
         quietly(work, cores=2)
 
 
-# ---- what is asked for -------------------------------------------------------------------------------------------
-
-
 def machine(**facts):
     return dataclasses.replace(tpukit.host(), **facts)
 
@@ -391,9 +396,6 @@ def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):
     facts = {"versions": WITH_XLA, **facts}
     with pytest.raises(ValueError, match=message):
         quietly(lambda core: None, host=machine(**facts), **options)
-
-
-# ---- the kernel ----------------------------------------------------------------------------------------------------
 
 
 def in_python(code, **environ):
@@ -489,9 +491,6 @@ def test_sigterm_is_heard_whichever_thread_the_system_hands_it_to(backend):
     assert time.monotonic() - began < 600
 
 
-# ---- processes and files of the worker function's own ---------------------------------------------------------------
-
-
 def test_pools_of_processes_in_a_worker_end_quietly(capfd):
     """A pool ends its processes by SIGTERM, which must not mean to them what it means to a worker."""
 
@@ -559,9 +558,6 @@ def test_a_refused_fork_leaks_no_descriptor(monkeypatch):
         with pytest.raises(OSError, match="Resource temporarily unavailable"):
             quietly(lambda core: core.rank, cores=2)
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-# ---- what a worker prints, and asks -----------------------------------------------------------------------------
 
 
 def test_a_program_that_never_stops_printing_keeps_nobody_from_being_heard(capsys):

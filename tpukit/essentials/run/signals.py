@@ -11,7 +11,7 @@ cell ends a run in the same way, and so does the failure of a core:
    run; unless the function ends between steps (`Core.finishing_steps`, as `fit` does), which only sets `end_requested`.
 4. The kernel waits `END_SECONDS`; for core 0, where it ends between steps and saves, up to `SAVE_SECONDS`.
 5. The kernel says so on the control pipes and closes them: a worker that is done exits, any other kills itself and its
-   children.
+   children. One whose result has just come is given `DONE_SECONDS` to be done.
 6. What is left after another `END_SECONDS` is killed, with its process group.
 
 A worker ignores SIGINT, which Jupyter sends to the whole process group: only the kernel decides. A worker whose kernel
@@ -26,6 +26,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
+DONE_SECONDS = 5.0  # for a worker whose result is here, and which has nothing left to do
 END_SECONDS = 1.0  # for the `finally` blocks of workers told to end
 SAVE_SECONDS = 8.0  # for core 0 to end its step and save, where it said that it would
 STEP_SECONDS = 5.0  # of these, for the other cores to stay with core 0, which may have a step to finish
@@ -42,9 +43,6 @@ _THREAD_ENDED = getattr(signal, "SIGURG", signal.SIGTERM)
 
 class Terminated(BaseException):
     """SIGTERM arrived: unwinds the worker function, so that its `finally` blocks run."""
-
-
-# ---- in the kernel ---------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -90,9 +88,6 @@ def without_interrupts() -> Iterator[None]:
             signal.signal(number, handler)
         for number in dict.fromkeys(arrived):
             signal.raise_signal(number)
-
-
-# ---- in a worker -----------------------------------------------------------------------------------------------------
 
 
 def die_with_parent(parent: int) -> None:

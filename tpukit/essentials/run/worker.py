@@ -21,7 +21,7 @@ from tpukit.essentials.run.failure import device_not_started, exception_raised, 
 from tpukit.essentials.run.notebook_output import forward_displays
 from tpukit.essentials.show import Failed, WrongValue
 
-SEND_STACKS, GO = b"s", b"g"  # on the control pipe
+SEND_STACKS, GO, STOP = b"s", b"g", b"e"  # on the control pipe; its end means STOP, too
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class WorkerPipes:
         heartbeat: seconds between two signs of life.
         messages: the pipe for `Sender`.
         output: the pipe that standard output and error become.
-        control: the pipe on which the kernel asks for stacks and says when to go; it ends when the kernel is gone.
+        control: the pipe of the kernel's commands; it ends when the kernel is gone.
         inherited: the kernel's ends of all pipes, which the fork brought along; to be closed.
     """
 
@@ -211,7 +211,7 @@ class _Worker:
                     self.sender.send(("alive", core.rank, core.activity, core.waiting, doing))
 
     def obey(self, signal_pipe: int) -> None:
-        """Send stacks when asked, tell of SIGTERM; at the end of the control pipe go, quietly if the work is done."""
+        """Send stacks when asked, tell of SIGTERM; when told to go or to stop, end the process."""
         pipes = select.poll()  # not select, which refuses descriptors from 1,024 on
         for fd in (self.pipes.control, signal_pipe):
             pipes.register(fd, select.POLLIN | select.POLLHUP)
@@ -220,10 +220,12 @@ class _Worker:
             if signal_pipe in ready and signal.SIGTERM in os.read(signal_pipe, 1024) and not self.finished.is_set():
                 self._report_sigterm()
             if self.pipes.control in ready:
-                if os.read(self.pipes.control, 1) != SEND_STACKS:
+                command = os.read(self.pipes.control, 1)
+                if command != SEND_STACKS:
                     break
                 self._send_stacks()
-        if self.finished.is_set():
+        # The kernel says GO when it has the results, and the main thread may have only just sent the last of them.
+        if self.finished.wait(signals.DONE_SECONDS if command == GO else 0):
             os._exit(0)
         os.killpg(os.getpgid(0), signal.SIGKILL)
 

@@ -265,8 +265,10 @@ class WorkerGroup:
                 self._wait_for_save()
             else:
                 _wait(unfinished, signals.END_SECONDS)
+            done = [one for one in self.workers if self._is_done(one)]
             for one in self.workers:
-                one.dismiss()
+                one.dismiss(worker.GO if one in done else worker.STOP)
+            _wait(done, signals.DONE_SECONDS)
             _wait(self.workers, signals.END_SECONDS)
         finally:
             for one in self.workers:

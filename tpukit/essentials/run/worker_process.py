@@ -124,11 +124,11 @@ class WorkerProcess:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGTERM)
 
-    def dismiss(self) -> None:
-        """Close the control pipe: a worker that is done exits, any other kills itself."""
+    def dismiss(self, command: bytes = worker.STOP) -> None:
+        """Close the control pipe: a worker that is done exits, at GO as soon as it is done; any other kills itself."""
         if self._control >= 0:
             with contextlib.suppress(OSError):  # said, too: a launch in another thread may have forked this end along
-                os.write(self._control, worker.GO)
+                os.write(self._control, command)
             os.close(self._control)
             self._control = -1
 
