@@ -46,9 +46,6 @@ def measure_dicom(folder: Path, rounds: int) -> dict:
     return {**found, "dicom_vs_pydicom": float(f"{found['dicom_vs_pydicom']:.3g}")}
 
 
-# ---- the data ------------------------------------------------------------------------------------------------------
-
-
 def prepare(folder: Path) -> dict[str, list[Path]]:
     """Draw the slices and compress them, unless an earlier call has; without GDCM only as pydicom can."""
     from tpukit.pe import phantom
@@ -100,9 +97,6 @@ def compress_gdcm(source: Path, to: Path, syntax: str) -> None:
         raise RuntimeError(f"GDCM could not write {source} as {syntax}")
 
 
-# ---- who takes part: each makes (256, 256, 3) uint8 of a file ------------------------------------------------------
-
-
 def with_kit(file: Path):
     """Read a slice as `pack_dicom` does."""
     import numpy
@@ -152,9 +146,6 @@ def through_windows(hounsfield):
 
     image = Image.fromarray(three_windows(hounsfield))
     return numpy.asarray(image.resize((SIZE, SIZE), Image.Resampling.BILINEAR))
-
-
-# ---- measuring -----------------------------------------------------------------------------------------------------
 
 
 def check_equal(file: Path, readers: dict[str, Callable]) -> None:

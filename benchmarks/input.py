@@ -89,9 +89,6 @@ def measure_everything(folder: Path, rounds: int) -> None:
     report(contestants, speeds, steps, extra, window, measure_dicom(folder, rounds) | labels(folder))
 
 
-# ---- the data ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Data:
     """The same images in every form: Kaggle's files and train.csv in `folder`, `records`, `cache`, tar `shards`."""
@@ -170,9 +167,6 @@ def label_values(table):
     from tpukit.pe import LABELS
 
     return table[list(LABELS)].to_numpy("float32")
-
-
-# ---- who takes part: each yields batches for ever ------------------------------------------------------------------
 
 
 def tutorial(data: Data) -> Iterator:
@@ -361,9 +355,6 @@ def orders(count: int) -> Iterator:
         yield random.permutation(count)
 
 
-# ---- measuring -----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Contestant:
     """Who takes part: the name in the table, what yields its batches, and the package it needs."""
@@ -496,9 +487,6 @@ def read_all(core, cache) -> float:
     return grown
 
 
-# ---- the labels of the whole competition ---------------------------------------------------------------------------
-
-
 def labels(folder: Path) -> dict[str, float]:
     """Print and return how long the whole table takes on one processor, in seconds, and the most memory, in GB."""
     if not (folder / "labels" / "train.csv").is_file():
@@ -564,9 +552,6 @@ def read_all_labels(folder: Path) -> None:
     del laid_out
     found = {"labels_seconds": round(times[-1] - times[0], 2), "labels_gb": round(peak_memory() / 1e9, 2)}
     print(json.dumps({"parts": parts, **found}))
-
-
-# ---- telling -------------------------------------------------------------------------------------------------------
 
 
 def is_installed(package: str | None) -> bool:

@@ -96,9 +96,6 @@ def main() -> None:
     report(case, found)
 
 
-# ---- the steps -----------------------------------------------------------------------------------------------------
-
-
 def model_of(case: Case):
     """Return the model, from random weights."""
     from torchvision import models
@@ -152,9 +149,6 @@ class Images:
         import torch
 
         return torch.zeros(3, self.case.size, self.case.size, dtype=torch.uint8), torch.zeros(self.case.labels)
-
-
-# ---- measuring -----------------------------------------------------------------------------------------------------
 
 
 def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:

@@ -83,9 +83,6 @@ def compare(present, exams, first, other, draws: int = 500) -> list[list[float]]
     return numpy.transpose([found[0], low, high]).tolist()
 
 
-# ---- images from elsewhere ------------------------------------------------------------------------------------------
-
-
 def wider(image):
     """Show a quarter more of the room in each direction: the patient is smaller, and around is air."""
     from PIL import Image

@@ -74,9 +74,6 @@ def main() -> None:
     report(measured, quietly(count, cores=1, backend="xla:cpu")[0])
 
 
-# ---- the work ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Case:
     """What is trained and where: images of (3, size, size), `batch` per core and step, `steps` steps in a turn.
@@ -215,9 +212,6 @@ def endless(batches: Iterable) -> Iterator:
     """Yield the batches of one turn after the other."""
     while True:
         yield from batches
-
-
-# ---- the contestants: each returns a function that takes one turn, which is `case.steps` steps ----------------------
 
 
 def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool | None = None) -> Callable[[], object]:
@@ -387,9 +381,6 @@ def in_turns(case: Case, steps: Iterator[None]) -> Callable[[], object]:
     return lambda: deque(itertools.islice(steps, case.steps), maxlen=0)
 
 
-# ---- measuring ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Measured:
     """By name: seconds a step in every round, the first turn's last loss, and why contestants did not take part."""
@@ -521,9 +512,6 @@ def count(core, length: int = 100) -> dict[str, int]:
         "train_graphs": trained - before,
         "eval_graphs": metric("CompileTime") - trained,
     }
-
-
-# ---- the table -------------------------------------------------------------------------------------------------------
 
 
 def describe() -> None:

@@ -96,9 +96,6 @@ def _without_dead_links(text: str, file: Path, there: set[Path]) -> str:
     return re.sub(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)", kept, text)
 
 
-# ---- a page for each room --------------------------------------------------------------------------------------------
-
-
 def rooms() -> list[str]:
     """Return the rooms that people import from, the essentials first."""
     others = [
@@ -167,9 +164,6 @@ def home(name: str) -> str:
     return next(room for room in rooms() if name in public_names(room))
 
 
-# ---- messages --------------------------------------------------------------------------------------------------------
-
-
 def page_of_messages() -> str:
     """Write an entry for every message that the kit can raise, by room."""
     lines = [
@@ -200,9 +194,6 @@ def _entry(one) -> list[str]:
     lines += [f"<p><strong>fix:</strong> {code(text)}</p>" for text in one.fixes[:6]]
     who = f" from <code>{one.function}</code>" if one.function else ""
     return [*lines, f"<p><small>{one.kind}{who}</small></p></div>"]
-
-
-# ---- the front page --------------------------------------------------------------------------------------------------
 
 
 def front_page(pages: list[Path], notebooks: list[Path]) -> str:

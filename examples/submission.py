@@ -138,9 +138,6 @@ class Networks:
         return cls(settings, pe.Preparation.read(settings["images"]), slices, exams)
 
 
-# ---- what the networks say -----------------------------------------------------------------------------------------
-
-
 def answer(index, options, networks: Networks, report: Report, late: Callable[[], bool]) -> Iterator:
     """Yield tables of answers to the images that are not odd, some exams at a time."""
     from tpukit import pe
@@ -228,9 +225,6 @@ def read(core, network, exams):
     import tpukit
 
     return tpukit.predict(core, core.model(network), core.batches(exams, batch_size=min(32, len(exams))))
-
-
-# ---- what they could not see ---------------------------------------------------------------------------------------
 
 
 def write(answers, report: Report, to: Path) -> Path:

@@ -12,8 +12,6 @@ from workers import Pairs
 from tpukit import Augment, Buckets
 from tpukit.train import LARS, schedules
 
-# ---- right -----------------------------------------------------------------------------------------------------
-
 
 def scheduled(core, make=schedules.cosine, options=None, **settings):
     one = Trained(core, **settings)
@@ -140,9 +138,6 @@ def right():
             core, lambda optimizer, _: torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5), lr=0.1, **sgd
         ),
     }
-
-
-# ---- guarded ---------------------------------------------------------------------------------------------------
 
 
 class Own(nn.Module):

@@ -54,9 +54,6 @@ def test_the_trainer_trains_here_as_the_file_that_a_job_gets_saves_and_resumes(t
     assert list((tmp_path / "bucket" / "checkpoints" / "1x2").glob("*"))
 
 
-# ---- TensorFlow, in an environment of its own ------------------------------------------------------------------------
-
-
 TENSORFLOW = ROOT / ".platforms" / "tensorflow" / "bin" / "python"  # made by make test-cloud
 tensorflow = pytest.mark.skipif(not TENSORFLOW.exists(), reason="needs TensorFlow: make test-cloud installs it")
 
@@ -132,9 +129,6 @@ twin.find_strategy(rehearse=False)
         optimizer.step()
     for one, other in zip(ours, json.loads(done.stdout), strict=True):
         torch.testing.assert_close(one.detach(), torch.tensor(other), rtol=1e-5, atol=1e-6)
-
-
-# ---- the images ------------------------------------------------------------------------------------------------------
 
 
 def test_the_image_has_the_torch_that_the_kit_takes():

@@ -104,9 +104,6 @@ def count_rows(table: Path) -> int:
         return sum(1 for _ in lines) - 1
 
 
-# ---- the exams ------------------------------------------------------------------------------------------------------
-
-
 def draw(folder: Path, exams: int, slices: tuple[int, int], size: int, seed: int = 0) -> None:
     """Draw the exams into `<folder>/train`, and last write `<folder>/train.csv`; another process draws each."""
     from tpukit.pe.labels import COLUMNS
@@ -166,9 +163,6 @@ def draw_exam(folder: Path, number: int, findings, slices: int, size: int, seed:
             (folder / "train" / study / other.series).mkdir(exist_ok=True)
             write_dicom(folder / "train" / study / other.series / f"{other.image}.dcm", units, other)
     return "".join(rows)
-
-
-# ---- the road -------------------------------------------------------------------------------------------------------
 
 
 def run_notebook(data: Path, run: Path, values: dict) -> dict[str, float]:

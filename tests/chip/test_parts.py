@@ -30,9 +30,6 @@ def prove(*arguments, folder, **environ):
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=600)
 
 
-# ---- on this machine -----------------------------------------------------------------------------------------------
-
-
 def test_the_parts_are_those_that_a_whole_proof_has():
     assert tuple(parts.PARTS) == result.PARTS
     assert all(part.__doc__ for part in parts.PARTS.values())
@@ -148,9 +145,6 @@ def test_a_collective_that_does_nothing_leaves_weights_that_differ(broken):
         tpukit.launch(work, cores=2, backend="cpu", progress="off")
 
 
-# ---- a process that may die ----------------------------------------------------------------------------------------
-
-
 def supervise(names, folder, monkeypatch, *, seconds=600.0):
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     said = []
@@ -215,9 +209,6 @@ def _commands():
             continue
         if "faulty_parts" in line and "outcomes" in line:
             yield line
-
-
-# ---- the JSON, and the evidence ------------------------------------------------------------------------------------
 
 
 @pytest.fixture

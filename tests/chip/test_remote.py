@@ -24,9 +24,6 @@ from tools.chip.remote import MOST_BYTES, NotSent, colab_command, kaggle_command
 PYTHON = sys.executable
 
 
-# ---- the script ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=[pytest.mark.xla, pytest.mark.only_soak])])
 def test_the_script_proves_the_kit_it_carries_in_an_empty_folder(tmp_path, backend):
     file = tmp_path / "prove.py"
@@ -74,8 +71,6 @@ def test_a_command_line_that_is_missing_says_what_to_install(monkeypatch, tmp_pa
     with pytest.raises(NotSent, match="needs Python 3.12(.|\n)*pipx install google-colab-cli"):
         remote.prove_on_colab(tmp_path / "it.json")
 
-
-# ---- Kaggle's command line -----------------------------------------------------------------------------------------
 
 KAGGLE = """
 import kagglesdk.kaggle_env as where
@@ -234,8 +229,6 @@ def test_kaggles_parser_knows_every_command(monkeypatch, capsys):
     assert re.search(output["file_pattern"], "result.json")
     assert (output["path"], output["force"]) == ("here/output", True)
 
-
-# ---- Colab's command line ------------------------------------------------------------------------------------------
 
 COLAB = """
 import types

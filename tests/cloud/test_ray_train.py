@@ -17,8 +17,6 @@ pytestmark = [  # of Ray itself
 ]
 SLICE = {"topology": "2x2x2", "accelerator": "TPU-V4"}  # of two hosts
 
-# ---- what needs no Ray -----------------------------------------------------------------------------------------------
-
 
 def test_without_ray_the_message_names_the_extra(monkeypatch):
     real = builtins.__import__
@@ -46,9 +44,6 @@ def test_without_ray_the_message_names_the_extra(monkeypatch):
 def test_what_is_no_slice_is_refused_before_anything_starts(arguments, said, ray):
     with pytest.raises(ValueError, match=said):
         launch_on_hosts(print, storage="runs", name="a", **arguments)
-
-
-# ---- two hosts -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -44,9 +44,6 @@ def one(findings, name):
     return finding
 
 
-# ---- the cloud's word ------------------------------------------------------------------------------------------------
-
-
 def test_a_healthy_tpu_is_asked_for_by_its_full_name_with_the_credential():
     with loopback(lambda request: (200, READY)) as api:
         outcome = ask(api)
@@ -254,9 +251,6 @@ def test_without_the_client_the_error_names_the_line_that_installs_it(monkeypatc
     monkeypatch.setitem(sys.modules, "cloud_tpu_client", None)
     with loopback(lambda request: (200, READY)) as api, pytest.raises(ImportError, match="cloud-tpu-client==0.7"):
         ask(api)
-
-
-# ---- this machine ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

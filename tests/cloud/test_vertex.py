@@ -186,9 +186,6 @@ def make(trainer, **options):
     return job(trainer, **given)
 
 
-# ---- what is sent ----------------------------------------------------------------------------------------------------
-
-
 def test_the_request_arrives_field_by_field_and_the_trainer_in_the_bucket(trainer, transport, monkeypatch):
     cloud = Cloud()
     account = "trainer@demo.iam.gserviceaccount.com"
@@ -305,9 +302,6 @@ def test_an_argument_that_vertex_ai_would_not_take_is_refused_here(trainer, opti
         make(trainer, **options)
     assert words in str(caught.value)
     assert "fix:" in str(caught.value)
-
-
-# ---- what is answered ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -500,8 +494,6 @@ def test_an_upload_that_may_be_repeated_is(trainer, fate, monkeypatch):
         make(trainer, **connection).submit()
     assert list(cloud.uploads) == ["runs/flowers-1/trainer.zip"]
 
-
-# ---- watched and cancelled -------------------------------------------------------------------------------------------
 
 RUNNING = ["JOB_STATE_QUEUED", "JOB_STATE_PENDING", "JOB_STATE_RUNNING", "JOB_STATE_RUNNING"]
 

@@ -49,9 +49,6 @@ def record_graph(name: str):
     return recording
 
 
-# ---- collectives -----------------------------------------------------------------------------------------------------
-
-
 def broadcast(core):
     """Give every core rank 0's weights, as `core.model` does."""
     tensors = [*small_net().to(core.device).parameters()]
@@ -90,9 +87,6 @@ def ones(core, dtype):
     import torch
 
     return core.to_device([torch.ones(3, 5, dtype=getattr(torch, dtype))])[0]
-
-
-# ---- steps -----------------------------------------------------------------------------------------------------------
 
 
 def augment(core):

@@ -235,7 +235,7 @@ FAULTS = [
           "x = torch.randn(500, 500, device=core.device, requires_grad=True)\n(x @ x).sum().backward()\nnow(); return fine(core)", "",
           before="x = torch.randn(1500, 1500, requires_grad=True); (x @ x).sum().backward()",
           check="result.results == [[2, 2], [2, 2]]"),
-    # ---- the graph
+    # the graph
     Fault("a core that sleeps while the other waits in the graph", "return steps(core, lambda: time.sleep(9999))",
           r"core 1 of 2 has not moved for \d+ s|core 0 of 2 raised (.|\n)*has not come", call="stall=3, heartbeat=0.3", patience=3, in_graph=True),
     Fault("a core that is killed while the other waits in the graph", "return steps(core, be_killed)", KILLED, in_graph=True),
@@ -243,12 +243,12 @@ FAULTS = [
           "core 1 of 2 raised OSError: a broken JPEG", cause="OSError", in_graph=True),
     Fault("a core that leaves the graph early", "steps(core, lambda: None)\nif core.rank == 0: now(); steps(core, lambda: None)",
           r"core 1 of 2 returned while core 0|core \d of 2 raised (.|\n)*has not come", call="stall=3, heartbeat=0.3", patience=5, in_graph=True),
-    # ---- ranks that are not the numbers of processes
+    # ranks that are not the numbers of processes
     Fault("ranks in another order than processes", "now(); return core.rank, fine(core)", "", call="backend='reversed'",
           before=REVERSED, check="result.results == [(0, [2, 2]), (1, [2, 2])]"),
     Fault("SIGKILL of a rank that is not its process's number",
           "if core.rank == 1: now(); os.kill(os.getpid(), signal.SIGKILL)\ntogether(core)", KILLED, call="backend='reversed'", before=REVERSED),
-    # ---- processes and threads of the worker function's own
+    # processes and threads of the worker function's own
     Fault("a Pool in a worker", "from multiprocessing import Pool\nwith Pool(2) as pool: result = pool.map(abs, [-1, -2])\nnow(); return result", "",
           check="result.results == [[1, 2], [1, 2]]"),
     Fault("a process pool made in a thread that has ended",
@@ -266,7 +266,7 @@ FAULTS = [
           cause="RuntimeInUse"),
     Fault("two launches at once", "now(); return fine(core)", "",
           check="[one.results for one in ThreadPoolExecutor(2).map(launch, [fine, fine])] == [[[2, 2], [2, 2]]] * 2"),
-    # ---- what stands still or spins
+    # what stands still or spins
     Fault("SIGSTOP of one rank", "core.barrier()\nif core.rank == 1: now(); os.kill(os.getpid(), signal.SIGSTOP)\ntogether(core)",
           "core 1 of 2 has not moved(.|\n)*core 1:\ndoes not answer", call="stall=3, heartbeat=0.3", patience=3),
     Fault("native code that holds the interpreter", "core.barrier()\nif core.rank == 1: now(); ctypes.PyDLL(None).sleep(9999)\ntogether(core)",
@@ -280,7 +280,7 @@ FAULTS = [
           "", check="result.results == [0, 1]"),
     Fault("a result that takes long to pickle", "core.barrier(); now(); return [{} for _ in range(2_000_000 * (1 - core.rank))]", "",
           check="[len(one) for one in result.results] == [2_000_000, 0]"),
-    # ---- words
+    # words
     Fault("death by a real-time signal", "if core.rank == 1: now(); os.kill(os.getpid(), 40)\ntogether(core)", "core 1 of 2 was killed by signal 40"),
     Fault("exception of 5 MB", "now(); raise ValueError('begin ' + 'x' * 5_000_000 + ' end')",
           r"core [01] of 2 raised ValueError: begin xxx(.|\n)*characters are left out here(.|\n)*xxx end\s*$", check="len(seen) < 30_000"),
@@ -289,13 +289,13 @@ FAULTS = [
           before="class Silent(Exception):\n    def __str__(self): raise RuntimeError('no words')"),
     Fault("endless recursion", "def again(): again()\nif core.rank == 1: now(); again()\ntogether(core)", "core 1 of 2 raised RecursionError",
           cause="RecursionError"),
-    # ---- what a worker shows
+    # what a worker shows
     Fault("a program that prints without end", "if core.rank == 0: subprocess.run(['yes'])\ntime.sleep(1); now(); raise KeyError('late')",
           "core 1 of 2 raised KeyError: 'late'", cause="KeyError"),
     Fault("a last line without an end", "print('accuracy', 0.93, end=''); now()", "", prints=r"\[core 1\] accuracy 0.93\n"),
     Fault("500 displays from each rank", "from IPython.display import HTML, display\nfor n in range(500): display(HTML(str(n)))\nnow()", "",
           prints="displays above 10 a second are not shown"),
-    # ---- training
+    # training
     Fault("gradients of other parameters on each core",
           "parts = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Linear(2, 3)])\n"
           "model = core.model(parts); now()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
@@ -312,7 +312,7 @@ FAULTS = [
           "now(); trained(core, folder)",
           r"core 0 of 2 raised CannotSave: another run saves in(.|\n)*found: process \d+ on ", patience=5.0, before=CLEAN,
           wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True),
-    # ---- a machine with little to give
+    # a machine with little to give
     Fault("1,100 open files in the kernel", "now(); time.sleep(0.5); return fine(core)", "", check=BOTH, alone=True,
           before="soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
                  "resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))\n"

@@ -79,8 +79,6 @@ class Subject:
 
 EVERYTHING = ("flip", "zero", "cut", "insert", "remove", "swap")
 
-# ---- damage --------------------------------------------------------------------------------------------------------
-
 
 def flip(data: bytes, draw: random.Random) -> bytes:
     """Flip one to three bits, half of the time near the beginning, where the structure is."""
@@ -147,8 +145,6 @@ def lie_at(at: int, code: str) -> Callable:
 
     return lie
 
-
-# ---- images --------------------------------------------------------------------------------------------------------
 
 MODES = {
     "jpeg": ("RGB", "RGB", "L", "CMYK", "progressive", "exif"),
@@ -261,9 +257,6 @@ def through_pack(data: bytes, kind: str, folder: Path) -> tuple:
     cache = build_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
     order = np.argsort(cache.rows)
     return cache.take(order), np.asarray(cache.labels)[order, 0]
-
-
-# ---- DICOM, TFRecord, packs and caches, tables ---------------------------------------------------------------------
 
 
 def dicom_subject(draw: random.Random) -> Subject:
@@ -408,9 +401,6 @@ def table_subject(draw: random.Random) -> Subject:
 def _once(read: Callable, data: bytes) -> object:
     with tempfile.TemporaryDirectory() as folder:
         return read(data, Path(folder))
-
-
-# ---- the run -------------------------------------------------------------------------------------------------------
 
 
 def subjects(made: Path, draw: random.Random, only: str | None) -> "itertools.cycle":

@@ -90,9 +90,6 @@ class Collection:
     refusals: list[str] = field(default_factory=list)
 
 
-# ---- images --------------------------------------------------------------------------------------------------------
-
-
 def drawn(number: int, tone: int = 0) -> np.ndarray:
     """Return (SIDE, WIDE, 3): the colour of a number, with a white corner, higher than wide, at the upper left."""
     pixels = np.full((SIDE, WIDE, 3), 20 + 20 * number + tone, np.uint8)
@@ -153,9 +150,6 @@ def write(file: Path, *args, **options) -> None:
     """Write an image's file, in the format of its name."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(encoded(args[0], FORMS[file.suffix[1:]], *args[1:], **options))
-
-
-# ---- collections ---------------------------------------------------------------------------------------------------
 
 
 def made(folder: Path, draw: random.Random, tone: int = 0, shift: int = 0) -> Collection:
@@ -363,9 +357,6 @@ def joined(folder: Path, draw: random.Random, names: list[str], of: dict, tone: 
 
 
 WAYS = {"folder": a_folder, "table": a_table, "list": a_list, "dataset": a_dataset, "joined": joined}
-
-
-# ---- what comes of them ----------------------------------------------------------------------------------------------
 
 
 def packed(one: Collection, folder: Path):

@@ -134,9 +134,6 @@ def test_a_wrong_layer_is_found_where_bfloat16_is_explained():
     assert found.first.name == "1"
 
 
-# ---- the imitation of a chip that rounds -------------------------------------------------------------------------
-
-
 def test_rounding_to_eight_bits_is_bfloat16():
     values = torch.cat([torch.randn(10_000), torch.tensor([0.0, 1.00390625, 1.01171875, 3e38, math.inf, -math.inf])])
     assert torch.equal(parity._rounded(values, 8), values.bfloat16().float())
@@ -169,9 +166,6 @@ def chip_outputs(model, bits):
     original = parity._rounded
     with mock.patch.object(parity, "_rounded", rounded), parity._rounded_products(bits):
         return parity._layer_outputs(copy.deepcopy(model).double(), IMAGES.double())
-
-
-# ---- what goes wrong ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.xla

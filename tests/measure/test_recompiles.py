@@ -36,9 +36,6 @@ def plain(model, batch, step, kept):
     return model(batch).square().mean()
 
 
-# ---- quiet -----------------------------------------------------------------------------------------------------
-
-
 @XLA
 def test_the_first_steps_compile_two_graphs_and_nothing_is_said():
     def work(core):
@@ -94,9 +91,6 @@ def test_a_compile_between_the_steps_is_not_a_steps():
     assert trained(plain, after=validate) == ({}, 0)
 
 
-# ---- shapes ----------------------------------------------------------------------------------------------------
-
-
 @XLA
 def test_a_ragged_last_batch_is_named_with_both_shapes_and_once():
     lines, recompiles = trained(plain, batch_of=lambda step: (8 if step % 3 else 5, 3))
@@ -138,9 +132,6 @@ def test_in_a_nested_batch_the_tensor_is_named_and_its_dtype():
     *quiet, last = launch(work, cores=1, backend="xla:cpu", progress="off").results[0]
     assert set(quiet) == {None}
     assert "batch['targets'][0] is (2,) int32, before (2,) int64" in last
-
-
-# ---- values ----------------------------------------------------------------------------------------------------
 
 
 def power(model, batch, step, kept):
@@ -225,8 +216,6 @@ def test_looking_at_the_graph_compiles_nothing_and_changes_no_result():
     assert runs[0][0] == runs[1][0]
     assert all(torch.equal(*pair) for pair in zip(runs[0][1], runs[1][1], strict=True))
 
-
-# ---- the comparison itself -------------------------------------------------------------------------------------
 
 GRAPH = """HloModule IrToHlo.9, entry_computation_layout={(f32[4]{0})->(f32[4]{0})}
 

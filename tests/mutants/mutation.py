@@ -57,7 +57,6 @@ EVALUATION, PREDICTION, RESUME = "train/evaluation.py", "train/prediction.py", "
 AVERAGE = "self._backend.average([*gradients, numbers, *also])"
 
 MUTANTS = [
-    # ---- data ----
     Mutant(
         "every core has core 0's samples",
         "All cores train on the same share; the rest of the data is never seen.",
@@ -100,7 +99,6 @@ MUTANTS = [
         "inputs = self.prepare(inputs) if self.prepare else inputs",
         "inputs, targets = self.prepare(inputs)[::2], targets[::2]",
     ),
-    # ---- random numbers ----
     Mutant(
         "the same dropout on every core",
         "The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.",
@@ -122,7 +120,6 @@ MUTANTS = [
         "seed_host((*self.seed, number))\n        elif",
         "seed_host(self.seed)\n        elif",
     ),
-    # ---- gradients ----
     Mutant(
         "gradients added, not averaged",
         "Those of matrices are the sum over the cores: SGD's steps are too long, and Adam hides it.",
@@ -188,7 +185,6 @@ MUTANTS = [
         "self.schedule.step()",
         "[self.schedule.step() for _ in range(self.core.world_size)]",
     ),
-    # ---- weights and buffers ----
     Mutant(
         "weights not handed out",
         "core.model leaves each core's own start weights, so the cores train different networks.",
@@ -224,7 +220,6 @@ MUTANTS = [
         "return local, reduced",
         "return local, torch.stack([local, reduced[1]])",
     ),
-    # ---- evaluation ----
     Mutant(
         "evaluation drops the last batch",
         "Samples that do not fill a step are not in the validation's loss.",
@@ -254,7 +249,6 @@ MUTANTS = [
         "model.eval()",
         "model.train()",
     ),
-    # ---- checkpoints ----
     Mutant(
         "best.pt of the first epoch",
         "The best weights are written once and never again.",
@@ -304,7 +298,6 @@ MUTANTS = [
         "model.load_state_dict(self.state.best_weights())",
         "self.state.best_weights()",
     ),
-    # ---- collectives ----
     Mutant(
         "a mean that is a sum",
         "core.mean and core.all_reduce do not divide.",

@@ -93,9 +93,6 @@ class Pictures:
         return picture(index), self.targets[index]
 
 
-# ---- array_records, build_pixel_cache, decoding ----------------------------------------------------------------------
-
-
 @fixes("array_records: a pack is made of array_record files, and array_record is not installed")
 def _(folder):
     def without():
@@ -213,9 +210,6 @@ def _(folder):
     return lambda: said(simplejpeg=None), mended
 
 
-# ---- folders -------------------------------------------------------------------------------------------------------
-
-
 @fixes("image_folders: the folder {} holds no image that is read here, and would be a class without one")
 def _(folder):
     folder_of(Path("in"), "cat/a.png")
@@ -290,9 +284,6 @@ def _(folder):
         assert eval(f"quietly('in', 'b', {fix.rpartition('or ')[2]})").classes == ["a", "b"]
 
     return lambda: quietly("in"), mended
-
-
-# ---- what an image is ----------------------------------------------------------------------------------------------
 
 
 @fixes("image_modes: a {} of mode {} has a range of values that nothing says: which are black and white?")
@@ -479,9 +470,6 @@ def _(folder):
     return lambda: quietly(list(zip(paths, labels, strict=True))), mended
 
 
-# ---- items ---------------------------------------------------------------------------------------------------------
-
-
 @fixes("items: classes= names the classes of one label, and items have {}")
 def _(folder):
     two = [(picture(1), [0, 1])]
@@ -587,9 +575,6 @@ def _(folder):
     return lambda: quietly(Sized(3)), lambda fix: quietly(Sized(4), "again")
 
 
-# ---- labels --------------------------------------------------------------------------------------------------------
-
-
 @fixes("label_arrays: label {} of row {} is missing")
 def _(folder):
     table_of(folder, kind=["None", "a", "b", "a"]).to_csv("table.csv", index=False)
@@ -686,9 +671,6 @@ def _(folder):
         quietly(table, masks="mask")
 
     return lambda: quietly(table, masks="mask"), mended
-
-
-# ---- the source ----------------------------------------------------------------------------------------------------
 
 
 @fixes("pack_shards: image {} cannot be packed: {}")
@@ -907,9 +889,6 @@ def _(folder):
     return lambda: quietly("table.csv", labels="kind"), lambda fix: with_pack(fix, labels="kind")
 
 
-# ---- packing, its folder and its room --------------------------------------------------------------------------------
-
-
 @fixes("packing: none of the {} images can be decoded, for instance {}")
 def _(folder):
     table = pandas.DataFrame({"path": [f"{number}.png" for number in range(4)]})
@@ -1121,9 +1100,6 @@ def _(folder):
     return call, mended
 
 
-# ---- what is asked of a pack -----------------------------------------------------------------------------------------
-
-
 @fixes("splitting: stratify= has the shape {}, and there are {} images")
 def _(folder):
     groups = np.arange(10)
@@ -1260,9 +1236,6 @@ def _(folder):
     return lambda: put([1, 2]), lambda fix: put(eval(fix.rpartition(": ")[2], {"table": table, "images": images}))
 
 
-# ---- TFRecord ------------------------------------------------------------------------------------------------------
-
-
 def example(**features):
     """Return a tf.train.Example: bytes, whole numbers or fractions by name."""
     made = tfrecords._example()()
@@ -1381,9 +1354,6 @@ def _(folder):
     return lambda: read_tfrecords("."), lambda fix: list(
         read_tfrecords(eval(fix.partition(": ")[2], {"Path": Path, "folder": "."}))
     )
-
-
-# ---- ordinary mistakes ----
 
 
 ARGUMENTS = {"size": [(8, 8), 8.5, "8", 0], "seed": [-1], "shard": [0], "workers": [0]}
@@ -1690,9 +1660,6 @@ def dialect(option, *, text=None, **written):
 
 dialect("encoding='utf-16'", encoding="utf-16")
 dialect("index_col=False", text="path,kind\n0.png,cat,\n1.png,dog,\n")
-
-
-# ---- all of them ----
 
 
 @pytest.mark.parametrize(("key", "row"), fixes.cases)

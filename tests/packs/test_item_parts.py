@@ -70,9 +70,6 @@ def check_trains(records):
     assert losses[-1] < losses[0]
 
 
-# ---- torchvision -----------------------------------------------------------------------------------------------------
-
-
 def test_an_image_folder_of_torchvision_is_packed_with_its_classes(tmp_path):
     datasets = pytest.importorskip("torchvision.datasets")
     transforms = pytest.importorskip("torchvision.transforms")
@@ -148,9 +145,6 @@ def test_words_of_items_are_numbered_by_classes(tmp_path):
         pack(source, tmp_path / "other", classes=NAMES[:2], **QUIET)
 
 
-# ---- images of any kind ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [None, 8])
 @pytest.mark.parametrize("mode", ["RGB", "L", "LA", "P", "PA", "RGBA", "CMYK", "1", "YCbCr", "HSV"])
 def test_pillow_images_of_any_mode_are_stored_as_they_are_seen(mode, size, tmp_path):
@@ -212,9 +206,6 @@ def test_an_image_whose_black_and_white_nobody_knows_needs_a_window(what, tmp_pa
     assert len(pack([(UNCLEAR[what], 0)], tmp_path / "out", window=(0, 1000), **QUIET)) == 1
 
 
-# ---- dicts -----------------------------------------------------------------------------------------------------------
-
-
 def of_dicts(**names):
     """Return items that are dicts of pixels and class."""
     image, label = names.get("image", "image"), names.get("label", "label")
@@ -252,9 +243,6 @@ def test_a_dict_with_other_names_says_how_to_name_them(what, tmp_path):
     source, options, message = DICTS[what]
     with pytest.raises(ValueError, match=f"(?s){message}"):
         pack(source, tmp_path / "out", **options, **QUIET)
-
-
-# ---- Hugging Face ----------------------------------------------------------------------------------------------------
 
 
 def hugging_face(label="label", **features):

@@ -202,9 +202,6 @@ def test_masks_of_another_column_are_another_pack(table, tmp_path):
         pack(table, tmp_path / "out", root=table.root[0], **QUIET)
 
 
-# ---- training --------------------------------------------------------------------------------------------------------
-
-
 def segment(core, images):
     torch.manual_seed(0)
     model = core.model(torch.nn.Conv2d(3, 2, 1))

@@ -51,9 +51,6 @@ def note(orientation):
     return exif
 
 
-# ---- classes -------------------------------------------------------------------------------------------------------
-
-
 def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_before_10(tmp_path):
     train = quietly(folder_of(tmp_path / "train", "0/a.png", "2/a.png", "10/a.png"), tmp_path / "a")
     assert train.classes == ["0", "2", "10"]
@@ -236,9 +233,6 @@ def test_of_two_groups_the_smaller_is_the_one_to_validate_on():
     groups, classes = np.array([0] * 9 + [1]), np.array([0] * 9 + [1])
     for seed in range(4):
         assert [len(part) for part in split_by_group(groups, 0.2, seed, classes)] == [9, 1]
-
-
-# ---- the same data? ------------------------------------------------------------------------------------------------
 
 
 def test_a_pack_made_again_of_mended_images_finds_no_old_cache(tmp_path):
@@ -435,9 +429,6 @@ def test_images_of_one_checksum_are_told_apart():
     assert pack_shards.digest(black) != pack_shards.digest(other)
 
 
-# ---- an image in memory is its pixels ------------------------------------------------------------------------------
-
-
 def test_notes_of_a_file_count_for_the_file_alone():
     stored = io.BytesIO()
     half = Image.fromarray(np.arange(48, dtype=np.uint8).reshape(4, 4, 3))
@@ -592,9 +583,6 @@ def test_a_png_without_a_note_is_not_decoded_to_ask_how_it_lies():
         join(stored.getvalue(), mask.getvalue())
 
 
-# ---- nothing is left out in silence --------------------------------------------------------------------------------
-
-
 def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
     source = folder_of(tmp_path / "in", "cat/a.jpg", "cat/b.gif", "dog/a.jfif", "dog/b.webp")
     for other in ("cat/notes.txt", "labels.csv", "dog/c.txt"):
@@ -655,9 +643,6 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
     picture(1).save(tmp_path / "in" / "loose.png")
     quietly(tmp_path / "in", tmp_path / "e")
     assert "left out: 1 files that are no images of a class (.png beside the classes 1)" in capsys.readouterr().out
-
-
-# ---- fixes work ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -59,9 +59,6 @@ def said(error):
     return text
 
 
-# ---- another source --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("size", [None, 8])
 def test_another_folder_with_the_same_names_is_another_pack(tmp_path, size):
     fill(tmp_path / "a")
@@ -179,9 +176,6 @@ def test_a_pack_of_an_earlier_format_says_what_to_do(tmp_path):
             call(made.folder)
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------------
-
-
 def test_what_is_no_class_and_no_image_is_left_out(tmp_path, capfd):
     fill(tmp_path / "imgs", kind="PNG")
     expected = sorted(pack(tmp_path / "imgs", tmp_path / "plain", **QUIET).name(i) for i in range(4))
@@ -268,8 +262,6 @@ def test_class_numbers_arrive_as_cross_entropy_wants_them(tmp_path):
         assert next(iter(Batches(subset, batch_size=2)))[1].tolist() == images.labels[[5, 2]].tolist()
 
 
-# ---- labels ----------------------------------------------------------------------------------------------------------
-
 LABELS = {
     "an integer beyond 2**24": ([2**24 + 1, 0], "is beyond 2..24(.|\n)*found: 16777217"),
     "the least integer": (np.array([0, 1 - 2**63]), "row 1 is beyond"),
@@ -335,9 +327,6 @@ def test_labels_are_not_changed_in_place_and_other_ones_reach_every_process(tmp_
     loader = torch.utils.data.DataLoader(records, batch_size=6, num_workers=1, multiprocessing_context="spawn")
     assert torch.equal(next(iter(loader))[1], torch.tensor(records.labels))
     assert pickle.loads(pickle.dumps(Records(tmp_path / "out"))).labels.tolist() != records.labels.tolist()
-
-
-# ---- damage ----------------------------------------------------------------------------------------------------------
 
 
 def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, capsys):
@@ -428,9 +417,6 @@ def test_an_image_that_cannot_be_opened_for_the_machines_sake_is_not_left_out(tm
     (tmp_path / "a.jpg").write_bytes(encoded(1))
     ran = subprocess.run([sys.executable, "-c", code, tmp_path / "a.jpg"], cwd=KIT, capture_output=True, text=True)
     assert ran.stdout == "raised Too many open files\n", ran.stderr
-
-
-# ---- messages --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

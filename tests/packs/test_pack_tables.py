@@ -123,9 +123,6 @@ def test_a_table_without_the_column_path_says_how_to_name_it(flowers, tmp_path):
         pack(flowers / "train.csv", tmp_path / "out")
 
 
-# ---- from nothing to a trained model ---------------------------------------------------------------------------------
-
-
 TEN_LINES = """
 import torch, torchvision, tpukit
 images = tpukit.cache_or_decode(tpukit.pack({arguments}), size=24)

@@ -99,9 +99,6 @@ def shards(folder):
     return sorted(Path(folder).glob("*.array_record"))
 
 
-# ---- packing ---------------------------------------------------------------------------------------------------------
-
-
 def test_every_image_is_there_once_with_its_own_labels_and_group(packed, table):
     records = Records(packed)
     assert len(records) == COUNT
@@ -323,9 +320,6 @@ def test_what_cannot_be_packed_is_refused_with_a_way_out(what, table, tmp_path):
     assert "fix:" in str(raised.value) or "got" in str(raised.value)
 
 
-# ---- damaged images --------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def spoilt(table, tmp_path):
     """Return a table of which one image is cut off, one is text and one is gone."""
@@ -377,8 +371,6 @@ def test_a_pack_of_nothing_but_damaged_images_is_no_pack(tmp_path):
     with pytest.raises(ValueError, match=r"none of the 3 images can be decoded, for instance .*item 0(.|\n)*fix:"):
         pack([(b"text", 0)] * 3, tmp_path, damaged="skip", **QUIET)
 
-
-# ---- ended while it packed -------------------------------------------------------------------------------------------
 
 SCRIPT = (
     "import sys; from tpukit.packs.packing import pack; pack(sys.argv[1], sys.argv[2], size=64, shard=10, workers=2)"
@@ -477,9 +469,6 @@ def test_a_full_disk_says_so_and_an_older_pack_stays_usable(images, tmp_path):
     assert "make room and call pack again, it continues from here" in fix
     assert ran.stdout.count("is full") == 2
     assert last == f"then {COUNT}"
-
-
-# ---- damaged since ---------------------------------------------------------------------------------------------------
 
 
 def cut(file, share=0.7):
@@ -595,9 +584,6 @@ def test_a_folder_without_a_manifest_is_no_pack(tmp_path, inside, fix):
         Records(tmp_path)
     with pytest.raises(FileNotFoundError, match="no such folder"):
         Records(tmp_path / "nowhere")
-
-
-# ---- reading ---------------------------------------------------------------------------------------------------------
 
 
 def test_an_item_is_a_tensor_of_an_image_and_one_of_its_labels(packed, pixels):
@@ -719,9 +705,6 @@ def test_a_data_loader_reads_from_its_processes(packed):
     images, labels = (np.concatenate(part) for part in zip(*loader, strict=True))
     assert np.array_equal(images.transpose(0, 2, 3, 1), records.take(range(COUNT)))
     assert np.array_equal(labels, records.labels)
-
-
-# ---- splitting -------------------------------------------------------------------------------------------------------
 
 
 def test_no_group_is_on_both_sides_of_a_split(packed):

@@ -15,8 +15,6 @@ Image = pytest.importorskip("PIL.Image")
 
 from tpukit.packs.tfrecords import read_tfrecords, records  # noqa: E402
 
-# ---- a writer that shares nothing with the reader --------------------------------------------------------------------
-
 
 def masked(data: bytes) -> bytes:
     value = crc.value(data)
@@ -73,9 +71,6 @@ def flower(number: int) -> bytes:
 def flowers(tmp_path):
     """Two files of three flowers, classes 0 to 5."""
     return [write(tmp_path / f"0{part}-32x32-3.tfrec", *map(flower, range(3 * part, 3 * part + 3))) for part in (0, 1)]
-
-
-# ---- what is read ----------------------------------------------------------------------------------------------------
 
 
 # What TensorFlow 2.21's TFRecordWriter wrote of {"age": [0.5, 2.0], "image": b"picture", "target": [3, -1]}.
@@ -151,9 +146,6 @@ def test_a_record_whose_length_looks_like_gzip_is_no_gzip(tmp_path):
     payload = bytes(0x088B1F)
     assert framed(payload)[:3] == gzip.compress(b"")[:3]
     assert list(records(write(tmp_path / "a.tfrec", payload, b"next"))) == [payload, b"next"]
-
-
-# ---- what is refused -------------------------------------------------------------------------------------------------
 
 
 def flipped(position: int):

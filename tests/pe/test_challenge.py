@@ -71,9 +71,6 @@ def slow_loss(predictions, labels):
     return cost / weight
 
 
-# ---- the score
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_the_score_is_that_of_a_slow_double_loop_whatever_the_order_of_the_rows(seed):
     predictions = random_table(seed)
@@ -172,8 +169,6 @@ def test_tables_are_scored_and_tensors_trained_with_and_neither_is_taken_for_the
     with pytest.raises(ValueError, match="have no image_weight\n  found: answers, images"):
         pe.exam_loss(tensors | {"image_weight": None}, tensors)
 
-
-# ---- the rules
 
 FINE = {
     "negative": ({"negative_exam_for_pe": 0.9}, [0.1, 0.5]),

@@ -64,9 +64,6 @@ def resized(array, size):
     return np.asarray(Image.fromarray(array).resize((size, size), Image.Resampling.BILINEAR))
 
 
-# ---- what is stored ------------------------------------------------------------------------------------------------
-
-
 def test_a_record_is_the_slice_through_three_windows_with_the_labels_of_its_row(made, tmp_path, capsys):
     labels = read_labels(made)
     records = pack_dicom(made / "train", tmp_path / "records", labels, size=48, quality=95, **QUIET)
@@ -159,9 +156,6 @@ def test_images_that_are_stored_mirrored_upside_down_or_lying_are_turned(
         abs(hounsfield(torch.stack([x for x, _ in records])) - hounsfield(torch.stack([x for x, _ in upright]))) <= 1
     ).all()
     assert "3 series stored mirrored, upside down or lying: their images are turned" in capsys.readouterr().out
-
-
-# ---- which files and rows ------------------------------------------------------------------------------------------
 
 
 def test_a_row_without_a_file_is_named_with_a_fix_and_the_fix_works(made, folder, tmp_path, capsys):
@@ -358,9 +352,6 @@ def test_another_window_does_not_overwrite_a_pack(made, tmp_path):
         pack_dicom(made / "train", tmp_path / "records", size=16, window="embolism", **QUIET)
 
 
-# ---- ended at any moment -------------------------------------------------------------------------------------------
-
-
 def contents(folder):
     return {path.name: path.read_bytes() for path in Path(folder).iterdir() if path.is_file()}
 
@@ -420,9 +411,6 @@ def test_a_finished_pack_is_not_made_again(made, tmp_path, capsys):
     assert len(pack_dicom(made / "train", tmp_path / "records", size=16, **QUIET)) == 15
     assert contents(tmp_path / "records") == before
     assert capsys.readouterr().out == "pack: 15 images, no labels\n"
-
-
-# ---- from nothing to a trained step --------------------------------------------------------------------------------
 
 
 def compress_rle(file):

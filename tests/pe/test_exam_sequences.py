@@ -169,9 +169,6 @@ def test_an_exam_of_one_slice_is_that_slice_everywhere():
     assert answers[PRESENT].tolist() == pytest.approx([1 / (1 + math.exp(-2))] * 4)
 
 
-# ---- the networks
-
-
 def test_slice_features_are_what_the_last_layer_of_the_resnet_gets(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     network = pe.resnet34().eval()
@@ -219,9 +216,6 @@ def test_weights_of_a_network_that_read_fewer_numbers_are_refused_by_name():
         pe.ExamNetwork(3).load_state_dict(old)
     network = pe.ExamNetwork(3)
     network.load_state_dict(pe.ExamNetwork(3).state_dict())
-
-
-# ---- what a network has to beat
 
 
 def test_the_prior_is_the_frequency_at_each_height_and_of_each_label():

@@ -137,9 +137,6 @@ def test_other_planes_stay_as_they_are(orientation):
     assert turn(orientation) is None
 
 
-# ---- files ---------------------------------------------------------------------------------------------------------
-
-
 def write(path, **changes):
     path.parent.mkdir(parents=True, exist_ok=True)
     place = {"study": "st", "series": "se", "image": path.stem, "number": 1, "z": 2.5, "pixel": 0.5}

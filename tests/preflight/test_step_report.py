@@ -73,9 +73,6 @@ def compilers():
     return found
 
 
-# ---- chips
-
-
 @pytest.mark.parametrize(
     ("name", "topology", "cores", "hbm"),
     [("v5e-8", "v5e:2x4", 8, 16), ("v5litepod-8", "v5e:2x4", 8, 16), ("v5e-1", "v5e:1x1", 1, 16)]
@@ -94,9 +91,6 @@ def test_a_price_of_no_chip_is_refused_before_anything_is_compiled():
 def test_a_mistyped_chip_is_answered_with_the_nearest():
     with pytest.raises(ValueError, match=r'no TPU .v5e8.(.|\n)*fix:   pass "v5e-8"'):
         tpukit.preflight.preflight(workers.by_hand, chip="v5e8")
-
-
-# ---- recording
 
 
 def test_a_loop_by_hand_is_recorded_as_eight_cores_would_run_it(recorded):
@@ -304,9 +298,6 @@ def test_padding_is_counted_in_whole_tiles():
     assert Array("f32", (3,), minor_to_major=(0,), tiles=(1024,)).padded_bytes == 4096
 
 
-# ---- libtpu
-
-
 def test_without_libtpu_the_message_says_how_to_get_it(recorded, tmp_path):
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     with pytest.raises(tpukit.preflight.NoLibtpu, match=r'fix:   tpukit.preflight.fetch_libtpu\("0.0.1"\)'):
@@ -331,9 +322,6 @@ def test_a_download_that_fails_says_so_and_leaves_nothing(tmp_path, capsys):
 def test_a_version_that_is_none_is_refused():
     with pytest.raises(ValueError, match="a version of libtpu is such as"):
         libtpu.find_libtpu("newest")
-
-
-# ---- a compiler that misbehaves: a library that does so, in libtpu's place
 
 
 def place_library(tmp_path, body):
@@ -386,9 +374,6 @@ def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path):
     (tmp_path / f"compiling-{os.getpid()}-x").mkdir()
     compiler._remove_left_behind(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == [f"compiling-{os.getpid()}-x"]
-
-
-# ---- the real compiler
 
 
 def test_a_step_is_compiled_and_kept(recorded, real_libtpu, tmp_path, monkeypatch):
@@ -488,9 +473,6 @@ def test_what_a_tpu_cannot_do_is_named_in_the_compilers_words(real_libtpu):
         tpukit.preflight.CompileFailed, match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce"
     ):
         tpukit.preflight.preflight(workers.largest_of_int64, chip="v5e-8", progress="off")
-
-
-# ---- the command
 
 
 def test_a_function_is_found_in_a_file_a_module_and_a_notebook(tmp_path):

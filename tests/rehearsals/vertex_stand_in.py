@@ -106,8 +106,6 @@ class VertexStandIn:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # ---- what it is asked ----------------------------------------------------------------------------------------
-
     def answer(self, method: str, address: str, content_type: str, body: bytes) -> tuple[int, dict]:
         """Return the HTTP status and the JSON for a request."""
         path, query = urlsplit(address).path, parse_qs(urlsplit(address).query)

@@ -69,9 +69,6 @@ def first(tmp_path_factory):
     return folder, losses, compiled
 
 
-# ---- the folder as it should be --------------------------------------------------------------------------------------
-
-
 @STANDS_IN
 def test_a_second_launch_loads_what_the_first_has_compiled_and_comes_to_the_same_bits(first, tmp_path, capsys):
     folder, losses, compiled = first
@@ -151,9 +148,6 @@ def test_another_version_of_the_plugin_has_files_of_its_own(first, tmp_path, mon
     assert trained(folder) == (first[1], 0, first[2])
 
 
-# ---- files as they should not be -------------------------------------------------------------------------------------
-
-
 def rewritten(file, content):
     """Write another content under a header that fits it: only the plugin itself can refuse that."""
     *head, _, _ = HEAD.unpack_from(file.read_bytes())
@@ -215,9 +209,6 @@ def test_a_folder_in_the_place_of_a_file_stays_and_is_said(first, tmp_path, capf
     in_its_place(next(mine.iterdir()), Path.mkdir)
     assert trained(mine) == (first[1], 1, first[2] - 1)
     assert f"none is kept in {mine}: Is a directory" in capfd.readouterr().out
-
-
-# ---- where nothing can be kept ---------------------------------------------------------------------------------------
 
 
 @STANDS_IN
@@ -308,9 +299,6 @@ def test_torchtpu_is_given_the_folder_that_it_keeps_its_own_in(tmp_path, monkeyp
     kept.close()
 
 
-# ---- whose files are loaded ------------------------------------------------------------------------------------------
-
-
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match="others can write there") as raised:
@@ -354,9 +342,6 @@ def test_those_that_nobody_has_used_for_longest_are_removed_past_the_limit(tmp_p
         os.utime(tmp_path / name, (0, 10**9 - 10**6))
     kept_compiles.remove_oldest(tmp_path, limit=250)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["middle.pjrt", "new.pjrt", "notes.txt"]
-
-
-# ---- the C -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(c_library.find_compiler() is None, reason="no C compiler is here")

@@ -32,9 +32,6 @@ def rehearse(fn, *args, **options):
     return launch(fn, *args, backend="torch_tpu:cpu", cores=2, progress="off", **options)
 
 
-# ---- chosen by what is installed -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("packages", "backend"),
     [
@@ -104,9 +101,6 @@ def test_a_kernel_that_has_torch_tpu_starts_no_workers_that_would_open_its_chips
     for backend in ("cpu", "torch_tpu:cpu"):
         with pytest.raises(RuntimeError, match=r"imported torch_tpu(.|\n)*fix:   restart the kernel"):
             launch(lambda core: core.rank, backend=backend, cores=1, progress="off")
-
-
-# ---- the process: its launch environment, its collectives, its place -------------------------------------------------
 
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -225,9 +219,6 @@ def test_what_rehearses_is_what_runs_on_a_chip():
     for backend in (TorchTpu, TorchTpuCpu):
         assert issubclass(backend, TorchTpuProcess)
         assert not shared & set(vars(backend))
-
-
-# ---- the real package, in an environment of its own: make torchtpu ---------------------------------------------------
 
 
 @pytest.fixture

@@ -57,9 +57,6 @@ def on(shape, fn, *args, environ=None, **options):
         return launch(fn, *args, host=host, progress="off", **options)
 
 
-# ---- launch ----------------------------------------------------------------------------------------------------------
-
-
 def everything(core):
     import torch_xla.core.xla_model as xm
     import torch_xla.runtime as xr
@@ -169,9 +166,6 @@ def test_max_and_min_are_right_for_every_dtype_and_use_what_the_tpus_compiler_ca
             assert not re.search(r"[sf]64\[.* all-reduce\(.*to_apply=%M(ax|in)", graph)
 
 
-# ---- failures --------------------------------------------------------------------------------------------------------
-
-
 def one_step(core):
     with core.step():
         return core.all_reduce(torch.ones(2, device=core.device))
@@ -267,9 +261,6 @@ def test_shared_weights_stay_one_and_parameters_that_no_core_uses_are_left_alone
         assert not torch.equal(branches["b.weight"], Branches().b.weight)
         assert compiles[2] - compiles[1] == compiles[5] - compiles[4] == 0
         assert torch.equal(branches["a.weight"], results[0][2][1]["a.weight"])
-
-
-# ---- training --------------------------------------------------------------------------------------------------------
 
 
 def train(core, network, folder=None, epochs=2):
@@ -430,9 +421,6 @@ def test_a_trace_is_written(tmp_path):
     assert min(sizes) > 0
 
 
-# ---- a stranger's code -----------------------------------------------------------------------------------------------
-
-
 def strangers(core):
     """What a user's own torch_xla code does, beside the kit."""
     import torch.distributed as dist
@@ -540,9 +528,6 @@ def test_ddp_of_a_strangers_trains_as_one_process_with_the_joined_batch():
             assert torch.allclose(own, expected, atol=1e-4)
 
 
-# ---- which rehearsal -------------------------------------------------------------------------------------------------
-
-
 def test_xla_rehearses_on_the_stand_in_where_it_is_installed_and_says_so(capsys):
     run = launch(functools.partial(everything), cores=2, backend="xla", progress="text")
     assert run.results[1]["rank"] == (1, 1, 2, "TPU")
@@ -560,9 +545,6 @@ def test_nothing_is_left_in_shared_memory_by_a_run_that_was_killed():
     with pytest.raises(WorkerFailed):
         launch(is_killed, cores=2, backend="xla:standin", progress="off")
     assert set(os.listdir("/dev/shm")) <= before
-
-
-# ---- independent jobs ------------------------------------------------------------------------------------------------
 
 
 def its_chip(core, config):

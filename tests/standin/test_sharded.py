@@ -60,9 +60,6 @@ def test_what_trains_on_one_chip_trains_the_same_over_several(chips, names):
         check(name, alone[name], found[name], chips)
 
 
-# ---- fit, checkpoints, resume ----------------------------------------------------------------------------------------
-
-
 @CHIPS
 def test_fit_resumes_to_the_bit_and_its_checkpoints_are_those_of_the_plain_model(chips, tmp_path, capsys):
     alone = one_chip(by_fit, 2)
@@ -123,9 +120,6 @@ def test_a_checkpoint_of_eight_chips_goes_on_with_four_with_two_and_with_one(net
         found = start(by_fit, 3, tmp_path / str(chips), network).results[0]
         assert differ(found["train"], whole["train"]) < 1e-4
         assert differ(found["valid"], whole["valid"]) < 1e-4
-
-
-# ---- what core is ----------------------------------------------------------------------------------------------------
 
 
 def large(core, width=1024, layers=16):
@@ -250,9 +244,6 @@ def scans(core):
 def test_scan_layers_asks_for_jax():
     with pytest.raises(tpukit.WorkerFailed, match="jax"):
         cut(2, scans)
-
-
-# ---- failures --------------------------------------------------------------------------------------------------------
 
 
 def raises(core):

@@ -38,9 +38,6 @@ def on_chips(fn, *args, **options):
     return on("torch_tpu:standin", fn, *args, **options)
 
 
-# ---- what it stands on -----------------------------------------------------------------------------------------------
-
-
 def test_this_release_has_what_the_kit_uses_inside_it_and_a_part_that_has_moved_is_named():
     def work(core):
         from tpukit.runtimes import inside
@@ -78,9 +75,6 @@ def test_the_packages_own_running_statistics_still_need_the_correction(name):
         return own, (mean.cpu() - 0.1 * x.cpu().mean((0, 2))).abs().max() < 1e-6, str(x.device)
 
     assert on_chips(work).results == [(([0.0] * 4, [1.0] * 4), True, "tpu:0")]
-
-
-# ---- collectives and training ----------------------------------------------------------------------------------------
 
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
@@ -164,9 +158,6 @@ def test_attention_is_rehearsed_although_the_kernel_that_torchtpu_has_for_it_is_
     torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
-# ---- what goes wrong -------------------------------------------------------------------------------------------------
-
-
 def raises(core):
     core.mean(core.rank)
     if core.rank == 1:
@@ -211,9 +202,6 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
     with pytest.raises(tpukit.Interrupted):
         on_chips(work, cores=2)
     assert on_chips(lambda core: core.mean(core.rank), cores=2).results == [0.5, 0.5]
-
-
-# ---- from one session to the next ------------------------------------------------------------------------------------
 
 
 class Bytes(Pairs):

@@ -36,9 +36,6 @@ def seeded(augment, images, labels=None, seed=0):
     return augment(images, labels)
 
 
-# ---- where every pixel goes --------------------------------------------------------------------------------------
-
-
 def by_grid_sample(images, *, turn, zoom, right, down):
     """Return what torch's own resampling makes of the same numbers: another way, and other coordinates."""
     (height, width), cos, sin = images.shape[2:], turn.cos() / zoom, turn.sin() / zoom
@@ -152,9 +149,6 @@ def test_a_tpus_products_stay_within_a_grey_level(monkeypatch):
     monkeypatch.setattr("tpukit.train.augment._gather", lambda rows, places: _multiply(rows.bfloat16().float(), places))
     assert 0.1 < (warp(images, **given) - expected).abs().max() < 1
     assert torch.equal(warp(images, **numbers(8)), images.float())
-
-
-# ---- what it does to a batch -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float32, torch.float16, torch.bfloat16, torch.float64])
@@ -312,9 +306,6 @@ def test_an_empty_batch_stays_empty():
     assert (tuple(images.shape), tuple(labels.shape)) == ((0, 3, 8, 8), (0, 10))
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -386,9 +377,6 @@ def test_labels_that_cannot_change_sides_are_refused(labels, swap, said):
     assert said in str(error.value)
 
 
-# ---- on cores ----------------------------------------------------------------------------------------------------
-
-
 def draws(core):
     images = torch.full((8, 1, 16, 16), 200, dtype=torch.uint8, device=core.device)
     drawn = []
@@ -451,9 +439,6 @@ def test_on_xla_every_step_is_the_same_graph_and_nothing_falls_back_to_the_host(
     assert {int(labels[LEFT].argmax()) for _, labels in seen} == {LEFT, RIGHT}
     assert all(labels[0].tolist() == torch.eye(10)[0].tolist() for _, labels in seen)
     assert all(images.dtype == torch.uint8 for images, _ in seen)
-
-
-# ---- masks -----------------------------------------------------------------------------------------------------------
 
 
 def blobs(n, size=64):

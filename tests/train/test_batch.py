@@ -18,9 +18,6 @@ def quietly(fn, *args, cores=2, **options):
     return launch(fn, *args, cores=cores, progress="off", **options)
 
 
-# ---- a Hugging Face model, as its library writes it: called by name, its loss within, an output with attributes ----
-
-
 class ModelOutput(OrderedDict):
     def __getattr__(self, name):
         return self.get(name)
@@ -127,9 +124,6 @@ def test_mappings_of_any_kind_become_dicts_whose_tensors_are_all_sent_at_once(ki
     assert sent == [3 + mask] * 2
 
 
-# ---- several inputs, outputs and targets ------------------------------------------------------------------------
-
-
 class Scenes:
     """Images with an age as inputs; a mask and a depth as targets."""
 
@@ -229,8 +223,6 @@ def test_an_output_that_has_no_samples_is_refused(extra, message):
         quietly(work)
     assert "fix:" in str(failure.value)
 
-
-# ---- the rule ---------------------------------------------------------------------------------------------------
 
 X, Y = torch.ones(2, 3), torch.zeros(2)
 

@@ -116,9 +116,6 @@ def test_a_state_of_other_batches_is_refused_within_an_epoch(change, message):
         other.load_state_dict(saved.state_dict())
 
 
-# ---- what is padded --------------------------------------------------------------------------------------------
-
-
 def test_a_tensor_and_the_first_part_of_a_tuple_are_padded_and_a_mask_comes_along():
     (batches,) = ranks(1, batch_size=2, count=2, buckets=Buckets(16), kind="tuple")
     ((tokens, labels, mask),) = batches
@@ -204,9 +201,6 @@ def test_lengths_that_are_known_are_not_read_again():
     Batches(texts, batch_size=4, buckets=MAPPING)
     assert Counted.read == 101
     assert torch.equal(torch.get_rng_state(), state)
-
-
-# ---- in a run --------------------------------------------------------------------------------------------------
 
 
 class Classifier(nn.Module):

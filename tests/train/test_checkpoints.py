@@ -46,9 +46,6 @@ def in_tiny(folder, code: str, options: str = "size=1m") -> subprocess.Completed
     return subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
 
 
-# ---- what is saved is what is loaded -----------------------------------------------------------------------------
-
-
 def test_a_state_comes_back_as_it_was_and_says_where_it_lies(tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
     optimizer = torch.optim.Adam(model.parameters())
@@ -144,9 +141,6 @@ def test_what_would_not_load_is_refused_when_it_is_saved_and_its_key_named(tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-# ---- kill -9 ---------------------------------------------------------------------------------------------------
-
-
 def save_until_killed(core, folder, seconds):
     """Save in a loop, note each save that is complete, and be killed by another process at some moment."""
     checkpoints = Checkpoints(folder)
@@ -213,9 +207,6 @@ def test_what_is_being_written_is_no_leftover_to_others_who_look(tmp_path):
     assert checkpoints.newest().step == 59
 
 
-# ---- damage ----------------------------------------------------------------------------------------------------
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -273,8 +264,6 @@ def test_where_all_are_damaged_there_is_none_and_each_is_reported(tmp_path):
     save(checkpoints, 1)  # starting over, behind a damaged one, is allowed, and what it saves is kept
     assert Checkpoints(tmp_path).newest(say=said.append).step == 1
 
-
-# ---- which are kept --------------------------------------------------------------------------------------------
 
 KEPT = [
     (1, [1, 2, 3], [], ["3"]),
@@ -337,9 +326,6 @@ def test_a_run_that_starts_over_does_not_mix_with_the_checkpoints_of_a_longer_on
 def test_a_wrong_number_is_refused_with_what_came(tmp_path, call, message):
     with pytest.raises(ValueError, match=message):
         call(tmp_path)
-
-
-# ---- in the background -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -406,9 +392,6 @@ def test_a_forked_worker_saves_with_what_the_kernel_made(tmp_path):
 
     launch(work, cores=1, backend="cpu", progress="off")
     assert checkpoints.newest().step == 2
-
-
-# ---- disks and folders -----------------------------------------------------------------------------------------
 
 
 def test_a_full_disk_is_an_error_with_a_fix_and_the_old_checkpoints_still_load(tmp_path):
@@ -482,9 +465,6 @@ def test_a_folder_that_is_gone_is_an_error_of_the_save(tmp_path):
         save(checkpoints, 1)
     (tmp_path / "run").mkdir()  # the fix
     save(checkpoints, 1)
-
-
-# ---- memory ----------------------------------------------------------------------------------------------------
 
 
 def test_a_save_leaves_nothing_behind_in_memory(tmp_path):

@@ -29,9 +29,6 @@ def train(core, *, net=None, optimizer=None, loss=MSE, data=None, valid=None, lr
     return history, core.to_host(model.state_dict())
 
 
-# ---- silent misuse -----------------------------------------------------------------------------------------------
-
-
 def over_the_notebooks_module(core, fixed):
     net = small_net(False)
     model = core.model(net)
@@ -140,9 +137,6 @@ def test_what_a_run_leaves_out_or_cuts_short_is_said(capsys):
     assert printed.count("not in the optimizer, so not trained: 0.weight, 0.bias") == 1
 
 
-# ---- found before an epoch is lost -------------------------------------------------------------------------------
-
-
 def raising(outputs, targets):
     raise KeyError("metric")
 
@@ -242,9 +236,6 @@ def test_an_epoch_is_saved_before_it_is_judged(tmp_path):
     assert all(torch.equal(weights[name], tensor) for name, tensor in expected.items())
 
 
-# ---- the best epoch ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "mode", "values", "best"),
     [
@@ -275,9 +266,6 @@ def test_the_direction_that_a_name_decides_is_said_once(capsys):
     quietly(lambda core: train(core, best="valid_macro_f1", mode="max", **options))
     quietly(lambda core: train(core, **options))
     assert capsys.readouterr().out.count("the best epoch is that with the highest valid_macro_f1") == 1
-
-
-# ---- what works although it is unusual ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", REHEARSALS)
@@ -366,9 +354,6 @@ def test_a_tied_model_and_a_loss_that_learns_are_resumed_bit_for_bit(backend, tm
         assert loss["scale"] != 1
         assert all(torch.equal(tensor, model_again[name]) for name, tensor in model.items())
         assert torch.equal(loss["scale"], loss_again["scale"])
-
-
-# ---- resuming with something else -----------------------------------------------------------------------------------
 
 
 def sgd(model):

@@ -37,9 +37,6 @@ def scripted(numbers):
     return lambda outputs, targets: torch.tensor(next(rest))
 
 
-# ---- schedules ---------------------------------------------------------------------------------------------------
-
-
 def test_a_schedule_counts_steps_or_epochs_as_it_is_told():
     make = lambda optimizer: StepLR(optimizer, 1, 0.5)  # noqa: E731
     by_epoch = quietly(lambda core: train(core, make, schedule_every="epoch")).results
@@ -132,9 +129,6 @@ def test_an_optimiser_that_needs_a_closure_is_refused_by_name():
     with pytest.raises(WorkerFailed, match="LBFGS.step needs a closure\n.*fix:   Adam or SGD"):
         quietly(work, torch.optim.LBFGS, cores=1)
     assert quietly(work, torch.optim.SGD, cores=1).results[0].epochs
-
-
-# ---- stopping early ----------------------------------------------------------------------------------------------
 
 
 SCORES = [0.5, 0.7, 0.6, 0.7, 0.9]

@@ -35,8 +35,6 @@ from tpukit import Augment, launch
 from tpukit.train import host_state as looked
 from tpukit.train.host_state import first_change, host_state
 
-# ---- a step that counts, and does something else from its tenth time on ------------------------------------------
-
 
 def changed_late(make_count):
     """Return a row of `both`: a loss that is four times as large where the count is above nine."""
@@ -528,9 +526,6 @@ def test_what_changes_late_is_seen_wherever_it_is_kept_or_each_step_is_recorded(
     said = [line for line in replayed["lines"] if "recorded" in line]
     assert len(said) == 1, replayed["lines"]
     assert re.fullmatch("every step is recorded: (?:" + LATE[row][1] + ")", said[0]), said[0]
-
-
-# ---- ordinary training, of which nothing is said ---------------------------------------------------------------
 
 
 class LikeHuggingFace(nn.Module):

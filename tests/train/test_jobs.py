@@ -246,9 +246,6 @@ def test_a_job_that_is_done_leaves_at_once_though_another_has_been_forked_since(
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-# ---- what is asked for -----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("configs", "options", "message"),
     [

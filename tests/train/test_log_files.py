@@ -144,9 +144,6 @@ def test_fit_sends_the_loss_of_each_interval_and_the_evaluation_of_each_epoch():
     assert [seen[i]["valid_error"] for i in (2, 5)] == [row["valid_error"] for row in epochs]
 
 
-# ---- CSV -------------------------------------------------------------------------------------------------------
-
-
 def rows(file):
     with open(file, newline="") as opened:
         return list(csv.reader(opened))
@@ -170,9 +167,6 @@ def test_a_csv_file_that_is_there_is_continued(tmp_path):
 def test_a_run_writes_a_csv_file(tmp_path):
     quietly(log_three, to=CsvWriter(tmp_path / "log.csv"))
     assert rows(tmp_path / "log.csv")[:2] == [["step", "loss"], ["0", "0.5"]]
-
-
-# ---- TensorBoard -----------------------------------------------------------------------------------------------
 
 
 def test_without_tensorboard_the_error_says_what_to_install(monkeypatch, tmp_path):

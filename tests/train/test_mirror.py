@@ -98,9 +98,6 @@ def best_of(folder):
     return torch.load(folder / "best.pt", weights_only=True)["weight"][0].item()
 
 
-# ---- there and back --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_the_newest_two_and_the_best_weights_are_there_and_come_back(kind, tmp_path, buckets):
     address = {"folder": tmp_path / "drive", "bucket": "memory://bucket/run"}[kind]
@@ -207,9 +204,6 @@ def test_what_a_taken_machine_left_half_written_is_removed(tmp_path):
     left.write_bytes(b"half")
     assert taken(tmp_path / "run", tmp_path / "drive") == (None, [])
     assert not left.exists()
-
-
-# ---- trouble ---------------------------------------------------------------------------------------------------
 
 
 def test_a_mirror_that_goes_away_is_said_once_and_when_it_is_back_too(tmp_path):
@@ -363,9 +357,6 @@ def test_a_folder_needs_no_fsspec(tmp_path):
     code = f"import sys; from tpukit.train.mirror import Mirror; Mirror({str(tmp_path)!r})"
     code += "; assert 'fsspec' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=600)
-
-
-# ---- with fit --------------------------------------------------------------------------------------------------
 
 
 def script(folder, mirror):

@@ -22,9 +22,6 @@ def launched(which, steps, cores=1, backend="xla:cpu"):
     return launch(both, which(), steps, cores=cores, backend=backend, progress="off", seed=5).results
 
 
-# ---- right -----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("row", right())
 def test_a_replayed_run_equals_the_recorded_one_to_the_last_bit(row):
     replayed, recorded = launched(right, STEPS)[0][row]
@@ -34,9 +31,6 @@ def test_a_replayed_run_equals_the_recorded_one_to_the_last_bit(row):
     assert re.fullmatch(REPLAYED.replace("step 4", r"step \d+"), said[0])
     assert not any("recorded" in line for line in replayed["lines"])
     assert not any("replayed" in line for line in recorded["lines"])
-
-
-# ---- guarded ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", guarded())
@@ -77,9 +71,6 @@ def test_without_the_look_after_each_interval_a_number_would_be_wrong_in_silence
 def test_another_group_in_the_optimiser_is_another_program():
     replayed, recorded = launched(lambda: {"growing": growing}, 24)[0]["growing"]
     assert_same(replayed, recorded)
-
-
-# ---- ended in the middle, and resumed ----------------------------------------------------------------------------
 
 
 class Ending(Pairs):

@@ -21,9 +21,6 @@ def rates(optimizer, schedule, steps: int) -> list[float]:
     return seen
 
 
-# ---- the curves --------------------------------------------------------------------------------------------------
-
-
 def test_a_warmup_rises_linearly_and_then_stays():
     optimizer = an_optimizer()
     assert rates(optimizer, constant(optimizer, warmup=3), 6) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.4, 0.4])
@@ -86,8 +83,6 @@ def test_a_wrong_number_is_refused_with_what_came(call, message):
         call(an_optimizer())
 
 
-# ---- resuming ----------------------------------------------------------------------------------------------------
-
 MAKERS = {
     "constant": lambda o: constant(o, warmup=7),
     "stepped": lambda o: stepped(o, 4, warmup=7),
@@ -125,8 +120,6 @@ def test_a_longer_run_resumes_with_its_own_length_not_the_saved_one():
     longer.step()
     assert longer.get_last_lr() == pytest.approx([0.4 * (1 + math.cos(math.pi * 0.06)) / 2])
 
-
-# ---- on the device -----------------------------------------------------------------------------------------------
 
 OPTIMIZERS = {
     "SGD": (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4}),

@@ -200,9 +200,6 @@ def test_what_is_not_torchvisions_own_order_is_left_alone(case):
         assert [type(part) for part in model.modules()] == before
 
 
-# ---- in fit ----------------------------------------------------------------------------------------------------------
-
-
 class InGraph(Cpu):
     """CPU tensors of a core whose collectives are in the graph, as a TPU's are: there `fit` changes the stem."""
 

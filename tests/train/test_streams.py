@@ -187,9 +187,6 @@ def test_a_loss_that_is_not_finite_is_told_though_its_samples_are_gone():
         launch(work, cores=1, backend="cpu", progress="off")
 
 
-# ---- webdataset, real tar files ----------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def shards(tmp_path):
     for shard in range(8):

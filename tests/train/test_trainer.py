@@ -86,9 +86,6 @@ def same(first, second):
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-# ---- it trains -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_it_learns_and_all_cores_hold_the_same_model_after_it(backend, tmp_path):
     def work(core):
@@ -247,9 +244,6 @@ def test_the_average_is_evaluated_and_kept_in_place_of_the_model(backend, tmp_pa
     assert first["history"].epochs[0]["valid_loss"] == pytest.approx(loss, rel=1e-6)
 
 
-# ---- it does not wait ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.xla
 @pytest.mark.parametrize(("count", "decay"), [(40, None), (56, 0.9)])
 def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(count, decay):
@@ -279,9 +273,6 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
     assert after[1] - before[1] <= 2  # evaluation's; the mean of the buffers
 
 
-# ---- exact evaluation ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("cores", [1, 2, 3])
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=XLA_ONCE_MORE)])
 def test_loss_and_auroc_are_scikit_learns_over_any_number_of_cores(backend, cores):
@@ -302,9 +293,6 @@ def test_loss_and_auroc_are_scikit_learns_over_any_number_of_cores(backend, core
         auroc = roc_auc_score(data.labels.numpy(), found.outputs.numpy())
         assert abs(found.loss - LOSS(expected, data.labels).item()) < 1e-6
         assert abs(found.metrics["auroc"] - auroc) < 1e-6
-
-
-# ---- it survives -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.soak
@@ -449,9 +437,6 @@ def test_a_platform_that_ends_it_and_a_reader_who_interrupts_it_find_it_saved(nu
     assert int(before.name[5:13]) == 12 < int(saved.name[5:13]) < 24
 
 
-# ---- what goes wrong -------------------------------------------------------------------------------------------
-
-
 class Pair(nn.Module):
     def forward(self, outputs, targets):
         return ((outputs - targets) ** 2).mean(dim=0)
@@ -535,9 +520,6 @@ def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before
     quietly(other, tmp_path / "another")  # the fix
-
-
-# ---- its history -----------------------------------------------------------------------------------------------
 
 
 def test_the_history_prints_draws_and_is_a_table(tmp_path):

@@ -21,9 +21,6 @@ def expect(true: bool, otherwise: str) -> None:
         raise NotAsExpected(otherwise)
 
 
-# ---- samples -----------------------------------------------------------------------------------------------------
-
-
 def check_samples(results: list[dict], data: reference.Numbers) -> None:
     """Raise unless batches, `evaluate` and `predict` had every sample once, in order, with its own label."""
     for name, (_, options) in on_cores.KINDS.items():
@@ -69,9 +66,6 @@ def _order(name: str, shares: list[list], data: reference.Numbers, **options) ->
     expect("in order" not in name or seen == [*range(len(data))], f"{name}: the samples came as {seen}")
     expect(numbers.numel() == steps * cores * reference.BATCH, f"{name}: batches are not of {reference.BATCH}")
     return seen
-
-
-# ---- training ----------------------------------------------------------------------------------------------------
 
 
 def check_by_hand(results: list[dict], data: reference.Numbers, near: float) -> dict:

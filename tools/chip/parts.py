@@ -136,9 +136,6 @@ class Proof:
         return torch.utils.data.Subset(images, [number % len(images) for number in range(wanted)])
 
 
-# ---- the parts; each returns the facts that the JSON keeps --------------------------------------------------------
-
-
 def find_nothing_wrong(proof: Proof) -> dict:
     """The check has no failure."""
     found = check(host=proof.host)

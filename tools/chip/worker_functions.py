@@ -32,9 +32,6 @@ def introduce(core) -> dict:
     }
 
 
-# ---- collectives -------------------------------------------------------------------------------------------------
-
-
 def use_collectives(core) -> dict:
     """Call all that cores do together, with every dtype; return how many answers came, and which are wrong.
 
@@ -107,9 +104,6 @@ def _models(core):
         model.running_mean.fill_(core.rank)
     core.average_buffers(model)
     yield "buffers averaged", model.running_mean.tolist(), [middle] * 2
-
-
-# ---- samples, and training against the reference -----------------------------------------------------------------
 
 
 def count_samples(core, data) -> dict:
@@ -248,9 +242,6 @@ def _Spell():
     return Spell()
 
 
-# ---- the walkthrough's network -----------------------------------------------------------------------------------
-
-
 def measure_rates(core, network, images, plan) -> dict:
     """Time steps on one batch that stays on the device, then steps on batches as they come from the images.
 
@@ -315,9 +306,6 @@ def _digest(core, tensors: dict) -> str:
     for name, tensor in sorted(core.to_host(tensors).items()):
         digest.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
-
-
-# ---- failures, and a trace ---------------------------------------------------------------------------------------
 
 
 def fail(core, message: str) -> None:

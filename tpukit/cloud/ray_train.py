@@ -243,9 +243,6 @@ def _pickled(task: "_Task") -> bytes:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-# ---- on each host ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Task:
     fn: Callable

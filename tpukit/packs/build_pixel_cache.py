@@ -137,9 +137,6 @@ def cache_or_decode(
     return Records(records.folder, size).labelled_as(records)
 
 
-# ---- which and where -----------------------------------------------------------------------------------------------
-
-
 def _plan(records: Records, size: int, exact: bool) -> dict:
     """Return all that decides the bytes of a cache; ValueError where none can be made so."""
     if not isinstance(records, Records):
@@ -190,9 +187,6 @@ def _full(target: CacheFolder) -> NoRoom:
         found=f"{human_size(free)} free",
         fix="make room and call it again; or a folder on a larger disk, a smaller size, or cache_or_decode(...)",
     )
-
-
-# ---- building ------------------------------------------------------------------------------------------------------
 
 
 def _build(target: CacheFolder, records: Records, workers: int, progress: str | None) -> None:

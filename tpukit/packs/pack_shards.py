@@ -93,9 +93,6 @@ def digest(stored) -> bytes:
     return struct.pack("<II", zlib.crc32(stored), zlib.adler32(stored))
 
 
-# ---- in the processes ----------------------------------------------------------------------------------------------
-
-
 def _work(job: dict) -> None:
     """Write every `workers`th shard."""
     import numpy

@@ -119,9 +119,6 @@ class Cache(StoredImages):
         return self.take([index])[0]
 
 
-# ---- the file of images --------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Layout:
     """An .npy file of images as it lies on the disk: where everything is in it, and a checksum for every block."""

@@ -114,9 +114,6 @@ def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
     return again
 
 
-# ---- in the process ------------------------------------------------------------------------------------------------
-
-
 def _run(task: str) -> None:
     """Do the job that is the first line of stdin; that stdin ends shows that the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends these

@@ -52,8 +52,6 @@ class ResumableFolder:
         self.folder, self.plan, self.work = folder, plan, folder / UNFINISHED
         self.format = f"tpukit {self.kind} {self.version}"
 
-    # ---- reading -------------------------------------------------------------------------------------------------
-
     @property
     def is_finished(self) -> bool:
         """True when a manifest is there, of whatever plan."""
@@ -113,8 +111,6 @@ class ResumableFolder:
             found=found,
             fix=f"name another folder, or delete this one: shutil.rmtree({str(self.folder)!r})",
         )
-
-    # ---- writing -------------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

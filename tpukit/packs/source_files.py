@@ -64,7 +64,6 @@ class Names:
         return os.fsencode("\0".join([*names, ""]))
 
 
-# ---- has a file changed? -------------------------------------------------------------------------------------------
 # Names say nothing of it: another folder may hold files of the same names. To read all again would take as long as to
 # pack them. Times alone are too strict, as a copy has others; so where only those differ the bytes decide.
 

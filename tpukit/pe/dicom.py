@@ -148,9 +148,6 @@ def undecodable(syntax: str) -> str | None:
     return f"{uid.name} ({syntax}), pydicom {pydicom.__version__}"
 
 
-# ---- what the values mean ------------------------------------------------------------------------------------------
-
-
 def find_scale(file, path) -> tuple[Scale, list[str]]:
     """Return what the stored values of a file mean, and which of slope and intercept it leaves out."""
     missing = [name for name in _DEFAULTS if file.get(name) in (None, "")]

@@ -176,9 +176,6 @@ def _facts(names: list[str], labels) -> dict:
     return facts
 
 
-# ---- which slices, in which order ----------------------------------------------------------------------------------
-
-
 def _indexed(labels, folder) -> list[str] | None:
     """Return the names in the folder of an index's images; None where the labels say nothing of files in it."""
     start = os.path.join(os.fspath(folder), "")

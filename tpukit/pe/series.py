@@ -196,9 +196,6 @@ def of_other_modalities(names: list[str], others: list) -> list[tuple[str, str]]
     return [(f"{len(files):,} files of {why}", files[0]) for why, files in found.items()]
 
 
-# ---- the order of the body -----------------------------------------------------------------------------------------
-
-
 def arrange(headers) -> tuple:
     """Order slices by series, and along the body in each; return the order, and sentences on what was noticed.
 

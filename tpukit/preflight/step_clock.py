@@ -33,8 +33,6 @@ class StepClock:
         self._steps: list[tuple[float, set[int]]] = []
         self.ended = threading.Event()
 
-    # ---- for another thread ------------------------------------------------------------------------------------
-
     @property
     def is_started(self) -> bool:
         """Whether steps count."""
@@ -54,8 +52,6 @@ class StepClock:
         if len(self._steps) < _FEWEST or any(stepped != self._steps[0][1] for _, stepped in self._steps):
             return None
         return statistics.median(seconds for seconds, _ in self._steps)
-
-    # ---- for the thread that trains ----------------------------------------------------------------------------
 
     def after_sync(self) -> None:
         """Note the end of a graph, which ends a step if an optimiser has stepped since the last."""

@@ -91,8 +91,6 @@ class Checkpoints:
         """The complete files, the newest last; their checksums are not checked here."""
         return [file.path for file in self._files()]
 
-    # ---- writing -----------------------------------------------------------------------------------------------
-
     def save(self, state: dict, *, step: int, best: bool = False) -> None:
         """Save a state in the background; waits only for a save that is still under way.
 
@@ -208,8 +206,6 @@ class Checkpoints:
                 # Windows does not remove a file that another process reads; the next save tries again.
                 with contextlib.suppress(OSError):
                     file.path.unlink()
-
-    # ---- reading -----------------------------------------------------------------------------------------------
 
     def newest(self, *, say: Callable[[str], object] = print) -> Checkpoint | None:
         """Load the newest checkpoint that is whole, or return None where there is none.

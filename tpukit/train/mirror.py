@@ -52,8 +52,6 @@ class Mirror:
         self._trouble, self._ended, self._abandoned = "", False, False
         self._moved, self.seconds = time.monotonic(), 0.0
 
-    # ---- from the folder to the mirror -------------------------------------------------------------------------
-
     def offer(self, path: Path) -> None:
         """Have a complete checkpoint copied, and the best.pt beside it, and return at once."""
         with self._lock:
@@ -147,8 +145,6 @@ class Mirror:
         if not self._trouble and not self._ended:
             self._say(f"{text}; training goes on, and the next checkpoint is tried again")
         self._trouble = text
-
-    # ---- from the mirror to the folder -------------------------------------------------------------------------
 
     def take(self, checkpoints: Checkpoints, *, resume: bool = True) -> None:
         """Copy the newest whole checkpoint and best.pt to the folder, where that has none that is as new.

@@ -81,8 +81,6 @@ class Replay:
         self._is_over = self._has_begun = False
         self._recorded, self._before_it = 0, 0  # the last two steps that were recorded
 
-    # ---- a step that is replayed -------------------------------------------------------------------------------
-
     def step(self, number: int, batches: tuple, flag) -> tuple | None:
         """Run a step again and return its losses, as `TrainStep` does; None where it has to be recorded."""
         if self._state is None or self._checks:
@@ -139,8 +137,6 @@ class Replay:
                     table[name].data = new
             for (_, name), table in self._counters.items():
                 table[name] += ahead
-
-    # ---- a step that is recorded -------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def recording(self, batches: tuple, flag) -> Iterator[list]:
@@ -249,8 +245,6 @@ class Replay:
         without = [self._core, self._optimizer.state, self._optimizer.param_groups, *counted]
         before, self._held = self._held, host_state(self._called, without=without)
         return first_change(before, self._held, new=self._checks != _FIRST - 1) if before else None
-
-    # ---- what a step may change ----------------------------------------------------------------------------------
 
     def _tables(self) -> Iterator[dict]:
         """Yield what holds the tensors and numbers of modules and optimiser, each by its name."""

@@ -48,9 +48,6 @@ def all_of(batches):
     return list(itertools.islice(batches, 4))
 
 
-# ---- augment -------------------------------------------------------------------------------------------------------
-
-
 @fixes("augment: augment takes (N, C, H, W) tensors, got {}")
 def _(folder):
     images = IMAGES.permute(0, 2, 3, 1)
@@ -109,9 +106,6 @@ def _(folder):
         Augment(rotate=10)
 
     return lambda: Augment(rotate=90), mended
-
-
-# ---- batches -------------------------------------------------------------------------------------------------------
 
 
 @fixes("batches: a {} can only be read in order, so its samples cannot be dealt out by number")
@@ -196,9 +190,6 @@ def _(folder):
     return call, mended
 
 
-# ---- buckets -------------------------------------------------------------------------------------------------------
-
-
 def padded(dataset=None, **options):
     buckets = Buckets(**{"lengths": (4, 16), "pad": {"ids": 0}} | options)
     return all_of(core.batches(dataset or Texts(), batch_size=2, buckets=buckets))
@@ -273,9 +264,6 @@ def _(folder):
         padded(pad=made.pad, lengths=made.lengths)
 
     return lambda: padded(pad=None), mended
-
-
-# ---- what a fork shares, loaders, streams ----------------------------------------------------------------------------
 
 
 def shared(kind, held, mend):
@@ -502,9 +490,6 @@ def _image(side):
 stacked([_image(8), _image(9)], _resized, "torchvision.transforms.v2.Resize((224, 224)) and PILToTensor()")
 stacked([torch.zeros(2).numpy()[::-1]] * 2, lambda sample: sample.copy(), "flipped arrays with .copy()")
 stacked([(torch.zeros(2), 1), None], lambda sample: sample or (torch.zeros(2), 0), "no None")
-
-
-# ---- all of them ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("key", "row"), fixes.cases)

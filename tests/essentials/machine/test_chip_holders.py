@@ -64,9 +64,6 @@ def test_a_long_command_is_cut(tmp_path):
     assert command(tmp_path, 7).startswith("python -c xxx")
 
 
-# ---- waiting for chips that are busy ---------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def dev(tmp_path):
     """A folder of device nodes like a v5e's with two chips."""

@@ -25,9 +25,6 @@ def machine(folder, groups="", files=(), meminfo="", affinity=None):
     return Machine(proc=proc, cgroup=cgroup, affinity=affinity)
 
 
-# ---- processors ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("groups", "files", "expected", "evidence"),
     [
@@ -63,9 +60,6 @@ def test_a_quota_above_the_affinity_adds_no_processors(tmp_path):
 @LINUX
 def test_without_a_quota_the_affinity_of_this_process_counts(tmp_path):
     assert cpus(machine(tmp_path)) == len(os.sched_getaffinity(0))
-
-
-# ---- memory ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,6 @@ def test_an_array_is_not_copied_into_the_pickle():
     assert deserialize([bytearray(first), bytearray(second)]).nbytes == array.nbytes
 
 
-# ---- signals ---------------------------------------------------------------------------------------------------------
-
-
 @contextlib.contextmanager
 def showered(number, function):
     """Send this process a signal every 0.2 ms, whose handler raises if it comes while the function runs."""

@@ -30,8 +30,6 @@ def distance(first: dict, second: dict) -> float:
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
-# ---- training --------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("backend", REHEARSALS)
 @pytest.mark.parametrize("norm", [False, True], ids=["no norm", "BatchNorm"])
@@ -183,9 +181,6 @@ def test_a_gradient_that_one_core_lacks_counts_as_zero_in_the_mean():
     assert quietly(work).results == [-1.0, -1.0]
 
 
-# ---- together --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_collectives_return_what_they_say_on_every_core(backend):
     def work(core):
@@ -245,9 +240,6 @@ def test_a_wrong_call_is_refused_with_what_came(call, message):
         quietly(call)
 
 
-# ---- saving ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_save_writes_once_from_core_0_and_loads_anywhere(backend, tmp_path):
     def work(core):
@@ -286,9 +278,6 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path):
         quietly(work, {"model": lambda: 0})
     assert torch.load(tmp_path / "weights.pt", weights_only=True) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["weights.pt"]
-
-
-# ---- the device ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.xla
@@ -355,9 +344,6 @@ def test_max_and_min_are_right_for_every_dtype(backend):
             assert most.dtype == least.dtype == dtype
             assert most.tolist() == torch.tensor([1, 1, 5]).to(dtype).tolist()
             assert least.tolist() == torch.tensor([0, 0, 5]).to(dtype).tolist()
-
-
-# ---- two cores in one process, as on v2 and v3 -----------------------------------------------------------------------
 
 
 class Sharing(Backend):

@@ -29,9 +29,6 @@ def quietly(fn, *args, **options):
     return launch(fn, *args, cores=2, backend="cpu", progress="off", **options)
 
 
-# ---- a core whose thread has ended -------------------------------------------------------------------------------
-
-
 def process_of_two_threads():
     """Return a worker process's own view of two cores: one whose thread has ended, one that runs in this thread."""
     reading, writing = os.pipe()
@@ -60,9 +57,6 @@ def test_sigterm_is_told_of_the_core_that_still_runs():
     process._report_sigterm()
     (message,) = receiver.receive()
     assert (message[0], message[1].rank) == ("failed", 1)
-
-
-# ---- words -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="real-time signals")
@@ -128,9 +122,6 @@ def test_an_optimizer_in_a_worker_leaves_no_temporary_folder(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-# ---- errors that travel ------------------------------------------------------------------------------------------
-
-
 def copies(error):
     return [pickle.loads(pickle.dumps(error)), copy.copy(error)]
 
@@ -149,9 +140,6 @@ def test_worker_failed_survives_pickling():
         assert (again.rank, again.traceback) == (failed.value.rank, failed.value.traceback)
         assert again.run.log == failed.value.run.log
         assert again.__notes__ == ["seen by the scheduler"]
-
-
-# ---- an interrupt ------------------------------------------------------------------------------------------------
 
 
 def interrupted(work, seconds, **options):
@@ -195,9 +183,6 @@ def test_an_interrupt_of_a_run_that_moves_is_one_line_and_keeps_the_stacks():
     assert error.stacks.keys() == {0, 1}
 
 
-# ---- what is refused ---------------------------------------------------------------------------------------------
-
-
 def test_a_launch_inside_a_worker_is_refused_by_name():
     def work(core):
         return launch(lambda inner: inner.rank, cores=2, backend="cpu")
@@ -222,9 +207,6 @@ def test_a_keyword_that_is_no_option_is_refused_and_the_fix_works():
     )
     assert "fix:   launch(functools.partial(train, lr=...), ...)" in str(caught.value)
     assert quietly(functools.partial(train, lr=0.5), 2).results == [1.0, 1.0]
-
-
-# ---- processes of threads ----------------------------------------------------------------------------------------
 
 
 def test_a_pool_made_in_a_thread_that_has_ended_still_works():

@@ -143,9 +143,6 @@ def test_cores_that_all_wait_in_a_read_nobody_marked_are_noticed():
         quietly(work, stall=2.0, timeout=600)
 
 
-# ---- what a heartbeat says is not the last word, whichever backend -----------------------------------------------
-
-
 class LongToPickle:
     """Holds the interpreter while it is pickled, as millions of small objects do: no heartbeat is sent meanwhile."""
 

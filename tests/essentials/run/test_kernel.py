@@ -100,9 +100,6 @@ def test_two_notebooks_at_once_do_not_collide(kernel):
         other.close()
 
 
-# ---- what a worker shows ---------------------------------------------------------------------------------------------
-
-
 def shown(kernel, work, options="cores=2"):
     """Run a worker function and return what the notebook shows: (kind, text or data) in order."""
     kernel.run(f"def show(core):\n{textwrap.indent(textwrap.dedent(work), '    ')}")

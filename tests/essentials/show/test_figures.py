@@ -437,8 +437,6 @@ def test_in_a_notebook_a_figure_appears_once_and_only_when_asked():
     assert counts == cells
 
 
-# ---- masks -----------------------------------------------------------------------------------------------------------
-
 MASKS = torch.tensor([0, 1, 255]).repeat(3, 6, 2)[..., :5]
 
 

@@ -152,9 +152,6 @@ def test_time_goes_on_between_two_reports_of_a_slow_loop_and_stops_with_it():
     assert shown.bars["epochs"].text() == "epochs  1/3  10 s each  stopped after 15 s"
 
 
-# ---- the panel -----------------------------------------------------------------------------------------------------
-
-
 class Notebook(Panel):
     """Keeps what it would have shown, in place of a notebook."""
 
@@ -295,9 +292,6 @@ def test_a_panel_is_one_output_that_changes_and_carries_text_for_those_that_show
     assert [(what, flag) for what, _, flag in calls] == [("display", True), ("update", True)]
     assert calls[-1][1]["text/plain"].startswith("train  10/10")
     assert "done in" in calls[-1][1]["text/html"]
-
-
-# ---- what a core sends ---------------------------------------------------------------------------------------------
 
 
 def test_values_beside_a_loop_that_is_over_are_the_newest_of_that_loop(capsys):

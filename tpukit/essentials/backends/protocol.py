@@ -142,16 +142,12 @@ class Backend:
     def wait(self) -> None:
         """Return when the device has done the work recorded so far; only a stopwatch needs it."""
 
-    # ---- where a core is several chips -------------------------------------------------------------------------
-
     def place_model(self, module) -> str:
         """Cut the weights and buffers of a module over the chips; return a line if much of it stays whole, or ""."""
         return ""
 
     def place_state(self, optimizer) -> None:
         """Cut the state of an optimizer where it is new: a first step makes it, or a checkpoint brought it whole."""
-
-    # ---- collectives -------------------------------------------------------------------------------------------
 
     def barrier(self) -> None:
         """Wait until every core is here, together."""
@@ -185,8 +181,6 @@ class Backend:
         """Join torch.distributed's default group, and return it, together; once joined it stays."""
         raise NotImplementedError
 
-    # ---- to and from host memory -------------------------------------------------------------------------------
-
     def to_device(self, tensors: list) -> list:
         """Return the tensors of a batch on the device, in one transfer; a thread other than the core's may ask."""
         raise NotImplementedError
@@ -194,8 +188,6 @@ class Backend:
     def to_cpu(self, tensors: list) -> list:
         """Return the tensors in host memory, in one transfer; those that are there are returned as they are."""
         raise NotImplementedError
-
-    # ---- what the device has to say; a device that computes as the program runs has nothing --------------------
 
     def compiles(self) -> tuple[int, float] | None:
         """Return the graphs this process has compiled, and the seconds it took; None where nothing is compiled."""

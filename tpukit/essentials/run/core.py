@@ -62,8 +62,6 @@ class Core(NotebookOutput):
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
 
-    # ---- a training step -------------------------------------------------------------------------------------
-
     def model(self, module, *, in_place: bool = False, differs: Iterable[str] = ()):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
@@ -293,8 +291,6 @@ class Core(NotebookOutput):
         finally:
             self.ends_between_steps = False
 
-    # ---- together --------------------------------------------------------------------------------------------
-
     def all_reduce(self, tensor, op: str = "sum"):
         """Return the "sum", "mean", "min" or "max" of a tensor over the cores, together; same shape on each.
 
@@ -369,8 +365,6 @@ class Core(NotebookOutput):
                 save_tensors(host, file)
         self.barrier()
 
-    # ---- to and from host memory -----------------------------------------------------------------------------
-
     def to_host(self, value: object) -> object:
         """Bring every tensor of nested dicts, lists and tuples into host memory, in one transfer."""
         import torch
@@ -393,8 +387,6 @@ class Core(NotebookOutput):
         """Return tensors in host memory on the device, in one transfer."""
         return self.backend.to_device(tensors)
 
-    # ---- what `tpukit.measure.report` asks ---------------------------------------------------------------------
-
     @property
     def seconds(self) -> float:
         """Seconds since this core started."""
@@ -404,8 +396,6 @@ class Core(NotebookOutput):
     def step_seconds(self) -> float | None:
         """Seconds that the host takes for a step, the median of the last ones; None before the first."""
         return statistics.median(self._steps) if self._steps else None
-
-    # ---- waiting -----------------------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _together(self, name: str) -> Iterator[None]:

@@ -86,9 +86,6 @@ class Failures:
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
 
-# ---- kinds of failure ------------------------------------------------------------------------------------------------
-
-
 def device_not_started(rank: int, error: BaseException) -> Failure:
     """Describe the exception that kept a device from starting: no line of the user's is to blame."""
     trace = "".join(traceback.format_exception(error))
@@ -182,9 +179,6 @@ def run_hangs(rank: int, what: str, fix: str, *, stacks: dict[int, str | None]) 
     blamed_first = sorted(stacks, key=lambda one: one != rank)
     trace = "".join(f"core {one}:\n{hung if stacks[one] is None else stacks[one]}" for one in blamed_first)
     return Failure(rank, time.monotonic(), what, fix=fix, trace=trace, title="where the cores stand")
-
-
-# ---- the message -----------------------------------------------------------------------------------------------------
 
 
 def message(failure: Failure, topology: Topology) -> str:
