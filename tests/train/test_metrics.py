@@ -188,9 +188,11 @@ def test_what_cannot_be_combined_exactly_is_refused_and_the_fix_works(metric, me
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_objects_of_any_size_are_gathered(backend):
     def work(core):
-        return gather_objects(core, {"rank": core.rank, "rows": [torch.arange(core.rank * 1000)], "none": None})
+        found = gather_objects(core, {"rank": core.rank, "rows": [torch.arange(core.rank * 1000)], "none": None})
+        return found, core.step_seconds
 
-    for found in quietly(work, cores=3, backend=backend).results:
+    for found, step_seconds in quietly(work, cores=3, backend=backend).results:
+        assert step_seconds is None  # no step of the user's, by whose length the report judges the batch size
         assert [each["rank"] for each in found] == [0, 1, 2]
         assert [len(each["rows"][0]) for each in found] == [0, 1000, 2000]
         assert torch.equal(found[2]["rows"][0], torch.arange(2000))

@@ -191,8 +191,7 @@ class Core(NotebookOutput):
             with self.numbers.own():
                 yield
             self.doing = "running" if traced else None
-            with self._in_graph("step"):
-                self.backend.sync()
+            self.end_graph()
         finally:
             self.doing = None
             self.open_steps -= 1
@@ -200,6 +199,11 @@ class Core(NotebookOutput):
         self._steps.append(time.monotonic() - began)
         if not self.open_steps:
             self.same.end_of_step()
+
+    def end_graph(self) -> None:
+        """Run what was recorded since the last step, which on a TPU would become part of the next one's graph."""
+        with self._in_graph("step"):
+            self.backend.sync()
 
     @contextlib.contextmanager
     def replayed_step(self) -> Iterator[None]:

@@ -26,7 +26,7 @@ import sys
 import threading
 from collections.abc import Iterator
 
-DONE_SECONDS = 5.0  # for a worker whose result is here, and which has nothing left to do
+DONE_SECONDS = 2.0  # for a worker whose result is here, and which has nothing left to do
 END_SECONDS = 1.0  # for the `finally` blocks of workers told to end
 SAVE_SECONDS = 8.0  # for core 0 to end its step and save, where it said that it would
 STEP_SECONDS = 5.0  # of these, for the other cores to stay with core 0, which may have a step to finish

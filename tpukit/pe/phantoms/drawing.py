@@ -72,12 +72,12 @@ def phantom(
         ImportError: form is "dicom", and pydicom is not installed.
     """
     whole_number("workers", workers, 1)
-    numbers = {"studies": studies, "slices": slices, "seed": seed, "size": size}
-    recipe = {"recipe": RECIPE, **{name: whole_number(name, value, 0) for name, value in numbers.items()}}
+    numbers = {"studies": (studies, 2), "slices": (slices, 2), "seed": (seed, 0), "size": (size, 32)}
+    recipe = {"recipe": RECIPE, **{name: whole_number(name, *given) for name, given in numbers.items()}}
     recipe["positive"] = positive
     if form not in ("jpeg", "dicom"):
         raise ValueError(f'form is "jpeg" or "dicom", got {form!r}')
-    if None in recipe.values() or studies < 2 or slices < 2 or size < 32 or not 0 <= positive <= 1:
+    if None in recipe.values() or not 0 <= positive <= 1:
         raise WrongValue(
             "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
             f"got studies={studies}, slices={slices}, size={size}, positive={positive}",
