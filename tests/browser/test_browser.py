@@ -127,6 +127,7 @@ class Server:
         page.set_default_timeout(300_000)  # for hangs: a busy machine needs more than playwright's 30 seconds
         lost = page.locator(".jp-Dialog", has_text="will continue trying to reconnect")  # an answer was late
         page.add_locator_handler(lost, lambda dialog: dialog.locator(".jp-mod-accept").click())
+        page.add_locator_handler(page.locator(".jp-Dialog", has_text="Select kernel for"), choose_kernel)
         place = "lab/tree" if self.kind == "lab" else "notebooks"
         page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
         page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
@@ -176,6 +177,12 @@ def run_cell(page, number):
             cell.locator(".jp-InputPrompt").filter(has_not_text="[ ]").wait_for(timeout=10_000)
             return cell.locator(".jp-Cell-outputWrapper")
     raise AssertionError(f"cell {number} did not run")
+
+
+def choose_kernel(dialog):
+    """Answer the page that asks for a kernel, since the list of them was late."""
+    dialog.locator("select").select_option(label="Python 3 (ipykernel)")
+    dialog.locator(".jp-mod-accept").click()
 
 
 def run_all(page):

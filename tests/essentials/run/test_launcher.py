@@ -1,5 +1,7 @@
 import dataclasses
+import gc
 import importlib.util
+import mmap
 import os
 import signal
 import subprocess
@@ -538,6 +540,45 @@ def test_data_processes_work_where_the_temporary_folder_has_a_long_name(tmp_path
         return sum(len(numbers) for _, numbers in core.batches(data, batch_size=2, workers=2))
 
     assert quietly(work, cores=2, timeout=600).results == [4, 4]
+
+
+class TornDown:
+    """Says in shared memory that a fork tore it down: in what libraries make, that may wait for a thread of old."""
+
+    def __init__(self, said):
+        self.itself, self.process, self.said = self, os.getpid(), said
+
+    def __del__(self):
+        self.said[os.getpid() != self.process] = 1
+
+
+class Collecting(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        gc.collect()
+        return index
+
+
+def test_what_one_process_has_let_go_of_is_not_torn_down_in_its_forks():
+    of_kernel, of_worker = mmap.mmap(-1, 2), mmap.mmap(-1, 2)
+
+    def work(core):
+        gc.collect()
+        gc.disable()
+        TornDown(of_worker)
+        return list(torch.utils.data.DataLoader(Collecting(), batch_size=None, num_workers=1))
+
+    gc.disable()
+    try:
+        TornDown(of_kernel)
+        assert quietly(work, cores=1).results == [[0, 1, 2, 3]]
+        assert of_kernel[:] == of_worker[:] == b"\0\0"
+    finally:
+        gc.enable()
+    gc.collect()
+    assert of_kernel[:] == b"\1\0"  # here it is, as ever
 
 
 def test_a_refused_fork_leaks_no_descriptor(monkeypatch):

@@ -20,6 +20,7 @@ dies, however it dies, is killed by Linux (PR_SET_PDEATHSIG) and sees the end of
 
 import contextlib
 import ctypes
+import gc
 import os
 import signal
 import sys
@@ -114,6 +115,8 @@ def _die_with_process(parent: int) -> None:
 def tie_children() -> None:
     """Have processes that this one forks, a DataLoader's or a pool's, die with it, and hear none of its signals.
 
+    Nor do they tear down what it has let go of: that may wait for a thread which they do not have.
+
     SIGTERM is blocked across the fork. A pool ends its processes by it, some within their first moment, when they
     still have this worker's handler and write into its signal pipe: the worker would believe that it was meant.
     """
@@ -128,6 +131,7 @@ def tie_children() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, fork.mask)
 
     def in_child() -> None:
+        gc.freeze()
         if fork.is_main:
             die_with_parent(fork.parent)
         else:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import multiprocessing
 import os
 import signal
@@ -69,6 +70,9 @@ class WorkerProcess:
         self.process = multiprocessing.get_context("fork").Process(
             target=worker.main, args=(task, start, pipes, topology.world_size), name=f"{WORKER} {self.rank}"
         )
+        # What the kernel has let go of may wait, when it is torn down, for a thread that the worker does not have: what
+        # is frozen is left alone there.
+        gc.freeze()
         try:
             with warnings.catch_warnings():
                 # Python 3.12 and JAX warn of forks from a process with threads. That is what a notebook kernel is; what
@@ -80,6 +84,7 @@ class WorkerProcess:
                 os.close(fd)
             raise
         finally:
+            gc.unfreeze()
             for fd in (messages_end, output_end, control_end):
                 os.close(fd)
         with contextlib.suppress(OSError):
