@@ -330,6 +330,42 @@ def test_the_worker_side_without_torch_xla_imports_none_of_it():
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
+def train_by_an_optimizer_of_the_notebook(core):
+    net = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    model = core.model(net)  # a copy
+    for _ in range(3):
+        (inputs,) = core.to_device([torch.full((4, 2), float(core.rank))])
+        with core.step():
+            model(inputs).sum().backward()
+            core.optimizer_step(optimizer)
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_an_optimizer_whose_parameters_have_no_gradient_is_told_once(cores, capfd):
+    quietly(train_by_an_optimizer_of_the_notebook, cores=cores, backend="cpu")
+    assert (
+        capfd.readouterr().out.count("no parameter of the optimizer has a gradient, so its step changes nothing") == 1
+    )
+
+
+@pytest.mark.xla
+def test_an_optimizer_whose_parameters_are_not_on_the_device_is_refused():
+    with pytest.raises(
+        WorkerFailed, match=r"not on this core's device(.|\n)*on cpu(.|\n)*fix: .*make it after core.model"
+    ):
+        quietly(train_by_an_optimizer_of_the_notebook, backend="xla:cpu")
+
+
+def test_an_optimizer_of_a_frozen_layer_says_nothing(capfd):
+    def work(core):
+        model = core.model(torch.nn.Linear(2, 1)).requires_grad_(False)
+        core.optimizer_step(torch.optim.SGD(model.parameters(), lr=0.1))
+
+    quietly(work, backend="cpu")
+    assert "gradient" not in capfd.readouterr().out
+
+
 @pytest.mark.parametrize("backend", REHEARSALS)
 def test_max_and_min_are_right_for_every_dtype(backend):
     def work(core):

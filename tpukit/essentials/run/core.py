@@ -55,7 +55,7 @@ class Core(NotebookOutput):
         self.ends_between_steps = self.end_requested = False
         self.seed_of_launch, self._began = seed, time.monotonic()
         self.same, self.in_fit = Same(self), False
-        self._average_gradients = GradientAverage(backend, self.same.names_of)
+        self._average_gradients = GradientAverage(backend, self.same.names_of, self.print)
         self.numbers, self.open_steps = RandomNumbers(self), 0
         self._steps: deque[float] = deque(maxlen=64)  # seconds of the last ones; those that compiled are rare in it
 

@@ -1,10 +1,12 @@
 """Gradients averaged over cores, which need not have one for the same parameters."""
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from tpukit.essentials.backends import Backend
 from tpukit.essentials.show import WrongValue, first_few
+
+_AFTER_MODEL = "make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
 
 
 class GradientAverage:
@@ -18,21 +20,34 @@ class GradientAverage:
     A step in which every parameter has its gradient sends those numbers and reads none. A core that lacks some reads
     them; on a TPU, where reading waits for the device, once, unless it lacks others in other steps: there all cores
     have to run one program, and layers that come and go are looked at in each step.
+
+    Args:
+        names_of: the names of parameters, for what is told of them.
+        say: takes a line for the user.
     """
 
-    def __init__(self, backend: Backend, names_of: Callable[[list], list[str]] = lambda them: [""] * len(them)):
-        self._backend, self._names_of = backend, names_of
+    def __init__(self, backend: Backend, names_of: Callable[[list], list[str]], say: Callable[[str], None]):
+        self._backend, self._names_of, self._say = backend, names_of, say
+        self._idle = weakref.WeakSet()  # optimisers that have had no gradient at all, which has been said
         self._read = weakref.WeakKeyDictionary()  # by optimiser, by what this core has: what any core has
 
     def __call__(self, optimizer, also: Iterable = ()) -> None:
         """Average, together; `also` are float tensors, overwritten with their mean in the same message."""
         import torch
 
-        if self._backend.world_size == 1:
-            return
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         parameters = [parameter for parameter in parameters if parameter.requires_grad or parameter.grad is not None]
         here = tuple(parameter.grad is not None for parameter in parameters)
+        if self._backend.world_size == 1:
+            self._say_if_none(optimizer, here)
+            return
+        device = self._backend.device
+        if optimizer not in self._read and (elsewhere := [one for one in parameters if one.device.type != device.type]):
+            raise WrongValue(
+                "the optimizer's parameters are not on this core's device",
+                found=f"{len(elsewhere)} of {len(parameters)} are on {elsewhere[0].device}, the device is {device}",
+                fix=_AFTER_MODEL,
+            )
         if sparse := [one for one in parameters if one.grad is not None and one.grad.layout is not torch.strided]:
             raise WrongValue(
                 "sparse gradients cannot be averaged over the cores: each has others",
@@ -52,7 +67,7 @@ class GradientAverage:
         pairs = zip(parameters, here, strict=True)
         gradients = [parameter.grad if has else torch.zeros_like(parameter) for parameter, has in pairs]
         if all(here):
-            numbers = torch.ones(len(here), device=self._backend.device)
+            numbers = torch.ones(len(here), device=device)
         else:
             (numbers,) = self._backend.to_device([torch.tensor(here, dtype=torch.float32)])
         self._backend.average([*gradients, numbers, *also])
@@ -61,8 +76,16 @@ class GradientAverage:
         if all(here):
             return
         anywhere = self._anywhere(optimizer, parameters, here, numbers)
+        self._say_if_none(optimizer, anywhere)
         for parameter, gradient, has in zip(parameters, gradients, anywhere, strict=True):
             parameter.grad = gradient if has else None
+
+    def _say_if_none(self, optimizer, anywhere: Sequence[bool]) -> None:
+        if anywhere and not any(anywhere) and optimizer not in self._idle:
+            self._idle.add(optimizer)
+            self._say(
+                f"no parameter of the optimizer has a gradient, so its step changes nothing\n  fix:   {_AFTER_MODEL}"
+            )
 
     def _anywhere(self, optimizer, parameters: list, here: tuple, numbers) -> list[bool]:
         read = self._read[optimizer]
