@@ -85,6 +85,7 @@ def server(request, tmp_path_factory):
         f"--ServerApp.port={port}",
         "--ServerApp.ip=127.0.0.1",
         "--IdentityProvider.token=",
+        "--ServerApp.disable_check_xsrf=True",
         "--allow-root",
         "--no-browser",
     ]
@@ -123,11 +124,11 @@ class Server:
 
     def open(self, name):
         """Open a notebook of the folder in a page of its own."""
+        self._start_kernel(name)
         page = self.browser.new_page(viewport={"width": 1200, "height": 1500})
         page.set_default_timeout(300_000)  # for hangs: a busy machine needs more than playwright's 30 seconds
         lost = page.locator(".jp-Dialog", has_text="will continue trying to reconnect")  # an answer was late
         page.add_locator_handler(lost, lambda dialog: dialog.locator(".jp-mod-accept").click())
-        page.add_locator_handler(page.locator(".jp-Dialog", has_text="Select kernel for"), choose_kernel)
         place = "lab/tree" if self.kind == "lab" else "notebooks"
         page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
         page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
@@ -136,6 +137,12 @@ class Server:
     def in_the_dark(self):
         """Have pages that are opened from now on use the dark theme."""
         self._set("apputils-extension/themes", {"theme": "JupyterLab Dark"})
+
+    def _start_kernel(self, name):
+        """Start a notebook's kernel, unless it runs: a page that waits long for it asks which kernel was meant."""
+        session = {"path": f"{name}.ipynb", "name": "", "type": "notebook", "kernel": {"name": "python3"}}
+        address = f"http://127.0.0.1:{self.port}/api/sessions"
+        urllib.request.urlopen(address, data=json.dumps(session).encode(), timeout=600).close()
 
     def _set(self, name, values):
         file = self._settings / f"{name}.jupyterlab-settings"
@@ -177,12 +184,6 @@ def run_cell(page, number):
             cell.locator(".jp-InputPrompt").filter(has_not_text="[ ]").wait_for(timeout=10_000)
             return cell.locator(".jp-Cell-outputWrapper")
     raise AssertionError(f"cell {number} did not run")
-
-
-def choose_kernel(dialog):
-    """Answer the page that asks for a kernel, since the list of them was late."""
-    dialog.locator("select").select_option(label="Python 3 (ipykernel)")
-    dialog.locator(".jp-mod-accept").click()
 
 
 def run_all(page):
