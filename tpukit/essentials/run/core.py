@@ -232,6 +232,9 @@ class Core(NotebookOutput):
             clip: the largest norm of all averaged gradients together; longer ones are shortened to it, on the device.
                 `clip_grad_norm_` before this call would shorten each core's own, which is something else.
             also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
+
+        Raises:
+            ValueError: on several cores, where parameters are not on the device, or gradients are sparse.
         """
         import torch
 
