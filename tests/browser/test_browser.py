@@ -85,7 +85,6 @@ def server(request, tmp_path_factory):
         f"--ServerApp.port={port}",
         "--ServerApp.ip=127.0.0.1",
         "--IdentityProvider.token=",
-        "--ServerApp.disable_check_xsrf=True",
         "--allow-root",
         "--no-browser",
     ]
@@ -124,7 +123,6 @@ class Server:
 
     def open(self, name):
         """Open a notebook of the folder in a page of its own."""
-        self._start_kernel(name)
         page = self.browser.new_page(viewport={"width": 1200, "height": 1500})
         page.set_default_timeout(300_000)  # for hangs: a busy machine needs more than playwright's 30 seconds
         lost = page.locator(".jp-Dialog", has_text="will continue trying to reconnect")  # an answer was late
@@ -132,17 +130,13 @@ class Server:
         place = "lab/tree" if self.kind == "lab" else "notebooks"
         page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
         page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
+        # A page that is told to run a cell before it has its kernel asks which one was meant.
+        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
         return page
 
     def in_the_dark(self):
         """Have pages that are opened from now on use the dark theme."""
         self._set("apputils-extension/themes", {"theme": "JupyterLab Dark"})
-
-    def _start_kernel(self, name):
-        """Start a notebook's kernel, unless it runs: a page that waits long for it asks which kernel was meant."""
-        session = {"path": f"{name}.ipynb", "name": "", "type": "notebook", "kernel": {"name": "python3"}}
-        address = f"http://127.0.0.1:{self.port}/api/sessions"
-        urllib.request.urlopen(address, data=json.dumps(session).encode(), timeout=600).close()
 
     def _set(self, name, values):
         file = self._settings / f"{name}.jupyterlab-settings"

@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from tpukit.essentials.backends import Backend
-from tpukit.essentials.show import WrongValue, first_few
+from tpukit.essentials.show import WrongValue, explain, first_few
 
 _AFTER_MODEL = "make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
 
@@ -83,9 +83,7 @@ class GradientAverage:
     def _say_if_none(self, optimizer, anywhere: Sequence[bool]) -> None:
         if anywhere and not any(anywhere) and optimizer not in self._idle:
             self._idle.add(optimizer)
-            self._say(
-                f"no parameter of the optimizer has a gradient, so its step changes nothing\n  fix:   {_AFTER_MODEL}"
-            )
+            self._say(explain("no parameter of the optimizer has a gradient: it trains nothing", fix=_AFTER_MODEL))
 
     def _anywhere(self, optimizer, parameters: list, here: tuple, numbers) -> list[bool]:
         read = self._read[optimizer]
