@@ -543,7 +543,7 @@ def test_data_processes_work_where_the_temporary_folder_has_a_long_name(tmp_path
 
 
 class TornDown:
-    """Says in shared memory that a fork tore it down: in what libraries make, that may wait for a thread of old."""
+    """Says in shared memory who tore it down. Of what libraries make, that may wait for a thread which a fork lacks."""
 
     def __init__(self, said):
         self.itself, self.process, self.said = self, os.getpid(), said
