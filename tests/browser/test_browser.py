@@ -130,7 +130,7 @@ class Server:
         place = "lab/tree" if self.kind == "lab" else "notebooks"
         page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
         page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
-        # Told to run a cell before it has a kernel, a page starts a second one, or asks which; it calls none "idle" too.
+        # A page that is told to run a cell before it has a kernel starts a second or asks; it calls none "idle" too.
         page.locator(".jp-KernelName", has_text="Python 3").wait_for()
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
         return page
