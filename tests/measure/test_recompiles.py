@@ -1,4 +1,6 @@
 import importlib.util
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,6 +204,16 @@ def test_a_step_in_a_path_with_an_umlaut_is_reported_with_its_line(tmp_path):
     code = "def loss(model, batch, step, kept):\n    return (model(batch).abs() + 1).pow(2 + step / 4).mean()"
     lines, _ = trained(module_in(tmp_path / "Ordner mit Ä", code).loss, steps=4)
     assert "the constant 2.75 became 3, near `return (model(batch).abs() + 1)" in lines[4]
+
+
+@XLA
+def test_a_step_in_a_path_that_is_not_utf_8_is_reported_without_its_line(tmp_path, monkeypatch):
+    """torch_xla cannot read the name of that file, and would raise an error in every operation of the step."""
+    code = "def loss(model, batch, step, kept):\n    return (model(batch).abs() + 1).pow(2 + step / 4).mean()"
+    module = module_in(tmp_path / os.fsdecode(b"Ordner mit \xc4"), code)
+    monkeypatch.setitem(sys.modules, "steps", module)
+    lines, _ = trained(module.loss, steps=4)
+    assert "the constant 2.75 became 3\n  fix:" in lines[4]
 
 
 @XLA
