@@ -48,7 +48,7 @@ def pytest_configure(config):
     # A thread of torch's that waits for another spins, and with more threads than processors that is most of the work:
     # 25 steps of a small network took 4.8 s of processor time, and take 0.6.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    # Kernels neither read the reader's own profile nor write into their home, which may be read-only.
+    # Kernels neither read the user's own profile nor write into a home, which may be read-only.
     if "PYTEST_XDIST_WORKER" not in os.environ:
         folder = tempfile.TemporaryDirectory()
         config.add_cleanup(folder.cleanup)

@@ -18,7 +18,8 @@ from test_repository import entries
 
 ROOT = Path(__file__).parents[1]
 NEEDS_MAKE = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-NEEDS_UV = pytest.mark.skipif(importlib.util.find_spec("uv") is None, reason="uv is not installed: make installs it")
+HAS_UV = importlib.util.find_spec("uv") is not None
+NEEDS_UV = pytest.mark.skipif(not HAS_UV, reason="uv is not installed: make installs it")
 
 
 def commands():
@@ -34,7 +35,7 @@ MAKE_COMMANDS = [command for command in COMMANDS if command.startswith("make ")]
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
-    """Copy what git keeps into a folder as strangers have them: a blank, an umlaut, the project's name."""
+    """Copy what git keeps into a path with a blank, an umlaut and the project's name."""
     folder = tmp_path_factory.mktemp("clones") / "Ordner mit Ä" / "tpukit"
     folder.mkdir(parents=True)
     for path in entries(ROOT):
@@ -51,7 +52,8 @@ def shell(command, folder, **environ):
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = os.environ | {"PATH": path} | environ
     own.pop("MAKEFLAGS", None)  # of the `make test` that runs these tests
-    return subprocess.run(["sh", "-c", command], cwd=folder, env=own, capture_output=True, text=True, timeout=600)
+    program = ["sh", "-c", command]
+    return subprocess.run(program, cwd=folder, env=own, capture_output=True, text=True, timeout=600)
 
 
 # The README's commands
@@ -90,7 +92,8 @@ def test_no_command_of_the_makefile_names_the_path_of_the_clone(clone):
 def test_the_wheel_is_built_in_a_path_with_a_blank_and_an_umlaut(clone):
     done = shell("make wheel", clone)
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (clone / "dist").iterdir()] == [done.stdout.strip().rpartition("/")[2]]
+    (wheel,) = (clone / "dist").iterdir()
+    assert done.stdout.strip() == f"dist/{wheel.name}"
 
 
 def test_the_command_for_a_new_machine_runs_in_a_path_with_a_blank_and_an_umlaut(clone):
@@ -111,7 +114,7 @@ def test_torch_for_the_cpu_is_an_option_of_the_first_command(clone):
 
 @contextlib.contextmanager
 def proxy(answer):
-    """Stand between uv and the network; `answer` gets each connection. Yields the proxy's address."""
+    """Yield the address of a proxy between uv and the network; `answer` gets each connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def accept():
@@ -145,7 +148,8 @@ def backend(folder, name="cpu", **environ):
     names = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
     own = {key: value for key, value in os.environ.items() if key not in names}
     own |= {"UV_CACHE_DIR": str(folder / "cache")} | environ
-    return subprocess.run(program, env=own, capture_output=True, text=True, timeout=100)  # for a hang
+    # The time limit is for a hang.
+    return subprocess.run(program, env=own, capture_output=True, text=True, timeout=100)
 
 
 SAID = "TORCH=cpu: PyTorch's own index does not answer; make takes the ordinary build\n"
@@ -153,7 +157,7 @@ SAID = "TORCH=cpu: PyTorch's own index does not answer; make takes the ordinary 
 
 @NEEDS_UV
 @pytest.mark.parametrize("answer", [refused("403 Forbidden"), refused("502 Bad Gateway"), silent])
-def test_an_index_that_cannot_be_reached_is_said_in_one_line_and_the_ordinary_build_is_taken(answer, tmp_path):
+def test_make_says_in_one_line_that_an_index_cannot_be_reached_and_goes_on(answer, tmp_path):
     with proxy(answer) as address:
         done = backend(tmp_path, HTTPS_PROXY=address)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", SAID)
@@ -178,7 +182,8 @@ def certificate(tmp_path_factory):
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     folder = tmp_path_factory.mktemp("certificate")
-    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=index -keyout key.pem -out certificate.pem"
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=index"
+    command += " -keyout key.pem -out certificate.pem"
     extensions = ("subjectAltName=DNS:download.pytorch.org", "basicConstraints=critical,CA:FALSE")
     added = [word for extension in extensions for word in ("-addext", extension)]
     subprocess.run([*command.split(), *added], cwd=folder, check=True, capture_output=True)
@@ -198,26 +203,23 @@ def index(certificate, pages):
                 page = pages.get(request.split()[1].decode())
                 status = "404 Not Found" if page is None else "200 OK"
                 content = (page or "").encode()
-                head = f"HTTP/1.1 {status}\r\nContent-Type: text/html\r\nContent-Length: {len(content)}\r\n\r\n"
-                safe.sendall(head.encode() + content)
+                kind = f"Content-Type: text/html\r\nContent-Length: {len(content)}"
+                safe.sendall(f"HTTP/1.1 {status}\r\n{kind}\r\n\r\n".encode() + content)
 
     return answer
 
 
 WHEEL = "torch-2.9.0%2Bcpu-py3-none-any.whl"
+PAGE = f'<!DOCTYPE html><a href="/whl/{WHEEL}" data-dist-info-metadata="true">{WHEEL}</a>'
+METADATA = "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0+cpu\n"
+HAS_TORCH = {"/whl/cpu/torch/": PAGE, f"/whl/{WHEEL}.metadata": METADATA}
 
 
 @NEEDS_UV
 @pytest.mark.parametrize(
     ("pages", "expected"),
     [
-        (
-            {
-                "/whl/cpu/torch/": f'<!DOCTYPE html><a href="/whl/{WHEEL}" data-dist-info-metadata="true">{WHEEL}</a>',
-                f"/whl/{WHEEL}.metadata": "Metadata-Version: 2.1\nName: torch\nVersion: 2.9.0+cpu\n",
-            },
-            ("--torch-backend cpu", ""),
-        ),
+        (HAS_TORCH, ("--torch-backend cpu", "")),
         ({"/whl/cpu/torch/": "<!DOCTYPE html><p>Log in to this network</p>"}, ("", SAID)),
         ({}, ("", SAID)),
     ],
@@ -225,5 +227,6 @@ WHEEL = "torch-2.9.0%2Bcpu-py3-none-any.whl"
 )
 def test_an_index_is_used_if_it_has_torch(pages, expected, certificate, tmp_path):
     with proxy(index(certificate, pages)) as address:
-        done = backend(tmp_path, HTTPS_PROXY=address, SSL_CERT_FILE=str(certificate / "certificate.pem"))
+        trusted = str(certificate / "certificate.pem")
+        done = backend(tmp_path, HTTPS_PROXY=address, SSL_CERT_FILE=trusted)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, *expected)

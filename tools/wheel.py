@@ -49,5 +49,6 @@ def has_setuptools() -> bool:
 if __name__ == "__main__":
     if importlib.util.find_spec("pip") is None:
         fix = "`make test` makes .venv, whose Python has pip"
-        sys.exit(f"pip builds the wheel, and this Python has none\n  found: {sys.executable}\n  fix:   {fix}")
+        fact = "pip builds the wheel, and this Python has none"
+        sys.exit(f"{fact}\n  found: {sys.executable}\n  fix:   {fix}")
     print(build(Path(sys.argv[1])))

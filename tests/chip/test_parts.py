@@ -70,9 +70,13 @@ def test_what_cannot_be_done_is_said_before_anything_runs(tmp_path, arguments, s
 
 def test_a_python_without_torch_is_refused_before_anything_runs():
     # -S leaves out all installed packages
-    ended = subprocess.run([sys.executable, "-S", "-m", "tools.chip"], cwd=ROOT, capture_output=True, text=True)
+    command = [sys.executable, "-S", "-m", "tools.chip"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr.startswith(f"torch is not installed in this Python\n  found: {sys.executable}\n  fix:   ")
+    fact, found, fix = ended.stderr.splitlines()
+    assert fact == "torch is not installed in this Python"
+    assert found == f"  found: {sys.executable}"
+    assert fix.startswith("  fix:   in a clone .venv/bin/python")
 
 
 @pytest.mark.parametrize("cores", [1, 2])

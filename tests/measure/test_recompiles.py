@@ -171,6 +171,12 @@ ODD_FOLDERS = [
 ]
 
 
+POWER = """
+def loss(model, batch, step, kept):
+    return (model(batch).abs() + 1).pow(2 + step / 4).mean()
+"""
+
+
 def module_in(folder, code):
     """Import a new module of this code from a new file in a folder."""
     folder.mkdir()
@@ -193,7 +199,8 @@ def test_the_line_is_found_in_a_file_whose_path_has_letters_of_any_kind(tmp_path
             before, after = (graph_text([module.power(x, exponent)]) for exponent in (2.5, 2.75))
             yield name, difference(before, after)
 
-    found = dict(launch(lambda core: list(work(core)), cores=1, backend="xla:cpu", progress="off").results[0])
+    run = launch(lambda core: list(work(core)), cores=1, backend="xla:cpu", progress="off")
+    found = dict(run.results[0])
     assert list(found) == ODD_FOLDERS
     for number, message in enumerate(found.values()):
         assert f"near `return x.pow(exponent)  # in folder {number}`" in message
@@ -201,16 +208,14 @@ def test_the_line_is_found_in_a_file_whose_path_has_letters_of_any_kind(tmp_path
 
 @XLA
 def test_a_step_in_a_path_with_an_umlaut_is_reported_with_its_line(tmp_path):
-    code = "def loss(model, batch, step, kept):\n    return (model(batch).abs() + 1).pow(2 + step / 4).mean()"
-    lines, _ = trained(module_in(tmp_path / "Ordner mit Ä", code).loss, steps=4)
+    lines, _ = trained(module_in(tmp_path / "Ordner mit Ä", POWER).loss, steps=4)
     assert "the constant 2.75 became 3, near `return (model(batch).abs() + 1)" in lines[4]
 
 
 @XLA
 def test_a_step_in_a_path_that_is_not_utf_8_is_reported_without_its_line(tmp_path, monkeypatch):
-    """torch_xla cannot read the name of that file, and would raise an error in every operation of the step."""
-    code = "def loss(model, batch, step, kept):\n    return (model(batch).abs() + 1).pow(2 + step / 4).mean()"
-    module = module_in(tmp_path / os.fsdecode(b"Ordner mit \xc4"), code)
+    """torch_xla cannot read the name of that file, and would raise an error in every operation."""
+    module = module_in(tmp_path / os.fsdecode(b"Ordner mit \xc4"), POWER)
     monkeypatch.setitem(sys.modules, "steps", module)
     lines, _ = trained(module.loss, steps=4)
     assert "the constant 2.75 became 3\n  fix:" in lines[4]
@@ -316,6 +321,10 @@ def test_two_graphs_are_compared(old, new, expected):
 
 def test_a_file_beside_tpukit_whose_name_begins_like_it_is_the_users():
     kit = Path(tpukit.__file__).parent
-    beside, within = (GRAPH.replace("nowhere.py", file) for file in (f"{kit}_mine.py", f"{kit}/mine.py"))
-    assert "near tpukit_mine.py:7" in difference(beside, beside.replace("constant(0.5)", "constant(0.7)"))
-    assert "near" not in difference(within, within.replace("constant(0.5)", "constant(0.7)"))
+
+    def message(file):
+        before = GRAPH.replace("nowhere.py", file)
+        return difference(before, before.replace("constant(0.5)", "constant(0.7)"))
+
+    assert "near tpukit_mine.py:7" in message(f"{kit}_mine.py")
+    assert "near" not in message(f"{kit}/mine.py")

@@ -56,7 +56,7 @@ def run(given: argparse.Namespace) -> int:
     if not hasattr(os, "fork"):
         raise WrongValue("prove ends and interrupts launches, for which it needs Linux or macOS", fix="WSL")
     if importlib.util.find_spec("torch") is None:
-        fix = "in a clone .venv/bin/python, once a make command has made it; on Colab and Kaggle the notebook's Python"
+        fix = "in a clone .venv/bin/python, after a make command; else the Python of the notebooks"
         raise WrongValue("torch is not installed in this Python", found=sys.executable, fix=fix)
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -28,8 +28,8 @@ def graph_text(tensors: list) -> str:
 def record_lines(wanted: bool) -> None:
     """Have every operation remember the line of Python it came from, for `graph_text`.
 
-    Operations remember no lines if the name of a file that may be among them is not valid UTF-8, as "Ä" in Latin-1:
-    torch_xla 2.8 and 2.9 then raise `RuntimeError: error unpacking string as utf-8` in every operation.
+    Operations remember no lines if the name of a file of the program is not valid UTF-8, as "Ä" in
+    Latin-1. torch_xla 2.9 would raise "error unpacking string as utf-8" in every operation.
     """
     import torch_xla
 
@@ -43,13 +43,14 @@ def _files_of_code() -> Iterator[str]:
         yield frame.f_code.co_filename
         frame = frame.f_back
     for module in tuple(sys.modules.values()):
-        file = getattr(module, "__dict__", {}).get("__file__")  # a lazy module would load what getattr asks for
+        # A lazy module would load itself if it were asked for an attribute.
+        file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str):
             yield file
 
 
 def _is_unicode(name: str) -> bool:
-    """Return whether a file's name came from valid UTF-8; Python keeps other bytes as lone surrogates."""
+    """Return whether a name came from valid UTF-8; Python keeps other bytes as lone surrogates."""
     return not re.search("[\ud800-\udfff]", name)
 
 

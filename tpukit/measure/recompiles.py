@@ -16,10 +16,11 @@ _MOST_MESSAGES = 5  # a loop that compiles in every step would fill the notebook
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\([^)]*\)|\S+) ([\w-]+)\((.*)$")
 _NUMBERS = re.compile(r"(%[A-Za-z_-]+)[\d.]*|(?<=parameter\()\d+")  # numbering, which shifts with every added operation
 _SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)+)" source_line=(\d+)')
-# XLA writes a file's name with absl::CEscape: "Ä" is \303\204, one escape for each byte of its UTF-8.
+# XLA writes a file's name with absl::CEscape: "Ä" is \303\204, one escape per byte of its UTF-8.
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # any other sign stands for itself
-_KIT = f"{Path(__file__).parents[1]}{os.sep}"  # a message names the line of user code that called tpukit
+# A message names the line of user code that called tpukit.
+_KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RecompileMonitor:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # Python's own files, and those of tpukit; not a folder beside it, such as "tpukit-experiments".
-_LIBRARY = tuple(f"{folder}{os.sep}" for folder in (Path(os.__file__).parent, Path(__file__).parents[1]))
+_LIBRARY = (f"{Path(os.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 _LISTS = (list, tuple, set, frozenset, collections.deque, type({}.keys()), type({}.values()), type({}.items()))
 _LONG = 1000  # numbers and texts: a list of more is compared as one
 _NO_NUMBERS = (logging.Logger, _thread.LockType, _thread.RLock)  # what they do is felt by no tensor
