@@ -1,12 +1,13 @@
 """Names for the operations of a graph: the module and the line of Python that each came from."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from tpukit.measure import named, record_lines
 
-_KIT = str(Path(__file__).parents[1])
+_KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def name_operations() -> tuple[list[tuple[str, str, str]], Callable[[], None]]:
