@@ -2,8 +2,8 @@
 
     python tools/torch_xla_api.py <folder of torch_xla 2.8> <folder of torch_xla 2.9> [2.1=<folder> 2.2=<folder> ...]
 
-Older releases, in their order, give the names that a release removed. The packages are read, not imported. `torch_xla` and `torch_xla._XLAC` are compiled in part: what stands of them in the
-table came from dir() on 2.9.0, and is kept.
+Older releases, in their order, give the names that a release removed. The packages are read, not imported.
+`torch_xla` and `torch_xla._XLAC` are compiled in part: their names in the table came from dir() on 2.9.0, and are kept.
 """
 
 import ast
@@ -58,7 +58,7 @@ def removed(releases: dict[str, dict[str, set[str]]]) -> dict[str, str]:
             else:
                 left = releases[following].get(module, set()) | last[module]
                 gone = {f"{module}.{name}" for name in names - left}
-            found |= {name: following for name in gone}
+            found |= dict.fromkeys(gone, following)
     return {name: found[name] for name in sorted(found) if "._" not in name}
 
 

@@ -28,7 +28,11 @@ BAD = ("crashed", "unreported", "not_stable", "newly_broken")
 
 def folders():
     given = sys.argv[1:]
-    return [Path(one) for one in given or [HERE / "old", *os.environ.get("TPUKIT_OLD_NOTEBOOKS", "").split(os.pathsep)] if one]
+    return [
+        Path(one)
+        for one in given or [HERE / "old", *os.environ.get("TPUKIT_OLD_NOTEBOOKS", "").split(os.pathsep)]
+        if one
+    ]
 
 
 def old_files():
@@ -64,7 +68,9 @@ def dead_names(path):
     for _, tree, _ in pieces:
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
-                aliases |= {one.asname: one.name for one in node.names if one.asname and one.name.startswith("torch_xla")}
+                aliases |= {
+                    one.asname: one.name for one in node.names if one.asname and one.name.startswith("torch_xla")
+                }
             elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch_xla"):
                 aliases |= {one.asname or one.name: f"{node.module}.{one.name}" for one in node.names}
     for cell, tree, piece in pieces:

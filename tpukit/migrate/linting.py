@@ -18,14 +18,9 @@ PAGE = "docs/from_torch_xla_1x.md"
 
 @dataclass
 class LintReport:
-    """The findings in a notebook or a script; printing it shows them.
+    """The findings in a notebook or a script, and its code cells without and with the safe renames.
 
-    Attributes:
-        path: the file.
-        findings: in the order of the file.
-        texts: the code cells as they are, or the one text of a script.
-        fixed_texts: the same with the safe renames.
-        numbers: of the cells, from 1, Markdown included; None for a script.
+    `numbers` are those of the cells, from 1, Markdown included; None for a script. Printing it shows the findings.
     """
 
     path: Path
@@ -36,26 +31,20 @@ class LintReport:
     _source: LintSource = field(repr=False)
 
     def __str__(self) -> str:
-        return "\n".join(printable(line) for one in self.findings for line in self._lines(one))
-
-    def _lines(self, one: NameFinding) -> list[str]:
-        cell = f"cell {one.cell}, " if one.cell is not None else ""
-        fixable = " [--fix]" if one.is_fixable else ""
-        return [
-            f"{self.path}: {cell}line {one.line}: {one.kind}: {one.name}{fixable}",
-            f"  found: {one.happened}",
-            f"  fix:   {one.write}",
-            f"  see:   {PAGE}#{one.kind}",
-        ]
+        lines = []
+        for one in self.findings:
+            cell = "" if one.cell is None else f"cell {one.cell}, "
+            lines.append(f"{self.path}: {cell}line {one.line}: {one.kind}: {one.name}{' [--fix]' * one.is_fixable}")
+            lines += [f"  found: {one.happened}", f"  fix:   {one.write}", f"  see:   {PAGE}#{one.kind}"]
+        return "\n".join(map(printable, lines))
 
     def diff(self) -> str:
         """Return the lines that the safe renames change, cell by cell."""
-        out: list[str] = []
+        lines: list[str] = []
         for number, old, new in zip(self.numbers, self.texts, self.fixed_texts, strict=True):
             name = str(self.path) if number is None else f"{self.path}: cell {number}"
-            lines = difflib.unified_diff(old.split("\n"), new.split("\n"), name, name, lineterm="")
-            out += [printable(line) for line in lines]
-        return "\n".join(out)
+            lines += difflib.unified_diff(old.split("\n"), new.split("\n"), name, name, lineterm="")
+        return "\n".join(map(printable, lines))
 
     def fix(self) -> bool:
         """Write the safe renames into the file; return whether there were any."""
@@ -68,9 +57,9 @@ class LintReport:
             with os.fdopen(handle, "wb") as file:
                 file.write(data)
             os.chmod(name, target.stat().st_mode & 0o7777)
-            os.replace(name, target)  # a power cut leaves the old file or the new one
+            os.replace(name, target)  # after a power cut the old file is there or the new one
         except OSError as error:
-            raise SystemFailed(f"{target} cannot be written: {error}", fix=f"chmod u+w {target}") from error
+            raise SystemFailed(f"{target} cannot be written: {error}", fix=f"chmod u+w {target.parent}") from error
         return True
 
 
@@ -81,45 +70,40 @@ def lint(path: str | Path) -> LintReport:
         path: a file .ipynb or .py.
 
     Returns:
-        A `LintReport`: `findings`, `diff()`, and `fix()`, which writes the renames that cannot change a meaning.
+        `findings`, `diff()`, and `fix()`, which writes the renames that cannot change a meaning.
 
     Raises:
         NoSuchFile: it is not there.
         WrongValue: it is not a notebook and not a script, or cannot be read.
     """
     source = LintSource(Path(path))
-    texts = source.texts
+    fixed = list(source.texts)
     findings: list[NameFinding] = []
-    fixed = list(texts)
-    groups = pieces_of(texts, source.numbers) if source.is_python else []
-    for pieces in groups:
+    for pieces in pieces_of(source.texts, source.numbers):
         checker = Checker(pieces)
         checker.check()
         findings += checker.findings
-        if all(_still_parses(piece, checker.edits[piece]) for piece in pieces):
-            for piece in pieces:
-                text = fixed[piece.index]
-                new = apply(piece.text, checker.edits[piece])
-                fixed[piece.index] = text[: piece.start] + new + text[piece.start + len(piece.text) :]
+        changes = {piece: _edited(piece, edits) for piece, edits in checker.edits.items() if edits}
+        if any(_is_broken(new) for new in changes.values()):
+            raise AssertionError(f"a fix of {path} would break it")
+        for piece, new in changes.items():
+            text = fixed[piece.index]
+            fixed[piece.index] = text[: piece.start] + new + text[piece.start + len(piece.text) :]
     findings.sort(key=lambda one: (one.cell or 0, one.line))
-    unique = list(dict.fromkeys(findings))
-    return LintReport(source.path, unique, texts, fixed, source.numbers, source)
+    return LintReport(source.path, list(dict.fromkeys(findings)), source.texts, fixed, source.numbers, source)
 
 
-def apply(text: str, edits: set[Edit]) -> str:
-    """Return a text with edits, which do not overlap."""
-    for edit in sorted(edits, reverse=True):
-        text = text[: edit.start] + edit.new + text[edit.end :]
+def _edited(piece: Piece, edits: set[Edit]) -> str:
+    text = piece.text
+    for start, end, new in sorted(edits, reverse=True):
+        text = text[:start] + new + text[end:]
     return text
 
 
-def _still_parses(piece: Piece, edits: set[Edit]) -> bool:
-    """Return whether a piece is Python after its edits too: a line end in an unusual place could break it."""
-    if not edits:
-        return True
-    new = Piece(apply(piece.text, edits), piece.cell, piece.index)
-    new.parse()
-    return not new.broken
+def _is_broken(text: str) -> bool:
+    piece = Piece(text, cell=None, index=0)
+    piece.parse()
+    return bool(piece.broken)
 
 
 def printable(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Cells as Python: a magic or a shell line becomes a placeholder of the same line, so all positions stay as they are."""
+"""Cells as Python: a placeholder stands for a magic or a shell line, so that all positions stay as they are."""
 
 import re
 
@@ -27,53 +27,50 @@ def split_lines(text: str) -> list[str]:
     return re.findall(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+$", text)
 
 
-def mask(source: str) -> tuple[str, dict[int, str]]:
-    """Return a cell as Python, and its magics and shell lines by the number of the line that they begin on."""
+def shell_lines(text: str) -> dict[int, str]:
+    """Return the lines of a shell's text by number, each with those that follow a backslash."""
+    found: dict[int, str] = {}
+    first = 0
+    for number, line in enumerate(split_lines(text), start=1):
+        first = first or number
+        found[first] = "\n".join([*filter(None, [found.get(first)]), line.rstrip("\r\n")])
+        first = first if found[first].endswith("\\") else 0
+    return found
+
+
+def mask(source: str) -> tuple[list[str], dict[int, str]]:
+    """Return the lines of a cell as Python, and its magics and shell lines by the number of their first line."""
     out: list[str] = []
     shell: dict[int, str] = {}
-    state = _Inside()
+    inside = _Inside()
     first = 0  # the line on which a shell line began that goes on with a backslash
     for number, whole in enumerate(split_lines(source), start=1):
         line = whole.rstrip("\r\n")
-        if first:
-            shell[first] += f"\n{line}"
-            text = ""
-        elif state:
-            state.read(line)
-            out.append(line)
-            continue
+        text = "" if first else _placeholder(line)
+        if first or (text is not None and not inside):
+            if not first and text.lstrip().startswith("if 1"):  # the code behind %time stays
+                inside.read(line)
+            else:
+                first = first or number
+                shell[first] = f"{shell[first]}\n{line}" if first in shell else line
+                first = first if line.endswith("\\") else 0
         else:
-            text = _placeholder(line)
-            if text is None:
-                state.read(line)
-                out.append(line)
-                continue
-            if text.strip().startswith("if 1"):  # the code behind %time stays
-                state.read(line)
-                out.append(text)
-                continue
-            first = number
-            shell[number] = line
+            inside.read(line)
+            text = line
         out.append(text)
-        if not line.rstrip().endswith("\\"):
-            first = 0
-    return "\n".join(out) + "\n", shell
+    return out, shell
 
 
 def _placeholder(line: str) -> str | None:
     """Return the Python that stands for a magic or a shell line; None for a line of Python."""
-    if found := _RUNS_CODE.match(line):  # of the same width, so that columns stay as they are
-        indent, magic = found[1], found[2]
-        return f"{indent}if {'1' * (len(magic) - 5)}: {line[found.end() :]}"
     text = line.lstrip()
     indent = line[: len(line) - len(text)]
-    if text.startswith("%%"):
-        return f"{indent}"
+    if found := _RUNS_CODE.match(line):  # of the same width, so that columns stay as they are
+        return f"{indent}if {'1' * (len(found[2]) - 5)}: {line[found.end() :]}"
     if text.startswith(("!", "%")) or _HELP.match(text):
-        return f"{indent}pass"
-    if found := _ASSIGNED.match(line):
-        return f"{found[1]}None"
-    return None
+        return indent if text.startswith("%%") else f"{indent}pass"
+    found = _ASSIGNED.match(line)
+    return f"{found[1]}None" if found else None
 
 
 class _Inside:
@@ -90,11 +87,9 @@ class _Inside:
     def read(self, line: str) -> None:
         """Go to the end of a line."""
         self.goes_on = line.endswith("\\")
-        for found in _TOKENS.finditer(line):
-            token = found[0]
+        for token in _TOKENS.findall(line):
             if self.quote:
-                if token == self.quote or (len(self.quote) == 1 and token[0] == self.quote):
-                    self.quote = ""
+                self.quote = "" if token == self.quote else self.quote
             elif token == "#":
                 self.goes_on = False
                 break

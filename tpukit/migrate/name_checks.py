@@ -10,7 +10,6 @@ from tpukit.migrate.name_scopes import Meaning, Names, Place, dotted
 from tpukit.migrate.name_tables import (
     Verdict,
     argument_rules,
-    entry_of,
     library_name,
     library_verdict,
     of_today,

@@ -1,7 +1,7 @@
 """What a name stands for: by the imports and assignments of all cells, in the scope in which the name is read.
 
-    import torch_xla.core.xla_model as xm     binds xm to torch_xla.core.xla_model
-    def step(xm): xm.mark_step()              here xm is the parameter, so nothing of torch_xla
+import torch_xla.core.xla_model as xm     binds xm to torch_xla.core.xla_model
+def step(xm): xm.mark_step()              here xm is the parameter, so nothing of torch_xla
 """
 
 import ast

@@ -8,9 +8,7 @@ from tpukit.migrate.name_tables import Verdict, table
 _OLD = "it set a TPU of 2020 up; its servers and wheels are gone"
 _PINNED = "it replaces the image's torch or torch_xla, which belong together"
 _KEEP = "delete it: Colab's and Kaggle's TPU images have torch and torch_xla"
-_INSTALL = re.compile(
-    r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?\b(install|uninstall|add|remove)\b([^;&|]*)"
-)
+_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?\b(install|uninstall|add|remove)\b([^;&|]*)")
 _SETUP = re.compile(r"env-setup\.py|\btpu-pytorch\b|libtpu-releases|pytorch-xla-releases")
 _ALWAYS = re.compile(
     r"(torch[-_]?xla|libtpu|libtpu-nightly|cloud[-_]tpu[-_]client)(?![\w-])"
