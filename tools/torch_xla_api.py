@@ -46,13 +46,15 @@ def _bound(body: list[ast.stmt]):
                     yield from _bound(one.body if isinstance(one, ast.ExceptHandler) else [one])
 
 
-def removed(releases: dict[str, dict[str, set[str]]]) -> dict[str, str]:
+def removed(releases: dict[str, dict[str, set[str]]], kept: dict) -> dict[str, str]:
     """Return the public names and modules that the last release lacks, with the first release without them."""
     order = list(releases)
     last = releases[order[-1]]
     found: dict[str, str] = {}
     for release, following in itertools.pairwise(order):
         for module, names in releases[release].items():
+            if kept.get(module, {}).get("all_of"):
+                continue  # a star import gives it the names of another module
             if module not in last:
                 gone = {module} - releases[following].keys()
             else:
@@ -68,7 +70,7 @@ def main() -> None:
     kept = json.loads(TABLE.read_text())
     if older := [one.split("=", 1) for one in sys.argv[3:]]:
         releases = {release: names_of(Path(folder)) for release, folder in older}
-        kept["_removed"] = removed({**releases, "2.8": old, "2.9": new})
+        kept["_removed"] = removed({**releases, "2.8": old, "2.9": new}, kept)
     table = {name: kept[name] for name in KEPT}
     for module in sorted(old | new):
         if module not in table:

@@ -48,7 +48,7 @@ class LintSource:
             self.texts = [self._text]
             if path.suffix == ".ipynb":
                 self._read(json.loads(self._text))
-        except (OSError, ValueError, LookupError, SyntaxError, RecursionError) as error:
+        except (OSError, ValueError, TypeError, LookupError, SyntaxError, RecursionError) as error:
             fix = "open it in Jupyter and save it" if path.suffix == ".ipynb" else "save it as UTF-8"
             raise WrongValue(f"{path} cannot be read", found=error, fix=fix) from error
 
@@ -103,7 +103,7 @@ def _cells_of(book: object) -> list[dict]:
     """Return the cells of a notebook of format 4, or of format 2 or 3, which has them in worksheets."""
     cells = book.get("cells") if isinstance(book, dict) else None
     if cells is None and isinstance(book, dict) and isinstance(book.get("worksheets"), list):
-        cells = sum((one["cells"] for one in book["worksheets"] if isinstance(one, dict) and "cells" in one), [])
+        cells = [cell for sheet in book["worksheets"] for cell in sheet["cells"]]
     if not isinstance(cells, list) or not all(isinstance(one, dict) for one in cells):
         raise ValueError("JSON without cells: it is not a notebook")
     return cells

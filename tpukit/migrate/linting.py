@@ -4,7 +4,7 @@ import difflib
 import os
 import re
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpukit.essentials.show import SystemFailed
@@ -84,8 +84,9 @@ def lint(path: str | Path) -> LintReport:
         checker.check()
         findings += checker.findings
         changes = {piece: _edited(piece, edits) for piece, edits in checker.edits.items() if edits}
-        if any(_is_broken(new) for new in changes.values()):
-            raise AssertionError(f"a fix of {path} would break it")
+        if any(_is_broken(new) for new in changes.values()):  # a line end in a place that nobody thought of
+            changes = {}
+            findings = [replace(one, is_fixable=False) for one in findings]
         for piece, new in changes.items():
             text = fixed[piece.index]
             fixed[piece.index] = text[: piece.start] + new + text[piece.start + len(piece.text) :]

@@ -175,13 +175,12 @@ class Checker:
             yield from _of_variables(node.value, [node.slice])
         elif isinstance(node, ast.Compare):
             yield from _of_variables(node.comparators[0], [node.left])
-        elif isinstance(node, ast.ClassDef):
-            meanings = filter(None, map(self._names.meaning, node.bases))
-            known = [table("libraries", "methods").get(library_name(one.full), {}) for one in meanings]
-            names = {one.name: one.lineno for one in node.body if isinstance(one, ast.FunctionDef)}
-            for name, line in names.items():
-                for entry in (one[name] for one in known if name in one):
-                    yield Verdict("library", f"line {line}: {entry['happened']}", entry["write"]), f"{node.name}.{name}"
+        elif isinstance(node, ast.FunctionDef):
+            for base in getattr(self._names.parents[node], "bases", ()):
+                meaning = self._names.meaning(base)
+                methods = table("libraries", "methods").get(library_name(meaning.full), {}) if meaning else {}
+                if entry := methods.get(node.name):
+                    yield Verdict("library", entry["happened"], entry["write"]), node.name
 
     def _of_call(self, node: ast.Call) -> Iterator[tuple[Verdict, str]]:
         name = dotted(node.func) or ast.unparse(node.func)

@@ -156,7 +156,9 @@ class Names:
             return Meaning(USUAL[head] + tail, head) if is_usual else None
         bindings = scope.bindings[head]
         before = [one for one in bindings if one.place < self.places[node]] or bindings
-        binding = max([one for one in before if not one.is_none] or before, key=lambda one: one.place)
+        binding = max(
+            [one for one in before if not (one.is_none or one.is_foreign)] or before, key=lambda one: one.place
+        )
         full = binding.full
         if binding.value is not None and dotted(binding.value).partition(".")[0] != head:
             found = self.meaning(binding.value, depth + 1)
