@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.migrate import lint
+from tpukit.migrate.magics import mask
 
 ROOT = Path(__file__).parents[2]
 XM = "import torch_xla.core.xla_model as xm\n"
@@ -202,6 +203,15 @@ def test_cells_share_their_names_and_scripts_that_cells_write_do_not(tmp_path):
     assert texts[0] == f"%%time\n{TX}{XM}"
     assert texts[1] == "%time torch_xla.runtime.global_ordinal()\n!nvidia-smi\n"
     assert texts[3] == f"%%writefile other.py\n{TX}{XM}torch_xla.runtime.global_ordinal()"
+
+
+def test_a_magic_becomes_a_placeholder_of_its_line():
+    text = "%%time\n%timeit -n 1 f()\n%time x = 1\ny = !ls \\\n  -l\n"
+    text += "s = '''\n%no\n'''\nprint?\nz = (1\n % 2)\nif z:\n    !ls"
+    lines, shell = mask(text)
+    expected = ["", "pass", "if 1: x = 1", "y = None", "", "s = '''", "%no", "'''", "pass", "z = (1", " % 2)", "if z:"]
+    assert lines == [*expected, "    pass"]
+    assert shell == {1: "%%time", 2: "%timeit -n 1 f()", 4: "y = !ls \\\n  -l", 9: "print?", 13: "    !ls"}
 
 
 def test_a_cell_in_a_string_is_read_and_left(tmp_path):

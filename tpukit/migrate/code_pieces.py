@@ -12,17 +12,10 @@ _MOST_BROKEN = 25  # lines of one cell that are set aside, each after a try of t
 
 @dataclass(eq=False)
 class Piece:
-    """A piece of code.
+    """A piece of code: its text, its Python (empty for a shell cell), its shell lines by number.
 
-    Attributes:
-        text: as it is written, magics included.
-        cell: the number of its cell, from 1, Markdown included; None in a script.
-        index: the number of its cell among the file's code cells, from 0.
-        start: where the piece begins in the text of the cell, and `above` how many lines stand above it.
-        fixed_line: the line to report for all of it; 0 if each line has its own. For a cell that stands in a string.
-        tree: its Python; empty for a shell cell.
-        shell: its shell lines and magics, by line.
-        broken: (line, text, message) of each line that is not Python.
+    It stands in a cell, numbered from 1 with Markdown (None in a script), which is the file's code cell `index`.
+    There it begins at `start`, `above` lines down. A cell inside a string has the string's line as its fixed line.
     """
 
     text: str
@@ -33,7 +26,7 @@ class Piece:
     fixed_line: int = 0
     tree: ast.Module = field(default_factory=lambda: ast.Module(body=[], type_ignores=[]))
     shell: dict[int, str] = field(default_factory=dict)
-    broken: list[tuple[int, str, str]] = field(default_factory=list)
+    broken: list[tuple[int, str, str]] = field(default_factory=list)  # line, text and message of what is no Python
 
     def __post_init__(self):
         self._lines = split_lines(self.text) or [""]

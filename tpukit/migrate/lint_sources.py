@@ -142,7 +142,7 @@ def _inside(folder: Path, left_out: list[Path]) -> Iterator[Path]:
 
     for where, folders, names in os.walk(folder, onerror=refuse):
         here = Path(where)
-        skipped = [one for one in sorted(folders) if is_left_out(here / one)]
+        skipped = [one for one in sorted(folders) if _is_left_out(here / one)]
         left_out += [here / one for one in skipped if not one.startswith(".")]
         folders[:] = sorted({*folders} - {*skipped})
         for path in (here / name for name in sorted(names)):
@@ -150,7 +150,6 @@ def _inside(folder: Path, left_out: list[Path]) -> Iterator[Path]:
                 yield path
 
 
-def is_left_out(folder: Path) -> bool:
-    """Return whether a folder is hidden, a virtual environment, or one of installed or built files."""
+def _is_left_out(folder: Path) -> bool:
     is_known = folder.name.startswith(".") or folder.name in _LEFT_OUT
     return is_known or any((folder / mark).exists() for mark in _MARKS)

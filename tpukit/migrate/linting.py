@@ -66,12 +66,6 @@ class LintReport:
 def lint(path: str | Path) -> LintReport:
     """Return the names in a notebook or a script that are not what they were; nothing is written.
 
-    Args:
-        path: a file .ipynb or .py.
-
-    Returns:
-        `findings`, `diff()`, and `fix()`, which writes the renames that cannot change a meaning.
-
     Raises:
         NoSuchFile: it is not there.
         WrongValue: it is not a notebook and not a script, or cannot be read.

@@ -5,38 +5,23 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tpukit.migrate import name_tables as tables
 from tpukit.migrate.code_pieces import Piece
 from tpukit.migrate.name_scopes import Meaning, Names, Place, dotted
-from tpukit.migrate.name_tables import (
-    Verdict,
-    argument_rules,
-    library_name,
-    library_verdict,
-    of_today,
-    table,
-    verdict_on,
-)
+from tpukit.migrate.name_tables import Verdict, of_today, table
 from tpukit.migrate.safe_fixes import Edit, SafeFixes
 from tpukit.migrate.shell_checks import check_shell, on_variable, variables
 
 _LIBRARIES = ("transformers", "pytorch_lightning", "lightning", "accelerate", "ignite")
-_OF_A_DEVICE = {"torch.device", "torch.set_default_device", "torch.autocast", "torch.amp.autocast"}
 _SHELL_CALL = re.compile(r"(os|subprocess|get_ipython)\b.*\.(system|popen|getoutput|run|\w*call|Popen|check_output)$")
 _ENVIRON = re.compile(r"\benviron(\.(get|setdefault|pop|update))?$|\b(getenv|putenv|unsetenv)$")
 
 
 @dataclass(frozen=True)
 class NameFinding:
-    """One finding.
+    """One finding: in a cell (None in a script) and a line, of a kind that is an anchor on the docs page.
 
-    Attributes:
-        cell: the number of its cell, from 1, Markdown included; None in a script.
-        line: its line in the cell, or in the script.
-        kind: the anchor on the docs page, such as "removed" or "changed".
-        name: the name as it is written.
-        happened: what happened to it, and in which version.
-        write: what to write.
-        is_fixable: whether `--fix` repairs it.
+    `name` is as it is written, `happened` has the version, and `--fix` repairs what is fixable.
     """
 
     cell: int | None
@@ -126,9 +111,9 @@ class Checker:
         is_torch_tpu = full.startswith("torch.tpu") and "torch_tpu" in self._names.bound
         verdict = None
         if root in _LIBRARIES:
-            verdict = library_verdict(full)
+            verdict = tables.library_verdict(full)
         elif root in ("torch_xla", "torch_xla_py", "torch") and of_today(full) not in self._patched:
-            verdict = None if is_torch_tpu else verdict_on(full)
+            verdict = None if is_torch_tpu else tables.verdict_on(full)
         if verdict and verdict.kind not in ("changed", "deprecated"):
             leaf = rest.rpartition(".")[2]
             if self._is_guarded(node, leaf) or (by_name and self._is_guarded(by_name, leaf)):
@@ -178,7 +163,7 @@ class Checker:
         elif isinstance(node, ast.FunctionDef):
             for base in getattr(self._names.parents[node], "bases", ()):
                 meaning = self._names.meaning(base)
-                methods = table("libraries", "methods").get(library_name(meaning.full), {}) if meaning else {}
+                methods = table("libraries", "methods").get(tables.library_name(meaning.full), {}) if meaning else {}
                 if entry := methods.get(node.name):
                     yield Verdict("library", entry["happened"], entry["write"]), node.name
 
@@ -194,7 +179,6 @@ class Checker:
         yield from _of_variables(node.func, [*node.args[:1], *(ast.Constant(one.arg) for one in node.keywords)])
         if _SHELL_CALL.match(name) and node.args:
             yield from ((verdict, shown) for _, shown, verdict in check_shell(_text_of(node.args[0])))
-        yield from self._of_device(node, name)
 
     def _arguments(self, node: ast.Call) -> Iterator[Verdict]:
         """Give the verdicts on the arguments of a call, through functools.partial too."""
@@ -206,7 +190,9 @@ class Checker:
         given = {one.arg: one.value for one in node.keywords}
         if any(isinstance(one, ast.Starred) for one in args):
             args = []
-        for rule in argument_rules(of_today(meaning.full)) if meaning else ():
+        full = of_today(meaning.full) if meaning else ""
+        is_torch_tpu = full.startswith("torch.") and "torch_tpu" in self._names.bound
+        for rule in tables.argument_rules(full) if not is_torch_tpu else ():
             position = rule.get("position", len(args))
             value = given.get(rule["name"], args[position] if position < len(args) else None)
             if value is None:
@@ -215,19 +201,6 @@ class Checker:
             bad = [repr(one) for one in rule.get("bad", ())]
             if text in bad or (not bad and text not in rule.get("fine", ())):
                 yield Verdict(rule["kind"], f"{rule['name']}={text}: {rule['happened']}", rule["write"])
-
-    def _of_device(self, node: ast.Call, name: str) -> Iterator[tuple[Verdict, str]]:
-        """Give a verdict on "tpu" as torch's name of a device: it is TorchTPU's, not torch_xla's."""
-        meaning = self._names.meaning(node.func)
-        full = meaning.full if meaning else ""
-        takes_first = full in _OF_A_DEVICE or name.endswith(".to")
-        given = [one.value for one in node.keywords if one.arg in ("device", "device_type")]
-        if takes_first or full.startswith("torch."):
-            values = [*given, *(node.args[:1] if takes_first else ())]
-            texts = [getattr(one, "value", "") for one in values]
-            if any(re.match(r"tpu(:\d+)?$", str(one)) for one in texts) and "torch_tpu" not in self._names.bound:
-                entry = table("invented", "names")['torch.device("tpu")']
-                yield Verdict("invented", entry["note"], entry["right"]), ast.unparse(node)
 
 
 def _text_of(node: ast.expr) -> str:
