@@ -11,6 +11,8 @@ import pytest
 
 from tpukit.migrate import lint
 from tpukit.migrate.magics import mask
+from tpukit.migrate.name_scopes import Names
+from tpukit.migrate.shell_checks import check_shell
 
 ROOT = Path(__file__).parents[2]
 XM = "import torch_xla.core.xla_model as xm\n"
@@ -203,6 +205,22 @@ def test_cells_share_their_names_and_scripts_that_cells_write_do_not(tmp_path):
     assert texts[0] == f"%%time\n{TX}{XM}"
     assert texts[1] == "%time torch_xla.runtime.global_ordinal()\n!nvidia-smi\n"
     assert texts[3] == f"%%writefile other.py\n{TX}{XM}torch_xla.runtime.global_ordinal()"
+
+
+def test_a_name_is_certain_if_all_its_bindings_say_the_same():
+    texts = {f"{XM}{XM}xm.a": True, f"{XM}xm = None\nxm.a": False, f"{XM}from y import *\nxm.a": False}
+    for text, is_certain in texts.items():
+        names = Names()
+        tree = ast.parse(text)
+        names.read(tree, 0)
+        found = names.meaning(tree.body[-1].value)
+        assert (found.full, found.is_certain) == ("torch_xla.core.xla_model.a", is_certain), text
+
+
+def test_a_line_of_a_shell_is_named_by_its_own_line():
+    (below, text, verdict), *others = check_shell("pip install accelerate \\\n  torch==2.4")
+    assert (below, text, verdict.kind, others) == (1, "torch==2.4", "install", [])
+    assert not list(check_shell("# pip install torch==2.4"))
 
 
 def test_a_magic_becomes_a_placeholder_of_its_line():
