@@ -1,6 +1,7 @@
 """The code of a file in pieces: its cells, the scripts that cells write, and the cells that stand in strings."""
 
 import ast
+import itertools
 import re
 import warnings
 from dataclasses import dataclass, field
@@ -30,6 +31,7 @@ class Piece:
 
     def __post_init__(self):
         self._lines = split_lines(self.text) or [""]
+        self._starts = [0, *itertools.accumulate(map(len, self._lines))]
 
     @property
     def is_fixable(self) -> bool:
@@ -38,8 +40,7 @@ class Piece:
 
     def offset(self, line: int, column: int) -> int:
         """Return where in the text a position of the parser is, whose columns count bytes."""
-        before = sum(map(len, self._lines[: line - 1]))
-        return before + len(self._lines[line - 1].encode()[:column].decode(errors="ignore"))
+        return self._starts[line - 1] + len(self._lines[line - 1].encode()[:column].decode(errors="ignore"))
 
     def span(self, node: ast.AST) -> tuple[int, int]:
         """Return where a node begins and ends in the text."""

@@ -99,7 +99,7 @@ class Checker:
         """Return the meaning of a name; of one that a star import alone can bind, if a table knows it as old."""
         name = dotted(node)
         found = self._names.meaning(node)
-        if found or not name or name.partition(".")[0] in self._names.bound:
+        if found or not name or not self._names.stars or name.partition(".")[0] in self._names.bound:
             return found
         old = table("names", "names") | table("api", "_removed") | table("libraries", "names")
         fulls = [f"{module}.{name}" for _, module in self._names.stars]
