@@ -5,7 +5,7 @@
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
-.PHONY: compile-check migrate bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
+.PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
 
@@ -65,8 +65,8 @@ fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files, 300 ordinary
 mutants: $(installed)  ## minutes: the kit broken on purpose, and the self-test for a chip says no each time; BACKEND=xla:cpu for another
 	$(python) tests/mutants/mutation.py $(if $(BACKEND),--backend $(BACKEND))
 
-migrate: $(installed)  ## minutes: old notebooks rewritten, looked at and run on two cores; TPUKIT_OLD_NOTEBOOKS=folders of more
-	$(python) tests/migrate/table.py --run
+lint-old: $(installed)  ## seconds: the public notebooks of 2020, linted and fixed twice; TPUKIT_OLD_NOTEBOOKS=folders of more
+	$(python) tests/migrate/lint_old.py
 
 walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json
