@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tpukit.essentials.machine import cpus
@@ -40,6 +40,7 @@ def run_in_processes(
     folder,
     progress: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    feeds: Sequence[Iterator[bytes]] = (),
 ) -> None:
     """Run one fresh Python process for each job, all at once, and wait until the last has ended.
 
@@ -55,6 +56,8 @@ def run_in_processes(
         folder: where `process-<n>.log` holds what they print, until all have ended without an error.
         progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
         environ: their environment; each uses one thread.
+        feeds: for each process what it reads from `sys.stdin.buffer`; none if the processes read nothing. This process
+            makes them, a piece of each in turn, and raises what they raise.
 
     Raises:
         ValueError, OSError: a task raised it, and all processes were ended; the text and errno are the task's own.
@@ -62,7 +65,11 @@ def run_in_processes(
     """
     logs = [Path(folder) / f"process-{rank}.log" for rank in range(len(jobs))]
     with contextlib.ExitStack() as running:
-        processes = [running.enter_context(_started(task, *each, environ)) for each in zip(jobs, logs, strict=True)]
+        processes = []
+        for job, log in zip(jobs, logs, strict=True):
+            message = {"job": job, "is_fed": bool(feeds)}
+            processes.append(running.enter_context(_started(task, message, log, environ)))
+        open_feeds = list(zip(processes, feeds, strict=True)) if feeds else []
         display = running.enter_context(screen(progress))
         while True:
             statuses = [process.poll() for process in processes]
@@ -73,14 +80,31 @@ def run_in_processes(
                     raise _failure(label, status, process.stdout.read(), log)
             if None not in statuses:
                 break
-            time.sleep(0.1)
+            _feed(open_feeds)
     for log in logs:
         log.unlink()
 
 
+def _feed(open_feeds: list) -> None:
+    """Write a piece to each process in turn for a tenth of a second; wait as long if there is nothing to write."""
+    until = time.monotonic() + 0.1
+    while open_feeds and time.monotonic() < until:
+        for process, feed in list(open_feeds):
+            piece = next(feed, None)
+            if piece is None:
+                open_feeds.remove((process, feed))
+                continue
+            try:
+                process.stdin.write(piece)
+                process.stdin.flush()
+            except BrokenPipeError:  # it has ended, and its status will show why
+                open_feeds.remove((process, feed))
+    time.sleep(max(0, until - time.monotonic()))
+
+
 @contextlib.contextmanager
-def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
-    """Start a process and give it its job; kill it at the end, if it still runs."""
+def _started(task: str, message: dict, log: Path, environ: Mapping[str, str]):
+    """Start a process and send it the message that holds its job; kill it at the end, if it still runs."""
     with log.open("wb") as printed:
         process = subprocess.Popen(
             [sys.executable, "-c", _CODE, _KIT, task],
@@ -91,7 +115,7 @@ def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
         )
     try:
         with contextlib.suppress(BrokenPipeError):  # it has died already, which its status will show
-            process.stdin.write(json.dumps(job).encode() + b"\n")
+            process.stdin.write(json.dumps(message).encode() + b"\n")
             process.stdin.flush()
         yield process
     finally:
@@ -115,15 +139,16 @@ def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
 
 
 def _run(task: str) -> None:
-    """Do the job that is the first line of stdin; that stdin ends shows that the parent is gone."""
+    """Do the job in the first line of stdin, which ends when the parent is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends these
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed goes to the log
-    job = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    message = json.loads(sys.stdin.buffer.readline())
+    if not message["is_fed"]:  # a task that reads stdin comes to its end by itself
+        threading.Thread(target=_end_with_parent, daemon=True).start()
     module, function = task.split(":")
     try:
-        getattr(importlib.import_module(module), function)(job)
+        getattr(importlib.import_module(module), function)(message["job"])
     except (ValueError, OSError) as error:
         kind = next(base for base in type(error).__mro__ if getattr(builtins, base.__name__, None) is base)
         raised = {"type": kind.__name__, "text": str(error), "errno": getattr(error, "errno", None)}
