@@ -5,7 +5,6 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tpukit.essentials.machine import Host
 from tpukit.essentials.run import Core, launch
 from tpukit.essentials.show import Table, WrongValue
 
@@ -100,7 +99,6 @@ def compare(
     backend: str | None = None,
     precision: str | None = None,
     timeout: float | None = None,
-    host: Host | None = None,
 ) -> Comparison:
     """Run a model on the host in float32 and on one core, and compare the outputs layer by layer.
 
@@ -116,7 +114,7 @@ def compare(
         model: a torch.nn.Module on the CPU.
         batch: what it is called with: a tensor, a tuple of its arguments, or a dict of them by name. A few samples are
             enough: the output of every layer is held three times.
-        backend, precision, timeout, host: as in `launch`.
+        backend, precision, timeout: as in `launch`.
 
     Raises:
         TypeError: the model is no module.
@@ -127,7 +125,7 @@ def compare(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"compare takes a torch.nn.Module, got {type(model).__name__}")
 
-    options = {"backend": backend, "precision": precision, "timeout": timeout, "host": host}
+    options = {"backend": backend, "precision": precision, "timeout": timeout}
     run = launch(_layer_differences, model, batch, precision, cores=1, progress="off", **options)
     bits, layers, traced = run.results[0]
     large = torch.nn.BatchNorm2d | torch.nn.BatchNorm3d
