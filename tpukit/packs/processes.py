@@ -5,6 +5,7 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -67,8 +68,7 @@ def run_in_processes(
     with contextlib.ExitStack() as running:
         processes = []
         for job, log in zip(jobs, logs, strict=True):
-            message = {"job": job, "is_fed": bool(feeds)}
-            processes.append(running.enter_context(_started(task, message, log, environ)))
+            processes.append(running.enter_context(_started(task, job, log, environ)))
         open_feeds = list(zip(processes, feeds, strict=True)) if feeds else []
         display = running.enter_context(screen(progress))
         while True:
@@ -103,8 +103,8 @@ def _feed(open_feeds: list) -> None:
 
 
 @contextlib.contextmanager
-def _started(task: str, message: dict, log: Path, environ: Mapping[str, str]):
-    """Start a process and send it the message that holds its job; kill it at the end, if it still runs."""
+def _started(task: str, job: object, log: Path, environ: Mapping[str, str]):
+    """Start a process and give it its job; kill it at the end, if it still runs."""
     with log.open("wb") as printed:
         process = subprocess.Popen(
             [sys.executable, "-c", _CODE, _KIT, task],
@@ -115,7 +115,7 @@ def _started(task: str, message: dict, log: Path, environ: Mapping[str, str]):
         )
     try:
         with contextlib.suppress(BrokenPipeError):  # it has died already, which its status will show
-            process.stdin.write(json.dumps(message).encode() + b"\n")
+            process.stdin.write(json.dumps(job).encode() + b"\n")
             process.stdin.flush()
         yield process
     finally:
@@ -139,16 +139,15 @@ def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
 
 
 def _run(task: str) -> None:
-    """Do the job in the first line of stdin, which ends when the parent is gone."""
+    """Do the job that is the first line of stdin; the task may read the rest."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends these
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed goes to the log
-    message = json.loads(sys.stdin.buffer.readline())
-    if not message["is_fed"]:  # a task that reads stdin comes to its end by itself
-        threading.Thread(target=_end_with_parent, daemon=True).start()
+    job = json.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_end_with_parent, args=[report.fileno()], daemon=True).start()
     module, function = task.split(":")
     try:
-        getattr(importlib.import_module(module), function)(message["job"])
+        getattr(importlib.import_module(module), function)(job)
     except (ValueError, OSError) as error:
         kind = next(base for base in type(error).__mro__ if getattr(builtins, base.__name__, None) is base)
         raised = {"type": kind.__name__, "text": str(error), "errno": getattr(error, "errno", None)}
@@ -158,6 +157,9 @@ def _run(task: str) -> None:
         sys.exit(1)
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)
+def _end_with_parent(report: int) -> None:
+    """End this process when no other can read its report any more, because the parent is gone."""
+    poll = select.poll()
+    poll.register(report, 0)  # errors are reported always, and nothing else is of interest
+    poll.poll()
     os._exit(1)
