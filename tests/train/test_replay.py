@@ -57,7 +57,7 @@ def unchecked(core):
         self._state = state
 
     Replay.write_back = lazy
-    found = with_threshold(core).run(None, 12)
+    found = with_threshold(core).run(True, 12)
     Replay.write_back = write_back
     return found, with_threshold(core).run(False, 12)
 
@@ -90,7 +90,7 @@ class Ending(Pairs):
 def ended(core, folder):
     """Return states: of runs that an interrupt ended, replayed and recorded, and of one resumed and one not."""
     left = []
-    for replay in (None, False):
+    for replay in (True, False):
         one = scheduled(core)
         one.data, one.options = Ending(4 * 9), one.options | {"log_every": 50}
         with pytest.raises(KeyboardInterrupt):
@@ -102,12 +102,12 @@ def ended(core, folder):
         one.data = Ending(4 * steps, error)
         one.options |= {"log_every": 2, "save_every": 0, "folder": folder}
         with pytest.raises(error):
-            one.run(None, 24)
+            one.run(True, 24)
     ends = []
     for where in ({"folder": folder}, {}):
         one = scheduled(core)
         one.options |= {"log_every": 2, **where}
-        ends.append(one.run(None, 24))
+        ends.append(one.run(True, 24))
     return left, ends
 
 

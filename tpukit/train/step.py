@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -57,12 +58,13 @@ class TrainStep:
     average: object = None
     shapes: int = 1
     masked: bool = False
-    replay: bool | None = False
+    replay: bool = False
 
     def __post_init__(self):
         _check_optimizer(self.optimizer)
         self._buffers = averaged_places(self.model, self.loss)
         self._replay = None
+        self.recording_seconds = 0.0  # of this thread, for the Python of all steps so far
         self.begin_augmenting(self.augment)
 
     def begin_augmenting(self, augment: Callable | None) -> None:
@@ -70,9 +72,11 @@ class TrainStep:
         self.write_back()
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
-        programs = programs_of(self.core.backend) if self.replay is not False else None
-        called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average", "optimizer")}
-        self._replay = Replay(self.core, programs, self.optimizer, called) if programs else None
+        self._replay = None
+        programs = programs_of(self.core.backend) if self.replay else None
+        if programs:
+            called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average")}
+            self._replay = Replay(self.core, programs, self.optimizer, called, self.schedule)
 
     @property
     def evaluated_model(self):
@@ -85,33 +89,48 @@ class TrainStep:
         lr = self.optimizer.param_groups[0]["lr"]
         return lr.detach().clone() if hasattr(lr, "detach") else float(lr)  # a schedule changes a tensor in place
 
-    def __call__(self, number: int, batches: tuple, flag) -> tuple:
+    def __call__(self, number: int, batches: tuple, flag, *, is_last: bool = False) -> tuple:
         """Train on batches, whose gradients are added up; return two float32 tensors that stay on the device.
+
+        `is_last` says that an epoch ends with this step.
 
         Returns:
             this core's loss, (); and the means over the cores of the loss and of `flag`, (2,).
         """
-        losses = self._replay.step(number, batches, flag) if self._replay else None
+        losses = None
+        if self._replay:
+            self._replay.begin_step(number, is_last=is_last)
+            losses = self._replay.step(number, batches, flag)
         losses = losses or self._record(number, batches, flag)
         if self.schedule:
             self.schedule.step()
         return losses
 
-    def write_back(self, *, and_check: bool = False) -> None:
-        """Have model, average and optimiser hold what the steps have computed, before anybody looks at them.
+    def write_back(self) -> None:
+        """Give model, average and optimizer the results of replayed steps, before anybody reads them.
 
-        With `and_check`, on all cores, the next step is recorded, to see whether it is still the same.
+        A use by Python is noticed and does so by itself. This is for code below Python, and for several cores at once.
         """
         if self._replay:
-            self._replay.write_back(and_check=and_check)
+            self._replay.write_back()
+
+    def end_epoch(self) -> None:
+        """Write back, and have all cores capture the next step: between epochs anything may have changed."""
+        if self._replay:
+            self._replay.write_back()
+            self._replay.look_again()
 
     def _record(self, number: int, batches: tuple, flag) -> tuple:
         import torch
 
         self.monitor.start_step(batches)
-        recording = self._replay.recording(batches, flag) if self._replay else contextlib.nullcontext([])
-        with self.core.step(), recording as losses:
-            local = self._backward(batches)
+        capturing, forward = contextlib.nullcontext([]), contextlib.nullcontext()
+        if self._replay:
+            capturing, forward = self._replay.capturing(number, batches, flag), self._replay.watching_forward()
+        with self.core.step(), capturing as losses:
+            began = time.thread_time()
+            with forward:
+                local = self._backward(batches)
             # The loss and the flag travel in the message of the gradients: a collective of their own would be one more
             # wait for the slowest core in every step.
             reduced = torch.stack([local, flag])
@@ -120,6 +139,7 @@ class TrainStep:
             if self.average:
                 self.average.update_parameters(self.model)
             losses += local, reduced
+            self.recording_seconds += time.thread_time() - began
         if message := self.monitor.end_step(number):
             self.core.print(message)
         if self._replay and self._replay.agree(number):
