@@ -73,6 +73,11 @@ class Programs:
         graphs = sum(self._api._xla_counter_value(name) or 0 for name in ("CachedCompile", "UncachedCompile"))
         return graphs + (self._api._xla_metric_data("TransferFromDeviceTime") or (0,))[0]
 
+    def executions(self) -> tuple[int, float]:
+        """Return how many programs have ended so far, and their seconds from the hand-over to the end."""
+        count, nanoseconds, *_ = self._api._xla_metric_data("ExecuteTime") or (0, 0)
+        return count, nanoseconds / 1e9
+
     def next_seed(self):
         """Return what the random numbers of a step start from, a tensor, and move on as a sync does."""
         start = self._api._get_base_seed_as_tensor(self._device)

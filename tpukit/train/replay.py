@@ -68,7 +68,7 @@ class _Program:
         form: the settings that decide which operations there are.
         captured: how many captured steps in a row had this program.
         last: number of the last captured step.
-        replayed: first and last number of each run of replayed steps since then.
+        replayed: numbers of the steps that were replayed since then.
     """
 
     key: bytes
@@ -79,7 +79,7 @@ class _Program:
     form: dict
     last: int
     captured: int = 1
-    replayed: list[list[int]] = field(default_factory=list)
+    replayed: list[int] = field(default_factory=list)
 
 
 class _Before(NamedTuple):
@@ -150,7 +150,7 @@ class Replay:
             held[place] = result
         *self._state, local, reduced = held
         self._ahead += 1
-        _append(program.replayed, number)
+        program.replayed.append(number)
         if self._ahead == 1:
             self._put_away()
         if not self._has_begun:
@@ -226,13 +226,10 @@ class Replay:
         if self._is_over:
             yield
             return
-        counts = [state["step"] for state in self._optimizer.state.values() if hasattr(state.get("step"), "device")]
-        if self._average is not None:
-            counts.append(self._average.n_averaged)
-        objects = [self._optimizer, *counts]
-        if self._schedule is not None:
-            objects.append(self._schedule)
-        self._forward.begin(objects)
+        counts = [state.get("step") for state in self._states()]
+        counts.append(getattr(self._average, "n_averaged", None))
+        schedule = [] if self._schedule is None else [self._schedule]
+        self._forward.begin([self._optimizer, *schedule, *(one for one in counts if _on(one, "cpu"))])
         try:
             yield
         finally:
@@ -252,7 +249,7 @@ class Replay:
         is_first = self._looks == _FIRST
         if is_first:  # otherwise work that waits since before this run would be a part of its first step
             self._programs.run_all()
-        self._note(obstacle(self._called, self._optimizer))
+        self._note(obstacle(self._optimizer, self._average))
         leaves, form = self._leaves(batches)
         before = self._before(leaves, flag, form)
         # Not in the first step, in which libraries open files of their own.
@@ -345,18 +342,12 @@ class Replay:
 
     def _unconfirmed(self) -> str:
         """Return which steps were replayed since the last captured step with their program."""
-        runs = sorted(run for program in self._known.values() for run in program.replayed)
-        if not runs:
+        programs = [program for program in self._known.values() if program.replayed]
+        if not programs:
             return ""
-        merged = [[*runs[0]]]
-        for first, last in runs[1:]:
-            if first == merged[-1][1] + 1:
-                merged[-1][1] = last
-            else:
-                merged.append([first, last])
-        words = " and ".join(f"{first} to {last}" for first, last in merged)
-        before = min(program.last for program in self._known.values() if program.replayed)
-        return f"; steps {words} were replayed as step {before} was"
+        steps = sorted(number for program in programs for number in program.replayed)
+        before = min(program.last for program in programs)
+        return f"; {len(steps)} of steps {steps[0]} to {steps[-1]} were replayed as step {before} was"
 
     def _learn(self, number: int, before: _Before, key: bytes, inputs: list, puts: list[int]) -> None:
         """Keep a captured step as the program of its batch's form; note a difference from the one before."""
@@ -366,9 +357,8 @@ class Replay:
         places = iter(range(len(ids) + 1, len(ids) + 1 + len(made)))
         order = [places_of[one] if one in places_of else next(places) for one, _ in inputs]
         old = self._known.get(before.batch)
-        # The numbers of this step: its counters stood one lower before it than they do now.
         step_numbers = self._step_numbers()
-        if old and old.key != key and not self._could_run(old, step_numbers):
+        if old and old.key != key and self._numbers(old, step_numbers) is None:
             if old.replayed:
                 self._note("other operations than before are recorded, and the optimizer has other settings")
             old = None
@@ -385,17 +375,6 @@ class Replay:
         self._known[before.batch] = _Program(
             key, order, puts, numbers, step_numbers.settings, step_numbers.form(), number, captured
         )
-
-    def _could_run(self, program: _Program, step_numbers: StepNumbers) -> bool:
-        """Return whether the settings of now leave the program as it was: what differs is not their doing."""
-        if step_numbers.form() != program.form:
-            return False
-        changed = step_numbers.changed(program.settings)
-        for one in program.numbers:
-            mine = followed(one.sources)
-            if changed & mine and not (CONSTANT not in one.sources and len(one.sources) == 1):
-                return False  # it was one input with several sources, which are several inputs now
-        return True
 
     def _recognized(self, made: list, step_numbers: StepNumbers, old: _Program | None) -> list[_Number]:
         """Return the inputs from elsewhere with their possible sources; note one that has none."""
@@ -439,7 +418,10 @@ class Replay:
         roots = [one for one in self._called.values() if hasattr(one, "modules")]
         for part in dict.fromkeys(part for one in roots for part in one.modules()):
             yield from (part._parameters, part._buffers)
-        yield from self._optimizer.state.values()
+        yield from self._states()
+
+    def _states(self) -> list[dict]:
+        return [state for state in self._optimizer.state.values() if isinstance(state, dict)]
 
     def _look_up(self) -> tuple[dict[tuple, dict], list]:
         """Return where tensors of the device are held, each once, and the tensors."""
@@ -461,9 +443,8 @@ class Replay:
         """Find the counters that grow by one in a step; note another number of the host that changes."""
         import torch
 
-        may_grow = {(id(state), "step") for state in self._optimizer.state.values()}
-        if self._average is not None:
-            may_grow.add((id(self._average._buffers), "n_averaged"))
+        may_grow = {(id(state), "step") for state in self._states()}
+        may_grow.add((id(getattr(self._average, "_buffers", None)), "n_averaged"))
         grown = {}
         for place, (table, was) in before.items():
             change = set(torch.as_tensor(table[place[1]] - was).flatten().tolist())
@@ -488,7 +469,7 @@ class Replay:
             elif type(leaf) in (bool, int, float, str, bytes, type(None)):
                 facts.append((type(leaf), leaf))
             else:
-                self._note(f"a batch holds a {type(leaf).__name__}, which is no tensor on the device and no plain value")
+                self._note(f"a batch holds a {type(leaf).__name__}, which cannot be compared")
         first = {}
         shared = tuple(first.setdefault(id(one), place) for place, one in enumerate(tensors))
         return tensors, BatchForm(repr(structure), tuple(facts), shared)
@@ -504,13 +485,6 @@ def _not_followed(program: _Program, step_numbers: StepNumbers) -> str | None:
         return None
     group, name = left[0]
     return f"the optimizer's {name!r} of group {group} has changed, and no input of the program follows it"
-
-
-def _append(runs: list[list[int]], number: int) -> None:
-    if runs and runs[-1][1] == number - 1:
-        runs[-1][1] = number
-    else:
-        runs.append([number, number])
 
 
 def _on(one: object, kind: str) -> bool:

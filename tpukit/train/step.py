@@ -11,6 +11,7 @@ from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.measure import RecompileMonitor
 from tpukit.runtimes import programs_of
 from tpukit.train.batch import call, inputs_and_targets
+from tpukit.train.host_time import Moment, advice
 from tpukit.train.replay import Replay
 
 
@@ -64,8 +65,12 @@ class TrainStep:
         _check_optimizer(self.optimizer)
         self._buffers = averaged_places(self.model, self.loss)
         self._replay = None
-        self.recording_seconds = 0.0  # of this thread, for the Python of all steps so far
+        self._recording = 0.0  # this thread's seconds for the Python of all steps so far
+        self._began, self._is_advised = None, False
         self.begin_augmenting(self.augment)
+        backend = self.core.backend
+        if self.replay and not self._replay and backend.traced and not backend.is_recording:
+            self.core.print("replay=True has no effect here: on this backend a step is more than one program")
 
     def begin_augmenting(self, augment: Callable | None) -> None:
         """Change the batches of all steps from here on: another graph, whose first compile is expected."""
@@ -73,10 +78,10 @@ class TrainStep:
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
         self._replay = None
-        programs = programs_of(self.core.backend) if self.replay else None
-        if programs:
+        self._programs = programs_of(self.core.backend)
+        if self.replay and self._programs:
             called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average")}
-            self._replay = Replay(self.core, programs, self.optimizer, called, self.schedule)
+            self._replay = Replay(self.core, self._programs, self.optimizer, called, self.schedule)
 
     @property
     def evaluated_model(self):
@@ -120,6 +125,24 @@ class TrainStep:
             self._replay.write_back()
             self._replay.look_again()
 
+    def start_interval(self) -> None:
+        """Begin to measure host and device, if `fit` may recommend replay; no step may be running."""
+        # XLA:CPU shares its processors with Python, so only a TPU is measured.
+        if self._programs and self.core.backend.in_graph and not (self._replay or self._is_advised):
+            self._began = self._now()
+
+    def end_interval(self, steps: int) -> None:
+        """Print once that replay would save time, if the interval of so many steps has shown it."""
+        before, self._began = self._began, None
+        if before is None:
+            return
+        if line := advice(before, self._now(), steps):
+            self._is_advised = True
+            self.core.print(line)
+
+    def _now(self) -> Moment:
+        return Moment(self._recording, *self._programs.executions(), self.monitor.compiles)
+
     def _record(self, number: int, batches: tuple, flag) -> tuple:
         import torch
 
@@ -139,7 +162,7 @@ class TrainStep:
             if self.average:
                 self.average.update_parameters(self.model)
             losses += local, reduced
-            self.recording_seconds += time.thread_time() - began
+            self._recording += time.thread_time() - began
         if message := self.monitor.end_step(number):
             self.core.print(message)
         if self._replay and self._replay.agree(number):
