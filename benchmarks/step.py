@@ -215,7 +215,7 @@ def endless(batches: Iterable) -> Iterator:
 
 
 def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool = False) -> Callable[[], object]:
-    """Call `fit` for every turn, with one model and one optimiser; with `replay` its first three steps are captured in each.
+    """Call `fit` for every turn, with one model and one optimizer; `replay` captures the first three steps of each.
 
     The clock is asked where `fit` notes a step's loss: a loss that keeps something is never replayed.
     """

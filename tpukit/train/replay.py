@@ -115,7 +115,7 @@ class Replay:
         self._state: list | None = None  # after the last step; None if it may have been changed
         self._places: dict[tuple, dict] = {}  # of the state, in its order
         self._counters: dict[tuple, dict] = {}  # places of the host's numbers that grow by one in each step
-        self._counted: list[float] = []  # their values after the last captured step
+        self._counted: list[float] = []  # the average's, after the last captured step
         self._ahead = 0  # replayed steps that modules, optimizer and counters do not hold yet
         self._looks = _FIRST  # steps from now on that all cores capture, and after which they agree
         self._reason: str | None = None  # why each step has to be captured
@@ -223,7 +223,7 @@ class Replay:
     @contextlib.contextmanager
     def watching_forward(self) -> Iterator[None]:
         """Notice within that the model or the loss reads a count or a setting that moves on with each step."""
-        if self._is_over:
+        if self._is_over or self._reason:
             yield
             return
         counts = [state.get("step") for state in self._states()]
@@ -405,7 +405,8 @@ class Replay:
     def _step_numbers(self) -> StepNumbers:
         """Return the sources as of the last captured step; replayed ones leave counters where they are."""
         if not self._ahead:
-            self._counted = [float(table[name]) for (_, name), table in self._counters.items()]
+            counters = self._counters.items()
+            self._counted = [float(table[name]) for (_, name), table in counters if name == "n_averaged"]
             self._steps = [self._steps_of(group) for group in self._optimizer.param_groups]
         return StepNumbers(self._optimizer, self._counted, self._steps)
 

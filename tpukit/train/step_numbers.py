@@ -39,7 +39,7 @@ class StepNumbers:
 
     Args:
         optimizer: of torch.optim.
-        counters: values of the counters that grow by one in each step, after the last captured step.
+        counters: the count of an AveragedModel after the last captured step, if there is one.
         steps: for each group of the optimizer the steps that each of its parameters has taken by then, or None.
 
     Attributes:
@@ -58,11 +58,11 @@ class StepNumbers:
         return {key: value for key, value in self.settings.items() if key[1] == "params" or not _is_sent(value)}
 
     def sources(self) -> list[Source]:
-        """Return all sources that a number may have; of equal counters, and of equal steps of a group, the first."""
+        """Return all sources that a number may have; of a group's equal steps only the first."""
         numbers = [key for key, value in self.settings.items() if type(value) in (int, float)]
         found = [Source("setting", place, name, sign) for place, name in numbers for sign in (1, -1)]
-        first = {value: place for place, value in reversed(list(enumerate(self._counters)))}
-        found += [Source("counter", place, "", offset) for place in first.values() for offset in (0, -1)]
+        for place in range(len(self._counters)):
+            found += [Source("counter", place), Source("counter", place, "", -1)]
         for place, steps in enumerate(self._steps):
             taken = {step: number for number, step in reversed(list(enumerate(steps))) if step is not None}
             found += [Source("adam", place, parameter=number) for number in taken.values()]

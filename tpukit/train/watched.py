@@ -3,6 +3,7 @@
 A class is exchanged in place, so a use is noticed through every reference to the object, wherever it is kept.
 """
 
+import contextlib
 from collections.abc import Callable, Iterable
 
 
@@ -27,8 +28,9 @@ class Watch:
             kind = type(one)
             if kind not in self._reporting:
                 self._reporting[kind] = _reporting(kind, self._on_use)
-            one.__class__ = self._reporting[kind]
-            self._watched.append((one, kind))
+            with contextlib.suppress(TypeError):  # an object with slots, or of a class in C, cannot be watched
+                one.__class__ = self._reporting[kind]
+                self._watched.append((one, kind))
 
     def end(self) -> None:
         """Give all watched objects their own class back."""
