@@ -27,7 +27,7 @@ class Watch:
         for one in {id(one): one for one in objects}.values():
             kind = type(one)
             if kind not in self._reporting:
-                self._reporting[kind] = _reporting(kind, self._on_use)
+                self._reporting[kind] = self._reporting_class(kind)
             with contextlib.suppress(TypeError):  # an object with slots, or of a class in C, cannot be watched
                 one.__class__ = self._reporting[kind]
                 self._watched.append((one, kind))
@@ -38,17 +38,22 @@ class Watch:
         for one, kind in watched:
             one.__class__ = kind
 
+    def _reporting_class(self, kind: type) -> type:
+        import torch
 
-def _reporting(kind: type, on_use: Callable[[], None]) -> type:
-    def get(self, name: str):
-        on_use()
-        return kind.__getattribute__(self, name)
+        def get(one, name: str):
+            if name != "__torch_function__":  # torch asks for it in an operation, and then calls it
+                self._on_use()
+            return kind.__getattribute__(one, name)
 
-    def call(cls, function, types, args=(), kwargs=None):
-        on_use()
-        return kind.__torch_function__(function, types, args, kwargs or {})
+        def call(cls, function, types, args=(), kwargs=None):
+            self._on_use()
+            if not self._watched:  # the arguments have their own classes again
+                return function(*args, **(kwargs or {}))
+            with torch._C.DisableTorchFunctionSubclass():
+                return function(*args, **(kwargs or {}))
 
-    members = {"__getattribute__": get, "__module__": kind.__module__, "__slots__": ()}
-    if hasattr(kind, "__torch_function__"):
-        members["__torch_function__"] = classmethod(call)
-    return type(kind)(kind.__name__, (kind,), members)
+        members = {"__getattribute__": get, "__module__": kind.__module__, "__slots__": ()}
+        if issubclass(kind, torch.Tensor):
+            members["__torch_function__"] = classmethod(call)
+        return type(kind)(kind.__name__, (kind,), members)
