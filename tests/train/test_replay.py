@@ -117,7 +117,9 @@ def with_text(core):
 
 
 def by_default(core):
-    return Trained(core).run(False)["lines"], [Trained(core, net(norm=False)).run(True, steps) for steps in (2, 12)]
+    short, long = Trained(core, net(norm=False)), Trained(core, net(norm=False))
+    short.options = {"steps_per_epoch": 2}
+    return Trained(core).run(False)["lines"], [short.run(True, 12), long.run(True, 12)]
 
 
 def test_on_plain_cpu_processes_replay_changes_nothing_and_prints_nothing():
