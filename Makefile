@@ -2,7 +2,7 @@
 # takes torch's build for the CPU, without the 4 GB of CUDA libraries; UV_INDEX in the environment names a mirror.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin
 .PHONY: compile-check migrate bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
@@ -43,9 +43,6 @@ test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, j
 	    $(python) -m uv run --quiet --no-project --python $(python) --with $$one --with pytest \
 	        python -m pytest -o filterwarnings= tests/cloud/test_handover.py -k "$${one%%=*} and itself" || exit; \
 	done
-
-bundles: $(installed)  ## two minutes: notebook functions of every construct, in the notebook and as the bundle of a job; none may differ
-	$(python) tests/cloud/bundles.py
 
 torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on stand-in chips, notebooks 01 to 06 too; NOTEBOOKS=none without
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON=$(abspath $(python)) PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/standin/torchtpu.py

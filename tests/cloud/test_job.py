@@ -27,7 +27,7 @@ COUNT = """import os, time
 done = int(open('checkpoint').read()) if os.path.exists('checkpoint') else 0
 resumed = done
 while done < steps:
-    time.sleep(0.1)
+    time.sleep(0.1 if resumed or done < 30 else 600)
     done += 1
     open('checkpoint.tmp', 'w').write(str(done)); os.replace('checkpoint.tmp', 'checkpoint')
     print('step', done, flush=True)"""
@@ -79,7 +79,8 @@ def outputs(path):
 def wait_for(condition, job=None, seconds=120):
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end and (job is None or job.state not in OVER), job and job.logs()
+        assert job is None or job.state not in OVER, job.logs()
+        assert time.monotonic() < end, job and job.logs()
         time.sleep(0.1)
 
 
@@ -168,7 +169,7 @@ def test_a_machine_that_is_lost_is_followed_by_one_that_resumes(make_notebook, s
     found = result(job.start())
     last = outputs(found.notebook)[-1][1][0]["text"]
     at, reached = map(int, re.match(r"resumed at (\d+) reached (\d+)", last).groups())
-    assert saved - 1 <= at <= saved
+    assert 10 <= saved == at
     assert reached == 60 == step()
     assert "sent.txt" not in last
     assert "gone" not in found.files
@@ -332,7 +333,7 @@ def test_a_flood_of_output_is_limited_in_the_notebook(make_notebook, send):
     assert 10_000_000 < len(text) < 14_000_000
     assert "the rest is in the log" in text
     assert "next" in text
-    assert job.logs().count("x" * 1_000_000) == 30
+    assert job.logs().count("x") >= 30_000_000
     assert len(job.folder.names("log/")) > 1
 
 
@@ -352,7 +353,7 @@ def test_all_is_shown_before_anything_is_sent(make_notebook, send, tmp_path, cap
             return super().start(plan)
 
     send(make_notebook("1"), files=["data"], to=Target(), timeout="2h")
-    assert re.search(r"in/files/data/large.bin +2.9 MiB", order[0])
+    assert re.search(r"in/files/data/large.bin +3 MiB", order[0])
     for row in ("in/notebook.ipynb", "in/packages.txt", "largest cost"):
         assert row in order[0]
 

@@ -15,15 +15,16 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.job_files import named_files
-from tpukit.cloud.job_folder import JobFolder, PathFolder, below, open_folder, read_json, write_json
+from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
 from tpukit.cloud.job_notebook import JobNotebook, check_parameters, read_notebook
 from tpukit.cloud.kit_wheel import NAME as WHEEL
 from tpukit.cloud.kit_wheel import kit_wheel
+from tpukit.cloud.options import check_name, check_plan, largest_cost
 from tpukit.cloud.secret_texts import check_allowed, refuse_secret
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target
@@ -135,10 +136,13 @@ def submit(
     values = check_parameters(book, parameters or {})
     refuse_secret(json.dumps(values), "a parameter", allowed=options.not_secret)
     sent = _sent_files(path, book, files, requirements, options)
+    if bucket is None and target.name != "local":
+        raise WrongValue(f"to={target.name!r} needs a bucket for the results", fix='bucket="gs://my-bucket/runs"')
+    name = name or _new_name(path.stem)
     plan = JobPlan(
-        name=name or _new_name(path.stem),
+        name=check_name(name),
         target=target.name,
-        folder="",
+        folder=address_of(bucket or "jobs", name),
         tpu=None if chip is None else find_tpu(chip),
         timeout=parse_duration(timeout, "timeout"),
         python="{}.{}".format(*sys.version_info),
@@ -146,26 +150,18 @@ def submit(
         options=options,
         secrets=_check_secrets(secrets or {}),
     )
-    if bucket is None and target.name != "local":
-        raise WrongValue(f"to={target.name!r} needs a bucket for the results", fix='bucket="gs://my-bucket/runs"')
-    folder = below(open_folder(bucket or "jobs", project=options.project), plan.name)
+    check_plan(plan)
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(plan, WHEEL)).encode()
     sent[WHEEL] = kit_wheel()
     about = {"parameters": values, "parameters_cell": book.parameters_cell, "numbers": book.numbers}
-    digest = _digest(sent, [about, _plan_as_json(plan)])
-    plan = JobPlan(
-        **{one.name: getattr(plan, one.name) for one in fields(plan)} | {"digest": digest, "folder": folder.address}
-    )
-    return _send(target, folder, plan, sent, about)
-
-
-def _send(target: Target, folder: JobFolder, plan: JobPlan, sent: Mapping[str, bytes | Path], about: dict) -> "Job":
-    """Check the plan, show it, write the job's folder and start the job."""
-    from tpukit.cloud.options import check_name, check_plan
-
-    check_name(plan.name)
-    check_plan(plan)
+    plan = replace(plan, digest=_digest(sent, [about, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
+    return _send(target, plan, sent, about)
+
+
+def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about: dict) -> "Job":
+    """Write the job's folder, and start the job; one of this name with the same contents is taken as it is."""
+    folder = open_folder(plan.folder, project=plan.options.project)
     request = {"plan": _plan_as_json(plan), "sent": time.time()} | about
     if not folder.create("job.json", json.dumps(request, indent=1).encode()):
         job = _found(folder, target)
@@ -246,7 +242,8 @@ class Job:
         shown, shown_at = "", 0.0
         while True:
             state, reason = self._look()
-            if state != shown or time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES:
+            is_news = state != shown and (shown or state not in OVER)
+            if is_news or (shown and time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES):
                 print(f"{self.name}: {state}{self._cell()} {reason}".rstrip(), flush=True)
                 shown, shown_at = state, time.monotonic()
             if state in OVER:
@@ -379,7 +376,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
         FileNotFoundError: no such job; the message has those that exist.
     """
     folder = open_folder(bucket, project=getattr(to, "project", None))
-    job = _found(below(folder, name), to)
+    job = _found(folder.below(name), to)
     if job is None:
         names = ", ".join(folder.folders()) or "none"
         raise NoSuchFile(f"no job {name} in {folder.address}", found=f"there are {names}", fix="one of these names")
@@ -389,7 +386,7 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
 def jobs(bucket: str | os.PathLike = "jobs") -> Jobs:
     """Return all jobs of a folder, the newest last: `jobs()` shows them as a table."""
     folder = open_folder(bucket)
-    found = [_found(below(folder, name), None) for name in folder.folders()]
+    found = [_found(folder.below(name), None) for name in folder.folders()]
     there = [job for job in found if job is not None]
     return Jobs(sorted(there, key=lambda job: read_json(job.folder, "job.json").get("sent", 0)))
 
@@ -488,8 +485,6 @@ def _plan_from_json(value: dict) -> JobPlan:
 
 def _table(plan: JobPlan, sent: Mapping[str, bytes | Path]) -> str:
     """Return all that is sent, with its size, and what the job may cost at most."""
-    from tpukit.cloud.options import largest_cost
-
     sizes = {
         name: content.stat().st_size if isinstance(content, Path) else len(content) for name, content in sent.items()
     }

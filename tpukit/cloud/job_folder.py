@@ -69,6 +69,9 @@ class JobFolder(Protocol):
     def folders(self) -> list[str]:
         """Return the names of the folders directly in this one, sorted."""
 
+    def below(self, name: str) -> "JobFolder":
+        """Return one of these folders, which need not exist."""
+
 
 def open_folder(address: str | os.PathLike, *, project: str | None = None, credentials=None) -> JobFolder:
     """Return the folder at an address, which need not exist.
@@ -86,11 +89,10 @@ def open_folder(address: str | os.PathLike, *, project: str | None = None, crede
     return BucketFolder(found[1], (found[2] or "").strip("/"), project=project, credentials=credentials)
 
 
-def below(folder: JobFolder, name: str) -> JobFolder:
-    """Return the folder of a job in the folder of all jobs."""
-    if isinstance(folder, BucketFolder):
-        return folder.below(name)
-    return PathFolder(Path(folder.address) / name)
+def address_of(bucket: str | os.PathLike, name: str) -> str:
+    """Return the address of a folder in another one, without opening it."""
+    text = os.fspath(bucket)
+    return f"{text.rstrip('/')}/{name}" if "://" in text else str(Path(text).absolute() / name)
 
 
 def read_json(folder: JobFolder, name: str) -> dict:
@@ -166,6 +168,10 @@ class PathFolder:
             return []
         return sorted(path.name for path in self._path.iterdir() if path.is_dir())
 
+    def below(self, name: str) -> "PathFolder":
+        """See `JobFolder`."""
+        return PathFolder(self._path / name)
+
     def _place(self, name: str) -> Path:
         place = self._path / name
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -194,7 +200,7 @@ class BucketFolder:
             self._bucket = self._client.bucket(bucket)
 
     def below(self, name: str) -> "BucketFolder":
-        """Return a folder in this one, through the same client."""
+        """See `JobFolder`. It uses the same client."""
         folder = object.__new__(BucketFolder)
         folder.__dict__ |= self.__dict__
         folder.address = f"{self.address}/{name}"

@@ -40,6 +40,7 @@ class LocalTarget:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        process.returncode = 0  # it may outlive this process, of which Popen would warn
         handle = {"pid": process.pid, "started": _start_time(process.pid), "work": work}
         return handle | {"grace": plan.options.grace}
 

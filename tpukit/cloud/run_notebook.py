@@ -25,7 +25,7 @@ from pathlib import Path
 from tpukit.cloud.job_folder import JobFolder, open_folder, read_json, stored_file, write_json
 
 _BETWEEN_COPIES = 2.0  # seconds; Cloud Storage takes one write per second and name
-_BETWEEN_LOOKS = 10.0  # seconds, at the marker that cancels the job
+_BETWEEN_LOOKS = 5.0  # seconds, at the marker that cancels the job
 _LOG_PIECE = 256 * 2**10  # characters; a piece is written again until it is full
 _LONGEST_LOG = 200 * 2**20  # characters of one attempt
 _LONGEST_OUTPUT = 10 * 2**20  # characters of one cell, in the notebook
@@ -150,7 +150,7 @@ class _Attempt:
             self._notebook = key
 
     def _copy_files(self, is_final: bool) -> None:
-        """Copy each file that changed and that nobody has written to since the last look; at the end, all that changed."""
+        """Copy each changed file that nobody has written to since the last look; at the end, all."""
         there = _files(self.directory)
         for name, key in there.items():
             is_still = is_final or self._seen.get(name) == key
@@ -241,16 +241,32 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
             start_timeout=300,
             autosave_cell_every=10,
         )
-    except papermill.PapermillExecutionError as error:
-        is_injected = bool(parameters) and error.cell_index > request["parameters_cell"]
-        number = request["numbers"][error.cell_index - int(is_injected)]
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error.traceback))
-        failure = {"cell": number, "ename": error.ename, "evalue": error.evalue, "traceback": lines}
-        return {"state": "failed", "phase": "cell"} | failure
+    except papermill.PapermillExecutionError:
+        failure = _failed_cell(attempt, request)
+        if failure:
+            return {"state": "failed", "phase": "cell"} | failure
     except DeadKernelError:
         text = f"the kernel died in cell {attempt.cell}, as it does when the machine has too little memory"
         return {"state": "failed", "phase": "kernel", "error": text}
     return {"state": "succeeded"}
+
+
+def _failed_cell(attempt: _Attempt, request: Mapping) -> dict:
+    """Return the error of the first cell that must not fail; papermill also stops for the tag "raises-exception"."""
+    place = attempt.work / "notebook.ipynb"
+    book = json.loads(place.read_text(encoding="utf-8"))
+    marker = "papermill-error-cell-tag"
+    book["cells"] = [cell for cell in book["cells"] if marker not in cell["metadata"].get("tags", [])]
+    is_shifted = bool(request["parameters"])  # by the cell that papermill has inserted
+    for index, cell in enumerate(book["cells"]):
+        errors = [one for one in cell.get("outputs", []) if one["output_type"] == "error"]
+        if not errors or "raises-exception" in cell["metadata"].get("tags", []):
+            continue
+        number = request["numbers"][index - int(is_shifted and index > request["parameters_cell"])]
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(errors[0]["traceback"]))
+        return {"cell": number, "ename": errors[0]["ename"], "evalue": errors[0]["evalue"], "traceback": lines}
+    _WholeFiles(attempt).write(json.dumps(book, indent=1), str(place))
+    return {}
 
 
 class _WholeFiles:
@@ -291,13 +307,17 @@ def _register_engine() -> None:
             self.kept = (cell_index, before + size)
             if not size or before + size <= _LONGEST_OUTPUT:
                 return super().process_message(message, cell, cell_index)
+            text = content.get("text", "")
+            kept = text[: max(0, _LONGEST_OUTPUT - before)]
+            if before <= _LONGEST_OUTPUT:
+                note = f"{kept}\ntpukit: more than {_LONGEST_OUTPUT:,} characters of output; the rest is in the log\n"
+                shown = {"msg_type": "stream", "content": {"name": content.get("name", "stderr"), "text": note}}
+                super().process_message(message | shown, cell, cell_index)
             if kind == "stream":
-                self.log_output_message(NotebookNode(output_type="stream", **content))
-            if before > _LONGEST_OUTPUT:
-                return None
-            note = f"\ntpukit: more than {_LONGEST_OUTPUT:,} characters of output; the rest is in the log\n"
-            content = {"name": "stderr", "text": note}
-            return super().process_message(message | {"msg_type": "stream", "content": content}, cell, cell_index)
+                self.log_output_message(
+                    NotebookNode(output_type="stream", name=content["name"], text=text[len(kept) :])
+                )
+            return None
 
     class LimitedEngine(Engine):
         @classmethod
