@@ -23,9 +23,9 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 MARK = "TPUKIT_TEST_MACHINE"  # in the environment of every process of one machine
 _RESTARTS = 3
-# The configuration of an image and of the network that it is in; nothing else of this process is visible in a container.
+# The configuration of an image and of its network; a container sees nothing else of this process.
 _OF_THE_IMAGE = "PATH|HOME|LANG|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT)_.*|STORAGE_EMULATOR_HOST|GCE_METADATA_HOST"
-_OF_THE_IMAGE += "|(?i:https?|no)_(?i:proxy)|CUBLAS.*"
+_OF_THE_IMAGE += "|(?i:https?|no)_(?i:proxy)"
 
 
 def image_environment() -> dict[str, str]:
@@ -34,12 +34,21 @@ def image_environment() -> dict[str, str]:
 
 
 def kill_machine(mark: str) -> None:
-    """End all processes of a machine at once, as a loss of power does."""
-    wanted = f"{MARK}={mark}".encode()
+    """End all processes of a machine at once, also those in its containers, as a loss of power does."""
+    for process in processes_of(mark):
+        with contextlib.suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+
+
+def processes_of(mark: str) -> list[int]:
+    """Return the processes of a machine, without this one."""
+    found = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            if wanted in (process / "environ").read_bytes().split(b"\0") and int(process.name) != os.getpid():
-                os.kill(int(process.name), signal.SIGKILL)
+            for variable in (process / "environ").read_bytes().decode(errors="replace").split("\0"):
+                if f"{variable}/".startswith(f"{MARK}={mark}/") and int(process.name) != os.getpid():
+                    found.append(int(process.name))
+    return found
 
 
 class Buckets:
