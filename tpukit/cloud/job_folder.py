@@ -28,6 +28,7 @@ from tpukit.essentials.show import NotInstalled, WrongValue
 
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 _SECONDS = 60.0  # for one request
+_UNFINISHED = re.compile(r"[.]\d+[.]part$")  # a file that `write_whole` is writing
 
 
 class Stored(NamedTuple):
@@ -115,19 +116,17 @@ class PathFolder:
         self._path = path
 
     def read(self, name: str) -> bytes | None:
-        """See `JobFolder`."""
         try:
             return (self._path / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, name: str, content: bytes) -> None:
-        """See `JobFolder`."""
         with write_whole(self._place(name)) as written:
             written.write(content)
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `JobFolder`. The name is taken first, so a reader may see an empty file for a moment."""
+        # The name is taken first, so a reader may see an empty file for a moment.
         try:
             with open(self._place(name), "xb") as written:
                 written.write(content)
@@ -136,40 +135,33 @@ class PathFolder:
         return True
 
     def upload(self, name: str, file: Path) -> None:
-        """See `JobFolder`."""
         with open(file, "rb") as source, write_whole(self._place(name)) as written:
             shutil.copyfileobj(source, written)
 
     def download(self, name: str, file: Path) -> None:
-        """See `JobFolder`."""
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._path / name, file)
 
     def delete(self, name: str) -> None:
-        """See `JobFolder`."""
         (self._path / name).unlink(missing_ok=True)
 
     def names(self, prefix: str = "") -> list[str]:
-        """See `JobFolder`."""
         place = self._path / prefix.rpartition("/")[0]
-        files = [path for path in place.rglob("*") if path.is_file() and path.suffix != ".part"]
+        files = [path for path in place.rglob("*") if path.is_file() and not _UNFINISHED.search(path.name)]
         names = sorted(path.relative_to(self._path).as_posix() for path in files)
         return [name for name in names if name.startswith(prefix)]
 
     def stored(self, name: str) -> Stored | None:
-        """See `JobFolder`."""
         with contextlib.suppress(FileNotFoundError):
             return stored_file(self._path / name)
         return None
 
     def folders(self) -> list[str]:
-        """See `JobFolder`."""
         if not self._path.is_dir():
             return []
         return sorted(path.name for path in self._path.iterdir() if path.is_dir())
 
     def below(self, name: str) -> "PathFolder":
-        """See `JobFolder`."""
         return PathFolder(self._path / name)
 
     def _place(self, name: str) -> Path:
@@ -200,7 +192,6 @@ class BucketFolder:
             self._bucket = self._client.bucket(bucket)
 
     def below(self, name: str) -> "BucketFolder":
-        """See `JobFolder`. It uses the same client."""
         folder = object.__new__(BucketFolder)
         folder.__dict__ |= self.__dict__
         folder.address = f"{self.address}/{name}"
@@ -208,18 +199,15 @@ class BucketFolder:
         return folder
 
     def read(self, name: str) -> bytes | None:
-        """See `JobFolder`."""
         with self._service.asked(f"{self.address}/{name}"), _or_nothing():
             return self._blob(name).download_as_bytes(timeout=_SECONDS)
         return None
 
     def write(self, name: str, content: bytes) -> None:
-        """See `JobFolder`."""
         with self._service.asked(f"{self.address}/{name}"):
             self._blob(name).upload_from_string(content, timeout=_SECONDS, retry=_retry())
 
     def create(self, name: str, content: bytes) -> bool:
-        """See `JobFolder`."""
         from google.api_core.exceptions import PreconditionFailed
 
         with self._service.asked(f"{self.address}/{name}"):
@@ -231,36 +219,30 @@ class BucketFolder:
         return True
 
     def upload(self, name: str, file: Path) -> None:
-        """See `JobFolder`."""
         with self._service.asked(f"{self.address}/{name}"):
             self._blob(name).upload_from_filename(str(file), timeout=_SECONDS, retry=_retry())
 
     def download(self, name: str, file: Path) -> None:
-        """See `JobFolder`."""
         file.parent.mkdir(parents=True, exist_ok=True)
         with self._service.asked(f"{self.address}/{name}"):
             self._blob(name).download_to_filename(str(file), timeout=_SECONDS)
 
     def delete(self, name: str) -> None:
-        """See `JobFolder`."""
         with self._service.asked(f"{self.address}/{name}"), _or_nothing():
             self._blob(name).delete(timeout=_SECONDS)
 
     def names(self, prefix: str = "") -> list[str]:
-        """See `JobFolder`."""
         before = f"{self._path}/" if self._path else ""
         with self._service.asked(self.address):
             blobs = list(self._client.list_blobs(self._bucket, prefix=before + prefix, timeout=_SECONDS))
         return sorted(blob.name.removeprefix(before) for blob in blobs)
 
     def stored(self, name: str) -> Stored | None:
-        """See `JobFolder`."""
         with self._service.asked(f"{self.address}/{name}"):
             blob = self._bucket.get_blob(self._full(name), timeout=_SECONDS)
         return Stored(blob.size, blob.crc32c) if blob else None
 
     def folders(self) -> list[str]:
-        """See `JobFolder`."""
         before = f"{self._path}/" if self._path else ""
         with self._service.asked(self.address):
             listing = self._client.list_blobs(self._bucket, prefix=before, delimiter="/", timeout=_SECONDS)
