@@ -1,5 +1,6 @@
 """Jobs on this machine: each runs its own start script, papermill and a kernel, as a machine elsewhere would."""
 
+import io
 import json
 import os
 import re
@@ -9,17 +10,20 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
 from pathlib import Path
 
 import nbformat
 import papermill
 import pytest
 
-from tpukit.cloud import job as jobs_module
 from tpukit.cloud.job import OVER, CellFailedError, JobFailedError, find, jobs, submit
 from tpukit.cloud.job_folder import read_json
 from tpukit.cloud.local import LocalTarget
-from tpukit.cloud.target import JobOptions
+from tpukit.cloud.run_notebook import read_secrets
+from tpukit.cloud.start_script import package_list, start_script
+from tpukit.cloud.target import JobOptions, JobPlan
+from tpukit.measure import find_tpu
 
 ROOT = Path(__file__).parents[2]
 PLAIN = JobOptions(torch="none", grace=5.0)  # without torch, which would take a minute to install
@@ -48,19 +52,24 @@ def send(tmp_path, machine):
         kill_machine(job)
 
 
+def processes(job):
+    """Return the numbers of all processes of a job: its folder is in their command or environment."""
+    work = handle(job)["work"].encode()
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has just ended
+            if any(work in (process / one).read_bytes() for one in ("cmdline", "environ")):
+                found.append(int(process.name))
+    return found
+
+
 def kill_machine(job):
     """End all processes of a job at once and lose its disk, as a preemption without notice does."""
-    if not handle(job):
-        return
-    work = handle(job)["work"]
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            belongs = any(work.encode() in (process / one).read_bytes() for one in ("cmdline", "environ"))
-            if belongs and int(process.name) != os.getpid():
-                os.kill(int(process.name), signal.SIGKILL)
-        except OSError:
-            pass
-    shutil.rmtree(work, ignore_errors=True)
+    if handle(job):
+        for number in processes(job):
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGKILL)
+        shutil.rmtree(handle(job)["work"], ignore_errors=True)
 
 
 def handle(job):
@@ -177,6 +186,20 @@ def test_a_machine_that_is_lost_is_followed_by_one_that_resumes(make_notebook, s
     assert read_json(job.folder, "result.json")["attempt"] == 2
 
 
+def test_a_file_that_changes_all_the_time_and_checkpoints_that_live_a_second_are_saved(make_notebook, send):
+    cell = """import os, time
+for step in range(10_000):
+    open('log.txt', 'a').write(f'{step}\\n')
+    open('new', 'w').write('whole'); os.replace('new', f'step-{step:08}-0a1b2c3d.pt')
+    if step: os.remove(f'step-{step - 1:08}-0a1b2c3d.pt')
+    time.sleep(0.5)"""
+    job = send(make_notebook(cell))
+    wait_for(lambda: job.folder.names("out/step-"), job)
+    first = job.folder.names("out/step-")
+    wait_for(lambda: first[0] not in job.folder.names("out/step-") and job.folder.names("out/step-"), job)
+    wait_for(lambda: (job.folder.read("out/log.txt") or b"").startswith(b"0\n1\n"), job)
+
+
 def test_a_signal_lets_the_cell_save_and_another_attempt_goes_on(make_notebook, send):
     save = """import os, time
 try:
@@ -201,8 +224,7 @@ def test_cancel_ends_every_process_and_may_be_repeated(make_notebook, send):
     assert job.cancel().state == "cancelled"
     with pytest.raises(JobFailedError, match="cancelled"):
         job.result()
-    work = handle(job)["work"].encode()
-    left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if work in path.read_bytes()]
+    left = processes(job)
     assert not left
     assert job.cancel().state == "cancelled"
     assert "kept" in job.download().files
@@ -274,7 +296,7 @@ def test_the_time_limit_counts_all_attempts(make_notebook, send):
     first = place(job, "attempts/0001.json")
     about = json.loads(first.read_text())
     first.write_text(json.dumps(about | {"started": about["started"] - 55}))  # as if it had run for so long
-    with pytest.raises(JobFailedError, match="timed out; the time limit of 60 s"):
+    with pytest.raises(JobFailedError, match="no result: timed out; the time limit of 60 s"):
         result(job.start())
 
 
@@ -308,7 +330,7 @@ def test_nothing_of_the_environment_travels_but_secrets_by_reference(make_notebo
     assert "None 11" in result(job).notebook.read_text()
     everything = b"".join(path.read_bytes() for path in Path(job.address).rglob("*") if path.is_file())
     assert b"for the job" not in everything
-    for wrong in ("hf_abc", "env:NOT_THERE", "projects/p/secrets/s"):
+    for wrong in ("hf_abc", "env:NOT_THERE", "projects/p/secrets/s/versions/1"):
         with pytest.raises(ValueError, match="secret"):
             send(make_notebook("1"), secrets={"HF_TOKEN": wrong})
 
@@ -334,7 +356,6 @@ def test_a_flood_of_output_is_limited_in_the_notebook(make_notebook, send):
     assert "the rest is in the log" in text
     assert "next" in text
     assert job.logs().count("x") >= 30_000_000
-    assert len(job.folder.names("log/")) > 1
 
 
 def test_a_cell_that_may_fail_does_not_fail_the_job(make_notebook, send):
@@ -365,24 +386,44 @@ def test_the_table_of_parameters_of_submit_is_short():
 
 
 @pytest.mark.parametrize(
-    ("line", "refused"),
+    ("line", "torch", "message"),
     [
-        ("-r other.txt", True),
-        ("-e .", True),
-        ("./mine-1.0-py3-none-any.whl", True),
-        ("mine @ file:///somewhere/mine", True),
-        ("--index-url https://me:s3cretword@example.com/simple", True),
-        ("torchmetrics>=1.4  # a comment ./x", False),
-        ("mine @ https://example.com/mine-1.0.zip#subdirectory=python", False),
+        ("-r other.txt", "none", "names a file of this machine"),
+        ("-e .", "none", "names a file of this machine"),
+        ("./mine-1.0-py3-none-any.whl", "none", "names a file of this machine"),
+        ("wheels/mine-1.0-py3-none-any.whl", "none", "names a file of this machine"),
+        ("--find-links wheels", "none", "names a file of this machine"),
+        ("mine @ file:///somewhere/mine", "none", "names a file of this machine"),
+        ("--index-url https://me:s3cretword@example.com/simple", "none", "looks like a secret"),
+        ("torch==2.5.0", None, "contradicts torch==2.9.0"),
+        ("Torch-XLA<2.9  # old", None, "contradicts torch_xla==2.9.0"),
+        ("libtpu~=0.0.21", "2.8.0", "contradicts libtpu==0.0.17"),
+        ("jax>=0.7", "none", "JAX without libtpu"),
+        ("torchmetrics>=1.4  # a comment ./x", None, ""),
+        ("mine @ https://example.com/mine-1.0.zip#subdirectory=python", None, ""),
+        ("torch>=2.8", None, ""),
+        ("--find-links https://example.com/wheels", None, ""),
+        ("-e git+https://example.com/mine.git", None, ""),
+        ("torch==2.5.0", "none", ""),
+        ("jax[tpu]==0.7.2", "none", ""),
+        ("numpy==2.1.3 --hash=sha256:00", None, ""),
     ],
 )
-def test_requirements_that_another_machine_cannot_install_are_refused(tmp_path, line, refused):
-    (tmp_path / "requirements.txt").write_text(f"numpy\n{line}\n")
-    if not refused:
-        jobs_module._check_requirements(tmp_path / "requirements.txt", PLAIN)
+def test_requirements_that_cannot_work_are_refused(tmp_path, make_notebook, line, torch, message):
+    (tmp_path / "requirements.txt").write_text(f"# ours\n{line}\n")
+
+    class Stop(LocalTarget):
+        def start(self, plan):
+            return {}
+
+    options = {"options": JobOptions(torch=torch), "to": Stop(), "bucket": tmp_path / "jobs"}
+    given = {"requirements": tmp_path / "requirements.txt", **options}
+    if not message:
+        submit(make_notebook("1"), **given)
         return
-    with pytest.raises(ValueError, match="line 2|looks like a secret"):
-        jobs_module._check_requirements(tmp_path / "requirements.txt", PLAIN)
+    with pytest.raises(ValueError, match=message):
+        submit(make_notebook("1"), **given)
+    assert not (tmp_path / "jobs").exists()
 
 
 def test_a_wheel_of_ones_own_is_sent_and_installed_by_a_cell(make_notebook, send, tmp_path):
@@ -413,3 +454,50 @@ def test_what_cannot_run_is_refused_before_anything_is_written(make_notebook, se
         with pytest.raises((ValueError, TypeError, FileNotFoundError), match=message):
             send(book, **wrong)
     assert not (tmp_path / "jobs").exists()
+
+
+def test_secrets_are_read_from_secret_manager_with_the_account_of_the_machine():
+    asked = []
+
+    def open_url(request, timeout):
+        asked.append((request.full_url, dict(request.header_items())))
+        answers = {"token": {"access_token": "abc"}, "access": {"payload": {"data": "dGhlIHNlY3JldA=="}}}
+        return io.BytesIO(json.dumps(answers[request.full_url.replace(":", "/").rpartition("/")[2]]).encode())
+
+    reference = "projects/p/secrets/hf/versions/latest"
+    assert read_secrets({"HF_TOKEN": reference, "OTHER": "env:X"}, open_url=open_url) == {"HF_TOKEN": "the secret"}
+    assert asked[0][1] == {"Metadata-flavor": "Google"}
+    assert asked[1] == (f"https://secretmanager.googleapis.com/v1/{reference}:access", {"Authorization": "Bearer abc"})
+    assert read_secrets({"OTHER": "env:X"}, open_url=None) == {}
+
+
+def test_the_start_script_installs_what_belongs_together(make_notebook):
+    for torch, libtpu in (("2.8.0", "0.0.17"), ("2.9.0", "0.0.21.1")):
+        plan = JobPlan("a", "vertex", "gs://b/a", find_tpu("v5e-8"), 3600, "3.12", "", JobOptions(torch=torch))
+        lines = package_list(plan.options, "tpukit.whl")
+        assert f"torch=={torch}" in lines
+        assert any(line.startswith(f"libtpu=={libtpu};") for line in lines)
+        assert "./tpukit.whl" in lines
+        script = start_script(plan, "tpukit.whl")
+        assert "PJRT_DEVICE=TPU" in script
+        assert not re.search("@[A-Z]+@", script)
+        assert subprocess.run(["bash", "-n"], input=script, text=True).returncode == 0
+
+
+def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(tmp_path, monkeypatch):
+    (tmp_path / "bin").mkdir()
+    for name, code in (("python3.12", 1), ("python3", 0)):  # the image has another Python
+        (tmp_path / f"bin/{name}").write_text(f'#!/bin/sh\n[ {code} = 0 ] && exec {sys.executable} "$@"\nexit 1\n')
+        (tmp_path / f"bin/{name}").chmod(0o755)
+    plan = JobPlan("a", "local", str(tmp_path), None, 3600, "3.12", "", JobOptions(torch="none"))
+    script = start_script(plan, "tpukit.whl")
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/packages.txt").write_text("./nothing.whl\n")
+    (tmp_path / "run.sh").write_text(script.replace("3 9 0", "0"))
+    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path}
+    done = subprocess.run(["bash", tmp_path / "run.sh"], env=environment, capture_output=True, text=True)
+    here = "{}.{}".format(*sys.version_info)
+    assert (f"runs on Python {here}, it was sent from Python 3.12" in done.stdout) == (here != "3.12")
+    assert done.returncode == 1
+    assert json.loads((tmp_path / "result.json").read_text())["phase"] == "setup"

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.job_files import named_files
+from tpukit.cloud.job_files import named_files, read_requirements
 from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
 from tpukit.cloud.job_notebook import JobNotebook, check_parameters, read_notebook
 from tpukit.cloud.kit_wheel import NAME as WHEEL
 from tpukit.cloud.kit_wheel import kit_wheel
-from tpukit.cloud.options import check_name, check_plan, largest_cost
+from tpukit.cloud.options import check_plan, largest_cost
 from tpukit.cloud.secret_texts import check_allowed, refuse_secret
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target
@@ -39,9 +39,6 @@ _TARGETS = {
 }
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
-_LOCAL_PATH = re.compile(
-    r"^\s*(?:-r|-c|-e|--requirement|--constraint|--editable|-f|--find-links|[./~]|file:)|@\s*file:"
-)
 _LOG_LINES = 30  # of the log's end, in an error
 _SECONDS_BETWEEN_LINES = 60.0  # of wait, while nothing changes
 
@@ -136,11 +133,9 @@ def submit(
     values = check_parameters(book, parameters or {})
     refuse_secret(json.dumps(values), "a parameter", allowed=options.not_secret)
     sent = _sent_files(path, book, files, requirements, options)
-    if bucket is None and target.name != "local":
-        raise WrongValue(f"to={target.name!r} needs a bucket for the results", fix='bucket="gs://my-bucket/runs"')
     name = name or _new_name(path.stem)
     plan = JobPlan(
-        name=check_name(name),
+        name=name,
         target=target.name,
         folder=address_of(bucket or "jobs", name),
         tpu=None if chip is None else find_tpu(chip),
@@ -148,10 +143,11 @@ def submit(
         python="{}.{}".format(*sys.version_info),
         digest="",
         options=options,
-        secrets=_check_secrets(secrets or {}),
+        secrets=dict(secrets or {}),
     )
     check_plan(plan)
-    sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(plan, WHEEL)).encode()
+    _check_variables(plan)
+    sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
     sent[WHEEL] = kit_wheel()
     about = {"parameters": values, "parameters_cell": book.parameters_cell, "numbers": book.numbers}
     plan = replace(plan, digest=_digest(sent, [about, _plan_as_json(plan)]))
@@ -165,8 +161,9 @@ def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about
     request = {"plan": _plan_as_json(plan), "sent": time.time()} | about
     if not folder.create("job.json", json.dumps(request, indent=1).encode()):
         job = _found(folder, target)
-        if job.plan.digest != plan.digest or job.state in OVER:
-            ended = f"is over: {job.state}" if job.state in OVER else "has other contents"
+        is_over = job is not None and job.state in OVER
+        if job is None or job.plan.digest != plan.digest or is_over:
+            ended = f"is over: {job.state}" if is_over else "has other contents"
             raise WrongValue(f"there is a job {plan.name} already, which {ended}", fix="another name")
         if folder.read("handle.json"):
             print(f"{plan.name} was sent before, and is not sent again")
@@ -304,7 +301,7 @@ class Job:
         return Result(notebook, page, files, read_json(self.folder, "metrics.json"))
 
     def _is_over(self) -> bool:
-        return self.folder.read("result.json") is not None
+        return bool(read_json(self.folder, "result.json"))
 
     def _look(self) -> tuple[str, str]:
         """Return the state and the reason for it."""
@@ -347,7 +344,8 @@ class Job:
 
     def _failure(self, state: str, reason: str, *, fix: str) -> JobFailedError:
         end = "\n".join(self.logs().splitlines()[-_LOG_LINES:])
-        return JobFailedError(f"{self.name}: {state}; {reason}".rstrip("; "), found=end, fix=fix, state=state)
+        fact = f"the job {self.name} has no result: {state}; {reason}".rstrip("; ")
+        return JobFailedError(fact, found=end, fix=fix, state=state)
 
 
 class Jobs(Table, list):
@@ -419,40 +417,18 @@ def _sent_files(path: Path, book: JobNotebook, files, requirements, options: Job
     sent: dict[str, bytes | Path] = {"notebook.ipynb": book.content}
     sent |= {f"files/{name}": file for name, file in found.items()}
     if requirements is not None:
-        sent["requirements.txt"] = _check_requirements(Path(requirements), options)
+        sent["requirements.txt"] = read_requirements(
+            Path(requirements), package_list(options, WHEEL), not_secret=options.not_secret
+        )
     return sent
 
 
-def _check_requirements(path: Path, options: JobOptions) -> bytes:
-    """Return the contents of a requirements file that another machine can install."""
-    if not path.is_file():
-        raise NoSuchFile(f"no such file: {path}", fix='requirements="requirements.txt"')
-    text = path.read_text(encoding="utf-8")
-    refuse_secret(text, path.name, allowed=options.not_secret)
-    for number, line in enumerate(text.splitlines(), start=1):
-        if _LOCAL_PATH.search(line):
-            raise WrongValue(
-                f"line {number} of {path.name} names a file of this machine, which the job does not have",
-                found=line.strip(),
-                fix="write its lines into this file; or name a wheel in files=, and install it in a cell with %pip",
-            )
-    return text.encode()
-
-
-def _check_secrets(secrets: Mapping[str, str]) -> dict[str, str]:
-    for name, reference in secrets.items():
-        is_reference = re.fullmatch(r"projects/[^/]+/secrets/[^/]+/versions/[^/]+|env:[A-Za-z_]\w*", str(reference))
-        if not re.fullmatch(r"[A-Za-z_]\w*", name) or not is_reference:
-            raise WrongValue(
-                f"secrets[{name!r}] is no reference to a secret",
-                found="the value itself would be written into the job's folder as text",
-                fix='"projects/my-project/secrets/hf/versions/latest" in Secret Manager; '
-                f'or "env:{name}" for skypilot and local, which hand over a variable of this process',
-            )
-        if reference.startswith("env:") and reference.removeprefix("env:") not in os.environ:
-            variable = reference.removeprefix("env:")
-            raise WrongValue(f"the variable {variable} of secrets is not set here", fix=f"export {variable}=...")
-    return dict(secrets)
+def _check_variables(plan: JobPlan) -> None:
+    """Refuse a secret that a tool should take from a variable of this process which is not set."""
+    for reference in plan.secrets.values():
+        _, is_variable, variable = reference.partition("env:")
+        if is_variable and variable not in os.environ:
+            raise WrongValue(f"the variable {variable} of secrets= is not set here", fix=f"export {variable}=...")
 
 
 def _new_name(stem: str) -> str:
@@ -488,9 +464,12 @@ def _table(plan: JobPlan, sent: Mapping[str, bytes | Path]) -> str:
     sizes = {
         name: content.stat().st_size if isinstance(content, Path) else len(content) for name, content in sent.items()
     }
+    machine = plan.tpu.name if plan.tpu else "this one"
+    if plan.target == "local" and plan.tpu:
+        machine = f"this one, with the packages for {machine}"
     rows = [(f"in/{name}", human_size(size)) for name, size in sizes.items()]
     rows += [(f"{len(sizes)} files", human_size(sum(sizes.values())))]
-    rows += [("to", f"{plan.target}, {plan.folder}"), ("machine", plan.tpu.name if plan.tpu else "this one")]
+    rows += [("to", f"{plan.target}, {plan.folder}"), ("machine", machine)]
     rows += [("secrets", f"{name}, by reference") for name in plan.secrets]
     rows += [("largest cost", largest_cost(plan))]
     return f"{plan.name}\n\n{as_text(rows)}\n"

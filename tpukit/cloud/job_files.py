@@ -1,11 +1,12 @@
-"""Find the files that a job sends: those that were named, and nothing else."""
+"""The files that a job sends: those that were named, and its requirements."""
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tpukit.cloud.secret_texts import refuse_secret
+from tpukit.essentials.machine import RELEASES
 from tpukit.essentials.show import NoSuchFile, WrongValue
 
 _KEY_NAME = re.compile(
@@ -15,6 +16,10 @@ _KEY_NAME = re.compile(
 _KEY_CONTENT = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY|\"(refresh_token|private_key)\"\s*:")
 _LONGEST_KEY_FILE = 100_000  # bytes; a key is shorter
 _SHOWN = 8  # refused files in a message
+_LOCAL_PATH = re.compile(
+    r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"
+    r"|^\s*(?!https?:)[^\s#@]+[.](?:whl|zip|tar[.]gz)\b|@\s*file:"
+)
 
 
 def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()) -> dict[str, Path]:
@@ -71,3 +76,50 @@ def _reason(file: Path, name: str, place: Path | None) -> str:
         return "is no file"
     has_key = file.stat().st_size <= _LONGEST_KEY_FILE and _KEY_CONTENT.search(file.read_bytes())
     return "looks like a key" if has_key or _KEY_NAME.search(file.name) else ""
+
+
+def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()) -> bytes:
+    """Return the contents of a requirements file that another machine can install beside the packages of every job.
+
+    Raises:
+        ValueError: a line names a file of this machine, contradicts a pinned package, or contains a secret.
+    """
+    if not path.is_file():
+        raise NoSuchFile(f"no such file: {path}", fix='requirements="requirements.txt"')
+    text = path.read_text(encoding="utf-8")
+    refuse_secret(text, path.name, allowed=not_secret)
+    pins = dict(line.partition(";")[0].split("==") for line in packages if "==" in line)
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"line {number} of {path.name}"
+        if _LOCAL_PATH.search(line):
+            raise WrongValue(
+                f"{place} names a file of this machine, which the job does not have",
+                found=line.strip(),
+                fix="write its lines into this file; or name a wheel in files=, and install it in a cell with %pip",
+            )
+        _check_requirement(line, place, pins)
+    return text.encode()
+
+
+def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
+    """Refuse a version that contradicts the pins, and JAX without the library that drives a TPU."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        wanted = Requirement(re.split(r"\s#|\s--", line)[0].strip())
+    except InvalidRequirement:  # an empty line, an option, or something that uv will explain
+        return
+    name = re.sub(r"[-_.]+", "_", wanted.name.lower())
+    pinned = pins.get(name)
+    if pinned and not wanted.specifier.contains(pinned, prereleases=True):
+        raise WrongValue(
+            f"{place} contradicts {name}=={pinned}, which every job with this torch installs",
+            found=line.strip(),
+            fix=f'remove the line, or JobOptions(torch="...") with one of {", ".join(RELEASES)}, or torch="none"',
+        )
+    if name == "jax" and not pins and "tpu" not in wanted.extras:
+        raise WrongValue(
+            f"{place} installs JAX without libtpu: it would train on the CPU of the TPU's machine",
+            found=line.strip(),
+            fix=line.strip().replace("jax", "jax[tpu]", 1),
+        )

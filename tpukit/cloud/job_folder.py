@@ -235,7 +235,8 @@ class BucketFolder:
         before = f"{self._path}/" if self._path else ""
         with self._service.asked(self.address):
             blobs = list(self._client.list_blobs(self._bucket, prefix=before + prefix, timeout=_SECONDS))
-        return sorted(blob.name.removeprefix(before) for blob in blobs)
+        # The console makes empty objects with a slash at the end, to show folders.
+        return sorted(blob.name.removeprefix(before) for blob in blobs if not blob.name.endswith("/"))
 
     def stored(self, name: str) -> Stored | None:
         with self._service.asked(f"{self.address}/{name}"):

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import threading
@@ -26,6 +27,8 @@ from tpukit.cloud.job_folder import JobFolder, open_folder, read_json, stored_fi
 
 _BETWEEN_COPIES = 2.0  # seconds; Cloud Storage takes one write per second and name
 _BETWEEN_LOOKS = 5.0  # seconds, at the marker that cancels the job
+_LONGEST_WAIT = 10.0  # seconds, of a file that changes all the time, for its copy
+_CHECKPOINT = re.compile(r"(?:^|/)step-\d{8,}(?:-best)?-[0-9a-f]{8}[.]pt$")  # as `fit` names it
 _LOG_PIECE = 256 * 2**10  # characters; a piece is written again until it is full
 _LONGEST_LOG = 200 * 2**20  # characters of one attempt
 _LONGEST_OUTPUT = 10 * 2**20  # characters of one cell, in the notebook
@@ -98,6 +101,7 @@ class _Attempt:
         self._before = read_json(folder, "state.json")
         self._copied: dict[str, tuple] = {}  # files by name, as they are in the folder, with time and size
         self._seen: dict[str, tuple] = {}  # the same at the last look
+        self._waiting: dict[str, float] = {}  # since when a changed file waits for its copy
         self._sent: dict[str, tuple] = {}  # files that came with the job and did not change
         self._deleted = set(self._before.get("deleted", ()))  # of these
         self._notebook: tuple | None = None
@@ -150,20 +154,38 @@ class _Attempt:
             self._notebook = key
 
     def _copy_files(self, is_final: bool) -> None:
-        """Copy each changed file that nobody has written to since the last look; at the end, all."""
+        """Copy what changed, and delete what was deleted.
+
+        A file is copied when nobody has written to it since the last look, because half of it would be useless.
+        Checkpoints of `fit` get their names when they are whole, so they are copied at once. A file that changes all
+        the time is copied every ten seconds, unless it changes during the copy.
+        """
         there = _files(self.directory)
+        now = time.monotonic()
         for name, key in there.items():
-            is_still = is_final or self._seen.get(name) == key
-            if key in (self._copied.get(name), self._sent.get(name)) or not is_still:
+            if key in (self._copied.get(name), self._sent.get(name)):
                 continue
-            with contextlib.suppress(FileNotFoundError):
-                self.folder.upload(f"out/{name}", self.directory / name)
-                self._copied[name] = key
+            since = self._waiting.setdefault(name, now)
+            is_whole = is_final or self._seen.get(name) == key or _CHECKPOINT.search(name)
+            if is_whole or now - since >= _LONGEST_WAIT:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    self._copy_file(name, key, is_whole=bool(is_whole))
         for name in self._copied.keys() - there.keys():
             self.folder.delete(f"out/{name}")
             del self._copied[name]
         self._deleted |= self._sent.keys() - there.keys()
         self._seen = there
+
+    def _copy_file(self, name: str, key: tuple, *, is_whole: bool) -> None:
+        file = self.directory / name
+        if not is_whole:
+            file = self.work / "changing"
+            shutil.copyfile(self.directory / name, file)
+            if _key(self.directory / name) != key:
+                return
+        self.folder.upload(f"out/{name}", file)
+        self._copied[name] = key
+        self._waiting.pop(name, None)
 
     def manifest(self) -> dict[str, list]:
         """Return size and checksum of all results, as they are on this machine, by their names in the folder."""
@@ -408,7 +430,7 @@ def _copy_rest(attempt: _Attempt, result: dict) -> None:
         if attempt.folder.stored(name) != tuple(stored):
             raise OSError(f"{name} in the folder differs from the file of this machine")
     write_json(attempt.folder, "manifest.json", manifest)
-    attempt.folder.create("result.json", json.dumps(result, indent=1).encode())
+    write_json(attempt.folder, "result.json", result)
 
 
 def _write_page(attempt: _Attempt) -> None:
@@ -458,9 +480,9 @@ def _files(folder: Path) -> dict[str, tuple]:
     return found
 
 
-def _key(path: Path) -> tuple[int, int]:
+def _key(path: Path) -> tuple[int, int, int]:
     status = path.stat()
-    return status.st_mtime_ns, status.st_size
+    return status.st_mtime_ns, status.st_size, status.st_ino
 
 
 def read_secrets(secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen) -> dict[str, str]:

@@ -31,12 +31,10 @@ _SECRET = re.compile("|".join(f"(?:{shape})" for shape in _SHAPES))
 _SHORTEST_ALLOWED = 8  # a shorter text would allow too much
 
 
-def find_secret(text: str, allowed: Sequence[str] = ()) -> str | None:
-    """Return the first text that looks like a secret and contains none of the allowed ones."""
-    for found in _SECRET.finditer(text):
-        if not any(one in found[0] for one in allowed):
-            return found[0]
-    return None
+def find_secret(text: str, allowed: Sequence[str] = ()) -> re.Match | None:
+    """Return the first part that looks like a secret and contains none of the allowed texts."""
+    matches = _SECRET.finditer(text)
+    return next((found for found in matches if not any(one in found[0] for one in allowed)), None)
 
 
 def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None:
@@ -44,10 +42,11 @@ def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None
     found = find_secret(text, allowed)
     if found is None:
         return
-    beginning = found.strip()[: min(12, len(found) // 2)]
+    line = text.count("\n", 0, found.start()) + 1
+    beginning = found[0].strip()[: min(12, len(found[0]) // 2)]
     raise WrongValue(
         f"{place} contains what looks like a secret",
-        found=f"{beginning}...; whoever may read the job's folder could read it",
+        found=f"line {line}: {beginning}...; whoever may read the job's folder could read it",
         fix='secrets={"HF_TOKEN": ...}, and os.environ["HF_TOKEN"] in the notebook; if it is none: '
         'options=JobOptions(not_secret=("the text",))',
     )

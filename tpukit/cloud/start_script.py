@@ -1,12 +1,12 @@
 """Write the script that starts a job on any machine, and the list of packages that it installs."""
 
-from tpukit.cloud.target import JobPlan
+from tpukit.cloud.target import JobOptions, JobPlan
 from tpukit.essentials.machine import RELEASES
 from tpukit.essentials.show import WrongValue
 
 _OLDEST, _NEWEST = (3, 11), (3, 13)  # the versions of Python that tpukit and torch_xla have in common
 _XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"  # no other wheels exist
-_RUNNER = ("papermill>=2.6,<3", "ipykernel>=6.29,<8", "nbconvert>=7.16,<8", "google-crc32c>=1.5")
+_RUNNER = ("pip", "papermill>=2.6,<3", "ipykernel>=6.29,<8", "nbconvert>=7.16,<8", "google-crc32c>=1.5")
 
 _SCRIPT = """#!/usr/bin/env bash
 # Start the job on this machine, for the first time or again: bash run.sh [ADDRESS [WORK]]
@@ -74,7 +74,7 @@ if ! command -v uv > /dev/null; then
         || fail "uv cannot be installed"
 fi
 if [ ! -x "$environment/bin/python" ]; then
-    run uv venv --quiet --seed --python "$(find_python)" "$environment" || fail "there is no Python @PYTHON@"
+    run uv venv --quiet --python "$(find_python)" "$environment" || fail "there is no Python @PYTHON@"
 fi
 version=$("$environment/bin/python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 if [ "$version" != @CALLER@ ]; then
@@ -121,7 +121,7 @@ def start_script(plan: JobPlan, wheel: str) -> str:
     return text
 
 
-def package_list(plan: JobPlan, wheel: str) -> list[str]:
+def package_list(options: JobOptions, wheel: str) -> list[str]:
     """Return what every job of this kind installs, as lines of packages.txt.
 
     torch_xla works with exactly one release of torch, and libtpu with few of torch_xla, so all are pinned.
@@ -129,9 +129,9 @@ def package_list(plan: JobPlan, wheel: str) -> list[str]:
     Raises:
         ValueError: torch_xla has no release for this torch.
     """
-    if plan.options.torch == "none":
+    if options.torch == "none":
         return list(_RUNNER)
-    torch = plan.options.torch or list(RELEASES)[-1]
+    torch = options.torch or list(RELEASES)[-1]
     if torch not in RELEASES:
         raise WrongValue(
             f"no torch_xla works with torch {torch}",
