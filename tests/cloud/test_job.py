@@ -17,7 +17,8 @@ import nbformat
 import papermill
 import pytest
 
-from tpukit.cloud.job import OVER, CellFailedError, JobFailedError, find, jobs, submit
+from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.job import OVER, CellFailedError, Job, JobFailedError, find, jobs, submit
 from tpukit.cloud.job_folder import read_json
 from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.run_notebook import read_secrets
@@ -501,3 +502,38 @@ def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(
     assert (f"runs on Python {here}, it was sent from Python 3.12" in done.stdout) == (here != "3.12")
     assert done.returncode == 1
     assert json.loads((tmp_path / "result.json").read_text())["phase"] == "setup"
+
+
+def test_answers_that_do_not_come_do_not_end_the_waiting(make_notebook, send, monkeypatch, capsys):
+    looks = iter([CloudFailed("the cloud did not answer", may_pass=True)] * 3)
+    look = Job._look
+
+    def lost(self):
+        for error in looks:
+            raise error
+        return look(self)
+
+    job = send(make_notebook("1"))
+    monkeypatch.setattr(Job, "_look", lost)
+    assert job.wait(240, every=0.2) == "succeeded"
+    assert "no answer the cloud did not answer" in capsys.readouterr().out
+    place(job, "notebook.ipynb").write_text("changed by the user, after the results were compared")
+    assert job.wait() == "succeeded"
+    looks = iter([CloudFailed("not permitted")])
+    with pytest.raises(CloudFailed, match="not permitted"):
+        job.wait()
+
+
+def test_a_result_that_is_not_complete_keeps_the_machine(make_notebook, send, monkeypatch):
+    cleaned = []
+    monkeypatch.setattr(LocalTarget, "clean_up", lambda self, handle: cleaned.append(handle))
+    job = send(make_notebook("open('made', 'w').write('x')"))
+    wait_for(lambda: job.state == "succeeded")
+    place(job, "out/made").write_text("half")
+    with pytest.raises(CloudFailed, match="was not deleted: out/made"):
+        job.wait()
+    assert not cleaned
+    place(job, "out/made").write_text("x")
+    job.wait()
+    job.wait()
+    assert len(cleaned) == 1

@@ -79,7 +79,9 @@ class CloudTools:
             subprocess.run(command, env=os.environ | {MARK: name}, check=True)
         kill_machine(name)
         shutil.rmtree(self.folder / "vm" / name, ignore_errors=True)
-        _write(self.folder / f"vm/{name}.json", _read(self.folder / f"vm/{name}.json") | {"state": "SUSPENDED"})
+        record = self.folder / f"vm/{name}.json"
+        if record.exists():  # a managed job of SkyPilot has none
+            _write(record, _read(record) | {"state": "SUSPENDED"})
 
 
 _PROGRAM = """import runpy, sys

@@ -66,6 +66,12 @@ class GcloudTarget:
                 return handle
             self.clean_up(handle)
         self._create(plan, handle)
+        price = f"about ${plan.tpu.dollars:.2f} per hour"
+        print(
+            f"the TPU VM {plan.name} costs {price} until it deletes itself, after its results are copied\n"
+            f"  by hand: {shlex.join(_delete(handle))}",
+            flush=True,
+        )
         return handle
 
     def state(self, handle: dict) -> PlatformState:
@@ -76,9 +82,6 @@ class GcloudTarget:
         state = there.get("state", {})
         error = state.get("failedData", {}).get("error", {}).get("message", "")
         reason = " ".join([state.get("state", "no state"), error]).strip()
-        if _word(there) == "running":
-            # If the result stays away, the user can see and end what costs money.
-            reason += f"; to delete it by hand: `{shlex.join(_delete(handle))}`"
         return PlatformState(_word(there), reason)
 
     def logs(self, handle: dict) -> str:
@@ -150,7 +153,7 @@ def boot_script(plan: JobPlan, handle: dict) -> str:
         plan,
         [*plan.command(job), plan.folder, f"{home}/work"],
         mounts=[home],
-        seconds="$((deadline - $(date +%s)))",
+        seconds="$left",
     )
     return _BOOT.format(
         name=plan.name,
@@ -194,10 +197,10 @@ mkdir -p {home}
 
 cat > {home}/attempt.sh <<'ATTEMPT'
 export PATH="$PATH:/snap/bin"
-deadline=$(cat {home}/deadline)
-[ "$(date +%s)" -lt "$deadline" ] || exit 1
+left=$(($(cat {home}/deadline) - $(date +%s)))
+[ "$left" -gt 0 ] || exit 1  # `timeout 0` would be no limit
 mkdir -p {job} {work}
-gcloud storage cp --recursive {address}/run.sh {address}/in {job}/ || exit 75
+gcloud storage cp {address}/run.sh {address}/in {job}/ --recursive || exit 75
 gcloud storage cp {address}/result.json {job}/ 2> /dev/null
 {container}
 ATTEMPT
@@ -207,15 +210,15 @@ export PATH="$PATH:/snap/bin"
 there() {{ gcloud storage ls {address}/result.json > /dev/null 2>&1; }}
 # run.sh leaves the reason of a failed installation here.
 if [ -e {job}/result.json ] && ! there; then
-  [ ! -d {job}/log ] || gcloud storage cp --recursive --no-clobber {job}/log {address}/ || exit
-  gcloud storage cp --no-clobber {job}/result.json {address}/ || exit
+  [ ! -d {job}/log ] || gcloud storage cp {job}/log {address}/ --recursive --no-clobber || exit
+  gcloud storage cp {job}/result.json {address}/ --no-clobber || exit
 fi
 # The runner writes result.json last, when all files are in the bucket. Nothing is deleted before.
 if there; then
   {delete}
 elif [ "$(date +%s)" -ge "$(cat {home}/deadline)" ]; then
   # Nobody wrote a result. Without this copy the VM stays, and its log has the reason.
-  [ ! -d {work}/run ] || gcloud storage cp --recursive {work}/run {address}/left-on-the-machine/ || exit
+  [ ! -d {work}/run ] || gcloud storage cp {work}/run {address}/left-on-the-machine/ --recursive || exit
   {delete}
 fi
 STOP
