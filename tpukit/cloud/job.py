@@ -1,14 +1,17 @@
-"""Send a notebook as a job, follow it from any process, and bring back its results or the error of its cell.
+"""Send a notebook as a job, follow it from any process, and bring back its results.
 
-job = submit("train.ipynb", chip="v5e-8", to="vertex", bucket="gs://my-bucket/runs", parameters={"epochs": 3})
-job.state                 "queued", "starting", "running", "interrupted", or how it ended
-job.result().notebook     the executed notebook; a cell that failed raises here with its own traceback
-job = find("train-1125-1730-3f2a", "gs://my-bucket/runs")        later, in another kernel
+All that is known of a job is in its folder, so any kernel can take it up:
+
+    job = submit("train.ipynb", chip="v5e-8", to="vertex", bucket="gs://my-bucket/runs")
+    job.state                 "queued", "starting", "running", "interrupted", or how it ended
+    job.result().notebook     the executed notebook; an error of a cell raises here
+    job = find("train-1125-1730-3f2a", "gs://my-bucket/runs")     later, in another kernel
 """
 
 import hashlib
 import importlib
 import json
+import math
 import os
 import re
 import sys
@@ -41,6 +44,7 @@ TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
 _LOG_LINES = 30  # of the log's end, in an error
 _SECONDS_BETWEEN_LINES = 60.0  # of wait, while nothing changes
+_PATIENCE = 900.0  # seconds without an answer, of wait
 
 
 class JobFailedError(Explained, RuntimeError):
@@ -100,28 +104,35 @@ def submit(
 ) -> "Job":
     """Check, show and send a notebook or a script; return its `Job` at once.
 
-    The notebook runs from top to bottom in a fresh kernel. Its relative paths are in a working directory that has the
-    named files. The directory is copied into the job's folder every few seconds, so `fit(..., folder="run")` continues
-    from its own checkpoints if the platform starts the job again.
+    The notebook runs from top to bottom in a fresh kernel. Its relative paths are in a working
+    directory that has the named files. The directory is copied into the job's folder every few
+    seconds, so `fit(..., folder="run")` continues from its own checkpoints if the platform starts
+    the job again.
 
     Args:
-        notebook: an .ipynb or .py file. A script with cells (`# %%`) becomes a notebook; another one runs as it is.
-        chip: v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8, v3-8 and others; None only for `local`.
-        to: "local" (a dry run of the same start command on this machine), "vertex", "gcloud" or "skypilot".
+        notebook: an .ipynb or .py file. A script with cells (`# %%`) becomes a notebook; another
+            one runs as it is.
+        chip: v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8, v3-8 and others; None only for
+            `local`.
+        to: "local" (a dry run of the same start command on this machine), "vertex", "gcloud" or
+            "skypilot".
         parameters: values for names that the cell with the tag "parameters" assigns.
-        files: files and folders beside the notebook that it needs. Hidden files, keys and links out of a folder are
-            refused unless each is named itself.
+        files: files and folders beside the notebook that it needs. Hidden files, keys and links out
+            of a folder are refused unless each is named itself.
         requirements: a requirements.txt with the packages that the notebook needs.
-        name: of the job; None for the notebook's name and the time. Sent again with the same contents, a job that is
-            not over is returned; any other job of that name is refused.
-        bucket: "gs://bucket/folder", in which the job gets a folder of its name; for `local` a path, "jobs" by default.
+        name: of the job; None for the notebook's name and the time. Sent again with the same
+            contents, a job that is not over is returned; any other job of that name is refused.
+        bucket: "gs://bucket/folder", in which the job gets a folder of its name; for `local` a
+            path, "jobs" by default.
         timeout: "8h", "90m" or seconds, counted from the first start, all attempts together.
         secrets: references by the name of the variable that the notebook reads, such as
-            {"HF_TOKEN": "projects/P/secrets/hf/versions/latest"}, or "env:HF_TOKEN" for skypilot and local.
+            {"HF_TOKEN": "projects/P/secrets/hf/versions/latest"}, or "env:HF_TOKEN" for skypilot
+            and local.
         options: zone, region, spot, image and others; see `JobOptions`.
 
     Raises:
-        ValueError: something would not run, would not be honoured, or contains what looks like a secret.
+        ValueError: something would not run, would not be honoured, or contains what looks like a
+            secret.
         FileNotFoundError: a named file is missing.
         CloudFailed: the platform did not start the job.
     """
@@ -156,7 +167,7 @@ def submit(
 
 
 def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about: dict) -> "Job":
-    """Write the job's folder, and start the job; one of this name with the same contents is taken as it is."""
+    """Write the job's folder and start the job, unless it was sent before."""
     folder = open_folder(plan.folder, project=plan.options.project)
     request = {"plan": _plan_as_json(plan), "sent": time.time()} | about
     if not folder.create("job.json", json.dumps(request, indent=1).encode()):
@@ -200,13 +211,14 @@ class Job:
     def state(self) -> str:
         """Return the state of the job.
 
-        queued: the platform has no machine yet. starting: the machine installs packages. running. interrupted: the
-        machine was lost and the platform starts no other; `start()` does. succeeded, failed, cancelled, timed out.
+        queued: the platform has no machine yet. starting: the machine installs packages. running.
+        interrupted: the machine was lost and the platform starts no other, but `start()` does.
+        succeeded, failed, cancelled, timed out: the job is over.
         """
         return self._look()[0]
 
     def start(self) -> "Job":
-        """Start the job on a machine: `submit` does this, and it can be done again after an interruption."""
+        """Start the job on a machine, as `submit` does; again after an interruption."""
         if self._is_over():
             raise WrongValue(f"{self.name} is over: {self.state}", fix="submit() the notebook under another name")
         handle = self.target.start(self.plan)
@@ -225,7 +237,8 @@ class Job:
     def wait(self, timeout: str | float | None = None, *, every: float = 5.0) -> str:
         """Wait until the job is over and return its state; print a line when it changes.
 
-        An interrupt ends the waiting, not the job. When the results are complete in the folder, the machine is deleted.
+        An interrupt ends the waiting, not the job. When the results are complete in the folder, the
+        machine is deleted.
 
         Args:
             timeout: "2h", or seconds; None waits for as long as the job takes.
@@ -235,25 +248,33 @@ class Job:
             TimeoutError: the job is not over after that time.
             JobFailedError: the machine was lost and the platform starts no other.
         """
-        deadline = None if timeout is None else time.monotonic() + parse_duration(timeout, "timeout")
-        shown, shown_at = "", 0.0
+        limit = math.inf if timeout is None else parse_duration(timeout, "timeout")
+        began = answered = time.monotonic()
+        shown, shown_at = "", began
         while True:
-            state, reason = self._look()
-            is_news = state != shown and (shown or state not in OVER)
-            if is_news or (shown and time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES):
-                print(f"{self.name}: {state}{self._cell()} {reason}".rstrip(), flush=True)
-                shown, shown_at = state, time.monotonic()
+            try:
+                state, reason = self._look()
+                answered = time.monotonic()
+            except CloudFailed as error:  # a request may be lost, and the job goes on
+                if not error.may_pass or time.monotonic() - answered > _PATIENCE:
+                    raise
+                state, reason = "no answer", error.fact
             if state in OVER:
+                if shown:
+                    print(f"{self.name}: {state}", flush=True)
                 self._clean_up()
                 return state
             if state == "interrupted":
                 raise self._failure(state, reason, fix="job.start() continues from the files that were saved")
-            if deadline is not None and time.monotonic() >= deadline:
-                raise TimeoutError(f"{self.name} is {state} after {timeout}")
+            if state != shown or time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES:
+                print(f"{self.name}: {state}{self._cell(state)} {reason}".rstrip(), flush=True)
+                shown, shown_at = state, time.monotonic()
+            if time.monotonic() - began > limit:
+                raise TimeoutError(f"{self.name} is {state} after {limit:g} s")
             time.sleep(every)
 
     def cancel(self) -> "Job":
-        """End the job. The cell that runs is interrupted and may save; saved files stay in the folder."""
+        """End the job. The cell that runs may save; saved files stay in the folder."""
         if not self._is_over():
             self.folder.create("cancel", b"{}")
             handle = read_json(self.folder, "handle.json")
@@ -265,7 +286,8 @@ class Job:
         """Wait, and return the executed notebook and the files.
 
         Args:
-            folder: where to put them; None for jobs/<name>, or the job's own folder if it is on this machine.
+            folder: where to put them; None for jobs/<name>, or the job's own folder if it is on
+                this machine.
             timeout: see `wait`.
 
         Raises:
@@ -288,7 +310,7 @@ class Job:
         return self.download(folder)
 
     def download(self, folder: str | os.PathLike | None = None) -> Result:
-        """Return the notebook and the files as they are now, without waiting and without an error."""
+        """Return the notebook and the files as they are now, without waiting."""
         there = isinstance(self.folder, PathFolder) and folder is None
         place = Path(self.address) if there else Path(folder or Path("jobs", self.name))
         names = self.folder.names("out/")
@@ -325,13 +347,17 @@ class Job:
         missing = f"the platform reports {platform.word}, and the notebook left no result"
         return "failed", platform.reason or missing
 
-    def _cell(self) -> str:
-        state = read_json(self.folder, "state.json")
-        return f", cell {state['cell'] + 1} of {state['cells']}" if state.get("cells") else ""
+    def _cell(self, state: str) -> str:
+        if state != "running":
+            return ""
+        about = read_json(self.folder, "state.json")
+        return f", cell {about['cell'] + 1} of {about['cells']}" if about.get("cells") else ""
 
     def _clean_up(self) -> None:
         """Let the target delete the machine, once all files of the manifest are in the folder."""
         handle = read_json(self.folder, "handle.json")
+        if not handle or handle.get("is_cleaned_up"):
+            return
         for name, stored in read_json(self.folder, "manifest.json").items():
             if self.folder.stored(name) != tuple(stored):
                 raise CloudFailed(
@@ -339,8 +365,8 @@ class Job:
                     found=f"{self.address}/{name} differs from manifest.json",
                     fix="job.wait() again; when you have copied the files yourself, delete the machine",
                 )
-        if handle:
-            self.target.clean_up(handle)
+        self.target.clean_up(handle)
+        write_json(self.folder, "handle.json", handle | {"is_cleaned_up": True})
 
     def _failure(self, state: str, reason: str, *, fix: str) -> JobFailedError:
         end = "\n".join(self.logs().splitlines()[-_LOG_LINES:])
@@ -368,7 +394,8 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     Args:
         name: of the job.
         bucket: where it was submitted to.
-        to: the target, if it needs credentials of its own; None for the one that the job was sent to.
+        to: the target, if it needs credentials of its own; None for the one that the job was sent
+            to.
 
     Raises:
         FileNotFoundError: no such job; the message has those that exist.

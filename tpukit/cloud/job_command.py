@@ -1,4 +1,4 @@
-"""`python -m tpukit job` and `jobs`, `logs`, `result`, `cancel`: notebooks as jobs, from a terminal."""
+"""The commands `job`, `jobs`, `logs`, `result`, `cancel`: notebooks as jobs."""
 
 import argparse
 import json

@@ -25,8 +25,8 @@ _LOCAL_PATH = re.compile(
 def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()) -> dict[str, Path]:
     """Return the files to send by their path from the notebook's folder.
 
-    In a folder that was named, hidden files, keys and links that lead out of it are refused. Such a file is sent only
-    if it is named itself.
+    In a folder that was named, hidden files, keys and links that lead out of it are refused. Such a
+    file is sent only if it is named itself.
 
     Raises:
         ValueError: a file is refused; the message names all of them.
@@ -59,7 +59,7 @@ def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret:
 
 
 def _reason(file: Path, name: str, place: Path | None) -> str:
-    """Return the reason why a file is not sent; `place` is the folder that was named, None for a file by itself."""
+    """Return the reason why a file is not sent; `place` is the folder that was named, if any."""
     if name.startswith("../") or Path(name).is_absolute():
         return "is not below the notebook's folder"
     if place is None:
@@ -79,10 +79,11 @@ def _reason(file: Path, name: str, place: Path | None) -> str:
 
 
 def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()) -> bytes:
-    """Return the contents of a requirements file that another machine can install beside the packages of every job.
+    """Return the contents of a requirements file that another machine can install.
 
     Raises:
-        ValueError: a line names a file of this machine, contradicts a pinned package, or contains a secret.
+        ValueError: a line names a file of this machine, contradicts a pinned package, or contains a
+            secret.
     """
     if not path.is_file():
         raise NoSuchFile(f"no such file: {path}", fix='requirements="requirements.txt"')

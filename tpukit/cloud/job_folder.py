@@ -1,16 +1,18 @@
 """The folder of a job: a path, or gs://bucket/folder through Google's own client.
 
-job.json             the request; made only once, so a name belongs to one job
-run.sh, in/          what is sent: the start script, notebook, packages, files/
-handle.json          the platform's name for the job
-cancel               exists if the job should end
-attempts/0001.json   one for each start on a machine
-state.json           attempt, cell, time
-out/                 a copy of the working directory
-log/01-000001.txt    the output, by attempt, in pieces
-notebook.ipynb       executed as far as it ran, and at the end notebook.html and metrics.json
-manifest.json        at the end, all of these with size and checksum
-result.json          exists only when the job is over; it is written last
+The files of a job, by their names:
+
+    job.json             the request; made only once, so a name belongs to one job
+    run.sh, in/          what is sent: the start script, notebook, packages, files/
+    handle.json          the platform's name for the job
+    cancel               exists if the job should end
+    attempts/0001.json   one for each start on a machine
+    state.json           attempt, cell, time
+    out/                 a copy of the working directory
+    log/01-000001.txt    the output, by attempt, in pieces
+    notebook.ipynb       executed as far as it ran, and at the end notebook.html and metrics.json
+    manifest.json        at the end, all of these with size and checksum
+    result.json          exists only when the job is over; it is written last
 """
 
 import base64
@@ -39,7 +41,7 @@ class Stored(NamedTuple):
 
 
 class JobFolder(Protocol):
-    """Files by their names from the folder, such as "in/notebook.ipynb". Each is whole or not there."""
+    """Files by their names, such as "in/notebook.ipynb". Each is whole or not there."""
 
     address: str
 
@@ -271,7 +273,7 @@ def stored_file(file: Path) -> Stored:
 
 
 def _retry():
-    """Return the client's policy for requests that may be repeated: a file has the same content again."""
+    """Return the client's policy for requests that may be repeated."""
     from google.cloud.storage.retry import DEFAULT_RETRY
 
     return DEFAULT_RETRY

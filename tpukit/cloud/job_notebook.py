@@ -1,6 +1,6 @@
 """Read a notebook or a script as a job will run it, and refuse one that cannot run.
 
-    # %% tags=["parameters"]            a cell of a script begins so; in a notebook it is a cell with that tag
+    # %% tags=["parameters"]     begins a cell of a script; in a notebook, a cell with that tag
     preset = "cpu"
     epochs = 1
 
@@ -32,7 +32,8 @@ class JobNotebook:
     Attributes:
         content: the notebook without outputs, as it is sent.
         numbers: for each cell that is sent, its number in the file, from 0.
-        parameters_cell: the index of the cell with the tag "parameters" among those that are sent; -1 without one.
+        parameters_cell: the index of the cell with the tag "parameters" among those that are sent;
+            -1 without one.
         defaults: the expressions of that cell, by name; None for a name without a value.
         script: a file that the notebook only runs, and that must be sent as well.
     """
@@ -48,7 +49,8 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
     """Return the checked notebook of an .ipynb or .py file.
 
     Raises:
-        ValueError: it is no Python notebook, a cell is no Python, or a cell contains what looks like a secret.
+        ValueError: it is no Python notebook, a cell is no Python, or a cell contains what looks
+            like a secret.
     """
     if path.suffix not in (".ipynb", ".py"):
         raise WrongValue(f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py")
@@ -80,7 +82,7 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
 
 
 def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) -> dict[str, object]:
-    """Return parameters that the notebook has and that JSON keeps; ValueError or TypeError for others."""
+    """Return parameters that the notebook has and that JSON keeps; refuse others."""
     if parameters and notebook.parameters_cell < 0:
         raise WrongValue(
             f"the parameters {', '.join(parameters)} need a cell of parameters, and the notebook has none",
@@ -100,7 +102,7 @@ def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) ->
 
 
 def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> dict[str, object]:
-    """Return the values of `-p name value`: text for a parameter whose default is text, else a Python literal."""
+    """Return the values of `-p name value`: text if the default is text, else a literal."""
     values = {}
     for name, text in pairs:
         check_parameters(notebook, {name: text})
@@ -187,7 +189,7 @@ def _tags(cell: Mapping) -> list[str]:
 
 
 def _check_python(text: str, place: str) -> None:
-    """Refuse a syntax error, which would end the job; without IPython, cells with magics are not looked at."""
+    """Refuse a syntax error. Without IPython, cells with magics are not looked at."""
     try:
         from IPython.core.inputtransformer2 import TransformerManager
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tpukit.cloud.target import JobPlan, PlatformState
 
-# Settings of the machine: everything else of this process's environment stays here, as with a machine elsewhere.
+# Settings of the machine. Nothing else of this process's environment is passed on.
 _OF_THE_MACHINE = re.compile(
     "PATH|HOME|TMPDIR|LANG|LC_ALL|TPUKIT_ENVIRONMENT|(UV|PIP|SSL_CERT|REQUESTS)_.*|(?i:https?|no|all)_(?i:proxy)"
 )
@@ -26,7 +26,7 @@ class LocalTarget:
     name = "local"
 
     def start(self, plan: JobPlan) -> dict:
-        """Start run.sh in a session of its own, with a new temporary folder as the machine's disk."""
+        """Start run.sh in its own session, with a temporary folder as the machine's disk."""
         work = tempfile.mkdtemp(prefix="tpukit-job-")
         environment = {name: value for name, value in os.environ.items() if _OF_THE_MACHINE.fullmatch(name)}
         for name, reference in plan.secrets.items():
@@ -84,8 +84,8 @@ def _is_alive(handle: dict) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return the start time of a process; None for one that has ended, also if nobody has collected its exit code."""
-    with contextlib.suppress(ChildProcessError):  # a child of this process stays a zombie until it is collected
+    """Return the start time of a process; None for one that has ended, or a zombie."""
+    with contextlib.suppress(ChildProcessError):  # of another process
         os.waitpid(pid, os.WNOHANG)
     if Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):

@@ -1,11 +1,11 @@
-"""Run on the machine of a job: execute the notebook, keep the job's folder up to date, write the result.
+"""Execute a notebook on the machine of its job, and keep the job's folder up to date.
 
     work/run/            the working directory of the notebook
     work/notebook.ipynb  the executed notebook, written by papermill before and after each cell
 
-A thread copies what changed into the job's folder every two seconds. After a loss of the machine, another attempt
-continues with the files of the last copy. result.json is written last, after all other files are in the folder and
-were compared with those of this machine.
+A thread copies what changed into the job's folder every two seconds. After a loss of the machine,
+another attempt continues with the files of the last copy. result.json is written last, after all
+other files are in the folder and were compared with those of this machine.
 """
 
 import base64
@@ -42,22 +42,21 @@ class _Log:
     def __init__(self, attempt: int):
         self._attempt = attempt
         self._piece = 1
-        self._text = ""
-        self._length = 0
-        self._is_saved = True
+        self._text = ""  # of this piece
+        self._saved = 0  # characters of it in the folder
+        self._length = 0  # of the whole log
         self._lock = threading.Lock()
 
     def write(self, text: str) -> None:
         """Add text, as papermill does for the output of cells."""
         sys.stdout.write(text)
         with self._lock:
-            if self._length < _LONGEST_LOG <= self._length + len(text):
-                text = f"\ntpukit: more than {_LONGEST_LOG:,} characters; the rest of this attempt is not kept\n"
-            elif self._length >= _LONGEST_LOG:
-                return
+            room = _LONGEST_LOG - self._length
             self._length += len(text)
-            self._text += text
-            self._is_saved = False
+            if 0 < room < len(text):
+                text = f"{text[:room]}\ntpukit: the log is too long; the rest of this attempt is not kept\n"
+            if room > 0:
+                self._text += text
 
     def flush(self) -> None:
         """Bring standard output to the platform's own log."""
@@ -67,19 +66,15 @@ class _Log:
         """Write the piece that grows."""
         with self._lock:
             text = self._text
-            if self._is_saved:
-                return
-            self._is_saved = True
-        try:
-            folder.write(f"log/{self._attempt:02}-{self._piece:06}.txt", text.encode(errors="replace"))
-        except BaseException:
-            self._is_saved = False
-            raise
+        if len(text) == self._saved:
+            return
+        folder.write(f"log/{self._attempt:02}-{self._piece:06}.txt", text.encode(errors="replace"))
+        self._saved = len(text)
         if len(text) >= _LOG_PIECE:
             with self._lock:
-                self._piece += 1
                 self._text = self._text[len(text) :]
-                self._is_saved = not self._text
+            self._piece += 1
+            self._saved = 0
 
 
 class _Attempt:
@@ -87,7 +82,8 @@ class _Attempt:
 
     Attributes:
         number: from 1. Whoever makes the file of the next number has taken over the job.
-        reason: why the notebook is to end: "timed out", "cancelled", "replaced"; empty for a signal of the platform.
+        reason: why the notebook is to end: "timed out", "cancelled", "replaced"; empty for a signal
+            of the platform.
     """
 
     def __init__(self, folder: JobFolder, work: Path):
@@ -98,12 +94,11 @@ class _Attempt:
         self.cells = 0
         self.number, self.first_start = _take_number(folder)
         self.log = _Log(self.number)
-        self._before = read_json(folder, "state.json")
-        self._copied: dict[str, tuple] = {}  # files by name, as they are in the folder, with time and size
+        self._copied: dict[str, tuple] = {}  # files in the folder, by name
         self._seen: dict[str, tuple] = {}  # the same at the last look
         self._waiting: dict[str, float] = {}  # since when a changed file waits for its copy
         self._sent: dict[str, tuple] = {}  # files that came with the job and did not change
-        self._deleted = set(self._before.get("deleted", ()))  # of these
+        self._sent_names: set[str] = set()  # of all that came, also if they were deleted
         self._notebook: tuple | None = None
         self._lock = threading.Lock()
 
@@ -116,8 +111,10 @@ class _Attempt:
         """Bring the files that were sent, and those that earlier attempts have saved."""
         self.directory.mkdir(parents=True, exist_ok=True)
         sent = open_folder(source / "in" / "files")
-        for name in sent.names():
-            if name not in self._deleted:
+        self._sent_names = set(sent.names())
+        deleted = read_json(self.folder, "state.json").get("deleted", ())
+        for name in self._sent_names:
+            if name not in deleted:
                 sent.download(name, self.directory / name)
                 self._sent[name] = _key(self.directory / name)
         for name in self.folder.names("out/"):
@@ -143,8 +140,9 @@ class _Attempt:
             write_json(self.folder, "state.json", self._state(state))
 
     def _state(self, state: str) -> dict:
+        deleted = sorted(self._sent_names - self._seen.keys())
         where = {"cell": self.cell, "cells": self.cells}
-        return {"state": state, "attempt": self.number, "time": time.time(), "deleted": sorted(self._deleted)} | where
+        return {"state": state, "attempt": self.number, "time": time.time(), "deleted": deleted} | where
 
     def _copy_notebook(self) -> None:
         notebook = self.work / "notebook.ipynb"
@@ -156,9 +154,10 @@ class _Attempt:
     def _copy_files(self, is_final: bool) -> None:
         """Copy what changed, and delete what was deleted.
 
-        A file is copied when nobody has written to it since the last look, because half of it would be useless.
-        Checkpoints of `fit` get their names when they are whole, so they are copied at once. A file that changes all
-        the time is copied every ten seconds, unless it changes during the copy.
+        A file is copied when nobody has written to it since the last look, because half of it would
+        be useless. Checkpoints of `fit` get their names when they are whole, so they are copied at
+        once. A file that changes all the time is copied every ten seconds, unless it changes during
+        the copy.
         """
         there = _files(self.directory)
         now = time.monotonic()
@@ -173,7 +172,6 @@ class _Attempt:
         for name in self._copied.keys() - there.keys():
             self.folder.delete(f"out/{name}")
             del self._copied[name]
-        self._deleted |= self._sent.keys() - there.keys()
         self._seen = there
 
     def _copy_file(self, name: str, key: tuple, *, is_whole: bool) -> None:
@@ -188,7 +186,7 @@ class _Attempt:
         self._waiting.pop(name, None)
 
     def manifest(self) -> dict[str, list]:
-        """Return size and checksum of all results, as they are on this machine, by their names in the folder."""
+        """Return size and checksum of all results on this machine, by name."""
         files = {f"out/{name}": self.directory / name for name in self._copied}
         for name in ("notebook.ipynb", "notebook.html", "metrics.json"):
             if (self.work / name).exists():
@@ -201,7 +199,7 @@ class _Replaced(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Run the job in the folder at `arguments[0]`, which sees the files that were sent in `arguments[1]`."""
+    """Run a job; the arguments are its address, the folder with `in/`, and the work folder."""
     address, source, work = arguments
     folder = open_folder(address)
     attempt = _Attempt(folder, Path(work))
@@ -209,13 +207,11 @@ def main(arguments: list[str]) -> int:
     request = read_json(folder, "job.json")
     signal.signal(signal.SIGTERM, _interrupt)
     over = threading.Event()
-    watch = threading.Thread(target=_watch, args=(attempt, float(request["plan"]["timeout"]), over), daemon=True)
-    copies = threading.Thread(target=_copy, args=(attempt, over), daemon=True)
     try:
-        result = _run(attempt, request, Path(source), (watch, copies))
+        result = _run(attempt, request, Path(source), over)
     except KeyboardInterrupt:
         result = {"state": attempt.reason or "interrupted"}
-    except Exception as error:  # of the packages below; without a result the platform would start the job again
+    except Exception as error:  # without a result it would start again
         text = traceback.format_exc()
         result = {"state": "failed", "phase": "start", "error": f"{type(error).__name__}: {error}", "traceback": text}
         attempt.log.write(text)
@@ -227,13 +223,14 @@ def main(arguments: list[str]) -> int:
     return _finish(attempt, result, request)
 
 
-def _run(attempt: _Attempt, request: Mapping, source: Path, threads: tuple) -> dict:
-    threads[0].start()
-    os.environ |= read_secrets(request["plan"].get("secrets", {}))
-    os.environ |= {"TPUKIT_JOB": request["plan"]["name"], "TPUKIT_ATTEMPT": str(attempt.number)}
+def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Event) -> dict:
+    plan = request["plan"]
+    threading.Thread(target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True).start()
+    os.environ |= read_secrets(plan.get("secrets", {}))
+    os.environ |= {"TPUKIT_JOB": plan["name"], "TPUKIT_ATTEMPT": str(attempt.number)}
     attempt.restore(source)
     attempt.save()
-    threads[1].start()
+    threading.Thread(target=_copy, args=(attempt, over), daemon=True).start()
     return _execute(attempt, request, source)
 
 
@@ -274,7 +271,7 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
 
 
 def _failed_cell(attempt: _Attempt, request: Mapping) -> dict:
-    """Return the error of the first cell that must not fail; papermill also stops for the tag "raises-exception"."""
+    """Return the error of the first cell that has no tag "raises-exception", if any."""
     place = attempt.work / "notebook.ipynb"
     book = json.loads(place.read_text(encoding="utf-8"))
     marker = "papermill-error-cell-tag"
@@ -292,7 +289,7 @@ def _failed_cell(attempt: _Attempt, request: Mapping) -> dict:
 
 
 class _WholeFiles:
-    """Handle the output of papermill, which by itself writes in place: a kill would leave half a notebook."""
+    """Write notebooks whole. papermill writes in place: a kill would leave half of one."""
 
     def __init__(self, attempt: _Attempt):
         self._attempt = attempt
@@ -360,19 +357,19 @@ def _output_size(kind: str, content: Mapping) -> int:
 
 
 def _copy(attempt: _Attempt, over: threading.Event) -> None:
-    """Copy what changed until the notebook is over. A request that fails is repeated two seconds later."""
+    """Copy changed files until the notebook is over. After an error, the next copy is a retry."""
     while not over.wait(_BETWEEN_COPIES):
         try:
             attempt.save()
         except _Replaced:
             os.kill(os.getpid(), signal.SIGTERM)
             return
-        except Exception as error:  # of the file system or Google's client: the next copy may succeed
+        except Exception as error:  # of a disk or a network
             attempt.log.write(f"tpukit: results could not be copied: {error}\n")
 
 
 def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
-    """End the notebook at the time limit, which counts from the first start, or if the job was cancelled."""
+    """End the notebook at the time limit, or if the job was cancelled."""
     next_look = 0.0
     while not over.wait(0.5):
         if time.time() > attempt.first_start + timeout:
@@ -388,7 +385,7 @@ def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
 
 
 def _interrupt(*_: object) -> None:
-    """Handle SIGTERM: papermill ends the kernel, which first interrupts the cell and gives it time to save."""
+    """Handle SIGTERM: papermill interrupts the cell, which may save, and ends the kernel."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
@@ -434,7 +431,7 @@ def _copy_rest(attempt: _Attempt, result: dict) -> None:
 
 
 def _write_page(attempt: _Attempt) -> None:
-    """Write the executed notebook as an HTML page; a page that cannot be made does not change the result."""
+    """Write the executed notebook as an HTML page; without one the result is the same."""
     try:
         from nbconvert import HTMLExporter
 
@@ -455,7 +452,7 @@ def _write_metrics(attempt: _Attempt, result: Mapping) -> None:
 
 
 def _take_number(folder: JobFolder) -> tuple[int, float]:
-    """Return the number of this attempt, which no other machine has, and the time of the first start."""
+    """Return a number that no other machine has, and the time of the first start."""
     started = float(os.environ.get("TPUKIT_STARTED") or time.time())
     number = 1 + len(folder.names("attempts/"))
     # The process is in the content, so that two machines never write the same.
@@ -471,7 +468,7 @@ def _attempt_file(number: int) -> str:
 
 
 def _files(folder: Path) -> dict[str, tuple]:
-    """Return time and size of all files below a folder, by name; links are left out, as they may lead anywhere."""
+    """Return the keys of all files below a folder, by name. Links are left out."""
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
@@ -488,7 +485,8 @@ def _key(path: Path) -> tuple[int, int, int]:
 def read_secrets(secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen) -> dict[str, str]:
     """Return the values of secrets in Secret Manager, with the account of this machine.
 
-    References of another kind ("env:NAME") are left out: the platform has put them into the environment.
+    References of another kind ("env:NAME") are left out: the platform has put them into the
+    environment.
     """
     wanted = {name: reference for name, reference in secrets.items() if reference.startswith("projects/")}
     if not wanted:

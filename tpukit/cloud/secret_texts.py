@@ -38,7 +38,7 @@ def find_secret(text: str, allowed: Sequence[str] = ()) -> re.Match | None:
 
 
 def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None:
-    """Raise ValueError if the text contains what looks like a secret; the message has its beginning only."""
+    """Refuse text that looks like a secret; the message has its beginning only."""
     found = find_secret(text, allowed)
     if found is None:
         return

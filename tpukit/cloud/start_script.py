@@ -4,7 +4,7 @@ from tpukit.cloud.target import JobOptions, JobPlan
 from tpukit.essentials.machine import RELEASES
 from tpukit.essentials.show import WrongValue
 
-_OLDEST, _NEWEST = (3, 11), (3, 13)  # the versions of Python that tpukit and torch_xla have in common
+_OLDEST, _NEWEST = (3, 11), (3, 13)  # of Python, for tpukit and torch_xla
 _XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"  # no other wheels exist
 _RUNNER = ("pip", "papermill>=2.6,<3", "ipykernel>=6.29,<8", "nbconvert>=7.16,<8", "google-crc32c>=1.5")
 
@@ -12,7 +12,7 @@ _SCRIPT = """#!/usr/bin/env bash
 # Start the job on this machine, for the first time or again: bash run.sh [ADDRESS [WORK]]
 #   ADDRESS: for results, a path or gs://bucket/folder; by default the folder of this file
 #   WORK: a folder on the machine's own disk; by default a new one
-# An image that has an environment already names it in TPUKIT_ENVIRONMENT; missing packages are added.
+# An image may name its environment in TPUKIT_ENVIRONMENT; missing packages are added.
 # Exit code 0: it has succeeded. 1: it is over, see result.json. 75: interrupted, start it again.
 set -uo pipefail
 folder=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
