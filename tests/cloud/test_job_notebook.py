@@ -165,7 +165,7 @@ NO_SECRETS = [
     "tokenizer = 'bert-base-uncased'",
     "pad_token='[PAD]', eos_token='</s>'",
     "!pip install tokenizers sentencepiece==0.1.99 tokenizers==0.15.0",
-    "!pip install git+https://github.com/pytorch/xla@" + "0123456789abcdef" * 2 + "01234567",
+    "!pip install git+https://example.com/xla.git@" + "0123456789abcdef" * 2 + "01234567",
     "!huggingface-cli login --token $HF_TOKEN",
     "monitor_key = 'valid_auroc_of_all_labels'",
     "from huggingface_hub import login\nlogin()",

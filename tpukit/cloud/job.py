@@ -370,8 +370,8 @@ class Job:
 
     def _failure(self, state: str, reason: str, *, fix: str) -> JobFailedError:
         end = "\n".join(self.logs().splitlines()[-_LOG_LINES:])
-        fact = f"the job {self.name} has no result: {state}; {reason}".rstrip("; ")
-        return JobFailedError(fact, found=end, fix=fix, state=state)
+        why = f"; {reason}" if reason else ""
+        return JobFailedError(f"the job {self.name} has no result: {state}{why}", found=end, fix=fix, state=state)
 
 
 class Jobs(Table, list):
