@@ -268,9 +268,9 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_label_and_not_made_again(tr
 @pytest.mark.parametrize("fate", [503, HANG, LOSE])
 def test_where_the_jobs_cannot_be_listed_either_it_is_not_sent_again(transport, fate):
     cloud = Cloud(creating=[503] * 3, listing=[None, *[fate] * 3])
-    with serving(cloud, transport, request_timeout=2.0) as target:
-        with pytest.raises(CloudFailed, match=r"is not known(.|\n)*cannot be listed either"):
-            target.start(PLAN)
+    unknown = pytest.raises(CloudFailed, match=r"is not known(.|\n)*cannot be listed either")
+    with serving(cloud, transport, request_timeout=2.0) as target, unknown:
+        target.start(PLAN)
     assert cloud.names() == ["list", "create", "list", "list", "list"]
 
 

@@ -188,7 +188,7 @@ def _check_secrets(plan: JobPlan) -> None:
 
 def largest_cost(plan: JobPlan) -> str:
     """Return the price per hour and the largest possible cost, as one line."""
-    if plan.tpu is None:
+    if plan.target == "local" or plan.tpu is None:
         return "nothing: it runs on this machine"
     hours = plan.timeout / 3600
     most = hours * plan.tpu.dollars
