@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from tpukit.cloud.answers import Service
 from tpukit.essentials.machine import write_whole
@@ -40,43 +40,7 @@ class Stored(NamedTuple):
     crc32c: str
 
 
-class JobFolder(Protocol):
-    """Files by their names, such as "in/notebook.ipynb". Each is whole or not there."""
-
-    address: str
-
-    def read(self, name: str) -> bytes | None:
-        """Return a file's content; None without the file."""
-
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file, over one that is there."""
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Write a file if there is none, and return whether it was written."""
-
-    def upload(self, name: str, file: Path) -> None:
-        """Copy a file of this machine into the folder."""
-
-    def download(self, name: str, file: Path) -> None:
-        """Copy a file of the folder to this machine."""
-
-    def delete(self, name: str) -> None:
-        """Delete a file; nothing happens without one."""
-
-    def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all files that begin with a prefix, sorted."""
-
-    def stored(self, name: str) -> Stored | None:
-        """Return size and checksum of a file; None without the file."""
-
-    def folders(self) -> list[str]:
-        """Return the names of the folders directly in this one, sorted."""
-
-    def below(self, name: str) -> "JobFolder":
-        """Return one of these folders, which need not exist."""
-
-
-def open_folder(address: str | os.PathLike, *, project: str | None = None, credentials=None) -> JobFolder:
+def open_folder(address: str | os.PathLike, *, project: str | None = None, credentials=None) -> "JobFolder":
     """Return the folder at an address, which need not exist.
 
     Raises:
@@ -98,36 +62,39 @@ def address_of(bucket: str | os.PathLike, name: str) -> str:
     return f"{text.rstrip('/')}/{name}" if "://" in text else str(Path(text).absolute() / name)
 
 
-def read_json(folder: JobFolder, name: str) -> dict:
+def read_json(folder: "JobFolder", name: str) -> dict:
     """Return the object in a file; an empty one without the file, or while it is being written."""
     with contextlib.suppress(ValueError):
         return json.loads(folder.read(name) or b"{}")
     return {}
 
 
-def write_json(folder: JobFolder, name: str, value: dict) -> None:
+def write_json(folder: "JobFolder", name: str, value: dict) -> None:
     """Write an object as JSON."""
     folder.write(name, json.dumps(value, indent=1).encode())
 
 
 class PathFolder:
-    """A folder of this machine, or a bucket that is mounted."""
+    """A folder of this machine, or a bucket that is mounted. Each file is whole or not there."""
 
     def __init__(self, path: Path):
         self.address = str(path)
         self._path = path
 
     def read(self, name: str) -> bytes | None:
+        """Return a file's content; None without the file."""
         try:
             return (self._path / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 
     def write(self, name: str, content: bytes) -> None:
+        """Write a file, over one that is there."""
         with write_whole(self._place(name)) as written:
             written.write(content)
 
     def create(self, name: str, content: bytes) -> bool:
+        """Write a file if there is none, and return whether it was written."""
         # The name is taken first, so a reader may see an empty file for a moment.
         try:
             with open(self._place(name), "xb") as written:
@@ -137,33 +104,40 @@ class PathFolder:
         return True
 
     def upload(self, name: str, file: Path) -> None:
+        """Copy a file of this machine into the folder."""
         with open(file, "rb") as source, write_whole(self._place(name)) as written:
             shutil.copyfileobj(source, written)
 
     def download(self, name: str, file: Path) -> None:
+        """Copy a file of the folder to this machine."""
         file.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(self._path / name, file)
 
     def delete(self, name: str) -> None:
+        """Delete a file; nothing happens without one."""
         (self._path / name).unlink(missing_ok=True)
 
     def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all files that begin with a prefix, sorted."""
         place = self._path / prefix.rpartition("/")[0]
         files = [path for path in place.rglob("*") if path.is_file() and not _UNFINISHED.search(path.name)]
         names = sorted(path.relative_to(self._path).as_posix() for path in files)
         return [name for name in names if name.startswith(prefix)]
 
     def stored(self, name: str) -> Stored | None:
+        """Return size and checksum of a file; None without the file."""
         with contextlib.suppress(FileNotFoundError):
             return stored_file(self._path / name)
         return None
 
     def folders(self) -> list[str]:
+        """Return the names of the folders directly in this one, sorted."""
         if not self._path.is_dir():
             return []
         return sorted(path.name for path in self._path.iterdir() if path.is_dir())
 
     def below(self, name: str) -> "PathFolder":
+        """Return one of these folders, which need not exist."""
         return PathFolder(self._path / name)
 
     def _place(self, name: str) -> Path:
@@ -173,7 +147,7 @@ class PathFolder:
 
 
 class BucketFolder:
-    """A folder of a bucket of Cloud Storage. Errors are `CloudFailed`, with the fix."""
+    """The same for a folder of a bucket. Errors are `CloudFailed`, with the fix."""
 
     def __init__(self, bucket: str, path: str, *, project: str | None = None, credentials=None):
         try:
@@ -257,6 +231,9 @@ class BucketFolder:
 
     def _blob(self, name: str):
         return self._bucket.blob(self._full(name))
+
+
+JobFolder = PathFolder | BucketFolder
 
 
 def stored_file(file: Path) -> Stored:

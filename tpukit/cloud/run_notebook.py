@@ -209,14 +209,14 @@ def main(arguments: list[str]) -> int:
     over = threading.Event()
     try:
         result = _run(attempt, request, Path(source), over)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, all is copied
     except KeyboardInterrupt:
         result = {"state": attempt.reason or "interrupted"}
     except Exception as error:  # without a result it would start again
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         text = traceback.format_exc()
         result = {"state": "failed", "phase": "start", "error": f"{type(error).__name__}: {error}", "traceback": text}
         attempt.log.write(text)
-    with contextlib.suppress(KeyboardInterrupt):  # a second signal must not end the copying
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     over.set()
     if result["state"] == "interrupted" and folder.read("cancel") is not None:
         result["state"] = "cancelled"
@@ -370,6 +370,7 @@ def _copy(attempt: _Attempt, over: threading.Event) -> None:
 
 def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
     """End the notebook at the time limit, or if the job was cancelled."""
+    folder = open_folder(attempt.folder.address)  # a client is for one thread
     next_look = 0.0
     while not over.wait(0.5):
         if time.time() > attempt.first_start + timeout:
@@ -377,7 +378,7 @@ def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
         elif time.monotonic() > next_look:
             next_look = time.monotonic() + _BETWEEN_LOOKS
             with contextlib.suppress(Exception):  # the next look may succeed
-                if attempt.folder.read("cancel") is not None:
+                if folder.read("cancel") is not None:
                     attempt.reason = "cancelled"
         if attempt.reason:
             os.kill(os.getpid(), signal.SIGTERM)

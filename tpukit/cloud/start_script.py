@@ -94,8 +94,17 @@ _INSTALL = """install="uv pip install --quiet --python $environment/bin/python"
 retry $install "${packages[@]}" || fail "the packages cannot be installed; see the log"
 """
 _ALONE = 'retry $install --no-deps ./@WHEEL@ || fail "tpukit cannot be installed; see the log"\n'
-_BACKEND = """export UV_TORCH_BACKEND="${UV_TORCH_BACKEND-cpu}"  # a TPU needs no CUDA libraries
-[ -n "$UV_TORCH_BACKEND" ] || unset UV_TORCH_BACKEND
+_BACKEND = """if [ -z "${UV_TORCH_BACKEND+set}" ]; then  # a TPU needs no CUDA libraries, which are 4 GB
+    index=https://download.pytorch.org/whl/cpu/torch/
+    if "$environment/bin/python" -c 'import sys, urllib.request as request
+request.urlopen(sys.argv[1], timeout=20)' $index 2> /dev/null; then
+        export UV_TORCH_BACKEND=cpu
+    else
+        echo "tpukit: $index cannot be reached; torch comes from the default index" >> "$work/setup.log"
+    fi
+elif [ -z "$UV_TORCH_BACKEND" ]; then
+    unset UV_TORCH_BACKEND
+fi
 """
 
 
