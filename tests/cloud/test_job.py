@@ -537,3 +537,28 @@ def test_a_result_that_is_not_complete_keeps_the_machine(make_notebook, send, mo
     job.wait()
     job.wait()
     assert len(cleaned) == 1
+
+
+@pytest.mark.parametrize(
+    ("set_to", "index_answers", "used"),
+    [(None, True, "cpu"), (None, False, "unset"), ("cu128", True, "cu128"), ("", True, "unset")],
+)
+def test_torch_comes_from_the_cpu_index_if_it_answers(tmp_path, set_to, index_answers, used):
+    answer = 0 if index_answers else 1
+    programs = {
+        "bin/uv": f'#!/bin/sh\necho "${{UV_TORCH_BACKEND-unset}}" > {tmp_path}/used\nexit 1\n',
+        "environment/bin/python": f'#!/bin/sh\ncase "$2" in *urlopen*) exit {answer};; esac\necho 3.12\n',
+        "in/packages.txt": "",
+    }
+    plan = JobPlan("a", "local", str(tmp_path), None, 3600, "3.12", "")
+    programs["run.sh"] = start_script(plan, "tpukit.whl").replace("3 9 0", "0")
+    for name, text in programs.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name != "UV_TORCH_BACKEND"}
+    environment |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "TPUKIT_ENVIRONMENT": f"{tmp_path}/environment"}
+    environment |= {} if set_to is None else {"UV_TORCH_BACKEND": set_to}
+    assert subprocess.run(["bash", tmp_path / "run.sh"], env=environment).returncode == 1
+    assert (tmp_path / "used").read_text() == f"{used}\n"
+    assert ("cannot be reached" in (tmp_path / "log/00-setup.txt").read_text()) == (used == "unset" and set_to is None)

@@ -68,7 +68,9 @@ class CellFailedError(JobFailedError):
     """
 
     cell = -1
-    ename = evalue = traceback = ""
+    ename = ""
+    evalue = ""
+    traceback = ""
 
 
 @dataclass(frozen=True)
@@ -249,8 +251,10 @@ class Job:
             JobFailedError: the machine was lost and the platform starts no other.
         """
         limit = math.inf if timeout is None else parse_duration(timeout, "timeout")
-        began = answered = time.monotonic()
-        shown, shown_at = "", began
+        began = time.monotonic()
+        answered = began
+        shown_at = began
+        shown = ""
         while True:
             try:
                 state, reason = self._look()
@@ -258,7 +262,8 @@ class Job:
             except CloudFailed as error:  # a request may be lost, and the job goes on
                 if not error.may_pass or time.monotonic() - answered > _PATIENCE:
                     raise
-                state, reason = "no answer", error.fact
+                state = "no answer"
+                reason = error.fact
             if state in OVER:
                 if shown:
                     print(f"{self.name}: {state}", flush=True)
@@ -268,7 +273,8 @@ class Job:
                 raise self._failure(state, reason, fix="job.start() continues from the files that were saved")
             if state != shown or time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES:
                 print(f"{self.name}: {state}{self._cell(state)} {reason}".rstrip(), flush=True)
-                shown, shown_at = state, time.monotonic()
+                shown = state
+                shown_at = time.monotonic()
             if time.monotonic() - began > limit:
                 raise TimeoutError(f"{self.name} is {state} after {limit:g} s")
             time.sleep(every)
@@ -311,16 +317,19 @@ class Job:
 
     def download(self, folder: str | os.PathLike | None = None) -> Result:
         """Return the notebook and the files as they are now, without waiting."""
-        there = isinstance(self.folder, PathFolder) and folder is None
-        place = Path(self.address) if there else Path(folder or Path("jobs", self.name))
-        names = self.folder.names("out/")
-        single = [name for name in ("notebook.ipynb", "notebook.html", "metrics.json") if self.folder.names(name)]
-        if not there:
-            for name in names + single:
+        is_here = isinstance(self.folder, PathFolder) and folder is None
+        place = Path(self.address) if is_here else Path(folder or Path("jobs", self.name))
+        outputs = self.folder.names("out/")
+        records = [name for name in ("notebook.ipynb", "notebook.html", "metrics.json") if self.folder.names(name)]
+        if not is_here:
+            for name in outputs + records:
                 self.folder.download(name, place / name)
-        notebook, page = (place / name if name in single else None for name in ("notebook.ipynb", "notebook.html"))
-        files = {name.removeprefix("out/"): place / name for name in names}
-        return Result(notebook, page, files, read_json(self.folder, "metrics.json"))
+        return Result(
+            notebook=place / "notebook.ipynb" if "notebook.ipynb" in records else None,
+            page=place / "notebook.html" if "notebook.html" in records else None,
+            files={name.removeprefix("out/"): place / name for name in outputs},
+            metrics=read_json(self.folder, "metrics.json"),
+        )
 
     def _is_over(self) -> bool:
         return bool(read_json(self.folder, "result.json"))

@@ -31,7 +31,8 @@ def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret:
     Raises:
         ValueError: a file is refused; the message names all of them.
     """
-    found, refused = {}, []
+    found = {}
+    refused = []
     for one in named:
         place = folder / one
         if not place.exists():

@@ -166,7 +166,8 @@ def _cell(kind: str, source: str, *, tags: list[str]) -> dict:
 
 def _clean(book: dict) -> tuple[int, ...]:
     """Remove outputs and cells of an earlier run; return the numbers of the cells that stay."""
-    numbers, cells = [], []
+    numbers = []
+    cells = []
     for number, cell in enumerate(book["cells"]):
         source = cell.get("source", "")
         cell["source"] = source if isinstance(source, str) else "".join(source)

@@ -4,7 +4,8 @@ from tpukit.cloud.target import JobOptions, JobPlan
 from tpukit.essentials.machine import RELEASES
 from tpukit.essentials.show import WrongValue
 
-_OLDEST, _NEWEST = (3, 11), (3, 13)  # of Python, for tpukit and torch_xla
+_OLDEST = (3, 11)  # Python, for tpukit and torch_xla
+_NEWEST = (3, 13)
 _XLA_ONLY = "sys_platform == 'linux' and platform_machine == 'x86_64'"  # no other wheels exist
 _RUNNER = ("pip", "papermill>=2.6,<3", "ipykernel>=6.29,<8", "nbconvert>=7.16,<8", "google-crc32c>=1.5")
 
