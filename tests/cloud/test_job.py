@@ -19,9 +19,9 @@ import pytest
 
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.job import OVER, CellFailedError, Job, JobFailedError, find, jobs, submit
-from tpukit.cloud.job_folder import read_json
+from tpukit.cloud.job_folder import open_folder, read_json, write_json
 from tpukit.cloud.local import LocalTarget
-from tpukit.cloud.run_notebook import read_secrets
+from tpukit.cloud.run_notebook import _Attempt, read_secrets
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan
 from tpukit.measure import find_tpu
@@ -308,6 +308,25 @@ def test_a_machine_that_was_thought_lost_leaves_the_job_to_the_next(make_noteboo
     wait_for(lambda: job.state == "interrupted")
     assert "another machine runs this job now" in job.target.logs(handle(job))
     assert job.folder.read("result.json") is None
+
+
+def test_an_interruption_before_the_files_are_there_deletes_none_of_them(tmp_path):
+    folder = open_folder(tmp_path / "job")
+    for name in ("in/files/kept", "in/files/gone", "out/saved"):
+        folder.write(name, b"x")
+    write_json(folder, "state.json", {"attempt": 1, "deleted": ["gone"]})
+    (tmp_path / "first/run").mkdir(parents=True)
+    _Attempt(folder, tmp_path / "first").save("interrupted", is_final=True)  # by a signal that came early
+    assert read_json(folder, "state.json")["deleted"] == ["gone"]
+    second = _Attempt(folder, tmp_path / "second")
+    second.restore(tmp_path / "job")
+    second.save()
+    assert sorted(path.name for path in second.directory.iterdir()) == ["kept", "saved"]
+    (second.directory / "saved").unlink()
+    (second.directory / "gone").write_text("made again")
+    second.save(is_final=True)
+    assert read_json(folder, "state.json")["deleted"] == []
+    assert folder.names("out/") == ["out/gone"]
 
 
 def test_a_kernel_that_dies_is_a_failure_with_a_reason(make_notebook, send):

@@ -99,6 +99,8 @@ class _Attempt:
         self._waiting: dict[str, float] = {}  # since when a changed file waits for its copy
         self._sent: dict[str, tuple] = {}  # files that came with the job and did not change
         self._sent_names: set[str] = set()  # of all that came, also if they were deleted
+        self._deleted: list[str] = read_json(folder, "state.json").get("deleted", [])  # of these
+        self._is_restored = False  # until then, a file that is missing was not deleted
         self._notebook: tuple | None = None
         self._lock = threading.Lock()
 
@@ -112,9 +114,8 @@ class _Attempt:
         self.directory.mkdir(parents=True, exist_ok=True)
         sent = open_folder(source / "in" / "files")
         self._sent_names = set(sent.names())
-        deleted = read_json(self.folder, "state.json").get("deleted", ())
         for name in self._sent_names:
-            if name not in deleted:
+            if name not in self._deleted:
                 sent.download(name, self.directory / name)
                 self._sent[name] = _key(self.directory / name)
         for name in self.folder.names("out/"):
@@ -122,6 +123,7 @@ class _Attempt:
             self.folder.download(f"out/{name}", self.directory / name)
             self._copied[name] = _key(self.directory / name)
             self._sent.pop(name, None)
+        self._is_restored = True
         if self.number > 1:
             self.log.write(f"tpukit: attempt {self.number}, with {len(self._copied)} files of the attempts before\n")
             earlier = self.folder.read("notebook.ipynb")
@@ -136,13 +138,11 @@ class _Attempt:
                 raise _Replaced
             self._copy_notebook()
             self.log.save(self.folder)
-            self._copy_files(is_final)
-            write_json(self.folder, "state.json", self._state(state))
-
-    def _state(self, state: str) -> dict:
-        deleted = sorted(self._sent_names - self._seen.keys())
-        where = {"cell": self.cell, "cells": self.cells}
-        return {"state": state, "attempt": self.number, "time": time.time(), "deleted": deleted} | where
+            if self._is_restored:
+                self._copy_files(is_final)
+            about = {"state": state, "attempt": self.number, "cell": self.cell, "cells": self.cells}
+            about |= {"time": time.time(), "deleted": self._deleted}
+            write_json(self.folder, "state.json", about)
 
     def _copy_notebook(self) -> None:
         notebook = self.work / "notebook.ipynb"
@@ -172,6 +172,7 @@ class _Attempt:
         for name in self._copied.keys() - there.keys():
             self.folder.delete(f"out/{name}")
             del self._copied[name]
+        self._deleted = sorted(self._sent_names - there.keys())
         self._seen = there
 
     def _copy_file(self, name: str, key: tuple, *, is_whole: bool) -> None:
@@ -370,7 +371,7 @@ def _copy(attempt: _Attempt, over: threading.Event) -> None:
 
 def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
     """End the notebook at the time limit, or if the job was cancelled."""
-    folder = open_folder(attempt.folder.address)  # a client is for one thread
+    folder = None  # its own, because a client is for one thread
     next_look = 0.0
     while not over.wait(0.5):
         if time.time() > attempt.first_start + timeout:
@@ -378,6 +379,7 @@ def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
         elif time.monotonic() > next_look:
             next_look = time.monotonic() + _BETWEEN_LOOKS
             with contextlib.suppress(Exception):  # the next look may succeed
+                folder = folder or open_folder(attempt.folder.address)
                 if folder.read("cancel") is not None:
                     attempt.reason = "cancelled"
         if attempt.reason:
