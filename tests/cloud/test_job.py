@@ -465,6 +465,7 @@ def test_what_cannot_run_is_refused_before_anything_is_written(make_notebook, se
         ({"files": "data"}, "is a list"),
         ({"files": ["data"]}, "no such file"),
         ({"to": "dstack"}, "no target"),
+        ({"bucket": "gs://my-bucket/jobs"}, "a folder of this machine"),
         ({"to": "vertex", "chip": "v5e-8"}, "needs a bucket"),
         ({"name": "Not A Name"}, "name"),
         ({"options": JobOptions(torch="2.5.0")}, "no torch_xla works with torch 2.5.0"),

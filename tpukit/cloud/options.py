@@ -155,6 +155,12 @@ def _check_reservation(plan: JobPlan) -> None:
 def _check_machine(plan: JobPlan) -> None:
     """Refuse a missing chip, zone or bucket, and a chip that the target does not have."""
     if plan.target == "local":
+        if "://" in plan.folder:
+            raise WrongValue(
+                "the target local keeps its jobs in a folder of this machine",
+                found=f"bucket={plan.folder.rpartition('/')[0]!r}",
+                fix='bucket="jobs"',
+            )
         return
     if plan.tpu is None:
         raise WrongValue(f"the target {plan.target} needs a chip", fix='chip="v5e-8"')
