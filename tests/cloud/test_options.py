@@ -30,7 +30,7 @@ ZONE = JobOptions(zone="us-west4-a")
 def plan(target, *, options=None, **others):
     options = options or (ZONE if target == "gcloud" else JobOptions())
     tpu = None if target == "local" else find_tpu("v5e-8")
-    folder = "gs://demo-bucket/jobs/train-1"
+    folder = "/jobs/train-1" if target == "local" else "gs://demo-bucket/jobs/train-1"
     made = JobPlan("train-1", target, folder, tpu, timeout=7200.0, python="3.12", digest="ab" * 32, options=options)
     return replace(made, **others)
 
