@@ -19,8 +19,6 @@ from tpukit.measure import find_tpu
 BACKSTOP_SECONDS = 600
 SHORTEST_TIMEOUT = 60
 
-_HERE = "the local target starts the job on this machine"
-_NOT_HERE = (_HERE, "leave it out, or choose vertex, gcloud or skypilot")
 _OF_SKYPILOT = ("SkyPilot takes it from its own configuration", "set it in ~/.sky/config.yaml")
 # Per target the options that it refuses: the reason, and the fix. All others are honoured.
 REFUSED = {
@@ -38,15 +36,10 @@ REFUSED = {
             'to="vertex", or to="gcloud" with reservation="any"',
         ),
     },
-    "local": {
-        "zone": _NOT_HERE,
-        "region": _NOT_HERE,
-        "project": _NOT_HERE,
-        "spot": _NOT_HERE,
-        "reservation": _NOT_HERE,
-        "image": _NOT_HERE,
-        "service_account": _NOT_HERE,
-    },
+    "local": dict.fromkeys(
+        ("zone", "region", "project", "spot", "reservation", "image", "service_account"),
+        ("the local target starts the job on this machine", "leave it out, or choose another target"),
+    ),
 }
 
 _REGION = "[a-z]+(-[a-z]+)+[0-9]+"
