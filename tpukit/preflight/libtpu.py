@@ -112,9 +112,9 @@ def _check_space(version: str, folder: Path) -> None:
 
 
 def _extract(wheel: Path, target: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive, target.open("wb") as file:
-        with archive.open("libtpu/libtpu.so") as source:
-            shutil.copyfileobj(source, file, 2**24)
+    name = "libtpu/libtpu.so"
+    with zipfile.ZipFile(wheel) as archive, archive.open(name) as source, target.open("wb") as file:
+        shutil.copyfileobj(source, file, 2**24)
 
 
 def _checked(version: str | None) -> str:
