@@ -24,7 +24,7 @@ def graph_text(tensors: list) -> str:
 
 
 def record_lines(wanted: bool) -> None:
-    """Record the line of Python of every operation from here on, for `graph_text`; or stop it."""
+    """Have every operation remember the line of Python it came from, for `graph_text`."""
     import torch_xla
 
     torch_xla._XLAC._set_ir_debug(wanted)

@@ -114,11 +114,7 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
 def _refusal(path: str) -> ChangesFiles:
     import torch
 
-    inside = (
-        str(Path(torch.__file__).parent),
-        str(Path(__file__).parents[1]),
-        os.path.dirname(os.__file__),
-    )
+    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), os.path.dirname(os.__file__))
     lines = (one for one in reversed(traceback.extract_stack()) if not one.filename.startswith((*inside, "<")))
     line = next(lines, None)
     return ChangesFiles(
