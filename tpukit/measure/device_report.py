@@ -1,4 +1,4 @@
-"""Report what slows the device down, each finding with its fix.
+"""Report the reasons why a device is slow, each with its fix.
 
 The numbers come from counters that torch_xla and the backend keep anyway: compilations, copies to
 and from the host, operations without a lowering, waits, memory. Each function here judges one of

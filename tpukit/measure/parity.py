@@ -1,11 +1,11 @@
 """Compare the outputs of a model's layers on the device with those on the host.
 
 A device computes products with fewer bits, so its outputs differ. The host therefore runs the model
-a second time, with the factors of every product rounded as the device rounds them. The difference
-that this makes to a layer tells how much of the device's difference its precision explains:
+a second time, with the factors of every product rounded as the device rounds them. The device's
+precision explains a difference of a layer that is of the same size:
 
     layer      host     host, rounded    device    difference    explained up to
-    conv       1.250    1.252            1.253     0.003         0.018            ok
+    conv       1.250    1.252            1.253     0.003         0.013            ok
     head       0.500    0.501            0.300     0.200         0.006            wrong
 """
 
@@ -367,7 +367,7 @@ def _rounded(value, bits: int):
     """Round a float32 tensor to so many significant bits; return anything else as it is.
 
     A float32 has 24 significant bits. Adding half of the last kept bit and clearing the bits below
-    rounds to the nearest; a tie goes to the even neighbour, as in hardware.
+    rounds to the nearest; a tie goes to the even one, as in hardware.
     """
     import torch
 

@@ -69,7 +69,7 @@ def padding(program: Program) -> Iterator[Array]:
 def _optimizer(recording: Recording) -> list[Finding]:
     """Warn if the graphs may not be those of a training step."""
     if not recording.has_optimizer:
-        fact = "no optimizer stepped in what was run"
+        fact = "no optimizer stepped in the run"
         meaning = "so this is no training step but the largest graph there was"
         fix = "a loop with core.optimizer_step(optimizer), or fit"
         return [Finding("optimizer", "warning", f"{fact}, {meaning}", fix=fix)]
@@ -129,7 +129,7 @@ def _wide(wide: _WideType, programs: Sequence[Program], recording: Recording) ->
     largest = max(operations, key=_size).arrays[0]
     count = len(operations)
     fact = f"{wide.name} in {count} operations, the largest {largest}, in {most}: {wide.reason}"
-    fix = f"{wide.instead} where its range is enough"
+    fix = f"{wide.instead}, if its range is enough"
     return [Finding(wide.name, "warning", fact, fix=fix)]
 
 

@@ -14,8 +14,10 @@ The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.pr
 never reuses a number.
 """
 
+import functools
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -66,30 +68,11 @@ _LENGTH_DELIMITED = 2
 _FIXED_LENGTHS = {1: 8, 5: 4}
 
 
-class _ElementType(NamedTuple):
-    name: str
-    width: int  # bytes
-
-
-# By their number in PrimitiveType.
-_ELEMENT_TYPES = {
-    1: _ElementType("pred", 1),
-    2: _ElementType("s8", 1),
-    3: _ElementType("s16", 2),
-    4: _ElementType("s32", 4),
-    5: _ElementType("s64", 8),
-    6: _ElementType("u8", 1),
-    7: _ElementType("u16", 2),
-    8: _ElementType("u32", 4),
-    9: _ElementType("u64", 8),
-    10: _ElementType("f16", 2),
-    11: _ElementType("f32", 4),
-    12: _ElementType("f64", 8),
-    15: _ElementType("c64", 8),
-    16: _ElementType("bf16", 2),
-    17: _ElementType("token", 0),
-    18: _ElementType("c128", 16),
-}
+# Names of PrimitiveType in order; "" has no counterpart in an array.
+_TYPE_NAMES = (
+    *("", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64"),
+    *("", "", "c64", "bf16", "token", "c128"),
+)
 
 
 @dataclass(frozen=True)
@@ -255,20 +238,33 @@ def _arrays(shape: bytes | None) -> Iterator[Array]:
         yield from _arrays(part)
     if parts:
         return
-    number = fields.last(_ELEMENT_TYPE, default=0)
-    element = _ELEMENT_TYPES.get(number, _ElementType(f"type {number}", 4))
+    name = _type_name(fields.last(_ELEMENT_TYPE, default=0))
     layout = Message(fields.last(_LAYOUT, default=b""))
     tiles = [Message(tile).integers(_TILE_DIMENSIONS) for tile in layout.every(_TILE)]
     yield Array(
-        element.name,
+        name,
         fields.integers(_DIMENSIONS),
         minor_to_major=layout.integers(_MINOR_TO_MAJOR),
         # The first tile pads. A second, such as (2, 1) of bfloat16, packs what is inside of it.
         tiles=tiles[0] if tiles else (),
         in_hbm=layout.last(_MEMORY_SPACE, default=0) == 0,
         is_dynamic=any(fields.integers(_IS_DYNAMIC)),
-        width=element.width,
+        width=_width(name),
     )
+
+
+def _type_name(number: int) -> str:
+    name = _TYPE_NAMES[number] if number < len(_TYPE_NAMES) else ""
+    return name or f"type {number}"
+
+
+@functools.cache
+def _width(name: str) -> int:
+    """Return the bytes of an element; 4 if the type is unknown."""
+    if name in ("pred", "token"):
+        return int(name == "pred")
+    bits = re.fullmatch("[a-z]+([0-9]+)", name)
+    return int(bits[1]) // 8 if bits else 4
 
 
 def without_sources(code: bytes) -> bytes:
@@ -364,7 +360,7 @@ def _fields(message: bytes) -> Iterator[_Field]:
                 raise ValueError("these bytes are not protobuf")
             value = message[at : at + length]
             at += length
-        yield _Field(tag >> 3, value, whole=message[start:at])
+        yield _Field(tag >> 3, value, message[start:at])
 
 
 def _unpacked(content: bytes) -> list[int]:
@@ -377,7 +373,7 @@ def _unpacked(content: bytes) -> list[int]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return the integer that begins at a byte, and where it ends.
+    """Return the integer that begins at a byte, and the byte after its end.
 
     A byte has 7 bits of the number, the lowest first. Bit 7 is set if another byte follows.
     """

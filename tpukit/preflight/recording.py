@@ -2,11 +2,11 @@
 
 `record` starts one worker process on the simulator. torch_xla takes it for core 0 of a TPU, and so
 traces, averages and cuts graphs in the same way. The simulator writes each new graph to a
-folder and each run to a log, but runs no large graph. The worker function passes these stages:
+folder and each run to a log, but runs no large graph. The worker function passes three stages:
 
-    unknown steps      until `StepMarks` sees that the step comes back unchanged
-    a dozen steps      `StepClock` measures how long the host takes to record one
-    end                the process sends its facts, and the kernel ends it
+1. `StepMarks` follows the steps until one of them comes back unchanged.
+2. `StepClock` measures for a dozen steps how long the host takes to record one.
+3. The process sends its facts to the kernel, which ends it.
 
 `_read` then finds the step in the log, see `cycles`, and reads its graphs from the folder.
 """
@@ -66,7 +66,7 @@ class Graph:
     Attributes:
         module: HloModuleProto, serialised.
         options: CompileOptionsProto, serialised: the number of replicas and their devices.
-        beside: bytes of other tensors on the device while it ran, without padding.
+        beside: bytes of other tensors on the device while the graph ran, without padding.
     """
 
     module: bytes = field(repr=False)
@@ -352,7 +352,7 @@ def _largest(runs: Sequence[Ran], folder: Path) -> Cycle:
 
 
 def _bytes_beside(found: Iterable[Cycle]) -> dict[int, int]:
-    """Return by program the most bytes that were on the device and are not its arguments."""
+    """Return the most bytes of other tensors on the device, by program."""
     most: dict[int, int] = {}
     for cycle in found:
         for run in cycle.runs:

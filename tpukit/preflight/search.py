@@ -1,10 +1,10 @@
 """Run several preflights: find the largest batch that fits, and show variants in one table.
 
 The memory of a step grows nearly in proportion to the batch. A straight line through two compiled
-sizes therefore leads to a third that is close to the limit:
+sizes therefore leads to a third that is close to the limit. For example, with 16 GiB:
 
-    batch      128      256      1,024 (guess)    1,000 (guess)
-    memory     2.9 GiB  4.7 GiB  does not fit     15.5 GiB: enough
+    batch      128        680, in proportion    1,032, by the line through both
+    memory     2.9 GiB    10.6 GiB              15.5 GiB, which is enough
 """
 
 import math
@@ -155,7 +155,7 @@ def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -
 class Variants(Table):
     """Preflights in one table, by the chip's own estimate.
 
-    The column "this host" is no property of a variant: it depends on this machine.
+    Only the column "this host" depends on the machine on which the preflights ran.
     """
 
     preflights: dict[str, Preflight]

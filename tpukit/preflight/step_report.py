@@ -1,4 +1,4 @@
-"""Report what a TPU will do with a training step: memory, time, cost and hazards.
+"""Report the memory, time, cost and hazards of a training step on a TPU.
 
     worker function --record()--> graphs --compile_graph()--> programs --Preflight--> a table
 
@@ -6,9 +6,9 @@
 step. libtpu, the TPU's own compiler, compiles each graph and returns a program with its memory and
 an estimate of cycles for each operation. `Preflight` adds these numbers up and judges them:
 
-    ok       memory  fits: arguments 255 MiB, temporaries 1.1 GiB, code 20 MiB: 1.4 GiB per core ...
-    ok       step    9,127,410 cycles, 6.08 ms at 1.5 GHz, 168,322 samples/s on all cores ...
-    warning  host    a processor of this machine records a step in 9.2 ms, and the core waits ...
+    ok       memory  fits: arguments ... MiB, temporaries ... MiB, code ... MiB: ... GiB per core
+    ok       step    ... cycles, ... ms at 1.5 GHz, ... samples/s on all cores
+    warning  host    a processor of this machine records a step in ... ms, and the core waits ...
 """
 
 import contextlib
@@ -250,7 +250,7 @@ class Preflight(Findings):
 
     @property
     def collective_bytes(self) -> int:
-        """Bytes per core and step through collectives; no estimate here contains their time."""
+        """Bytes per core and step through collectives; their time is in none of the estimates."""
         total = 0
         for compiled in self.compiled:
             for operation in _collectives(compiled.program):

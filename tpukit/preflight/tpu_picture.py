@@ -1,11 +1,11 @@
-"""Draw a machine with TPU chips: which process runs where, and how a training step reaches a chip.
+"""Draw a machine with TPU chips, its processes, and the way of a training step to a chip.
 
-The picture has four parts, from top to bottom. Each has a function here:
+The picture has four parts, from top to bottom. Each has a function here.
 
-    host      the notebook's kernel, and the worker processes that it forks
-    chips     one below each process, and the links between them
-    step      lines of Python, a graph, a program of the chip
-    shapes    the time of a chip with equal shapes, and with another last batch
+- host: the notebook's kernel, and the worker processes that it forks.
+- chips: a chip below each process, and the links between them.
+- step: lines of Python, a graph, a program of the chip.
+- shapes: the time of a chip with equal shapes, and with another last batch.
 
 The unit of all coordinates is an inch, from the lower left corner.
 """

@@ -20,8 +20,8 @@ from pathlib import Path
 from tpukit.essentials.show import Explained
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-# Python's audit events of functions that change files, and the arguments that are paths. Opening a
-# file is an event of its own, with flags.
+# Python's audit events of functions that change files, and the arguments that are paths. The event
+# of opening a file also has flags, see `_audit`.
 _CHANGES = {
     "os.remove": (0,),
     "os.rmdir": (0,),

@@ -7,7 +7,7 @@ Every measure has an interval from a bootstrap, which draws the samples again wi
 
 A draw is a weight per sample, so the order of the probabilities is computed once. If samples belong
 to groups, such as the images of a study, the bootstrap draws whole groups: samples of a group are
-nearly one observation, and drawing them one by one would make the interval too narrow.
+nearly one observation, and drawing them separately would make the interval too narrow.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 FEW = 5
 _GRID = 201  # places of a band from 0 to 1
 _PERCENTILES = (2.5, 97.5)  # of the draws, for the limits of an interval
-_MOST_TRIES = 20  # per draw: one that has a single class is repeated
+_MOST_TRIES = 20  # per draw, because a draw with a single class has no curve and is repeated
 
 
 @dataclass(frozen=True)
 class Scores:
-    """The measures of one label, with intervals of 95 % from a bootstrap.
+    """The measures of a label, with intervals of 95 % from a bootstrap.
 
     The intervals are nan if there are too few groups, see `too_few`.
 
@@ -199,7 +199,7 @@ def score(
 
 
 class Samples(NamedTuple):
-    """The samples of one label, as arrays of shape (N,)."""
+    """The samples of a label, as arrays of shape (N,)."""
 
     truth: np.ndarray  # 0 or 1
     chances: np.ndarray
@@ -207,7 +207,7 @@ class Samples(NamedTuple):
 
 
 def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
-    """Check the samples of one label; the arguments are those of `score`."""
+    """Check the samples of a label; the arguments are those of `score`."""
     import numpy as np
 
     truth = _columns(labels)[:, 0]
@@ -263,7 +263,7 @@ def count_groups(truth, groups) -> tuple[int, int]:
 def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
     """Yield draws of whole groups: (N,) how often each sample is drawn.
 
-    A draw that has a single class only has no curve, and is repeated.
+    A draw with a single class is left out.
     """
     import numpy as np
 
@@ -283,7 +283,7 @@ def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.nd
 
 
 class _Curve(NamedTuple):
-    """The measures of one draw, in the order of the intervals of `Scores`."""
+    """The measures of a draw, in the order of the intervals of `Scores`."""
 
     auroc: float
     average_precision: float

@@ -1,4 +1,4 @@
-"""Draw the ROC curve and the precision-recall curve of one label."""
+"""Draw the ROC curve and the precision-recall curve of a label."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def show_roc(
     """Draw the ROC curve of one label, and its precision against recall, with 95 % bands.
 
     The title gives the numbers of samples and groups that have the label. If fewer than 5 groups
-    have it, or lack it, the title says so, and no interval is drawn. Samples of one study or
-    patient are nearly one observation: pass these as `groups`, and the bootstrap draws whole
+    have it, or lack it, the title contains a warning, and no interval is drawn. Samples of a study
+    or patient are nearly one observation: pass these as `groups`, and the bootstrap draws whole
     groups, which gives the band its true width.
 
     Args:
@@ -46,8 +46,7 @@ def show_roc(
             `sensitivity_at`; None for no ring.
 
     Raises:
-        ValueError: the shapes do not match, a label is neither 0 nor 1, or only one of the two
-            occurs.
+        ValueError: the shapes do not match, a label is neither 0 nor 1, or all are equal.
     """
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
     truth = as_array(labels)
@@ -84,7 +83,7 @@ class _Words:
 
     name: str  # of the label
     counts: str  # of samples and groups that have the label
-    few: str  # the reason why no interval is drawn; "" if there is one
+    few: str  # the reason why no interval is drawn; "" if the intervals are drawn
     band: str  # the meaning of the bands; "" if there are none
 
 
