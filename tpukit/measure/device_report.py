@@ -73,13 +73,15 @@ class _Metrics:
         self.steps = max(1, self.count("MarkStep"))
 
     def count(self, name: str) -> int:
-        return self._values[name][0] if name in self._values else 0
+        count, _ = self._values.get(name, (0, 0.0))
+        return count
 
     def total(self, name: str) -> float:
-        return self._values[name][1] if name in self._values else 0.0
+        _, total = self._values.get(name, (0, 0.0))
+        return total
 
     def seconds(self, name: str) -> float:
-        return self.total(name) / 1e9
+        return self.total(name) / 1e9  # torch_xla counts nanoseconds
 
     @property
     def reads(self) -> int:

@@ -242,8 +242,11 @@ def _arguments(line: str) -> str:
 def _described(line: str) -> str:
     """Write an operation as `slice f32[4,5]`, with its attributes."""
     shape, kind, rest = _OPERATION.match(line).groups()
-    attributes = rest.rpartition("), ")[2] if "), " in rest else ""
-    return f"{kind} {re.sub(r'{[0-9,]*}', '', shape)}" + (f" ({attributes[:60]})" if attributes else "")
+    without_layout = re.sub(r"{[0-9,]*}", "", shape)
+    _, end_of_arguments, attributes = rest.rpartition("), ")
+    if end_of_arguments and attributes:
+        return f"{kind} {without_layout} ({attributes[:60]})"
+    return f"{kind} {without_layout}"
 
 
 def _place(text: str, line: str) -> str:

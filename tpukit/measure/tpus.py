@@ -62,6 +62,7 @@ def _tpu(name: str, *, chips: int, shape: str) -> Tpu:
 
 
 def _all_tpus() -> dict[str, Tpu]:
+    # The number in these names counts TensorCores: a v3-8 has four chips with two each.
     named_by_cores = {"v2-8": "2x2", "v3-8": "2x2", "v4-8": "2x2x1", "v5p-8": "2x2x1"}
     shapes_by_chips = {1: "1x1", 4: "2x2", 8: "2x4"}
     found = {name: _tpu(name, chips=4, shape=shape) for name, shape in named_by_cores.items()}
@@ -103,6 +104,7 @@ def find_tpu(
         fact = f"{without} {known}"
     if size.isdigit() and int(size) > _MOST_CHIPS and generation in GENERATIONS:
         fact = f"{name} is no TPU of one host, and tpukit works with those only"
+    # The machine of Kaggle, if the name is like none.
     nearest = difflib.get_close_matches(known, among, n=1) or ["v5e-8"]
     raise WrongValue(
         fact,

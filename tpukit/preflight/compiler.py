@@ -1,7 +1,8 @@
 """Compile a graph for a TPU with libtpu, in a separate process, and cache the result.
 
-The process is the small C program `tpukit-compile`. It loads libtpu, compiles `module.hlo` for a
-topology without a chip. It leaves files in its working folder.
+libtpu may end its process with SIGABRT, or need more memory than there is. Its process is therefore
+a small C program, `tpukit-compile`. It compiles `module.hlo` for a topology without a chip, and
+leaves files in its working folder.
 
     numbers      lines of "name value": bytes of memory, flops, bytes accessed
     optimized    the compiled program as HLO, with an estimate of cycles for each operation

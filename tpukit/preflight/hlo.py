@@ -347,6 +347,7 @@ def _fields(message: bytes) -> Iterator[_Field]:
     at = 0
     while at < len(message):
         start = at
+        # A tag is the number of the field, and three bits for its kind.
         tag, at = _varint(message, at)
         kind = tag & 7
         if kind == _VARINT:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # Positive, or negative, groups. With fewer, a bootstrap draws the same ones again and again, and
 # shows no spread.
 FEW = 5
-_GRID = 201  # places of a band from 0 to 1
+_GRID = 201  # places of a band from 0 to 1, in steps of 0.005
 _PERCENTILES = (2.5, 97.5)  # of the draws, for the limits of an interval
 _MOST_TRIES = 20  # per draw, because a draw with a single class has no curve and is repeated
 
@@ -108,7 +108,7 @@ def auroc_table(
 
     labels = _columns(labels)
     probabilities = _columns(probabilities)
-    names = list(map(str, range(labels.shape[1]))) if names is None else list(names)
+    names = list(range(labels.shape[1]) if names is None else names)
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
         raise WrongValue(
@@ -118,7 +118,7 @@ def auroc_table(
     check_yes_or_no(labels)
     rows = []
     for name, truth, chances in zip(names, labels.T, probabilities.T, strict=True):
-        row = {"label": name.replace("_", " "), "positives": int(truth.sum())}
+        row = {"label": str(name).replace("_", " "), "positives": int(truth.sum())}
         if 0 < truth.sum() < len(truth):
             found = score(truth, chances, groups, resamples=resamples, seed=seed)
             row |= _measured(found, group="sample" if groups is None else group)
@@ -171,13 +171,13 @@ def score(
     import numpy as np
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    samples = one_label(labels, probabilities, groups)
-    truth, chances, numbers = samples
+    truth, chances, numbers = one_label(labels, probabilities, groups)
     positive, negative = count_groups(truth, numbers)
     if min(positive, negative) < FEW:
         shapes = ((2,), (2,), (2, _GRID), (2, _GRID))
         intervals = [np.full(shape, np.nan) for shape in shapes]
     else:
+        # A draw changes the weights of the samples, but not their order.
         rank = np.unique(chances, return_inverse=True)[1]
         draws = drawn_weights(truth, numbers, resamples, seed=seed)
         curves = [_curve(truth, rank, weights) for weights in draws]
@@ -308,6 +308,7 @@ def _curve(truth, rank, weights) -> _Curve:
     # numpy 1 has no trapezoid.
     area = np.trapezoid if hasattr(np, "trapezoid") else np.trapz
     grid = np.linspace(0, 1, _GRID)
+    # A place of the grid may be larger than an equal recall by a rounding error.
     first_with_recall = np.searchsorted(recall, grid - 1e-9)
     return _Curve(
         auroc=float(area(recall_from_0, false_rate_from_0)),

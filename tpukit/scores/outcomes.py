@@ -29,7 +29,7 @@ _COLORS = {
     "true negative": look.COLORS[0],
 }
 
-# Inches of the figure.
+# Inches: all images in a row, a title above an image, a note below it.
 _IMAGES_WIDTH = 9.6
 _TITLE = 0.24
 _NOTE = 0.2
@@ -225,7 +225,9 @@ class _Layout:
 
 def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
     count = len(pixels)
-    columns = min(count, 6 if count > 4 else 4)
+    # Up to four images stand in one row; with more of them, each gets less space.
+    columns = count if count <= 4 else min(count, 6)
+    # One or two images are not drawn larger than four.
     width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN
     aspect = pixels.shape[1] / pixels.shape[2]
     return _Layout(

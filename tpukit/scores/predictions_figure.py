@@ -28,7 +28,7 @@ _FEWEST_BARS_WIDTH = 1.4
 _NUMBER_WIDTH = 0.3
 _MARK_WIDTH = 0.35
 _BETWEEN_ROWS = 1.6 * look.MARGIN
-_LETTER_WIDTH = look.SMALL * 0.59 / 72
+_LETTER_WIDTH = look.SMALL * 0.59 / 72  # on average; 72 points are an inch
 
 
 def show_predictions(
@@ -163,7 +163,7 @@ def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
     count = chances.shape[1]
     truth = figure_inputs.label_array(labels, len(chances))
     if truth.ndim == 1 and truth.max() < count:
-        truth = np.eye(count)[truth]
+        truth = np.eye(count)[truth]  # class 2 of 3 becomes 0, 0, 1
     if truth.shape != chances.shape:
         found = f"{truth.shape[1]} columns" if truth.ndim == 2 else f"class {truth.max()}"
         fact = f"probabilities are of {count} labels, labels have {found}"
@@ -178,7 +178,7 @@ def _chosen(chances: np.ndarray, truth: np.ndarray, count: int) -> np.ndarray:
     """
     import numpy as np
 
-    by_importance = np.lexsort((-chances, ~truth))
+    by_importance = np.lexsort((-chances, ~truth))  # the last key counts first
     return np.sort(by_importance[:count])
 
 

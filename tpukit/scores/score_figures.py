@@ -51,15 +51,18 @@ def show_roc(
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
     truth = as_array(labels)
     chances = as_array(probabilities)
-    few = found.too_few(sample if groups is None else group)
-    if few:
-        few += ": too few to tell, and to draw an interval"
-    band = "" if few else f"band: middle 95 % of {resamples} draws"
     counts = f"{found.positives:,} of {found.samples:,} {plural(sample)} positive"
+    band = f"band: middle 95 % of {resamples} draws"
+    unit = sample  # that the bootstrap draws
     if groups is not None:
         all_groups = counted(found.positive_groups + found.negative_groups, group)
         counts += f", in {found.positive_groups:,} of {all_groups}"
-        band = band and f"{band} of whole {plural(group)}"
+        band += f" of whole {plural(group)}"
+        unit = group
+    few = found.too_few(unit)
+    if few:
+        few += ": too few to tell, and to draw an interval"
+        band = ""
     point = None
     if specificity is not None:
         options = {"groups": groups, "resamples": resamples, "seed": seed}

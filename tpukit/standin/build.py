@@ -77,7 +77,9 @@ def why_not(
         system, machine: Python's names of the machine; None for this machine.
     """
     obstacle = _obstacle(path, environ, system=system, machine=machine or platform.machine())
-    return f"{obstacle.fact}: {obstacle.fix}" if obstacle else None
+    if obstacle is None:
+        return None
+    return f"{obstacle.fact}: {obstacle.fix}"
 
 
 class _Obstacle(NamedTuple):
@@ -100,7 +102,7 @@ def _obstacle(
     if plugin is None:
         return _Obstacle("the PJRT plugin for the CPU is not installed", _INSTALL)
     if plugin.version not in BUILT_FOR:
-        found = _written(plugin.version) if plugin.version else "no version"
+        found = _written(plugin.version)
         known = ", ".join(map(_written, BUILT_FOR))
         fact = f"the installed plugin has PJRT {found}, and the simulator was built for {known}"
         return _Obstacle(fact, _INSTALL)
@@ -108,7 +110,9 @@ def _obstacle(
     return _Obstacle(*missing) if missing else None
 
 
-def _written(version: tuple[int, int]) -> str:
+def _written(version: tuple[int, int] | None) -> str:
+    if version is None:
+        return "no version"
     major, minor = version
     return f"{major}.{minor}"
 

@@ -65,7 +65,7 @@ class StandInRuntime(Runtime):
         """Yield the variables with which torch_xla sees the machine."""
         shape = rehearsal(topology.cores * topology.chips)
         plugin = find_plugin().library
-        with meeting_place() as memory:
+        with meeting_place() as memory:  # inherited by the workers, which are forks
             yield environment(shape, library=library(), plugin=plugin, memory=memory)
 
     def start(
