@@ -1,16 +1,18 @@
 # Everything runs in .venv, made here from PYTHON; `make help` lists the commands. TORCH=cpu, with the first of them,
-# takes torch's build for the CPU, without the 4 GB of CUDA libraries; UV_INDEX in the environment names a mirror.
+# takes torch's build for the CPU from PyTorch's own index, without the 4 GB of CUDA libraries; if that index does not
+# answer, make takes the ordinary build. UV_INDEX in the environment names a mirror of the package index.
+# The path of this folder may have blanks: recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
 .PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
-.PHONY: compile-check migrate bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
+.PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
 
 python := .venv/bin/python
 walks := .venv/walks
 installed := .venv/installed
-uv_install := $(python) -m uv pip install --python $(python) $(if $(TORCH),--torch-backend $(TORCH))
+uv_install := $(python) -m uv pip install --python $(python)
 # The tests that need no torch, so that `make check` takes seconds.
 machine := $(addsuffix .py,chip_holders environment host_facts instructions resources runtime_check)
 quick := tests/test_repository.py $(addprefix tests/essentials/machine/test_,$(machine)) \
@@ -48,7 +50,7 @@ bundles: $(installed)  ## two minutes: notebook functions of every construct, in
 	$(python) tests/cloud/bundles.py
 
 torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on stand-in chips, notebooks 01 to 06 too; NOTEBOOKS=none without
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON=$(abspath $(python)) PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/standin/torchtpu.py
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON="$$PWD/$(python)" PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/standin/torchtpu.py
 
 faults: $(installed)  ## minutes, on a quiet machine: every fault a launch may meet, in a table, each over within ten seconds
 	$(python) tests/faults/matrix.py
@@ -63,8 +65,8 @@ fuzz: $(installed)  ## minutes: 2,000 damaged, odd and lying files, 300 ordinary
 mutants: $(installed)  ## minutes: the kit broken on purpose, and the self-test for a chip says no each time; BACKEND=xla:cpu for another
 	$(python) tests/mutants/mutation.py $(if $(BACKEND),--backend $(BACKEND))
 
-migrate: $(installed)  ## minutes: old notebooks rewritten, looked at and run on two cores; TPUKIT_OLD_NOTEBOOKS=folders of more
-	$(python) tests/migrate/table.py --run
+lint-old: $(installed)  ## seconds: the public notebooks of 2020, linted and fixed twice; TPUKIT_OLD_NOTEBOOKS=folders of more
+	$(python) tests/migrate/lint_old.py
 
 walkthrough: $(walks)  ## the main job, into runs/; DATA=folder for your own images in Kaggle's layout
 	@mkdir -p runs && rm -f runs/metrics.json
@@ -181,7 +183,7 @@ $(walks): requirements.txt pyproject.toml
 	@echo 'installing into .venv; torch is most of it$(if $(TORCH),,: 4 GB; make TORCH=cpu ... takes its build for the CPU instead)'
 	$(PYTHON) -m venv .venv
 	$(python) -m pip install --quiet --disable-pip-version-check uv
-	$(uv_install) --editable ".[notebooks]"
+	$(if $(TORCH),backend="$$($(python) tools/torch_backend.py "$(TORCH)")" &&) $(uv_install) $(if $(TORCH),$$backend) --editable ".[notebooks]"
 	@touch $(walks)
 
 # Not for the walkthrough: what only tests import, and everything compiled to bytecode, since tests start many processes.

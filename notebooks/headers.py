@@ -30,7 +30,7 @@ ORIGIN = rf"(?:https://(?:[^@/]+@)?|ssh://git@|git@)github\.com[/:]({NAME})(?:\.
 
 # Folded on Colab, Kaggle and in JupyterLab: nobody reads it twice.
 HIDDEN = {"_kg_hide-input": True, "cellView": "form", "jupyter": {"source_hidden": True}}  # sorted, as ruff has it
-BOOTSTRAP = (ROOT / "tpukit/migrate/first_cell.txt").read_text().rstrip("\n")  # migrated notebooks begin with it too
+BOOTSTRAP = (ROOT / "notebooks/first_cell.txt").read_text().rstrip("\n")
 
 
 def origin() -> str:

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,11 @@ def pytest_configure(config):
     # A thread of torch's that waits for another spins, and with more threads than processors that is most of the work:
     # 25 steps of a small network took 4.8 s of processor time, and take 0.6.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Kernels neither read the user's own profile nor write into a home, which may be read-only.
+    if "PYTEST_XDIST_WORKER" not in os.environ:
+        folder = tempfile.TemporaryDirectory()
+        config.add_cleanup(folder.cleanup)
+        os.environ["IPYTHONDIR"] = folder.name
 
 
 @pytest.fixture(autouse=True, scope="session")

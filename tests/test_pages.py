@@ -75,7 +75,6 @@ def has_compiler():
 RUNS_ALL = {
     "standin": has_stand_in,
     "preflight": has_compiler,
-    "migrate": lambda: importlib.util.find_spec("libcst") is not None,
 }
 
 

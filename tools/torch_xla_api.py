@@ -1,19 +1,20 @@
 """Write tpukit/migrate/api.json: every name at the top of every module of torch_xla, by release.
 
-    python tools/torch_xla_api.py <folder of torch_xla 2.8> <folder of torch_xla 2.9>
+    python tools/torch_xla_api.py <folder of torch_xla 2.8> <folder of torch_xla 2.9> [2.1=<folder> 2.2=<folder> ...]
 
-The packages are read, not imported. `torch_xla` and `torch_xla._XLAC` are compiled in part: what stands of them in the
-table came from dir() on 2.9.0, and is kept.
+Older releases, in their order, give the names that a release removed. The packages are read, not imported.
+`torch_xla` and `torch_xla._XLAC` are compiled in part: their names in the table came from dir() on 2.9.0, and are kept.
 """
 
 import ast
+import itertools
 import json
 import sys
 import warnings
 from pathlib import Path
 
 TABLE = Path(__file__).parents[1] / "tpukit/migrate/api.json"
-KEPT = ("_about", "_modules", "torch_xla", "torch_xla._XLAC")
+KEPT = ("_about", "_modules", "_removed", "torch_xla", "torch_xla._XLAC")
 
 
 def names_of(folder: Path) -> dict[str, set[str]]:
@@ -45,10 +46,31 @@ def _bound(body: list[ast.stmt]):
                     yield from _bound(one.body if isinstance(one, ast.ExceptHandler) else [one])
 
 
+def removed(releases: dict[str, dict[str, set[str]]], kept: dict) -> dict[str, str]:
+    """Return the public names and modules that the last release lacks, with the first release without them."""
+    order = list(releases)
+    last = releases[order[-1]]
+    found: dict[str, str] = {}
+    for release, following in itertools.pairwise(order):
+        for module, names in releases[release].items():
+            if kept.get(module, {}).get("all_of"):
+                continue  # a star import gives it the names of another module
+            if module not in last:
+                gone = {module} - releases[following].keys()
+            else:
+                left = releases[following].get(module, set()) | last[module]
+                gone = {f"{module}.{name}" for name in names - left}
+            found |= dict.fromkeys(gone, following)
+    return {name: found[name] for name in sorted(found) if "._" not in name}
+
+
 def main() -> None:
     """Write the table anew."""
     old, new = (names_of(Path(one)) for one in sys.argv[1:3])
     kept = json.loads(TABLE.read_text())
+    if older := [one.split("=", 1) for one in sys.argv[3:]]:
+        releases = {release: names_of(Path(folder)) for release, folder in older}
+        kept["_removed"] = removed({**releases, "2.8": old, "2.9": new}, kept)
     table = {name: kept[name] for name in KEPT}
     for module in sorted(old | new):
         if module not in table:

@@ -5,6 +5,7 @@
 What notebooks 07 and 11 read beside the package, in a clone, goes into it: tpukit/notebooks, tpukit/tests.
 """
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -46,4 +47,8 @@ def has_setuptools() -> bool:
 
 
 if __name__ == "__main__":
+    if importlib.util.find_spec("pip") is None:
+        fix = "`make test` makes .venv, whose Python has pip"
+        fact = "pip builds the wheel, and this Python has none"
+        sys.exit(f"{fact}\n  found: {sys.executable}\n  fix:   {fix}")
     print(build(Path(sys.argv[1])))

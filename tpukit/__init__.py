@@ -14,7 +14,6 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
     from tpukit.essentials.machine import check, host, prepare, release
     from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, core, launch
     from tpukit.essentials.show import show_batch, show_figure
-    from tpukit.migrate import on_old_rank
     from tpukit.packs import Records, build_cache, cache_or_decode, pack
     from tpukit.preflight import show_tpu
     from tpukit.scores import show_predictions
@@ -27,7 +26,6 @@ _NAMES = {
     "essentials.machine": ("check", "host", "prepare", "release"),
     "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "core", "launch"),
     "essentials.show": ("show_batch", "show_figure"),
-    "migrate": ("on_old_rank",),
     "packs": ("Records", "build_cache", "cache_or_decode", "pack"),
     "preflight": ("show_tpu",),
     "scores": ("show_predictions",),

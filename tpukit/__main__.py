@@ -21,10 +21,10 @@ _OF_ROOMS = {
         "a trainer as one file, and what gcloud, SkyPilot, dstack or Vertex AI take to run it",
         "Write a trainer into one file, and print what the tool takes to run it on a TPU.",
     ),
-    "migrate": (
-        "tpukit.migrate.migrate_command",
-        "an old notebook as one that runs today, with every line that changes and every line that is left to you",
-        "Rewrite old notebooks into new files. Exit status: 0, 1 where a line is left to you, 2 for a refused file.",
+    "lint": (
+        "tpukit.migrate.lint_command",
+        "old names of torch_xla and of libraries beside it in notebooks and scripts, and what to write today",
+        "Find old names in notebooks and scripts. Exit status: 0 for none, 1 for some, 2 for unreadable input.",
     ),
     "preflight": (
         "tpukit.preflight.command",

@@ -68,6 +68,17 @@ def test_what_cannot_be_done_is_said_before_anything_runs(tmp_path, arguments, s
     assert "----" not in printed
 
 
+def test_a_python_without_torch_is_refused_before_anything_runs():
+    # -S leaves out all installed packages
+    command = [sys.executable, "-S", "-m", "tools.chip"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    fact, found, fix = ended.stderr.splitlines()
+    assert fact == "torch is not installed in this Python"
+    assert found == f"  found: {sys.executable}"
+    assert fix.startswith("  fix:   in a clone .venv/bin/python")
+
+
 @pytest.mark.parametrize("cores", [1, 2])
 def test_the_parts_that_ask_for_right_answers_pass_and_a_last_bit_more_does_not(tmp_path, cores):
     machine = tpukit.host()

@@ -1,8 +1,15 @@
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import tpukit
 from tpukit.essentials.run.launcher import launch
+from tpukit.measure.instruments import graph_text, record_lines
 from tpukit.measure.recompiles import RecompileMonitor, difference
 
 XLA = pytest.mark.xla
@@ -148,6 +155,72 @@ def test_a_python_number_in_the_graph_is_named_with_both_values_and_its_line(cor
     assert "fix:   torch.tensor([value], device=core.device)" in lines[4]
 
 
+ODD_FOLDERS = [
+    "with a blank",
+    "Ä é",
+    "e\u0301 decomposed",
+    "日本語",
+    "😀",
+    "'single' \"double\"",
+    r"back\slash \n \303\204 \\",
+    "new\nline, tab\t, return\r",
+    "\x01\x7f\x85\u2028",
+    'a" source_line=3 source_file="b',
+    "a, metadata={b}",
+    "%s {0} $HOME `ls` *",
+]
+
+
+POWER = """
+def loss(model, batch, step, kept):
+    return (model(batch).abs() + 1).pow(2 + step / 4).mean()
+"""
+
+
+def module_in(folder, code):
+    """Import a new module of this code from a new file in a folder."""
+    folder.mkdir()
+    file = folder / "steps.py"
+    file.write_text(code)
+    spec = importlib.util.spec_from_file_location("steps", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@XLA
+def test_the_line_is_found_in_a_file_whose_path_has_letters_of_any_kind(tmp_path):
+    def work(core):
+        record_lines(True)
+        for number, name in enumerate(ODD_FOLDERS):
+            code = f"def power(x, exponent):\n    return x.pow(exponent)  # in folder {number}"
+            module = module_in(tmp_path / name, code)
+            x = torch.ones(3, device=core.device)
+            before, after = (graph_text([module.power(x, exponent)]) for exponent in (2.5, 2.75))
+            yield name, difference(before, after)
+
+    run = launch(lambda core: list(work(core)), cores=1, backend="xla:cpu", progress="off")
+    found = dict(run.results[0])
+    assert list(found) == ODD_FOLDERS
+    for number, message in enumerate(found.values()):
+        assert f"near `return x.pow(exponent)  # in folder {number}`" in message
+
+
+@XLA
+def test_a_step_in_a_path_with_an_umlaut_is_reported_with_its_line(tmp_path):
+    lines, _ = trained(module_in(tmp_path / "Ordner mit Ä", POWER).loss, steps=4)
+    assert "the constant 2.75 became 3, near `return (model(batch).abs() + 1)" in lines[4]
+
+
+@XLA
+def test_a_step_in_a_path_that_is_not_utf_8_is_reported_without_its_line(tmp_path, monkeypatch):
+    """torch_xla cannot read the name of that file, and would raise an error in every operation."""
+    module = module_in(tmp_path / os.fsdecode(b"Ordner mit \xc4"), POWER)
+    monkeypatch.setitem(sys.modules, "steps", module)
+    lines, _ = trained(module.loss, steps=4)
+    assert "the constant 2.75 became 3\n  fix:" in lines[4]
+
+
 @XLA
 def test_the_fix_for_a_number_in_the_graph_works():
     def loss(model, batch, step, kept):
@@ -244,3 +317,14 @@ def test_two_graphs_are_compared(old, new, expected):
     found = difference(GRAPH, GRAPH.replace(old, new) if old else GRAPH)
     assert found.startswith(expected) or expected in found
     assert "\n  fix:   " in found
+
+
+def test_a_file_beside_tpukit_whose_name_begins_like_it_is_the_users():
+    kit = Path(tpukit.__file__).parent
+
+    def message(file):
+        before = GRAPH.replace("nowhere.py", file)
+        return difference(before, before.replace("constant(0.5)", "constant(0.7)"))
+
+    assert "near tpukit_mine.py:7" in message(f"{kit}_mine.py")
+    assert "near" not in message(f"{kit}/mine.py")

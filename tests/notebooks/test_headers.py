@@ -24,8 +24,6 @@ def copy(tmp_path):
     )
     shutil.copy(ROOT / "README.md", folder)
     shutil.copy(ROOT / "pyproject.toml", folder)  # ruff's settings
-    (folder / "tpukit/migrate").mkdir(parents=True)
-    shutil.copy(ROOT / "tpukit/migrate/first_cell.txt", folder / "tpukit/migrate")
     headers(folder)  # the repository itself may have an address by now
     return folder
 

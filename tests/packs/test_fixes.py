@@ -497,7 +497,7 @@ def _(folder):
     return lambda: quietly(Flipped()), mended
 
 
-@fixes("items: item {} is not like those before: {}")
+@fixes("items: item {} is not like the first one: {}")
 def _(folder):
     mixed = [(np.zeros((8, 8, 3), np.uint8), 0), (np.zeros((9, 9, 3), np.uint8), 0)]
 

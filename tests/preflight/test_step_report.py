@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import threading
@@ -214,6 +215,14 @@ def test_a_step_that_is_compiled_again_is_named_with_its_line():
     told = hazards(workers.cuts_windows_out, 6)["recompiles"]
     assert "graphs were compiled again after the second of 1" in told
     assert "slice" in told
+    assert "near `model(inputs[:, start : start + 100])" in told
+
+
+def test_the_line_of_a_step_that_is_compiled_again_is_found_in_a_path_of_any_letters(tmp_path):
+    file = tmp_path / "Ordner mit Ä, 日本語 'x' \"y\" back\\slash" / "steps.py"
+    file.parent.mkdir()
+    shutil.copy(workers.__file__, file)
+    told = hazards(find_function(f"{file}:cuts_windows_out"), 6)["recompiles"]
     assert "near `model(inputs[:, start : start + 100])" in told
 
 

@@ -3,9 +3,11 @@
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import json
 import os
 import re
+import sys
 import tempfile
 import time
 import uuid
@@ -53,6 +55,9 @@ def run(given: argparse.Namespace) -> int:
         _try_to_write(Path(given.result))
     if not hasattr(os, "fork"):
         raise WrongValue("prove ends and interrupts launches, for which it needs Linux or macOS", fix="WSL")
+    if importlib.util.find_spec("torch") is None:
+        fix = "in a clone .venv/bin/python, after a make command; else the Python of the notebooks"
+        raise WrongValue("torch is not installed in this Python", found=sys.executable, fix=fix)
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
         began, host = time.monotonic(), Host.read()

@@ -6,6 +6,9 @@ needs is in `tpukit.essentials.backends`.
 
 import contextlib
 import os
+import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -24,10 +27,32 @@ def graph_text(tensors: list) -> str:
 
 
 def record_lines(wanted: bool) -> None:
-    """Have every operation remember the line of Python it came from, for `graph_text`."""
+    """Have every operation remember the line of Python it came from, for `graph_text`.
+
+    Operations remember no lines if the name of a file of the program is not valid UTF-8, as "Ä" in
+    Latin-1. torch_xla 2.9 would raise "error unpacking string as utf-8" in every operation.
+    """
     import torch_xla
 
-    torch_xla._XLAC._set_ir_debug(wanted)
+    torch_xla._XLAC._set_ir_debug(wanted and all(map(_is_unicode, _files_of_code())))
+
+
+def _files_of_code() -> Iterator[str]:
+    """Yield the files of all functions that are running in this thread, and of all modules."""
+    frame = sys._getframe()
+    while frame:
+        yield frame.f_code.co_filename
+        frame = frame.f_back
+    for module in tuple(sys.modules.values()):
+        # A lazy module would load itself if it were asked for an attribute.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if isinstance(file, str):
+            yield file
+
+
+def _is_unicode(name: str) -> bool:
+    """Return whether a name came from valid UTF-8; Python keeps other bytes as lone surrogates."""
+    return not re.search("[\ud800-\udfff]", name)
 
 
 def named(name: str):

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpukit.essentials.machine import Host
 from tpukit.essentials.run import Core, launch
 from tpukit.essentials.show import Table, WrongValue
 
@@ -85,14 +84,11 @@ class Comparison(Table):
         device: in words.
         bits: significant bits that the device's products keep of a float32: 8 are bfloat16, 24 are
             all.
-        biased: BatchNorm layers of images, whose running variance XLA divides by n during training,
-            and the host by n - 1. A comparison in evaluation mode does not show it.
     """
 
     layers: tuple[LayerDifference, ...]
     device: str
     bits: int
-    biased: tuple[str, ...] = ()
 
     @property
     def first(self) -> LayerDifference | None:
@@ -123,8 +119,6 @@ class Comparison(Table):
                 f"{layer.explained:.2g}",
             )
             rows.append(row)
-        for name in self.biased:
-            rows.append(("warning", f"{name}: running_var", "in training", "divided by n", "n - 1"))
         return rows
 
 
@@ -135,7 +129,6 @@ def compare(
     backend: str | None = None,
     precision: str | None = None,
     timeout: float | None = None,
-    host: Host | None = None,
 ) -> Comparison:
     """Run a model on the host in float32 and on one core, and compare it layer by layer.
 
@@ -152,7 +145,7 @@ def compare(
         model: a torch.nn.Module on the CPU.
         batch: the arguments of the model: a tensor, a tuple, or a dict of them by name. A few
             samples are enough: the output of every layer is held three times.
-        backend, precision, timeout, host: as in `launch`.
+        backend, precision, timeout: as in `launch`.
 
     Raises:
         TypeError: the model is not a module.
@@ -162,14 +155,10 @@ def compare(
 
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"compare takes a torch.nn.Module, got {type(model).__name__}")
-    options = {"backend": backend, "precision": precision, "timeout": timeout, "host": host}
+    options = {"backend": backend, "precision": precision, "timeout": timeout}
     run = launch(_compared, model, batch, precision, cores=1, progress="off", **options)
     compared = run.results[0]
-    biased = []
-    if compared.is_traced:
-        of_images = torch.nn.BatchNorm2d | torch.nn.BatchNorm3d
-        biased = [name for name, part in model.named_modules() if isinstance(part, of_images)]
-    return Comparison(compared.layers, run.device, bits=compared.bits, biased=tuple(biased))
+    return Comparison(compared.layers, run.device, bits=compared.bits)
 
 
 class _Compared(NamedTuple):
@@ -177,7 +166,6 @@ class _Compared(NamedTuple):
 
     layers: tuple[LayerDifference, ...]
     bits: int
-    is_traced: bool  # by torch_xla
 
 
 def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
@@ -207,7 +195,7 @@ def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
         )
         for layer, output in on_host.items()
     ]
-    return _Compared(tuple(layers), bits, is_traced=core.backend.traced)
+    return _Compared(tuple(layers), bits)
 
 
 def _product_bits(backend, precision: str | None) -> int:

@@ -10,6 +10,7 @@ tensor that was kept. Two graphs are compared as HLO text, without the numbers o
 
 import itertools
 import linecache
+import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -23,8 +24,12 @@ _SETTLED = 3
 _MOST_MESSAGES = 5  # a loop that compiles in every step would fill the notebook
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\([^)]*\)|\S+) ([\w-]+)\((.*)$")
 _NUMBERS = re.compile(r"(%[A-Za-z_-]+)[\d.]*|(?<=parameter\()\d+")  # numbering, which shifts with every added operation
-_SOURCE = re.compile(r'source_file="([^"]+)" source_line=(\d+)')
-_HOME = str(Path(__file__).parents[1])  # the root of the kit: a message names the line of user code that called it
+_SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)+)" source_line=(\d+)')
+# XLA writes a file's name with absl::CEscape: "Ä" is \303\204, one escape per byte of its UTF-8.
+_ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
+_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # any other sign stands for itself
+# A message names the line of user code that called tpukit.
+_KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class RecompileMonitor:
@@ -250,19 +255,30 @@ def _described(line: str) -> str:
 
 
 def _place(text: str, line: str) -> str:
-    """Return the line of Python an operation came from; lines inside torch and this kit are skipped."""
+    """Return the line of Python an operation came from; lines inside torch and tpukit are skipped."""
     import torch
 
-    inside = (str(Path(torch.__file__).parent), _HOME)
+    inside = (str(Path(torch.__file__).parent), _KIT)
     lines = text.splitlines()
     same = (_NUMBERS.sub(r"\1", other.split(", metadata={")[0]) == line for other in lines)
     start = next((number for number, found in enumerate(same) if found), len(lines))
-    for match in (_SOURCE.search(other) for other in lines[start : start + 50]):
-        if match and not match[1].startswith(inside):
-            file, number = match[1], int(match[2])
+    for match in filter(None, map(_SOURCE.search, lines[start : start + 50])):
+        file = _file_name(match[1])
+        number = int(match[2])
+        if not file.startswith(inside):
             code = linecache.getline(file, number).strip()
             return f", near `{code}`" if code else f", near {Path(file).name}:{number}"
     return ""
+
+
+def _file_name(escaped: str) -> str:
+    """Return the name of a file that HLO text writes with escapes."""
+
+    def sign(escape: re.Match) -> bytes:
+        content = escape[1]
+        return bytes([int(content, 8)]) if len(content) == 3 else _ESCAPED.get(content, content)
+
+    return os.fsdecode(_ESCAPE.sub(sign, escaped.encode()))
 
 
 def _shapes(batch: object) -> tuple:

@@ -1,6 +1,6 @@
-"""Old notebooks, rewritten to run today; what only a person can decide is named with its line."""
+"""A linter for old notebooks: names of torch_xla and of libraries beside it that are not what they were."""
 
-from tpukit.migrate.migrated import Migrated, migrate
-from tpukit.migrate.old_rank import on_old_rank
+from tpukit.migrate.linting import LintReport, lint
+from tpukit.migrate.name_checks import NameFinding
 
-__all__ = ["Migrated", "migrate", "on_old_rank"]
+__all__ = ["LintReport", "NameFinding", "lint"]

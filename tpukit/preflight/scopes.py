@@ -1,5 +1,6 @@
 """Names for the operations of a graph: the module and the line of Python that each came from."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import NamedTuple
 
 from tpukit.measure import named, record_lines
 
-_KIT = str(Path(__file__).parents[1])
+_KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 class Call(NamedTuple):

@@ -114,7 +114,9 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
 def _refusal(path: str) -> ChangesFiles:
     import torch
 
-    inside = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), os.path.dirname(os.__file__))
+    folders = (Path(__file__).parents[1], Path(os.__file__).parent)
+    inside = [f"{folder}{os.sep}" for folder in folders]
+    inside.append(str(Path(torch.__file__).parent))  # and torchvision, torch_xla, which stand beside it
     lines = (one for one in reversed(traceback.extract_stack()) if not one.filename.startswith((*inside, "<")))
     line = next(lines, None)
     return ChangesFiles(

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
-_LIBRARY = (os.path.dirname(os.__file__), str(Path(__file__).parents[1]))  # Python's own files, and this kit's
+# Python's own files, and those of tpukit; not a folder beside it, such as "tpukit-experiments".
+_LIBRARY = (f"{Path(os.__file__).parent}{os.sep}", f"{Path(__file__).parents[1]}{os.sep}")
 _LISTS = (list, tuple, set, frozenset, collections.deque, type({}.keys()), type({}.values()), type({}.items()))
 _LONG = 1000  # numbers and texts: a list of more is compared as one
 _NO_NUMBERS = (logging.Logger, _thread.LockType, _thread.RLock)  # what they do is felt by no tensor

@@ -11,12 +11,14 @@ import sys
 import textwrap
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
 import pytest
 from waiting import HANGS, interrupt_when, wait_until
 
+import tpukit
 from tpukit import Interrupted, RuntimeInUse, WorkerFailed, launch
 from tpukit.essentials.machine import OwnMemory
 from tpukit.essentials.run import worker
@@ -50,6 +52,16 @@ def test_stacks_can_be_asked_of_a_process_of_which_a_cores_thread_has_ended():
     process._send_stacks()
     (message,) = receiver.receive()
     assert message[:2] == ("stacks", 1)
+
+
+def test_the_folder_beside_tpukit_whose_name_begins_like_it_is_the_users():
+    file = f"{Path(tpukit.__file__).parent}-experiments/steps.py"
+    own = {}
+    exec(compile("def train(core):\n    raise KeyError('loss')", file, "exec"), own)
+    with pytest.raises(WorkerFailed) as caught:
+        quietly(own["train"])
+    assert f"where: train(), {file}, line 2" in str(caught.value)
+    assert caught.value.traceback.splitlines()[1] == f'  File "{file}", line 2, in train'
 
 
 def test_sigterm_is_told_of_the_core_that_still_runs():

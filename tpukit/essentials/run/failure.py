@@ -16,7 +16,9 @@ from tpukit.essentials.run.channel import Unsendable, deserialize, serialize
 from tpukit.essentials.run.signals import FAILURE_IN_A_COLLECTIVE_SECONDS, FAILURE_SECONDS, Terminated
 from tpukit.essentials.show import kind_of
 
-_KIT = str(Path(__file__).parents[2])  # the whole kit, so that errors blame the line of whoever called it
+# All of tpukit, so that errors blame the line of its caller; not a folder beside it, such as
+# "tpukit-experiments".
+_KIT = f"{Path(__file__).parents[2]}{os.sep}"
 _LONGEST_FACT, _LONGEST_TRACE = 2_000, 20_000  # characters of a message; `WorkerFailed.traceback` is whole
 _LONGEST_CAUSE = 100_000  # characters of an exception that becomes `__cause__`, which a notebook prints whole
 _LAST_READ_SECONDS = 0.1  # for the last rows of a log, once every core has returned or failed
@@ -287,7 +289,8 @@ def _in_a_line(error: BaseException, text: str | None = None) -> str:
 def _where(error: BaseException) -> tuple[str, int, str] | None:
     """Return file, line and function of the innermost line that is neither a library's nor the kit's own."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "site-packages" not in frame.filename and _KIT not in frame.filename]
+    own = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [frame for frame in own if not frame.filename.startswith(_KIT)]
     own = [frame for frame in own if not frame.filename.startswith((sysconfig.get_path("stdlib"), "<frozen"))]
     return (own[-1].filename, own[-1].lineno or 0, own[-1].name) if own else None
 

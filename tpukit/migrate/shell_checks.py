@@ -1,0 +1,64 @@
+"""Shell lines and environment variables that set a TPU up in 2020, or that replace the torch of the image."""
+
+import re
+from collections.abc import Iterator
+
+from tpukit.migrate.name_tables import Verdict, table
+
+_OLD = "it set a TPU of 2020 up; its servers and wheels are gone"
+_PINNED = "it replaces the image's torch or torch_xla, which belong together"
+_KEEP = "delete it: Colab's and Kaggle's TPU images have torch and torch_xla"
+_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?\b(install|uninstall|add|remove)\b([^;&|]*)")
+_SETUP = re.compile(r"env-setup\.py|\btpu-pytorch\b|libtpu-releases|pytorch-xla-releases")
+_ALWAYS = re.compile(
+    r"(torch[-_]?xla|libtpu|libtpu-nightly|cloud[-_]tpu[-_]client)(?![\w-])"
+    r"|.*(^|[/=])(torch|torchvision|torchaudio|torch_xla|libtpu)[-_][^/]*\.whl",
+    re.I,
+)
+_TORCH = re.compile(r"(torch|torchvision|torchaudio|torchtext|pytorch)(?![\w-])(.*)", re.I)
+_REPLACES = {"-U", "--upgrade", "--force-reinstall", "--ignore-installed", "-I", "--pre", "--reinstall"}
+
+
+def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
+    """Give the findings in a text for the shell: how many lines below its first, the line, and the verdict."""
+    if re.match(r"\s*#", text):
+        return
+    setup = _SETUP.search(text)
+    word = _replacing_word(text)
+    if setup or word:
+        position = setup.start() if setup else text.index(word)
+        yield *_line_at(text, position), Verdict("install", _OLD if setup else _PINNED, _KEEP)
+    for name in variables():
+        if found := re.search(rf"\b{name}\b", text):
+            is_export = bool(re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text))
+            yield *_line_at(text, found.start()), on_variable(name, is_export=is_export)
+
+
+def _line_at(text: str, position: int) -> tuple[int, str]:
+    below = text.count("\n", 0, position)
+    return below, text.split("\n")[below].strip()
+
+
+def variables() -> dict:
+    """Return the environment variables of the table."""
+    return table("names", "variables")
+
+
+def on_variable(name: str, *, is_export: bool = False) -> Verdict:
+    """Return the verdict on an environment variable; an `!export` acts in a shell of its own, which ends at once."""
+    happened = variables()[name]["happened"]
+    if is_export:
+        happened = f"`!` starts a shell of its own, so setting it there never acted; {happened}"
+    return Verdict("environment", happened, variables()[name]["write"])
+
+
+def _replacing_word(text: str) -> str:
+    """Return the requirement that replaces torch or torch_xla; "" if none does."""
+    for does, rest in _INSTALL.findall(text):
+        words = re.findall(r"[^\s\\\"',\[\]()]+", rest)
+        replaces = does in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            torch = _TORCH.match(word)
+            if _ALWAYS.match(word) or (torch and (replaces or torch[2] or following[:1] in tuple("=<>~!@"))):
+                return word
+    return ""
