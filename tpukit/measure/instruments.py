@@ -27,9 +27,9 @@ def graph_text(tensors: list) -> str:
 
 
 def record_lines(wanted: bool) -> None:
-    """Have every operation remember the line of Python it came from, for `graph_text`.
+    """Record the line of Python of every operation from here on, for `graph_text`; or stop it.
 
-    Operations remember no lines if the name of a file of the program is not valid UTF-8, as "Ä" in
+    No lines are recorded if the name of a file of the program is not valid UTF-8, as "Ä" in
     Latin-1. torch_xla 2.9 would raise "error unpacking string as utf-8" in every operation.
     """
     import torch_xla

@@ -23,11 +23,13 @@ from tpukit.measure.instruments import graph_key, graph_text, record_lines
 _SETTLED = 3
 _MOST_MESSAGES = 5  # a loop that compiles in every step would fill the notebook
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = (\([^)]*\)|\S+) ([\w-]+)\((.*)$")
-_NUMBERS = re.compile(r"(%[A-Za-z_-]+)[\d.]*|(?<=parameter\()\d+")  # numbering, which shifts with every added operation
+# The numbers of operations, which shift with every added operation.
+_NUMBERS = re.compile(r"(%[A-Za-z_-]+)[\d.]*|(?<=parameter\()\d+")
 _SOURCE = re.compile(r'source_file="((?:[^"\\]|\\.)+)" source_line=(\d+)')
 # XLA writes a file's name with absl::CEscape: "Ä" is \303\204, one escape per byte of its UTF-8.
 _ESCAPE = re.compile(rb"\\([0-7]{3}|.)")
 _ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t"}  # any other sign stands for itself
+_NEAR = 50  # lines of a graph
 # A message names the line of user code that called tpukit.
 _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
@@ -232,8 +234,14 @@ def _without_constants(lines: Counter[str]) -> Counter[str]:
 
 def _operations(text: str) -> list[str]:
     """Return the operations of a graph, in order, without metadata and numbering."""
-    lines = [line.split(", metadata={")[0] for line in text.splitlines()]
-    return [_NUMBERS.sub(r"\1", line) for line in lines if _OPERATION.match(line)]
+    lines = map(_without_numbers, text.splitlines())
+    return [line for line in lines if _OPERATION.match(line)]
+
+
+def _without_numbers(line: str) -> str:
+    """Return an operation without metadata and numbering, so that equal operations are equal."""
+    operation = line.split(", metadata={")[0]
+    return _NUMBERS.sub(r"\1", operation)
 
 
 def _kind(line: str) -> str:
@@ -255,14 +263,17 @@ def _described(line: str) -> str:
 
 
 def _place(text: str, line: str) -> str:
-    """Return the line of Python an operation came from; lines inside torch and tpukit are skipped."""
+    """Return the line of Python that recorded an operation, outside of torch and tpukit.
+
+    If that operation has none, the line of an operation soon after it is near enough.
+    """
     import torch
 
     inside = (str(Path(torch.__file__).parent), _KIT)
     lines = text.splitlines()
-    same = (_NUMBERS.sub(r"\1", other.split(", metadata={")[0]) == line for other in lines)
-    start = next((number for number, found in enumerate(same) if found), len(lines))
-    for match in filter(None, map(_SOURCE.search, lines[start : start + 50])):
+    plain = list(map(_without_numbers, lines))
+    start = plain.index(line) if line in plain else len(lines)
+    for match in filter(None, map(_SOURCE.search, lines[start : start + _NEAR])):
         file = _file_name(match[1])
         number = int(match[2])
         if not file.startswith(inside):
@@ -274,11 +285,13 @@ def _place(text: str, line: str) -> str:
 def _file_name(escaped: str) -> str:
     """Return the name of a file that HLO text writes with escapes."""
 
-    def sign(escape: re.Match) -> bytes:
+    def unescaped(escape: re.Match) -> bytes:
         content = escape[1]
-        return bytes([int(content, 8)]) if len(content) == 3 else _ESCAPED.get(content, content)
+        if len(content) == 3:
+            return bytes([int(content, 8)])
+        return _ESCAPED.get(content, content)
 
-    return os.fsdecode(_ESCAPE.sub(sign, escaped.encode()))
+    return os.fsdecode(_ESCAPE.sub(unescaped, escaped.encode()))
 
 
 def _shapes(batch: object) -> tuple:

@@ -1,4 +1,4 @@
-"""Names for the operations of a graph: the module and the line of Python that each came from."""
+"""Name the operations of a graph after the module and the line of Python that recorded them."""
 
 import os
 import sys

@@ -114,15 +114,22 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
 def _refusal(path: str) -> ChangesFiles:
     import torch
 
-    folders = (Path(__file__).parents[1], Path(os.__file__).parent)
-    inside = [f"{folder}{os.sep}" for folder in folders]
-    inside.append(str(Path(torch.__file__).parent))  # and torchvision, torch_xla, which stand beside it
-    lines = (one for one in reversed(traceback.extract_stack()) if not one.filename.startswith((*inside, "<")))
-    line = next(lines, None)
+    inside = (
+        f"{Path(__file__).parents[1]}{os.sep}",
+        f"{Path(os.__file__).parent}{os.sep}",
+        # Without a separator: torchvision and torch_xla are in the same folder as torch.
+        str(Path(torch.__file__).parent),
+        "<",  # code without a file
+    )
+    found = ""
+    for frame in traceback.extract_stack():
+        if not frame.filename.startswith(inside):
+            found = f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
+    save = "core.save(value, path), which writes nothing during a preflight"
     return ChangesFiles(
         f"preflight only looks at a function, and keeps it from writing {path}",
-        found=f"{Path(line.filename).name}:{line.lineno}: {line.line}" if line else "",
-        fix="core.save(value, path), which writes nothing meanwhile; or write below tempfile.gettempdir()",
+        found=found,
+        fix=f"{save}; or write below tempfile.gettempdir()",
     )
 
 
