@@ -69,7 +69,7 @@ class Stopwatch:
         """
         short = [name for name, times in self.seconds.items() if len(times) <= skip]
         if short:
-            count = len(self.seconds[short[0]])
-            fact = f"{', '.join(short)}: timed {count} times, of which skip={skip} are left out"
+            passes = len(self.seconds[short[0]])
+            fact = f"{', '.join(short)}: timed {passes} times, of which skip={skip} are left out"
             raise WrongValue(fact, fix="more steps, or a smaller skip")
         return {name: statistics.median(times[skip:]) for name, times in self.seconds.items()}

@@ -75,9 +75,9 @@ def find_function(name: str) -> Callable:
     scope = _scope(place, function)
     found = scope.get(function)
     if not callable(found):
-        public = [key for key in scope if callable(scope[key]) and not key.startswith("_")]
-        names = ", ".join(public[:_MOST_NAMES])
-        raise WrongValue(f"{place} has no function {function}", found=names)
+        names = [key for key in scope if callable(scope[key]) and not key.startswith("_")]
+        found = f"{', '.join(names[:_MOST_NAMES])}"
+        raise WrongValue(f"{place} has no function {function}", found=found)
     return found
 
 

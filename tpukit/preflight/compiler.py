@@ -114,14 +114,13 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Job:
-    """A graph to compile. The result depends on everything but the last three fields."""
+    """A graph to compile. The result depends on everything but the last two fields."""
 
     module: bytes
     options: bytes
     chip: Tpu
     libtpu: str
     flags: str
-    label: str  # the name of the graph in messages
     progress: str | None
     timeout: float | None  # seconds
 
@@ -138,11 +137,6 @@ class _Job:
         for part in (self.module, self.options, machine.encode()):
             key.update(len(part).to_bytes(8, "little") + part)
         return key.hexdigest()[:32]
-
-    @property
-    def title(self) -> str:
-        """The job in words, for progress and errors."""
-        return f"libtpu {self.libtpu} compiles {self.label} for {self.chip.name}"
 
 
 def compile_graph(
@@ -174,13 +168,13 @@ def compile_graph(
         NoLibtpu: see `find_libtpu`.
     """
     version = libtpu or platform_version()
+    title = f"libtpu {version} compiles {label} for {chip.name}"
     job = _Job(
         module=without_sources(graph.module),
         options=graph.options,
         chip=chip,
         libtpu=version,
         flags=flags,
-        label=label,
         progress=progress,
         timeout=timeout,
     )
@@ -201,7 +195,7 @@ def compile_graph(
             (folder / "kept").mkdir(mode=0o700)
             command.append(kept.library._name)
             shutil.rmtree(cached, ignore_errors=True)  # of a call that kept nothing
-        _compile(job, command, folder)
+        _compile(job, command, folder, title=title)
         with contextlib.suppress(OSError):  # another process has just compiled the same graph
             os.rename(folder, cached)
         if kept and not _hand_on(cached, kept):
@@ -245,7 +239,7 @@ def _read(folder: Path, chip: Tpu, *, is_cached: bool) -> Compiled:
     )
 
 
-def _compile(job: _Job, command: list[str], folder: Path) -> None:
+def _compile(job: _Job, command: list[str], folder: Path, *, title: str) -> None:
     """Run the compiler's process in a folder, which then has all files of a result."""
     module = folder / "module.hlo"
     module.write_bytes(job.module)
@@ -262,7 +256,7 @@ def _compile(job: _Job, command: list[str], folder: Path) -> None:
             cwd=folder,
         )
         try:
-            most_memory = _wait(process, job)
+            most_memory = _wait(process, job, title=title)
         finally:
             if process.poll() is None:
                 process.kill()
@@ -270,7 +264,7 @@ def _compile(job: _Job, command: list[str], folder: Path) -> None:
     if process.returncode:
         printed = output.read_text(errors="replace").strip()
         ended = _Ended(process.returncode, printed, most_memory)
-        raise _failure(job, ended, folder / "error")
+        raise _failure(ended, folder / "error", title=title, chip=job.chip)
     facts = {"libtpu": job.libtpu, "seconds": time.monotonic() - began}
     (folder / "facts").write_text(json.dumps(facts))
     module.unlink()
@@ -296,7 +290,7 @@ def _environment(flags: str) -> dict[str, str]:
     return others | variables
 
 
-def _wait(process: subprocess.Popen, job: _Job) -> int:
+def _wait(process: subprocess.Popen, job: _Job, *, title: str) -> int:
     """Show progress until the process ends; return the most host memory that it had, in bytes."""
     began = time.monotonic()
     most = 0
@@ -304,10 +298,10 @@ def _wait(process: subprocess.Popen, job: _Job) -> int:
         while process.poll() is None:
             seconds = time.monotonic() - began
             if job.timeout is not None and seconds > job.timeout:
-                fact = f"{job.title}: no end after {job.timeout:g} s"
+                fact = f"{title}: no end after {job.timeout:g} s"
                 raise CompileFailed(fact, fix="a larger timeout")
             most = max(most, _peak_memory(process.pid))
-            display.status(f"{job.title}: {seconds:.0f} s, {human_size(most)} of host memory")
+            display.status(f"{title}: {seconds:.0f} s, {human_size(most)} of host memory")
             display.draw()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_SECONDS)
@@ -330,27 +324,25 @@ class _Ended(NamedTuple):
     most_memory: int  # bytes of the host
 
 
-def _failure(job: _Job, ended: _Ended, error: Path) -> CompileFailed:
+def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileFailed:
     if error.is_file():
         step, _, words = error.read_text(errors="replace").partition("\n")
-        return _refusal(job, step, words.strip())
+        return _refusal(step, words.strip(), title=title, chip=chip)
     last_lines = " | ".join(ended.printed.splitlines()[-3:])[:600] or "nothing"
     found = f"it printed: {last_lines}"
     if ended.status > 0:
-        fact = f"{job.title}, and ended with status {ended.status}"
+        fact = f"{title}, and ended with status {ended.status}"
         return CompileFailed(fact, found=found, words=ended.printed)
     name = signal.Signals(-ended.status).name
+    fix = "report this with the graph: the compiler failed; another version of libtpu may not"
     if name == "SIGKILL":
         cause = "most likely the machine ran out of memory"
         fix = f"{cause}: close other notebooks, or take a machine with more"
-    else:
-        cause = "the compiler itself failed; another version of libtpu may not"
-        fix = f"report this with the graph: {cause}"
-    had = human_size(ended.most_memory)
-    free = human_size(available_memory())
+    used = f"it had {human_size(ended.most_memory)} of host memory"
+    free = f"{human_size(available_memory())} are available now"
     return CompileFailed(
-        f"{job.title}, and was ended by {name}",
-        found=f"it had {had} of host memory, {free} are available now; {found}",
+        f"{title}, and was ended by {name}",
+        found=f"{used}, {free}; {found}",
         fix=fix,
         words=ended.printed,
     )
@@ -360,27 +352,27 @@ _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 _ONE_ARRAY = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 
 
-def _refusal(job: _Job, step: str, words: str) -> CompileFailed:
+def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileFailed:
     """Return the error for a message of the compiler; `step` is the call of libtpu that failed."""
     first = words.splitlines()[0][:400] if words else "nothing"
     is_memory = "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words
     if "hbm" in words and (is_memory or _ONE_ARRAY.search(words)):
-        return _does_not_fit(job, first, words)
-    topology = job.chip.topology
+        return _does_not_fit(first, words, chip)
+    topology = chip.topology
     fixes = {
         "load": "fetch it again: remove its folder, then tpukit.preflight.fetch_libtpu()",
         "topology": f"another version or chip: this version of libtpu does not know {topology}",
         "compile": "another operation than it names: a TPU lacks it, or lacks it for this type",
     }
     return CompileFailed(
-        f"{job.title}, and failed at: {step}",
+        f"{title}, and failed at: {step}",
         found=first,
         fix=fixes.get(step, "another version of libtpu"),
         words=words,
     )
 
 
-def _does_not_fit(job: _Job, first: str, words: str) -> DoesNotFit:
+def _does_not_fit(first: str, words: str, chip: Tpu) -> DoesNotFit:
     needed = None
     limit = None
     if one_array := _ONE_ARRAY.search(words):  # one array alone, before the others are counted
@@ -389,7 +381,7 @@ def _does_not_fit(job: _Job, first: str, words: str) -> DoesNotFit:
     elif used := _USED.search(words):
         needed = _bytes(used[1], used[2])
         limit = _bytes(used[3], used[4])
-    fact = f"it does not fit into the memory of a {job.chip.generation} core"
+    fact = f"it does not fit into the memory of a {chip.generation} core"
     if needed:
         fact += f", {human_size(needed - limit)} too much"
     fix = "a smaller batch, bfloat16, or a chip with more memory"

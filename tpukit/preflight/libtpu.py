@@ -162,11 +162,11 @@ def _download(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
     wheels = list(folder.glob("*.whl"))
     if pip.returncode == 0 and wheels:
         return wheels[0]
-    lines = [line.strip() for line in pip.stderr.splitlines() if line.strip()]
-    last = lines[-1] if lines else "it printed nothing"
+    printed = [line for line in pip.stderr.splitlines() if line.strip()]
+    printed = printed or ["it printed nothing"]
     place = _place(version, environ).parent
     raise NoLibtpu(
         f"libtpu {version} cannot be fetched",
-        found=f"pip ended with status {pip.returncode}: {last[:300]}",
+        found=f"pip ended with status {pip.returncode}: {printed[-1].strip()[:300]}",
         fix=f"turn the internet on (Kaggle: Settings, Internet), or put its libtpu.so into {place}",
     )

@@ -237,11 +237,11 @@ def check_yes_or_no(labels: np.ndarray) -> None:
     """Raise WrongValue if a label is neither 0 nor 1: it may be a prediction in its place."""
     import numpy as np
 
-    is_wrong = ~np.isin(labels, (0, 1))
-    if is_wrong.any():
+    wrong = ~np.isin(labels, (0, 1))
+    if wrong.any():
         raise WrongValue(
             "labels are 0 or 1",
-            found=f"{is_wrong.sum()} others, such as {labels[is_wrong][0]:.4g}",
+            found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
             fix="labels in the first argument, the model's outputs in the second",
         )
 

@@ -146,13 +146,15 @@ def _chances(probabilities: Any, images: int) -> np.ndarray:
     """Return the probabilities as (N, L) in [0, 1]."""
     chances = figure_inputs.as_array(probabilities)
     if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
-        fact = f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}"
-        fix = "pass them for the same images; for one label, probabilities[:, None]"
-        raise WrongValue(fact, fix=fix)
+        raise WrongValue(
+            f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}",
+            fix="pass them for the same images; for one label, probabilities[:, None]",
+        )
     if not ((chances >= 0) & (chances <= 1)).all():
-        span = f"[{chances.min():.4g}, {chances.max():.4g}]"
-        fix = "if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first"
-        raise WrongValue(f"probabilities lie in [0, 1], got {span}", fix=fix)
+        raise WrongValue(
+            f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
+            fix="if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first",
+        )
     return chances
 
 

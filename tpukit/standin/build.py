@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from tpukit.runtimes import NotCompiled, compiled, why_no_compiler
 
@@ -76,38 +75,30 @@ def why_not(
         path, environ: as in `library`.
         system, machine: Python's names of the machine; None for this machine.
     """
-    obstacle = _obstacle(path, environ, system=system, machine=machine or platform.machine())
-    if obstacle is None:
-        return None
-    return f"{obstacle.fact}: {obstacle.fix}"
+    missing = _missing(path, environ, system=system, machine=machine or platform.machine())
+    return ": ".join(missing) if missing else None
 
 
-class _Obstacle(NamedTuple):
-    fact: str
-    fix: str
-
-
-def _obstacle(
+def _missing(
     path: Iterable[str] | None,
     environ: Mapping[str, str],
     *,
     system: str,
     machine: str,
-) -> _Obstacle | None:
-    """Return the first thing that is missing."""
+) -> tuple[str, str] | None:
+    """Return the first thing that is missing, and the fix, as `why_no_compiler` does."""
     if (system, machine) != ("linux", "x86_64"):
         fact = f"torch_xla runs on Linux on x86-64 only, and this is {system} on {machine}"
-        return _Obstacle(fact, "use such a machine")
+        return fact, "use such a machine"
     plugin = find_plugin(path)
     if plugin is None:
-        return _Obstacle("the PJRT plugin for the CPU is not installed", _INSTALL)
+        return "the PJRT plugin for the CPU is not installed", _INSTALL
     if plugin.version not in BUILT_FOR:
         found = _written(plugin.version)
         known = ", ".join(map(_written, BUILT_FOR))
         fact = f"the installed plugin has PJRT {found}, and the simulator was built for {known}"
-        return _Obstacle(fact, _INSTALL)
-    missing = why_no_compiler(environ)
-    return _Obstacle(*missing) if missing else None
+        return fact, _INSTALL
+    return why_no_compiler(environ)
 
 
 def _written(version: tuple[int, int] | None) -> str:
@@ -153,8 +144,7 @@ def program(
     Raises:
         NoStandIn, NotCompiled: as in `library`.
     """
-    obstacle = _obstacle(path, environ, system=sys.platform, machine=platform.machine())
-    if obstacle:
-        fact = "this machine cannot simulate a TPU"
-        raise NoStandIn(fact, found=obstacle.fact, fix=obstacle.fix)
+    missing = _missing(path, environ, system=sys.platform, machine=platform.machine())
+    if missing:
+        raise NoStandIn("this machine cannot simulate a TPU", found=missing[0], fix=missing[1])
     return compiled(name, sources, headers=find_plugin(path).headers, environ=environ)

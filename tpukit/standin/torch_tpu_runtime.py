@@ -42,11 +42,11 @@ class TorchTpuStandInRuntime(TorchTpuRuntime):
     def load(self, topology: Topology) -> None:
         super().load(topology)
         simulated = str(library())  # compiled here, before the run's time is counted
-        loaded = os.environ.get("TPU_LIBRARY_PATH")
-        if "torch_tpu" in sys.modules and loaded != simulated:
+        is_other = os.environ.get("TPU_LIBRARY_PATH") != simulated
+        if "torch_tpu" in sys.modules and is_other:
             raise Failed(
                 "this kernel has imported torch_tpu, and its workers would look for real chips",
-                found=f"TPU_LIBRARY_PATH={loaded}, which torch_tpu has read",
+                found=f"torch_tpu has read TPU_LIBRARY_PATH={os.environ.get('TPU_LIBRARY_PATH')}",
                 fix="restart the kernel, and call tpukit.prepare() before `import torch`",
             )
 
