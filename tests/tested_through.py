@@ -100,7 +100,11 @@ TESTED_THROUGH = {
     "test_stands_alone.py": ["essentials/show/parts.py"],
     "train/test_early_stopping.py": ["essentials/show/measures.py"],
     "train/test_metrics.py": ["train/evaluation.py"],
-    "train/test_host_state.py": ["train/host_parts.py"],
-    "train/test_replay.py": ["runtimes/programs.py", "train/outside.py", "train/told.py"],
+    "train/test_replay.py": [
+        "runtimes/programs.py",
+        "train/python_calls.py",
+        "train/replay_obstacles.py",
+        "train/step_numbers.py",
+    ],
     "train/test_trainer.py": ["train/history.py", "train/losses.py", "train/resume.py", "train/step.py"],
 }
