@@ -26,7 +26,7 @@ class Tpu:
         bandwidth: the peak of bytes of memory per second and core.
         clock: cycles per second.
         topology: libtpu's name, such as "v5e:2x4".
-        accelerator_type: the name in the Cloud TPU API, gcloud, SkyPilot and dstack.
+        accelerator_type: the name in the Cloud TPU API, gcloud and SkyPilot.
         dollars: approximate price of all chips per hour; see PRICES_OF.
     """
 
