@@ -135,6 +135,7 @@ class _Job:
         machine = f"{self.chip.topology} {self.bounds} {self.libtpu} {self.flags}"
         key = hashlib.sha256()
         for part in (self.module, self.options, machine.encode()):
+            # With its length, so that other parts with the same joined bytes have another key.
             key.update(len(part).to_bytes(8, "little") + part)
         return key.hexdigest()[:32]
 

@@ -98,6 +98,7 @@ def _cut(recording: Recording) -> list[Finding]:
     if graphs == 1:
         return []
     if graphs <= syncs:
+        # Accumulated gradients and the networks of a GAN take several core.step() per step.
         fact = f"{graphs} graphs, each of a core.step(), per step of the optimizers"
         return [Finding("graphs a step", "ok", fact)]
     run = f"one step runs {graphs} graphs"

@@ -7,8 +7,8 @@ An HLO module is a protobuf message. A message is a sequence of fields, each wit
     instruction    1 name, 2 opcode, 3 shape, 7 metadata, ...
 
 This module reads the wire format itself instead of using `google.protobuf`, which moves the fields
-that it does not know to the end of a message. `without_sources` must keep their order, because a
-compiled program is found again by a digest of these bytes (`program_key.c`).
+that it does not know to the end of a message (seen with version 7.36). `without_sources` must keep
+their order, because a compiled program is found again by a digest of these bytes (`program_key.c`).
 
 The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.proto (OpenXLA), which
 never reuses a number.

@@ -155,6 +155,7 @@ def record(
             processes=1,
             rehearsal=True,
             generation=chip.generation,
+            # Sharded, all chips are one core; otherwise each core has its own copy of the model.
             world_size=1 if shard else chip.cores,
             chips=chip.cores if shard else 1,
             accelerator=chip.accelerator_type,
@@ -170,7 +171,7 @@ def _check_simulator(host: Host) -> None:
     if missing is None and host.versions.get("torch_xla") is None:
         missing = "torch_xla is not installed: pip install torch_xla==2.9.0 with torch 2.9.0"
     if missing:
-        found, _, fix = missing.partition(": ")
+        found, _, fix = missing.partition(": ")  # as `why_not` joins them
         fact = "this machine cannot simulate a TPU, so no step can be recorded"
         raise NoPreflight(fact, found=found, fix=fix)
 
@@ -263,6 +264,7 @@ class _Watcher:
         if self._marks.are_steady() or self._marks.are_enough():
             self._facts_of_step = self._facts()  # whatever the function does next
             self._clock.start()
+            # The loop must continue, because the clock measures its next steps.
             threading.Thread(target=self._send, daemon=True).start()
 
     def _send(self) -> None:

@@ -414,6 +414,7 @@ class Preflight(Findings):
         if math.isnan(self.host_seconds):
             return []
         fact = f"a processor of this machine records a step in {self.host_seconds * 1e3:.1f} ms, "
+        # torch_xla records the next step while the device computes.
         if self.host_seconds <= self.seconds:
             return [Finding("host", "ok", f"{fact}while the core computes the one before")]
         waiting = 1 - self.seconds / self.host_seconds
@@ -431,6 +432,7 @@ class Preflight(Findings):
         if not in_memory:
             return []
         share = 1 - sum(array.bytes for array in arrays) / in_memory
+        # The array that wastes most is the one to change first.
         worst = max(arrays, key=lambda array: array.padded_bytes - array.bytes)
         fact = f"{share:.0%} of the memory that results take is padding to full tiles"
         if share < _WASTED_SHARE or worst.padded_bytes - worst.bytes < _WASTED_BYTES:
@@ -581,6 +583,7 @@ def _compile_steps(recording: Recording, chip: Tpu, **given) -> list[tuple[Compi
 
 def _could_fit_sharded(recording: Recording, chip: Tpu) -> bool:
     """Return whether the weights and the optimizer's state are a large part of the memory."""
+    # If they are small, the batch is too large, and sharding the weights would not help.
     return chip.cores > 1 and max(map(_parameter_bytes, recording.graphs)) > chip.hbm / 2
 
 
