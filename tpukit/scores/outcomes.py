@@ -29,10 +29,11 @@ _COLORS = {
     "true negative": look.COLORS[0],
 }
 
-# Inches: all images in a row, a title above an image, a note below it.
+# Inches: all images in a row, a title above an image, a note below it, the figure's last line.
 _IMAGES_WIDTH = 9.6
 _TITLE = 0.24
 _NOTE = 0.2
+_CAPTION = 0.24
 
 
 def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.ndarray:
@@ -170,7 +171,7 @@ def show_outcomes(
     with look.style():
         figure = look.new_figure(layout.width, layout.height)
         for index, image in enumerate(pixels):
-            axes = layout.axes(figure, index, image)
+            axes = _draw_image(figure, layout, index, image)
             _write_title(axes, str(words[index]), chances[index])
             if notes is not None:
                 _write_note(axes, notes[index])
@@ -185,42 +186,14 @@ def show_outcomes(
 
 @dataclass(frozen=True)
 class _Layout:
-    """A grid of cells: a title, an image and perhaps a note. In inches, except for the counts."""
+    """A grid of cells with a title, an image and perhaps a note; lengths are inches."""
 
     columns: int
-    rows: int
     image_width: float
     image_height: float
-    note: float
-
-    @property
-    def cell_width(self) -> float:
-        return self.image_width + look.MARGIN
-
-    @property
-    def cell_height(self) -> float:
-        return _TITLE + self.image_height + self.note + look.MARGIN
-
-    @property
-    def width(self) -> float:
-        return self.columns * self.cell_width + look.MARGIN
-
-    @property
-    def height(self) -> float:
-        return self.rows * self.cell_height + 0.24
-
-    def axes(self, figure: Figure, index: int, image: np.ndarray):
-        """Draw an image in its cell."""
-        row, column = divmod(index, self.columns)
-        top = self.height - look.MARGIN / 2 - row * self.cell_height
-        return look.image_at(
-            figure,
-            image,
-            left=look.MARGIN + column * self.cell_width,
-            bottom=top - _TITLE - self.image_height,
-            width=self.image_width,
-            height=self.image_height,
-        )
+    cell_height: float
+    width: float  # of the figure
+    height: float
 
 
 def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
@@ -228,14 +201,33 @@ def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
     # Up to four images stand in one row; with more of them, each gets less space.
     columns = count if count <= 4 else min(count, 6)
     # One or two images are not drawn larger than four.
-    width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN
+    image_width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN
     aspect = pixels.shape[1] / pixels.shape[2]
+    image_height = image_width * min(max(aspect, 0.4), 2.0)
+    cell_height = _TITLE + image_height + look.MARGIN
+    if has_notes:
+        cell_height += _NOTE
     return _Layout(
         columns,
-        rows=math.ceil(count / columns),
-        image_width=width,
-        image_height=width * min(max(aspect, 0.4), 2.0),
-        note=_NOTE if has_notes else 0.0,
+        image_width,
+        image_height=image_height,
+        cell_height=cell_height,
+        width=columns * (image_width + look.MARGIN) + look.MARGIN,
+        height=math.ceil(count / columns) * cell_height + _CAPTION,
+    )
+
+
+def _draw_image(figure: Figure, layout: _Layout, index: int, image: np.ndarray):
+    """Draw an image in its cell, and return its axes."""
+    row, column = divmod(index, layout.columns)
+    top = layout.height - look.MARGIN / 2 - row * layout.cell_height
+    return look.image_at(
+        figure,
+        image,
+        left=look.MARGIN + column * (layout.image_width + look.MARGIN),
+        bottom=top - _TITLE - layout.image_height,
+        width=layout.image_width,
+        height=layout.image_height,
     )
 
 
