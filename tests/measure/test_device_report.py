@@ -114,7 +114,7 @@ def test_the_rehearsals_own_copies_are_not_held_against_the_loop():
     assert not reported(fine, cores=2, rank=1).warnings
     finding = found(reported(WRONG["a tensor decides"][0], cores=2), "copies to the host")
     assert finding.state == "warning"
-    assert "this includes the rehearsal's own averaging" in finding.fact
+    assert "this includes the dry run's own averaging" in finding.fact
 
 
 @pytest.mark.parametrize(("waited", "state"), [(0.5, "ok"), (4.0, "warning")])

@@ -141,10 +141,14 @@ def test_a_computer_that_rounds_its_factors_and_adds_up_in_another_order_is_expl
     with parity._rounded_products(bits):
         rounded = parity._layer_outputs(copy.deepcopy(model), IMAGES)
     chip = chip_outputs(model, bits)
-    layers = [parity._judge(*layer, value, rounded[layer], chip[layer], bits) for layer, value in host.items()]
+
+    def judged(layer, rounded, bits):
+        return parity._judge(layer, host=host[layer], rounded=rounded[layer], device=chip[layer], bits=bits)
+
+    layers = [judged(layer, rounded, bits) for layer in host]
     assert [layer.name for layer in layers if not layer.is_explained] == []
     assert max(layer.relative for layer in layers) > 2.0**-bits / 4  # it did round
-    strict = [parity._judge(*layer, value, value, chip[layer], 24) for layer, value in host.items()]
+    strict = [judged(layer, host, 24) for layer in host]
     assert not all(layer.is_explained for layer in strict) or bits == 14
 
 

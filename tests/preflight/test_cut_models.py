@@ -10,7 +10,7 @@ from torch import nn
 import tpukit
 from tpukit.measure import find_tpu
 from tpukit.preflight import libtpu
-from tpukit.preflight.hlo import _fields
+from tpukit.preflight.hlo import Message
 from tpukit.preflight.recording import record
 from tpukit.standin import build
 
@@ -55,12 +55,14 @@ def large(core, batch_size=8):
 
 
 def cut_parameters(graph):
-    """Return how many arguments of a graph lie cut on the chips."""
-    fields = dict(_fields(graph.module))
-    entries = [value for number, value in _fields(graph.module) if number == 3]
-    (entry,) = [one for one in entries if dict(_fields(one)).get(5) == fields[6]]
-    instructions = [dict(_fields(value)) for number, value in _fields(entry) if number == 2]
-    return sum(one[2] == b"parameter" and SHARDING in one for one in instructions)
+    """Return how many parameters of a graph are sharded."""
+    module = Message(graph.module)
+    (entry_id,) = module.every(6)
+    computations = [Message(content) for content in module.every(3)]
+    (entry,) = [computation for computation in computations if computation.every(5) == [entry_id]]
+    instructions = [Message(content) for content in entry.every(2)]
+    parameters = [each for each in instructions if each.text(2) == "parameter"]
+    return sum(bool(each.every(SHARDING)) for each in parameters)
 
 
 def test_a_step_stays_cut_from_one_program_that_is_only_recorded_to_the_next():

@@ -76,7 +76,7 @@ def test_a_missing_plugin_names_the_extra_that_brings_it(tmp_path):
 )
 def test_a_plugin_of_another_version_is_refused_with_both(header, found, plugin):
     reason = build.why_not(path=plugin(header), system="linux", machine="x86_64")
-    assert reason.startswith(f"the installed plugin has {found}, and the stand-in was built for 0.81: pip install")
+    assert reason.startswith(f"the installed plugin has {found}, and the simulator was built for 0.81: pip install")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_is_missing_is_raised_as_fact_evidence_and_fix(tmp_path):
     with pytest.raises(build.NoStandIn) as raised:
         build.library(path=[str(tmp_path)])
     fact, found, fix = str(raised.value).splitlines()
-    assert fact == "there is no stand-in for a TPU here."
+    assert fact == "this machine cannot simulate a TPU"
     assert found.startswith("  found: ")
     assert fix.startswith("  fix:   ")
 
@@ -184,7 +184,7 @@ def test_kaggle_s_machine_has_kaggle_s_own_address():
 
 @pytest.mark.parametrize("cores", [0, 9, -1])
 def test_a_rehearsal_has_one_to_eight_cores(cores):
-    with pytest.raises(ValueError, match=f"plays 1 to 8 cores, got {cores}"):
+    with pytest.raises(ValueError, match=f"the simulator has 1 to 8 cores, got {cores}"):
         shapes.rehearsal(cores)
 
 

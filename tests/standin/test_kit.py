@@ -533,7 +533,7 @@ def test_ddp_of_a_strangers_trains_as_one_process_with_the_joined_batch():
 def test_xla_rehearses_on_the_stand_in_where_it_is_installed_and_says_so(capsys):
     run = launch(functools.partial(everything), cores=2, backend="xla", progress="text")
     assert run.results[1]["rank"] == (1, 1, 2, "TPU")
-    assert "torch_xla sees TPU chips, played by a stand-in for libtpu" in capsys.readouterr().out
+    assert "torch_xla sees TPU chips of a simulated libtpu" in capsys.readouterr().out
 
 
 def test_xla_rehearses_with_gloo_where_it_is_not_and_says_so(monkeypatch, capsys):

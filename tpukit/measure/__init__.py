@@ -1,4 +1,4 @@
-"""Why is it slow, and is it right: report, recompiles, profiler, stopwatch, compare."""
+"""Find out why a run is slow, and whether its numbers are right."""
 
 from tpukit.measure.device_report import Report, report
 from tpukit.measure.durations import parse_duration
@@ -10,6 +10,7 @@ from tpukit.measure.stopwatch import Stopwatch
 from tpukit.measure.tpus import TPUS, Tpu, find_tpu
 
 __all__ = [
-    "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "TPUS", "Tpu", "compare", "find_tpu",
-    "graph_text", "named", "parse_duration", "profile", "record_lines", "report", "what_differs",
+    "Comparison", "LayerDifference", "RecompileMonitor", "Report", "Stopwatch", "TPUS", "Tpu",
+    "compare", "find_tpu", "graph_text", "named", "parse_duration", "profile", "record_lines",
+    "report", "what_differs",
 ]  # fmt: skip

@@ -1,6 +1,7 @@
-"""What torch_xla and torch.profiler say of a step: its graph, and a recording of what host and device do.
+"""Read torch_xla's graphs, and record a profile of host and device.
 
-What a run needs of torch_xla stands in `tpukit.essentials.backends`, what `measure` and `preflight` need stands here.
+This is the part of torch_xla that only `measure` and `preflight` need. The part that every run
+needs is in `tpukit.essentials.backends`.
 """
 
 import contextlib
@@ -12,23 +13,23 @@ from pathlib import Path
 
 
 def graph_key(tensors: list) -> bytes:
-    """Return what identifies the graph that torch_xla has recorded for these tensors."""
+    """Return the hash of the graph that torch_xla has recorded for these tensors."""
     import torch_xla
 
     return torch_xla._XLAC._get_graph_hash(tensors)  # 2 ms for a ResNet-34's step
 
 
 def graph_text(tensors: list) -> str:
-    """Return the graph that torch_xla has recorded for these tensors as HLO text, with its constants."""
+    """Return the graph that torch_xla has recorded for these tensors as HLO text."""
     import torch_xla
 
     return torch_xla._XLAC._get_xla_tensors_hlo(tensors)  # 60 ms for a ResNet-34's step
 
 
 def record_lines(wanted: bool) -> None:
-    """Have every operation remember the line of Python it came from, for `graph_text`.
+    """Record the line of Python of every operation from here on, for `graph_text`; or stop it.
 
-    Operations remember no lines if the name of a file of the program is not valid UTF-8, as "Ä" in
+    No lines are recorded if the name of a file of the program is not valid UTF-8, as "Ä" in
     Latin-1. torch_xla 2.9 would raise "error unpacking string as utf-8" in every operation.
     """
     import torch_xla
@@ -55,26 +56,34 @@ def _is_unicode(name: str) -> bool:
 
 
 def named(name: str):
-    """Have operations bear this name in the graph as long as what is returned is held; one within another has both."""
+    """Name the operations in the graph as long as the returned object lives; names nest."""
     import torch_xla
 
     return torch_xla._XLAC.profiler.scope_pusher(name)
 
 
 class Trace:
-    """A recording of the host, and of a GPU, by torch.profiler, begun where it is made."""
+    """A recording of the host, and of a GPU, by torch.profiler; it begins at once.
+
+    Args:
+        backend: the core's backend.
+        folder: for the file `trace.json.gz`.
+    """
 
     def __init__(self, backend, folder: Path):
         from torch.profiler import ProfilerActivity, profile
 
-        # A torch built for CUDA logs an error line where no driver is, though nothing is wrong.
+        # A torch for CUDA logs an error line if there is no driver, though nothing is wrong.
         os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-        kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (backend.device.type == "cuda")
-        self._trace, self._folder = profile(activities=kinds), folder
+        activities = [ProfilerActivity.CPU]
+        if backend.device.type == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+        self._folder = folder
+        self._trace = profile(activities=activities)
         self._trace.start()
 
     def step(self, number: int) -> contextlib.AbstractContextManager:
-        """Name a stretch of the recording as a step."""
+        """Return a context whose time is a step in the recording."""
         from torch.profiler import record_function
 
         return record_function(f"step {number}")
@@ -86,7 +95,12 @@ class Trace:
 
 
 class XlaTrace(Trace):
-    """A recording of host and device, by torch_xla."""
+    """A recording of host and device by torch_xla; it begins at once.
+
+    Args:
+        backend: not used.
+        folder: for the files.
+    """
 
     def __init__(self, backend, folder: Path):
         from torch_xla.debug import profiler
@@ -94,18 +108,23 @@ class XlaTrace(Trace):
         profiler.start_trace(folder)
 
     def step(self, number: int) -> contextlib.AbstractContextManager:
-        """Name a stretch of it as a step."""
+        """Return a context whose time is a step in the recording."""
         import torch_xla
 
-        return torch_xla._XLAC.profiler.TraceMe("step", step_num=number, _r=1)  # TensorBoard groups by it
+        # TensorBoard groups by these two arguments.
+        return torch_xla._XLAC.profiler.TraceMe("step", step_num=number, _r=1)
 
     def stop(self) -> None:
-        """End it when the device is done, and write it."""
+        """End the recording when the device is done, and write it.
+
+        It is written for TensorBoard and as a Chrome trace.
+        """
         import torch_xla.core.xla_model as xm
         from torch_xla.debug import profiler
 
         xm.wait_device_ops()  # otherwise the last steps would be missing
         try:
-            profiler.stop_trace()  # writes it for TensorBoard and as a Chrome trace
-        finally:  # a recording that could not be written would be in the way of the next
+            profiler.stop_trace()
+        finally:
+            # A recording that could not be written would prevent the next.
             profiler._profile_state.reset()

@@ -1,4 +1,4 @@
-"""Record what a core does in some steps, as a trace for Perfetto or TensorBoard."""
+"""Record a few steps of a core as a trace for Perfetto or TensorBoard."""
 
 import contextlib
 import os
@@ -13,6 +13,10 @@ from tpukit.measure.instruments import Trace, XlaTrace
 class Profile:
     """A recording of one core.
 
+    Args:
+        folder: as the attribute.
+        trace: the recording that has begun; None on a core that is not recorded.
+
     Attributes:
         folder: the folder of this core's files; None on a core that is not recorded.
         files: the files that were written, once the recording has ended.
@@ -22,51 +26,58 @@ class Profile:
         self.folder = folder
         self.files: list[Path] = []
         self._trace = trace
-        self._steps = 0
+        self._begun = 0  # steps
         self._span = contextlib.ExitStack()
 
     def mark(self) -> None:
         """End a step of the recording and begin the next; `core.step` calls it."""
         self._span.close()
-        self._span.enter_context(self._trace.step(self._steps))
-        self._steps += 1
+        self._span.enter_context(self._trace.step(self._begun))
+        self._begun += 1
 
 
 @contextlib.contextmanager
 def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -> Iterator[Profile]:
-    """Record the steps in this block: what the host did, what the device did, and when each waited.
+    """Record the work and the waits of host and device during the steps in this block.
 
-    Ten to fifty steps are enough. Begin after the first few steps, which compile. A recording stays in memory until it
-    ends; a thousand steps take hundreds of MB. It is written even if the block raises, and core.print says where.
+    Ten to fifty steps are enough. Begin after the first few steps, which compile. A recording stays
+    in memory until it ends; a thousand steps take hundreds of MB. It is written even if the block
+    raises, and core.print names its files.
 
         with tpukit.measure.profile(core, "runs/trace"):
             for images, labels in itertools.islice(batches, 20):
                 with core.step():
                     ...
 
-    On CPU and CUDA it is a Chrome trace, made by torch.profiler; on a TPU torch_xla makes it, for TensorBoard as well.
+    On CPU and CUDA it is a Chrome trace, made by torch.profiler; on a TPU torch_xla makes it, for
+    TensorBoard as well.
 
     Args:
+        core: in the worker function.
         folder: the files of this recording go into `core-<rank>/` in it.
-        ranks: which cores are recorded; the others only run the block.
+        ranks: the cores to record; the others only run the block.
 
     Raises:
-        OSError: the folder cannot be written to, which is checked before the block runs, or the disk is full.
+        OSError: the folder cannot be written to, which is checked before the block runs, or the
+            disk is full.
         RuntimeError: this core is already being recorded.
     """
     if core.rank not in ranks:
         yield Profile(None)
         return
-    backend, mine = core.backend, Path(folder) / f"core-{core.rank}"
+    backend = core.backend
+    own_folder = Path(folder) / f"core-{core.rank}"
     if backend.after_sync:
         raise Failed(
             "this core is already being recorded: a profile cannot be inside another",
             fix="one `with tpukit.measure.profile(...)` around all the steps",
         )
-    _must_be_writable(mine)  # the profilers themselves only fail at the end, when the recording would be lost
-    earlier = set(mine.rglob("*"))
-    trace = (XlaTrace if backend.traced else Trace)(backend, mine)
-    recording = Profile(mine, trace)
+    # The profilers themselves fail at the end only, when the recording would be lost.
+    _check_writable(own_folder)
+    earlier = set(own_folder.rglob("*"))
+    kind = XlaTrace if backend.traced else Trace
+    trace = kind(backend, own_folder)
+    recording = Profile(own_folder, trace)
     backend.after_sync = recording.mark  # core.step calls it at its end
     recording.mark()
     unwritten = None
@@ -80,13 +91,18 @@ def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -
         except (OSError, RuntimeError) as error:  # torch_xla raises RuntimeError
             unwritten = error
         else:
-            recording.files = sorted(file for file in mine.rglob("*") if file.is_file() and file not in earlier)
+            recording.files = _new_files(own_folder, earlier)
             core.print(_how_to_open(recording, folder), everywhere=True)
-    if unwritten:  # not reached if the block raised: its error is more important
-        raise _not_written(mine, unwritten) from unwritten
+    # Not reached if the block raised: its error is more important.
+    if unwritten:
+        raise _not_written(own_folder, unwritten) from unwritten
 
 
-def _must_be_writable(folder: Path) -> None:
+def _new_files(folder: Path, earlier: Collection[Path]) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path not in earlier)
+
+
+def _check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -104,9 +120,10 @@ def _not_written(folder: Path, error: Exception) -> OSError:
 
 
 def _how_to_open(recording: Profile, folder: str | os.PathLike) -> str:
-    chrome = [str(file) for file in recording.files if file.name.endswith(".json.gz")]
-    count = recording._steps - 1  # the last one was begun, but no step followed
-    lines = [f"recorded {counted(count, 'step')}: open {', '.join(chrome)} at https://ui.perfetto.dev"]
+    traces = [str(file) for file in recording.files if file.name.endswith(".json.gz")]
+    steps = recording._begun - 1  # the last step was begun, but nothing followed
+    text = f"recorded {counted(steps, 'step')}: open {', '.join(traces)} at https://ui.perfetto.dev"
     if any(file.name.endswith(".xplane.pb") for file in recording.files):
-        lines.append(f"  or `pip install tensorboard xprof`, then `tensorboard --logdir {folder}`, tab Profile")
-    return "\n".join(lines)
+        command = f"`tensorboard --logdir {folder}`"
+        text += f"\n  or `pip install tensorboard xprof`, then {command}, tab Profile"
+    return text

@@ -1,4 +1,4 @@
-"""Where the seconds of a step go, section by section; each ends when the device has done its work."""
+"""Time the sections of a step; each ends when the device has finished its work."""
 
 import contextlib
 import statistics
@@ -9,12 +9,13 @@ from tpukit.essentials.show import WrongValue
 
 
 class Stopwatch:
-    """Time the sections of a step, each up to the moment when the device is done with it.
+    """Time the sections of a step, each until the device is done with it.
 
-    A device works on while the program goes on, and torch_xla does not even begin before the end of a step. So the end
-    of every section is a wait here. That costs time itself: the device stands idle while the host prepares the next
-    section, and on XLA one graph becomes several, which cannot be optimised together. The sum of the sections is larger
-    than the step without them; `benchmarks/unet.py` measures both.
+    A device works on while the program continues, and torch_xla does not even begin before the end
+    of a step. Therefore every section ends with a wait. That costs time itself: the device is idle
+    while the host prepares the next section, and on XLA one graph becomes several, which cannot be
+    optimised together. The sum of the sections is larger than the step without them;
+    `benchmarks/unet.py` measures both.
 
         watch = tpukit.measure.Stopwatch(core)
         for images, targets in watch.each("load", batches):
@@ -26,8 +27,11 @@ class Stopwatch:
                 core.optimizer_step(optimizer)
         return watch.medians(skip=2)
 
+    Args:
+        core: in the worker function.
+
     Attributes:
-        seconds: by section, in the order in which they first came, the seconds of each time.
+        seconds: the seconds of every pass, by section, in the order of their first pass.
     """
 
     def __init__(self, core):
@@ -43,26 +47,29 @@ class Stopwatch:
         self.seconds.setdefault(name, []).append(time.perf_counter() - began)
 
     def each(self, name: str, batches: Iterable) -> Iterator:
-        """Yield the batches; time how long each is waited for, its way to the device included."""
+        """Yield the batches; time the wait for each of them, with its way to the device."""
         batches = iter(batches)
+        end = object()
         while True:
             with self.section(name):
-                batch = next(batches, self)
-            if batch is self:
-                self.seconds[name].pop()  # the end of the batches is none of them
+                batch = next(batches, end)
+            if batch is end:
+                self.seconds[name].pop()  # the wait for the end was not for a batch
                 return
             yield batch
 
     def medians(self, *, skip: int = 0) -> dict[str, float]:
-        """Return the median seconds of every section, without its first `skip` times, which may have compiled.
+        """Return the median seconds of every section.
+
+        Args:
+            skip: leave out so many passes at the start, which may have compiled.
 
         Raises:
-            ValueError: a section was timed no more often than `skip`.
+            ValueError: a section was not timed more often than `skip`.
         """
         short = [name for name, times in self.seconds.items() if len(times) <= skip]
         if short:
-            raise WrongValue(
-                f"{', '.join(short)}: timed {len(self.seconds[short[0]])} times, of which skip={skip} are left out",
-                fix="more steps, or a smaller skip",
-            )
+            passes = len(self.seconds[short[0]])
+            fact = f"{', '.join(short)}: timed {passes} times, of which skip={skip} are left out"
+            raise WrongValue(fact, fix="more steps, or a smaller skip")
         return {name: statistics.median(times[skip:]) for name, times in self.seconds.items()}

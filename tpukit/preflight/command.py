@@ -1,4 +1,4 @@
-"""`python -m tpukit preflight train.py:train --chip v5e-8`: a preflight in a terminal."""
+"""Run a preflight in a terminal: `python -m tpukit preflight train.py:train --chip v5e-8`."""
 
 import argparse
 import ast
@@ -16,32 +16,43 @@ from tpukit.measure import find_tpu
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.step_report import preflight
 
+_MOST_NAMES = 12  # functions of a file that an error lists
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what the command takes."""
-    parser.add_argument(
-        "function", help="train.py:train, package.module:train, or notebook.ipynb:train, whose cells up to it are run"
-    )
-    parser.add_argument("--chip", default="v5e-8", help="such as v5e-1, v5e-8, v6e-8, v3-8 (default: v5e-8)")
-    parser.add_argument("--shard", choices=["fsdp"], help="for a model that one chip cannot hold: as in launch")
-    parser.add_argument("--args", default="[]", metavar="JSON", help="what the function takes, as a list: '[3, 0.1]'")
-    parser.add_argument("--libtpu", metavar="VERSION", help="0.0.17 for Kaggle, 0.0.21.1 for Colab")
-    parser.add_argument("--fetch", action="store_true", help="download libtpu first, if it is not here")
-    parser.add_argument("--samples", type=int, help="of an epoch, for what that costs")
-    parser.add_argument(
-        "--keep", metavar="FOLDER", help="leave the compiled step there, for launch(keep_compiles=FOLDER)"
-    )
-    parser.add_argument("--figure", metavar="FILE", help="draw where memory and time go, into a PNG or PDF file")
+    """Add the command's arguments to a parser."""
+    add = parser.add_argument
+    function = "train.py:train, package.module:train, or notebook.ipynb:train"
+    add("function", help=f"{function}, of which the cells up to the function are run")
+    chips = "such as v5e-1, v5e-8, v6e-8, v3-8 (default: v5e-8)"
+    add("--chip", default="v5e-8", help=chips)
+    add("--shard", choices=["fsdp"], help="for a model that one chip cannot hold: as in launch")
+    arguments = "arguments of the function, as a list: '[3, 0.1]'"
+    add("--args", default="[]", metavar="JSON", help=arguments)
+    add("--libtpu", metavar="VERSION", help="0.0.17 for Kaggle, 0.0.21.1 for Colab")
+    add("--fetch", action="store_true", help="download libtpu first, if it is not here")
+    add("--samples", type=int, help="samples per epoch, for the cost of an epoch")
+    keep = "leave the compiled step there, for launch(keep_compiles=FOLDER)"
+    add("--keep", metavar="FOLDER", help=keep)
+    figure = "draw the memory and the time of the step into a PNG or PDF file"
+    add("--figure", metavar="FILE", help=figure)
 
 
 def run(given: argparse.Namespace) -> int:
-    """Print the preflight; the exit status is 1 where the step does not fit."""
-    chip = find_tpu(given.chip)  # before the function's file is run, which may take its time
+    """Print the preflight, and return the exit status: 1 if the step does not fit."""
+    chip = find_tpu(given.chip)  # checked before the function's file runs, which may take a while
     function = find_function(given.function)
     if given.fetch:
         fetch_libtpu(given.libtpu)
-    options = {"libtpu": given.libtpu, "samples": given.samples, "shard": given.shard, "keep": given.keep}
-    found = preflight(function, *given.args, chip=chip, **options)
+    found = preflight(
+        function,
+        *given.args,
+        chip=chip,
+        libtpu=given.libtpu,
+        samples=given.samples,
+        shard=given.shard,
+        keep=given.keep,
+    )
     print(found)
     if given.figure:
         found.figure().savefig(given.figure)
@@ -51,82 +62,106 @@ def run(given: argparse.Namespace) -> int:
 def find_function(name: str) -> Callable:
     """Return the function that "file.py:name", "module:name" or "notebook.ipynb:name" names.
 
+    A file or a module is imported. Of a notebook, the cells up to the function are run.
+
     Raises:
-        ValueError: there is none.
+        ValueError: there is no such function, or the code before it does not run.
         FileNotFoundError: there is no such file.
     """
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
-        raise WrongValue(f"a function is named file.py:train, got {name!r}", fix="file, colon, name of the function")
-    file = Path(place)
-    if file.suffix not in (".py", ".ipynb"):
-        scope = vars(importlib.import_module(place))
-    elif not file.is_file():
-        raise NoSuchFile(f"there is no file {place}", fix=f"the path from here, {Path.cwd()}")
-    elif file.suffix == ".py":
-        scope = _of_a_file(file)
-    else:
-        scope = _of_a_notebook(file, function)
+        fact = f"a function is named file.py:train, got {name!r}"
+        raise WrongValue(fact, fix="file, colon, name of the function")
+    scope = _scope(place, function)
     found = scope.get(function)
     if not callable(found):
-        names = [key for key, value in scope.items() if callable(value) and not key.startswith("_")]
-        raise WrongValue(f"{place} has no function {function}", found=f"{', '.join(names[:12])}")
+        names = [key for key in scope if callable(scope[key]) and not key.startswith("_")]
+        found = f"{', '.join(names[:_MOST_NAMES])}"
+        raise WrongValue(f"{place} has no function {function}", found=found)
     return found
 
 
-def _of_a_file(file: Path) -> dict:
+def _scope(place: str, function: str) -> dict:
+    """Return the names that a module, a Python file or a notebook defines."""
+    file = Path(place)
+    if file.suffix not in (".py", ".ipynb"):
+        return vars(importlib.import_module(place))
+    if not file.is_file():
+        raise NoSuchFile(f"there is no file {place}", fix=f"the path from here, {Path.cwd()}")
+    if file.suffix == ".py":
+        return _scope_of_file(file)
+    return _scope_of_notebook(file, function)
+
+
+def _scope_of_file(file: Path) -> dict:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(file.stem, module)
-    sys.path.insert(0, str(file.parent))  # its neighbours, as when it is run
+    sys.path.insert(0, str(file.parent))  # so that it can import files of its folder
     try:
         spec.loader.exec_module(module)
     except SyntaxError as error:
-        text = (error.text or "").strip()
-        raise WrongValue(f"{file} is no Python: {error.msg}", found=f"line {error.lineno}: {text}") from error
+        line = (error.text or "").strip()
+        fact = f"{file} is no Python: {error.msg}"
+        raise WrongValue(fact, found=f"line {error.lineno}: {line}") from error
     return vars(module)
 
 
-def _of_a_notebook(file: Path, function: str) -> dict:
-    """Run the code cells up to the last that defines the function, as "Run before" would; %, %% and ! are IPython's."""
+def _scope_of_notebook(file: Path, function: str) -> dict:
+    """Run the code cells up to the last that defines the function.
+
+    IPython translates %, %% and ! as in Jupyter.
+    """
     shell = _shell()
-    sources = ["".join(cell["source"]) for cell in json.loads(file.read_text())["cells"] if cell["cell_type"] == "code"]
-    texts = [shell.transform_cell(text) for text in sources]
+    cells = json.loads(file.read_text())["cells"]
+    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    texts = [shell.transform_cell(source) for source in sources]
     defining = [number for number, text in enumerate(texts, start=1) if _defines(text, function)]
     if len(defining) > 1:
-        print(f"{file.name} defines {function} in code cells {', '.join(map(str, defining))}: the last is meant")
-    for number, text in enumerate(texts[: defining[-1]] if defining else [], start=1):
+        numbers = ", ".join(map(str, defining))
+        print(f"{file.name} defines {function} in code cells {numbers}: the last is meant")
+    last = defining[-1] if defining else 0  # no cell is run for a function that there is not
+    for number, text in enumerate(texts[:last], start=1):
         try:
-            with shell.builtin_trap:  # get_ipython, display
+            with shell.builtin_trap:  # defines get_ipython and display
                 exec(compile(text, f"{file.name}, code cell {number}", "exec"), shell.user_ns)
         except Exception as error:
+            lines = sources[number - 1].splitlines()
+            save = f"save the function as a file: train.py:{function}"
             raise WrongValue(
                 f"code cell {number} of {file.name} does not run: {type(error).__name__}: {error}",
-                found=sources[number - 1].splitlines()[0] if sources[number - 1] else "",
-                fix=f"make the notebook run up to {function}, or save the function as a file: train.py:{function}",
+                found=lines[0] if lines else "",
+                fix=f"make the notebook run up to {function}, or {save}",
             ) from error
     return shell.user_ns
 
 
 def _shell():
-    """Return a shell of its own, which keeps no history and is nobody's `get_ipython()`."""
+    """Return an IPython shell without a history, which is not the `get_ipython()` of anything."""
     try:
         from IPython.core.interactiveshell import InteractiveShell
         from traitlets.config import Config
     except ImportError as error:
-        raise NotInstalled("cells are read by IPython, which is not here", fix="pip install ipython") from error
-    with tempfile.TemporaryDirectory() as folder:  # for its profile
+        fact = "a notebook's cells are read by IPython, which is not installed"
+        raise NotInstalled(fact, fix="pip install ipython") from error
+    with tempfile.TemporaryDirectory() as folder:  # for the shell's profile
         no_history = Config(HistoryManager={"enabled": False})
-        module = types.ModuleType("notebook")  # IPython puts it into sys.modules, where __main__ is this command
+        # IPython puts the module into sys.modules, in which __main__ is this command.
+        module = types.ModuleType("notebook")
         shell = InteractiveShell(ipython_dir=folder, config=no_history, user_module=module)
     shell.user_ns["__name__"] = "__main__"
     return shell
 
 
 def _defines(text: str, function: str) -> bool:
+    """Return whether code defines a function, a class or a variable of that name."""
     try:
         body = ast.parse(text).body
     except SyntaxError:
         return False
-    targets = [target for node in body if isinstance(node, ast.Assign) for target in node.targets]
-    return function in [getattr(node, "name", None) for node in body] + [getattr(one, "id", None) for one in targets]
+    names = set()
+    for node in body:
+        names.add(getattr(node, "name", None))
+        if isinstance(node, ast.Assign):
+            names.update(getattr(target, "id", None) for target in node.targets)
+    return function in names

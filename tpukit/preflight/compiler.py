@@ -1,4 +1,17 @@
-"""A graph compiled for a TPU by libtpu, in a process of its own, and kept."""
+"""Compile a graph for a TPU with libtpu, in a separate process, and cache the result.
+
+libtpu may end its process with SIGABRT, or need more memory than there is. Its process is therefore
+a small C program, `tpukit-compile`. It compiles `module.hlo` for a topology without a chip, and
+leaves files in its working folder.
+
+    numbers      lines of "name value": bytes of memory, flops, bytes accessed
+    optimized    the compiled program as HLO, with an estimate of cycles for each operation
+    kept/        the program as a launch caches it, if the caller wants it
+    error        the step that failed and the compiler's message
+
+A complete folder is renamed into the cache, named after a digest of everything that the result
+depends on. Therefore a killed process never leaves half a result.
+"""
 
 import contextlib
 import hashlib
@@ -14,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.machine import available_memory, write_whole
 from tpukit.essentials.show import human_size, screen
@@ -23,15 +37,16 @@ from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight
 from tpukit.standin import KeptCompiles, cache_folder, program
 
-_LOOK_SECONDS = 0.2
+_LOOK_SECONDS = 0.2  # between two looks at the compiler's process
 _FILES = ("numbers", "optimized", "facts")
+_UNITS = " KMGT"  # of the compiler's sizes: the place of a letter is the power of 1024
 
 
 class CompileFailed(NoPreflight):
     """The TPU's compiler refused a graph.
 
     Attributes:
-        words: the compiler's own.
+        words: the compiler's own message.
     """
 
     words = ""
@@ -41,8 +56,8 @@ class DoesNotFit(CompileFailed):
     """The graph needs more memory than a core has.
 
     Attributes:
-        needed: bytes of HBM, as far as the compiler said; None if it did not.
-        limit: bytes that it may use; None if it did not say.
+        needed: bytes of HBM by the compiler's message; None if it names none.
+        limit: bytes that the graph may use; None if the message names none.
     """
 
     needed: int | None = None
@@ -51,18 +66,19 @@ class DoesNotFit(CompileFailed):
 
 @dataclass(frozen=True)
 class Compiled:
-    """What libtpu made of a graph; bytes are of HBM, a core.
+    """A graph compiled by libtpu; bytes are HBM per core.
 
     Attributes:
-        chip: it was compiled for.
+        chip: the TPU that it was compiled for.
         libtpu: the compiler's version.
-        seconds: that the compiler took, when it did.
-        argument_bytes, output_bytes: weights, the optimiser's state and the batch; what takes their place.
-        alias_bytes: outputs that are written where arguments were.
+        seconds: of the compilation.
+        argument_bytes: weights, the optimizer's state and the batch.
+        output_bytes: the tensors that take their place.
+        alias_bytes: outputs that are written over arguments.
         temporary_bytes: everything in between.
         code_bytes: the program itself.
         flops, bytes_accessed: by the compiler's cost analysis of the whole program.
-        optimized: the program as it would run, HloModuleProto as libtpu gives it.
+        optimized: the program as it would run, as libtpu's HloModuleProtoWithConfig.
         is_cached: whether it came from the cache.
     """
 
@@ -82,7 +98,8 @@ class Compiled:
     @property
     def hbm_bytes(self) -> int:
         """HBM that one run of the program takes."""
-        return self.argument_bytes + self.output_bytes - self.alias_bytes + self.temporary_bytes + self.code_bytes
+        arguments_and_outputs = self.argument_bytes + self.output_bytes - self.alias_bytes
+        return arguments_and_outputs + self.temporary_bytes + self.code_bytes
 
     @cached_property
     def program(self) -> Program:
@@ -91,8 +108,36 @@ class Compiled:
 
     @cached_property
     def cycles(self) -> int:
-        """The sum of the compiler's estimates over the program's operations; collectives have none."""
-        return sum(one.cycles or 0 for one in self.program.operations)
+        """The sum of the compiler's estimates over the operations; collectives have none."""
+        return sum(operation.cycles or 0 for operation in self.program.operations)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A graph to compile. The result depends on everything but the last two fields."""
+
+    module: bytes
+    options: bytes
+    chip: Tpu
+    libtpu: str
+    flags: str
+    progress: str | None
+    timeout: float | None  # seconds
+
+    @property
+    def bounds(self) -> str:
+        """The chips of a host, which libtpu needs for one chip only; else the topology has them."""
+        return "1,1,1" if self.chip.chips == 1 else ""
+
+    @property
+    def digest(self) -> str:
+        """The name of the result in the cache."""
+        machine = f"{self.chip.topology} {self.bounds} {self.libtpu} {self.flags}"
+        key = hashlib.sha256()
+        for part in (self.module, self.options, machine.encode()):
+            # With its length, so that other parts with the same joined bytes have another key.
+            key.update(len(part).to_bytes(8, "little") + part)
+        return key.hexdigest()[:32]
 
 
 def compile_graph(
@@ -107,14 +152,16 @@ def compile_graph(
     timeout: float | None = None,
     environ: Mapping[str, str] = os.environ,
 ) -> Compiled:
-    """Compile a graph for a chip, or return what an earlier call made of the same graph.
+    """Compile a graph for a chip, or return the cached result of the same graph.
 
     Args:
         graph: from `record`, for as many cores as the chip has.
-        flags: what libtpu gets as LIBTPU_INIT_ARGS.
-        label: what is compiled, in words.
-        kept: the folder that gets the compiled program as a launch would have kept it there.
+        chip: the TPU to compile for.
+        flags: the LIBTPU_INIT_ARGS of the compiler.
+        label: the name of the graph in messages.
+        kept: the folder that also gets the compiled program, as a launch would keep it there.
         libtpu, progress, timeout: as in `preflight`.
+        environ: for the cache folder.
 
     Raises:
         DoesNotFit: a core has too little memory.
@@ -122,75 +169,70 @@ def compile_graph(
         NoLibtpu: see `find_libtpu`.
     """
     version = libtpu or platform_version()
-    module = without_sources(graph.module)
-    place = _place(module, graph.options, chip, version, flags, environ)
-    if all((place / name).is_file() for name in _FILES) and (kept is None or _hand_on(place, kept)):
-        return _read(place, chip, is_cached=True)
+    title = f"libtpu {version} compiles {label} for {chip.name}"
+    job = _Job(
+        module=without_sources(graph.module),
+        options=graph.options,
+        chip=chip,
+        libtpu=version,
+        flags=flags,
+        progress=progress,
+        timeout=timeout,
+    )
+    cached = cache_folder(environ) / "compiled" / job.digest
+    is_complete = all((cached / name).is_file() for name in _FILES)
+    if is_complete and (kept is None or _hand_on(cached, kept)):
+        return _read(cached, chip, is_cached=True)
     library = find_libtpu(version, environ=environ)
     compiler = program("tpukit-compile", Path(__file__).parent, environ=environ)
-    place.parent.mkdir(mode=0o700, exist_ok=True)
-    _remove_left_behind(place.parent)
-    with tempfile.TemporaryDirectory(dir=place.parent, prefix=f"compiling-{os.getpid()}-") as folder:
-        made = Path(folder) / "made"
-        made.mkdir(mode=0o700)
-        (made / "module.hlo").write_bytes(module)
-        (made / "options.pb").write_bytes(graph.options)
-        began = time.monotonic()
-        command = [str(compiler), str(library), chip.topology, _bounds(chip), str(made)]
+    cached.parent.mkdir(mode=0o700, exist_ok=True)
+    _remove_left_behind(cached.parent)
+    prefix = f"compiling-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(dir=cached.parent, prefix=prefix) as temporary:
+        folder = Path(temporary) / "made"
+        folder.mkdir(mode=0o700)
+        command = [str(compiler), str(library), chip.topology, job.bounds, str(folder)]
         if kept:
-            (made / "kept").mkdir(mode=0o700)
+            (folder / "kept").mkdir(mode=0o700)
             command.append(kept.library._name)
-            shutil.rmtree(place, ignore_errors=True)  # of a call that kept nothing
-        _run(command, chip, flags, made, f"libtpu {version} compiles {label} for {chip.name}", progress, timeout)
-        facts = {"libtpu": version, "seconds": time.monotonic() - began}
-        (made / "facts").write_text(json.dumps(facts))
-        (made / "module.hlo").unlink()
-        with contextlib.suppress(OSError):  # another process has just done the same
-            os.rename(made, place)
-        if kept and not _hand_on(place, kept):
-            raise CompileFailed(
-                f"libtpu {version} cannot write what it has compiled", fix="the same without keep, or another version"
-            )
-        return _read(place, chip, is_cached=False)
+            shutil.rmtree(cached, ignore_errors=True)  # of a call that kept nothing
+        _compile(job, command, folder, title=title)
+        with contextlib.suppress(OSError):  # another process has just compiled the same graph
+            os.rename(folder, cached)
+        if kept and not _hand_on(cached, kept):
+            fact = f"libtpu {version} cannot write the program that it has compiled"
+            raise CompileFailed(fact, fix="the same without keep, or another version")
+        return _read(cached, chip, is_cached=False)
 
 
-def _hand_on(place: Path, kept: KeptCompiles) -> bool:
-    """Copy the compiled program to where it is to be kept; False where there is none."""
-    files = list(place.glob("kept/*.pjrt"))
+def _hand_on(cached: Path, kept: KeptCompiles) -> bool:
+    """Copy the compiled program to the folder of kept programs; False if there is none."""
+    files = list(cached.glob("kept/*.pjrt"))
     for file in files:
         with write_whole(kept.folders[0] / file.name) as copy:
             copy.write(file.read_bytes())
     return bool(files)
 
 
-def _bounds(chip: Tpu) -> str:
-    """Return the chips of a host as libtpu wants to be told of one chip; of more, the topology says it."""
-    return "1,1,1" if chip.chips == 1 else ""
-
-
 def _remove_left_behind(folder: Path) -> None:
-    """Remove what processes that were killed while they compiled have left."""
+    """Remove the folders of processes that were killed while they compiled."""
     for found in folder.glob("compiling-*"):
         pid = found.name.split("-")[1]
-        if not pid.isdigit() or not Path(f"/proc/{pid}").exists():
+        is_running = pid.isdigit() and Path(f"/proc/{pid}").exists()
+        if not is_running:
             shutil.rmtree(found, ignore_errors=True)
-
-
-def _place(module: bytes, options: bytes, chip: Tpu, version: str, flags: str, environ: Mapping[str, str]) -> Path:
-    key = hashlib.sha256()
-    for part in (module, options, f"{chip.topology} {_bounds(chip)} {version} {flags}".encode()):
-        key.update(len(part).to_bytes(8, "little") + part)
-    return cache_folder(environ) / "compiled" / key.hexdigest()[:32]
 
 
 def _read(folder: Path, chip: Tpu, *, is_cached: bool) -> Compiled:
     facts = json.loads((folder / "facts").read_text())
-    numbers = dict(line.rsplit(" ", 1) for line in (folder / "numbers").read_text().splitlines())
+    lines = (folder / "numbers").read_text().splitlines()
+    numbers = dict(line.rsplit(" ", 1) for line in lines)
+    sizes = {name: int(value) for name, value in numbers.items() if name.endswith("_bytes")}
     return Compiled(
         chip=chip,
         libtpu=facts["libtpu"],
         seconds=facts["seconds"],
-        **{name: int(value) for name, value in numbers.items() if name.endswith("_bytes")},
+        **sizes,
         flops=float(numbers.get("cost.flops", "nan")),
         bytes_accessed=float(numbers.get("cost.bytes accessed", "nan")),
         optimized=(folder / "optimized").read_bytes(),
@@ -198,12 +240,43 @@ def _read(folder: Path, chip: Tpu, *, is_cached: bool) -> Compiled:
     )
 
 
-def _run(
-    command: list[str], chip: Tpu, flags: str, folder: Path, what: str, progress: str | None, timeout: float | None
-) -> None:
+def _compile(job: _Job, command: list[str], folder: Path, *, title: str) -> None:
+    """Run the compiler's process in a folder, which then has all files of a result."""
+    module = folder / "module.hlo"
+    module.write_bytes(job.module)
+    (folder / "options.pb").write_bytes(job.options)
+    began = time.monotonic()
+    output = folder / "said"
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            command,
+            env=_environment(job.flags),
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=file,
+            cwd=folder,
+        )
+        try:
+            most_memory = _wait(process, job, title=title)
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if process.returncode:
+        printed = output.read_text(errors="replace").strip()
+        ended = _Ended(process.returncode, printed, most_memory)
+        raise _failure(ended, folder / "error", title=title, chip=job.chip)
+    facts = {"libtpu": job.libtpu, "seconds": time.monotonic() - began}
+    (folder / "facts").write_text(json.dumps(facts))
+    module.unlink()
+
+
+def _environment(flags: str) -> dict[str, str]:
+    """Return the variables of the compiler's process, without the user's own for TPUs."""
     variables = {
-        # No look-ups, no lock on chips that are not there, no log files. The topology decides what is compiled for;
-        # with a v4, v5p or v6e as the accelerator libtpu wants a file of its machine, and ends with SIGABRT.
+        # No look-ups, no lock on chips that are not there, no log files. The topology decides the
+        # target; with a v4, v5p or v6e as the accelerator libtpu needs a file of such a machine,
+        # and ends with SIGABRT.
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_ACCELERATOR_TYPE": "v5litepod-8",
         "TPU_WORKER_ID": "0",
@@ -213,93 +286,117 @@ def _run(
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "LIBTPU_INIT_ARGS": flags,
     }
-    own = ("TPU_", "LIBTPU_", "PJRT_", "XLA_FLAGS")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    said = folder / "said"
-    with said.open("wb") as output, screen(progress) as display:
-        process = subprocess.Popen(
-            command, env=kept | variables, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=folder
-        )
-        began, most = time.monotonic(), 0
-        try:
-            while process.poll() is None:
-                seconds = time.monotonic() - began
-                if timeout is not None and seconds > timeout:
-                    raise CompileFailed(f"{what}: no end after {timeout:g} s", fix="a larger timeout")
-                most = max(most, _memory(process.pid))
-                display.status(f"{what}: {seconds:.0f} s, {human_size(most)} of host memory")
-                display.draw()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(_LOOK_SECONDS)
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-    if process.returncode:
-        words = said.read_text(errors="replace").strip()
-        raise _failure(process.returncode, folder / "error", words, what, chip, most)
+    of_tpus = ("TPU_", "LIBTPU_", "PJRT_", "XLA_FLAGS")
+    others = {name: value for name, value in os.environ.items() if not name.startswith(of_tpus)}
+    return others | variables
 
 
-def _memory(pid: int) -> int:
-    """Return the most host memory that a process has had, in bytes; 0 if it is gone."""
+def _wait(process: subprocess.Popen, job: _Job, *, title: str) -> int:
+    """Show progress until the process ends; return the most host memory that it had, in bytes."""
+    began = time.monotonic()
+    most = 0
+    with screen(job.progress) as display:
+        while process.poll() is None:
+            seconds = time.monotonic() - began
+            if job.timeout is not None and seconds > job.timeout:
+                fact = f"{title}: no end after {job.timeout:g} s"
+                raise CompileFailed(fact, fix="a larger timeout")
+            most = max(most, _peak_memory(process.pid))
+            display.status(f"{title}: {seconds:.0f} s, {human_size(most)} of host memory")
+            display.draw()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_SECONDS)
+    return most
+
+
+def _peak_memory(pid: int) -> int:
+    """Return the most host memory that a process has had, in bytes; 0 if it has ended."""
     with contextlib.suppress(OSError):
         found = re.search(r"VmHWM:\s*(\d+) kB", Path(f"/proc/{pid}/status").read_text())
         return int(found[1]) * 1024 if found else 0
     return 0
 
 
-def _failure(status: int, error: Path, said: str, what: str, chip: Tpu, most: int) -> CompileFailed:
+class _Ended(NamedTuple):
+    """The end of the compiler's process."""
+
+    status: int
+    printed: str
+    most_memory: int  # bytes of the host
+
+
+def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileFailed:
     if error.is_file():
         step, _, words = error.read_text(errors="replace").partition("\n")
-        return _refused(step, words.strip(), what, chip)
-    last = " | ".join(said.splitlines()[-3:])[:600] or "nothing"
-    if status < 0:
-        name = signal.Signals(-status).name
-        fix = "report this with the graph: the compiler itself failed; another version of libtpu may not"
-        if name == "SIGKILL":
-            fix = "most likely the machine ran out of memory: close other notebooks, or take a machine with more"
-        free = human_size(available_memory())
-        return CompileFailed(
-            f"{what}, and was ended by {name}",
-            found=f"it had {human_size(most)} of host memory, {free} are available now; it printed: {last}",
-            fix=fix,
-            words=said,
-        )
-    return CompileFailed(f"{what}, and ended with status {status}", found=f"it printed: {last}", words=said)
+        return _refusal(step, words.strip(), title=title, chip=chip)
+    last_lines = " | ".join(ended.printed.splitlines()[-3:])[:600] or "nothing"
+    found = f"it printed: {last_lines}"
+    if ended.status > 0:
+        fact = f"{title}, and ended with status {ended.status}"
+        return CompileFailed(fact, found=found, words=ended.printed)
+    name = signal.Signals(-ended.status).name
+    fix = "report this with the graph: the compiler failed; another version of libtpu may not"
+    if name == "SIGKILL":
+        cause = "most likely the machine ran out of memory"
+        fix = f"{cause}: close other notebooks, or take a machine with more"
+    used = f"it had {human_size(ended.most_memory)} of host memory"
+    free = f"{human_size(available_memory())} are available now"
+    return CompileFailed(
+        f"{title}, and was ended by {name}",
+        found=f"{used}, {free}; {found}",
+        fix=fix,
+        words=ended.printed,
+    )
 
 
 _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 _ONE_ARRAY = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 
 
-def _refused(step: str, words: str, what: str, chip: Tpu) -> CompileFailed:
+def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileFailed:
+    """Return the error for a message of the compiler; `step` is the call of libtpu that failed."""
     first = words.splitlines()[0][:400] if words else "nothing"
-    too_large = _ONE_ARRAY.search(words)  # one array alone, before the others are counted
-    if "hbm" in words and (too_large or "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words):
-        found = _USED.search(words)
-        needed, limit = (_bytes(found[1], found[2]), _bytes(found[3], found[4])) if found else (None, None)
-        if too_large:
-            needed, limit = int(too_large[1]), int(too_large[2])
-        over = f", {human_size(needed - limit)} too much" if needed else ""
-        return DoesNotFit(
-            f"it does not fit into the memory of a {chip.generation} core{over}",
-            found=first,
-            fix=(
-                "a smaller batch, bfloat16, or a chip with more memory; tpukit.preflight.largest_batch finds the batch"
-            ),
-            words=words,
-            needed=needed,
-            limit=limit,
-        )
+    is_memory = "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words
+    if "hbm" in words and (is_memory or _ONE_ARRAY.search(words)):
+        return _does_not_fit(first, words, chip)
+    topology = chip.topology
     fixes = {
         "load": "fetch it again: remove its folder, then tpukit.preflight.fetch_libtpu()",
-        "topology": f"this version of libtpu does not know {chip.topology}: another version, or another chip",
-        "compile": "change what is named there; the compiler for a TPU has no such operation, or not for this type",
+        "topology": f"another version or chip: this version of libtpu does not know {topology}",
+        "compile": "another operation than it names: a TPU lacks it, or lacks it for this type",
     }
     return CompileFailed(
-        f"{what}, and failed at: {step}", found=first, fix=fixes.get(step, "another version of libtpu"), words=words
+        f"{title}, and failed at: {step}",
+        found=first,
+        fix=fixes.get(step, "another version of libtpu"),
+        words=words,
+    )
+
+
+def _does_not_fit(first: str, words: str, chip: Tpu) -> DoesNotFit:
+    needed = None
+    limit = None
+    if one_array := _ONE_ARRAY.search(words):  # one array alone, before the others are counted
+        needed = int(one_array[1])
+        limit = int(one_array[2])
+    elif used := _USED.search(words):
+        needed = _bytes(used[1], used[2])
+        limit = _bytes(used[3], used[4])
+    fact = f"it does not fit into the memory of a {chip.generation} core"
+    if needed:
+        fact += f", {human_size(needed - limit)} too much"
+    fix = "a smaller batch, bfloat16, or a chip with more memory"
+    return DoesNotFit(
+        fact,
+        found=first,
+        fix=f"{fix}; tpukit.preflight.largest_batch finds the batch",
+        words=words,
+        needed=needed,
+        limit=limit,
     )
 
 
 def _bytes(number: str, unit: str) -> int:
-    return int(float(number) * 1024 ** (" KMGT".index(unit) if unit else 0))
+    """Return the bytes of "1.5" and "G", or of a number without a unit."""
+    power = _UNITS.index(unit) if unit else 0
+    return int(float(number) * 1024**power)

@@ -1,58 +1,99 @@
-"""A picture of a preflight: where the memory of a core and the time of a step go."""
+"""Draw a preflight: the memory of a core, and the time of a step by operation.
+
+`found` is a `Preflight`, and `costs` are its operations that have an estimate of cycles.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from tpukit.essentials.show import house_style as look
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 _GIB = 2**30
+_COLORS = {
+    "forward": look.COLORS[0],
+    "backward": look.COLORS[1],
+    "optimizer": look.COLORS[2],
+    "": look.RULE,
+}
 
 
-def preflight_figure(found):
-    """Return a figure: the memory of a core as one bar, and the most expensive operations as ten."""
+def preflight_figure(found) -> Figure:
+    """Return a figure: the memory of a core as one bar, and the most expensive operations below.
+
+    If the step does not fit, only its memory is known.
+    """
+    costs = [cost for cost in found.operations if cost.cycles]
     with look.style():
-        rows = [cost for cost in found.operations if cost.cycles]
-        figure = look.new_figure(9, 1.7 + 0.28 * len(rows), layout="constrained")
-        if rows:
-            memory, time = figure.subplots(2, 1, height_ratios=[1, max(3, len(rows)) * 0.55])
-            _draw_time(time, found, rows)
-        else:  # it does not fit, and nothing is known of its time
+        figure = look.new_figure(9, 1.7 + 0.28 * len(costs), layout="constrained")
+        if costs:
+            ratios = [1, 0.55 * max(3, len(costs))]
+            memory, time = figure.subplots(2, 1, height_ratios=ratios)
+            _draw_time(time, found, costs)
+        else:
             memory = figure.subplots()
         _draw_memory(memory, found)
-        verdict = "fits" if found.fits else "does not fit"
-        first = f"; most time in {rows[0].module or rows[0].operation.opcode}, {rows[0].share:.0%}" if rows else ""
-        look.describe(figure, f"{found.subject}: it {verdict}, {found.hbm_bytes / _GIB:.2f} GiB a core{first}.")
+        look.describe(figure, _description(found, costs))
     return figure
 
 
-def _draw_memory(axes, found) -> None:
+def _description(found, costs: Sequence) -> str:
+    verdict = "fits" if found.fits else "does not fit"
+    text = f"{found.subject}: it {verdict}, {found.hbm_bytes / _GIB:.2f} GiB per core"
+    if costs:
+        text += f"; most time in {_name(costs[0])}, {costs[0].share:.0%}"
+    return f"{text}."
+
+
+def _draw_memory(axes: Axes, found) -> None:
     left = 0.0
-    if found.compiled:
-        one = max(found.compiled, key=lambda one: one.hbm_bytes)
-        kept = one.argument_bytes + one.output_bytes - one.alias_bytes
-        parts = [("arguments", kept), ("temporaries", one.temporary_bytes), ("code", one.code_bytes)]
-    else:
-        parts = [("needed", found.hbm_bytes)]
-    for (name, size), color in zip(parts, look.COLORS, strict=False):
-        axes.barh([0], [size / _GIB], left=left, color=color, height=0.6, label=f"{name} {size / _GIB:.2f} GiB")
-        left += size / _GIB
+    parts = _memory_parts(found)
+    for (name, size), color in zip(parts.items(), look.COLORS, strict=False):
+        width = size / _GIB
+        label = f"{name} {width:.2f} GiB"
+        axes.barh([0], [width], left=left, color=color, height=0.6, label=label)
+        left += width
     limit = found.chip.hbm / _GIB
     axes.axvline(limit, color=look.INK, linewidth=1)
     axes.set_xlim(0, max(limit, left) * 1.05)
     axes.set_yticks([])
-    axes.set_xlabel(f"HBM of a {found.chip.generation} core, GiB; the line is what it has")
+    axes.set_xlabel(f"HBM of a {found.chip.generation} core, GiB; the line is its size")
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=len(parts), borderaxespad=0)
     axes.grid(axis="y", visible=False)
     axes.spines["left"].set_visible(False)
 
 
-def _draw_time(axes, found, rows) -> None:
-    colors = {"forward": look.COLORS[0], "backward": look.COLORS[1], "optimizer": look.COLORS[2]}
-    names = [f"{cost.module or cost.operation.opcode}" for cost in rows]
-    axes.barh(
-        range(len(rows)), [cost.share * 100 for cost in rows], color=[colors.get(c.direction, look.RULE) for c in rows]
-    )
-    axes.set_yticks(range(len(rows)), names)
+def _memory_parts(found) -> dict[str, int]:
+    """Return the parts of the memory of the largest program, in bytes."""
+    if not found.compiled:
+        return {"needed": found.hbm_bytes}
+    largest = max(found.compiled, key=lambda program: program.hbm_bytes)
+    return {
+        "arguments": largest.argument_bytes + largest.output_bytes - largest.alias_bytes,
+        "temporaries": largest.temporary_bytes,
+        "code": largest.code_bytes,
+    }
+
+
+def _draw_time(axes: Axes, found, costs: Sequence) -> None:
+    places = range(len(costs))
+    percents = [cost.share * 100 for cost in costs]
+    axes.barh(places, percents, color=[_COLORS[cost.direction] for cost in costs])
+    axes.set_yticks(places, [_name(cost) for cost in costs])
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
-    for direction in dict.fromkeys(cost.direction for cost in rows):
-        axes.barh([0], [0], color=colors.get(direction, look.RULE), label=direction or "no module")
+    for direction in dict.fromkeys(cost.direction for cost in costs):
+        # A bar of no length, which only adds the direction to the legend.
+        axes.barh([0], [0], color=_COLORS[direction], label=direction or "no module")
     axes.legend(loc="lower right")
     axes.set_xlabel(f"% of the step's {found.cycles:,} estimated cycles (not compared with a chip)")
+
+
+def _name(cost) -> str:
+    return cost.module or cost.operation.opcode

@@ -1,105 +1,170 @@
-"""What in a step is slow or wrong on a TPU, as it shows in the graph that torch_xla sends to the compiler."""
+"""Find operations of a training step that are slow or wrong on a TPU.
+
+They show in the graph that torch_xla sends to the compiler, and in torch_xla's counters: fallbacks
+to the host, types of 64 bits, shapes that depend on values, graphs that are cut or compiled again.
+"""
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from tpukit.essentials.show import Finding
 from tpukit.preflight.hlo import Array, Operation, Program, read_program
 from tpukit.preflight.recording import Recording
 
-_LARGE = 1024  # elements: a scalar of 64 bits, as a step counter or a random seed, costs nothing
+_LARGE = 1024  # elements: a 64-bit scalar, such as a step counter or a random seed, costs nothing
+_MOST_NAMES = 3  # operations that are named in a finding
+_NOT_RESULTS = ("parameter", "get-tuple-element", "tuple", "bitcast")  # they write no new array
+
+
+@dataclass(frozen=True)
+class _WideType:
+    """A type of 64 bits, which a TPU computes slowly."""
+
+    type: str  # in HLO
+    name: str  # in torch
+    reason: str
+    instead: str
+
+
+_WIDE_TYPES = (
+    _WideType(
+        "f64",
+        name="float64",
+        reason="a TPU has no float64 of its own and emulates it",
+        instead="float32",
+    ),
+    _WideType(
+        "s64",
+        name="int64",
+        reason="a TPU counts in 32 bits and takes two operations for 64",
+        instead="int32",
+    ),
+)
 
 
 def find_hazards(recording: Recording) -> list[Finding]:
-    """Return what is slow or wrong in a step, and one line where nothing is."""
+    """Return everything that is slow or wrong in a step, or one line if nothing is."""
     programs = [read_program(graph.module) for graph in recording.graphs]
-    found = [
-        *_cut(recording),
-        *_fallbacks(recording),
-        *_wide(programs, "f64", "float64", "a TPU has no float64 of its own and emulates it", "float32", recording),
-        *_wide(programs, "s64", "int64", "a TPU counts in 32 bits and takes two operations for 64", "int32", recording),
-        *_dynamic(programs),
-    ]
-    if recording.recompiled:
-        found.insert(0, _compiled_again(recording))
-    if not recording.has_optimizer:
-        fact = "no optimizer stepped in what was run, so this is no training step but the largest graph there was"
-        found.insert(0, Finding("optimizer", "warning", fact, "a loop with core.optimizer_step(optimizer), or fit"))
-    elif not recording.is_steady and not recording.recompiled:
-        fact = "the function ended before its step came back unchanged; this is the last that it ran"
-        found.insert(0, Finding("steady step", "warning", fact, "more data or epochs: at least five steps"))
-    clean = "no fallbacks to the host, no float64, no large int64, no dynamic shapes; nothing compiled again"
-    worth_saying = [one for one in found if one.state != "ok"]
-    return found if worth_saying else [*found, Finding("hazards", "ok", clean)]
+    found = [*_optimizer(recording), *_recompiles(recording)]
+    found += [*_cut(recording), *_fallbacks(recording)]
+    for wide in _WIDE_TYPES:
+        found += _wide(wide, programs, recording)
+    found += _dynamic(programs)
+    if all(finding.state == "ok" for finding in found):
+        fact = "no fallbacks to the host, no float64, no large int64, no dynamic shapes"
+        found.append(Finding("hazards", "ok", f"{fact}; nothing compiled again"))
+    return found
 
 
 def padding(program: Program) -> Iterator[Array]:
     """Yield the arrays in HBM that the operations of a program write."""
-    for one in program.operations:
-        if one.opcode not in ("parameter", "get-tuple-element", "tuple", "bitcast"):
-            yield from (array for array in one.arrays if array.in_hbm and array.dimensions)
+    for operation in program.operations:
+        if operation.opcode not in _NOT_RESULTS:
+            for array in operation.arrays:
+                if array.in_hbm and array.dimensions:
+                    yield array
 
 
-def _compiled_again(recording: Recording) -> Finding:
-    """Name the worst that can happen on a TPU: seconds to minutes of compiling, again and again."""
-    graphs, steps, (reason, fix) = recording.recompiled, recording.steps, recording.reason
-    fact = f"{graphs} graphs were compiled again after the second of {steps} steps, each for seconds to minutes"
-    return Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix or "the same shapes in every step")
+def _optimizer(recording: Recording) -> list[Finding]:
+    """Warn if the graphs may not be those of a training step."""
+    if not recording.has_optimizer:
+        fact = "no optimizer stepped in the run"
+        meaning = "so this is no training step but the largest graph there was"
+        fix = "a loop with core.optimizer_step(optimizer), or fit"
+        return [Finding("optimizer", "warning", f"{fact}, {meaning}", fix=fix)]
+    if not recording.is_steady and not recording.recompiled:
+        fact = "the function ended before its step came back unchanged; this is the last step"
+        fix = "more data or epochs: at least five steps"
+        return [Finding("steady step", "warning", fact, fix=fix)]
+    return []
+
+
+def _recompiles(recording: Recording) -> list[Finding]:
+    """Report the worst hazard on a TPU: seconds to minutes of compiling, again and again."""
+    if not recording.recompiled:
+        return []
+    reason, fix = recording.reason
+    graphs = f"{recording.recompiled} graphs were compiled again"
+    fact = f"{graphs} after the second of {recording.steps} steps, each for seconds to minutes"
+    fix = fix or "the same shapes in every step"
+    return [Finding("recompiles", "warning", f"{fact}\n{reason}".rstrip(), fix=fix)]
 
 
 def _cut(recording: Recording) -> list[Finding]:
-    graphs, syncs = len(recording.graphs), recording.syncs
+    """Report a step of several graphs, which is expected with several `core.step()` only."""
+    graphs = len(recording.graphs)
+    syncs = recording.syncs
     if graphs == 1:
         return []
     if graphs <= syncs:
-        fact = f"{graphs} graphs, each of a core.step(), from one step of the optimizers to the next"
+        # Accumulated gradients and the networks of a GAN take several core.step() per step.
+        fact = f"{graphs} graphs, each of a core.step(), per step of the optimizers"
         return [Finding("graphs a step", "ok", fact)]
-    several = f" in {syncs} core.step()" if syncs > 1 else ""
-    fact = f"one step runs {graphs} graphs{several}: something reads a tensor in it, and the chip waits for the host"
-    return [Finding("graphs a step", "warning", fact, "no .item(), print or if on a tensor inside of core.step()")]
+    run = f"one step runs {graphs} graphs"
+    if syncs > 1:
+        run += f" in {syncs} core.step()"
+    fact = f"{run}: something reads a tensor in it, and the chip waits for the host"
+    fix = "no .item(), print or if on a tensor inside of core.step()"
+    return [Finding("graphs a step", "warning", fact, fix=fix)]
 
 
 def _fallbacks(recording: Recording) -> list[Finding]:
-    names = sorted(name.removeprefix("aten::") for name in recording.counters if name.startswith("aten::"))
-    names = [name for name in names if name != "_local_scalar_dense"]  # .item(), which cuts the graph
-    if not names:
+    counters = {name for name in recording.counters if name.startswith("aten::")}
+    counters.discard("aten::_local_scalar_dense")  # .item(), which cuts the graph: see `_cut`
+    if not counters:
         return []
-    fact = f"computed on the host, for torch_xla has no such operation: {', '.join(names)}"
-    return [Finding("fallbacks", "warning", fact, "another operation, or the same before the batch is sent")]
+    names = ", ".join(sorted(name.removeprefix("aten::") for name in counters))
+    fact = f"computed on the host, because torch_xla has no such operation: {names}"
+    fix = "another operation, or the same before the batch is sent"
+    return [Finding("fallbacks", "warning", fact, fix=fix)]
 
 
-def _wide(programs: list[Program], kind: str, name: str, why: str, instead: str, recording: Recording) -> list[Finding]:
-    wide = [one for program in programs for one in program.everywhere() if _has(one, kind)]
-    if not wide:
+def _wide(wide: _WideType, programs: Sequence[Program], recording: Recording) -> list[Finding]:
+    """Warn of large arrays of a type of 64 bits, with the two modules that have most of them."""
+    operations = [each for each in _everywhere(programs) if _has_large(each, wide.type)]
+    if not operations:
         return []
-    where = Counter(_place(one, recording) for one in wide)
-    first = ", ".join(place for place, _ in where.most_common(2))
-    fact = f"{name} in {len(wide)} operations, the largest {max(wide, key=_size).arrays[0]}, in {first}: {why}"
-    return [Finding(name, "warning", fact, f"{instead} where its range is enough")]
+    modules = Counter(_module(each, recording) for each in operations)
+    most = ", ".join(module for module, _ in modules.most_common(2))
+    largest = max(operations, key=_size).arrays[0]
+    count = len(operations)
+    fact = f"{wide.name} in {count} operations, the largest {largest}, in {most}: {wide.reason}"
+    fix = f"{wide.instead}, if its range is enough"
+    return [Finding(wide.name, "warning", fact, fix=fix)]
 
 
-def _has(one: Operation, kind: str) -> bool:
-    return any(array.type == kind and array.bytes >= _LARGE * array.width for array in one.arrays)
+def _has_large(operation: Operation, kind: str) -> bool:
+    arrays = [array for array in operation.arrays if array.type == kind]
+    return any(array.bytes >= _LARGE * array.width for array in arrays)
 
 
-def _size(one: Operation) -> int:
-    return sum(array.bytes for array in one.arrays)
+def _size(operation: Operation) -> int:
+    return sum(array.bytes for array in operation.arrays)
 
 
-def _place(one: Operation, recording: Recording) -> str:
-    number = one.scope.removeprefix("call")
+def _module(operation: Operation, recording: Recording) -> str:
+    number = operation.scope.removeprefix("call")
     if number.isdigit() and int(number) < len(recording.places):
-        module, _, direction = recording.places[int(number)]
-        return f"{module} ({direction})"
-    return one.op_type or one.opcode
+        call = recording.places[int(number)]
+        return f"{call.module} ({call.direction})"
+    return operation.op_type or operation.opcode
 
 
-def _dynamic(programs: list[Program]) -> list[Finding]:
-    dynamic = [
-        one for program in programs for one in program.everywhere() if any(array.is_dynamic for array in one.arrays)
-    ]
+def _dynamic(programs: Sequence[Program]) -> list[Finding]:
+    dynamic = []
+    for operation in _everywhere(programs):
+        if any(array.is_dynamic for array in operation.arrays):
+            dynamic.append(operation.op_type or operation.opcode)
     if not dynamic:
         return []
-    names = ", ".join(dict.fromkeys(one.op_type or one.opcode for one in dynamic[:3]))
-    fact = f"shapes that depend on values: {names}; each bound is computed in full, and reading one cuts the graph"
-    return [Finding("dynamic shapes", "warning", fact, "torch.where and masks in place of nonzero and x[mask]")]
+    names = ", ".join(dict.fromkeys(dynamic[:_MOST_NAMES]))
+    cost = "each bound is computed in full, and reading one cuts the graph"
+    fact = f"shapes that depend on values: {names}; {cost}"
+    fix = "torch.where and masks in place of nonzero and x[mask]"
+    return [Finding("dynamic shapes", "warning", fact, fix=fix)]
+
+
+def _everywhere(programs: Iterable[Program]) -> Iterator[Operation]:
+    for program in programs:
+        yield from program.everywhere()

@@ -1,36 +1,91 @@
-"""HLO modules as protobuf: read without protobuf's own packages, and rewritten without what does not matter.
+"""Read HLO modules, the programs that torch_xla gives to the compiler and that libtpu returns.
 
-Numbers of fields are those of xla/service/hlo.proto and xla/xla_data.proto (OpenXLA), which never reuses one.
+An HLO module is a protobuf message. A message is a sequence of fields, each with a number:
+
+    module         3 computation, 3 computation, ..., 6 id of the entry computation
+    computation    2 instruction, 2 instruction, ..., 5 id of the computation
+    instruction    1 name, 2 opcode, 3 shape, 7 metadata, ...
+
+This module reads the wire format itself instead of using `google.protobuf`, which moves the fields
+that it does not know to the end of a message (seen with version 7.36). `without_sources` must keep
+their order, because a compiled program is found again by a digest of these bytes (`program_key.c`).
+
+The numbers of the fields are those of xla/service/hlo.proto and xla/xla_data.proto (OpenXLA), which
+never reuses a number.
 """
 
+import functools
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
-_COMPUTATION, _ENTRY_ID, _STACK_FRAMES = 3, 6, 17
-_INSTRUCTION, _COMPUTATION_ID = 2, 5
-_METADATA, _OP_TYPE, _OP_NAME, _SOURCE_FILE, _SOURCE_LINE = 7, 1, 2, 3, 4
-_MINOR_TO_MAJOR, _TILES, _MEMORY_SPACE = 1, 6, 8
-_WITH_CONFIG_MODULE = 1  # of HloModuleProtoWithConfig, which libtpu answers with
+# HloModuleProtoWithConfig, in which libtpu returns a module.
+_WRAPPED_MODULE = 1
 
-# PrimitiveType: its name and bytes.
-_TYPES = {
-    **{1: ("pred", 1), 2: ("s8", 1), 3: ("s16", 2), 4: ("s32", 4), 5: ("s64", 8), 6: ("u8", 1), 7: ("u16", 2)},
-    **{8: ("u32", 4), 9: ("u64", 8), 10: ("f16", 2), 11: ("f32", 4), 12: ("f64", 8), 15: ("c64", 8), 16: ("bf16", 2)},
-    **{18: ("c128", 16), 17: ("token", 0)},
-}
+# HloModuleProto.
+_COMPUTATION = 3
+_ENTRY_ID = 6
+_STACK_FRAMES = 17
+
+# HloComputationProto.
+_INSTRUCTION = 2
+_COMPUTATION_ID = 5
+
+# HloInstructionProto.
+_NAME = 1
+_OPCODE = 2
+_SHAPE = 3
+_METADATA = 7
+_CALLED = 38
+_BACKEND_CONFIG = 43
+
+# OpMetadata.
+_OP_TYPE = 1
+_OP_NAME = 2
+_SOURCE_FILE = 3
+_SOURCE_LINE = 4
+
+# ShapeProto.
+_ELEMENT_TYPE = 2
+_DIMENSIONS = 3
+_TUPLE_SHAPE = 4
+_LAYOUT = 5
+_IS_DYNAMIC = 6
+
+# LayoutProto and TileProto.
+_MINOR_TO_MAJOR = 1
+_TILE = 6
+_MEMORY_SPACE = 8
+_TILE_DIMENSIONS = 1
+
+# Kinds of fields in the wire format, and the bytes of those that have a fixed length.
+_VARINT = 0
+_LENGTH_DELIMITED = 2
+_FIXED_LENGTHS = {1: 8, 5: 4}
+
+
+# Names of PrimitiveType in order; "" has no counterpart in an array.
+_TYPE_NAMES = (
+    *("", "pred", "s8", "s16", "s32", "s64", "u8", "u16", "u32", "u64", "f16", "f32", "f64"),
+    *("", "", "c64", "bf16", "token", "c128"),
+)
 
 
 @dataclass(frozen=True)
 class Array:
-    """One array: its type, such as "bf16", and dimensions; how it lies in memory.
+    """An array of a program: its type, such as "bf16", its dimensions, and its layout in memory.
 
     Attributes:
-        tiles: the tile that the two minor dimensions are padded to, innermost last; empty where nothing is padded.
         minor_to_major: dimensions from the fastest in memory to the slowest.
-        in_hbm: False where it lies in the core's own fast memory.
-        is_dynamic: a dimension has only an upper bound.
+        tiles: the tile to which the two minor dimensions are padded, innermost last; empty if
+            nothing is padded.
+        in_hbm: False if the array lies in the core's own fast memory.
+        is_dynamic: whether a dimension has only an upper bound.
+        width: bytes per element.
     """
 
     type: str
@@ -46,34 +101,34 @@ class Array:
 
     @property
     def bytes(self) -> int:
-        """Bytes of its numbers."""
+        """Bytes of the elements."""
         return math.prod(self.dimensions) * self.width
 
     @property
     def padded_bytes(self) -> int:
-        """Bytes that it takes in memory, with every tile full."""
+        """Bytes in memory with full tiles: f32[8,64] in tiles of (8, 128) takes 8 * 128 * 4."""
         order = self.minor_to_major or tuple(reversed(range(len(self.dimensions))))
-        sizes = [self.dimensions[place] for place in order]
-        for place, tile in enumerate(reversed(self.tiles)):
-            if place < len(sizes):
-                sizes[place] = -(-sizes[place] // tile) * tile
-        full = math.prod(self.tiles[: max(0, len(self.tiles) - len(sizes))])  # tiles of more axes than it has
-        return math.prod(sizes) * full * self.width
+        sizes = [self.dimensions[axis] for axis in order]
+        for axis, tile in zip(range(len(sizes)), reversed(self.tiles), strict=False):
+            sizes[axis] = math.ceil(sizes[axis] / tile) * tile
+        axes_of_tile_alone = max(0, len(self.tiles) - len(sizes))
+        elements = math.prod(sizes) * math.prod(self.tiles[:axes_of_tile_alone])
+        return elements * self.width
 
 
 @dataclass(frozen=True)
 class Operation:
-    """One instruction of a program.
+    """An instruction of a program.
 
     Attributes:
-        name: within the program.
+        name: unique in the program.
         opcode: such as "fusion" or "convolution".
-        arrays: what it returns.
-        scope: the last part of its op_name that `scopes` wrote, such as "call12"; "" for none.
+        arrays: the results.
+        scope: the last part of the op_name that `scopes` wrote, such as "call12"; "" if none.
         op_type: torch's operation, such as "aten::convolution"; "" if unknown.
-        source: "file:line" that torch_xla saw, "" if unknown.
-        cycles: the compiler's estimate; None where it gives none.
-        called: the numbers of the computations it runs, as a fusion does.
+        source: "file:line" that torch_xla saw; "" if unknown.
+        cycles: the compiler's estimate; None if it gives none.
+        called: the numbers of the computations that it runs, as a fusion does.
     """
 
     name: str
@@ -88,7 +143,11 @@ class Operation:
 
 @dataclass(frozen=True)
 class Program:
-    """A module: the operations of each computation by its number, and which of them is the program itself."""
+    """A module: the operations of each computation by its number.
+
+    Attributes:
+        entry: the number of the computation that is the program itself.
+    """
 
     computations: dict[int, tuple[Operation, ...]]
     entry: int
@@ -105,157 +164,222 @@ class Program:
 
 
 def read_program(code: bytes) -> Program:
-    """Read an HloModuleProto, or libtpu's HloModuleProtoWithConfig around one."""
-    first = next(iter(_fields(code)), (0, b""))
-    if first[0] == _WITH_CONFIG_MODULE and any(number == _COMPUTATION for number, _ in _try_fields(first[1])):
-        code = first[1]
-    entry, computations = 0, {}
-    for number, value in _fields(code):
-        if number == _ENTRY_ID:
-            entry = value
-        elif number == _COMPUTATION:
-            operations, own = [], 0
-            for inner, content in _fields(value):
-                if inner == _COMPUTATION_ID:
-                    own = content
-                elif inner == _INSTRUCTION:
-                    operations.append(_operation(content))
-            computations[own] = tuple(operations)
-    return Program(computations, entry)
+    """Read a serialised HloModuleProto, alone or inside of libtpu's HloModuleProtoWithConfig.
 
-
-def without_sources(code: bytes) -> bytes:
-    """Return a module whose operations name their scope alone, and no files and lines: what it computes and no more.
-
-    So a graph is the same graph after an edit elsewhere in a notebook.
+    Raises:
+        ValueError, IndexError: the bytes are not protobuf.
     """
-    code = b"".join(whole for number, _, whole in _spans(code) if number != _STACK_FRAMES)
-    return _rewritten(code, _COMPUTATION, lambda one: _rewritten(one, _INSTRUCTION, _without_source))
+    module = Message(_unwrapped(code))
+    computations = {}
+    for content in module.every(_COMPUTATION):
+        computation = Message(content)
+        operations = tuple(map(_operation, computation.every(_INSTRUCTION)))
+        computations[computation.last(_COMPUTATION_ID, default=0)] = operations
+    return Program(computations, entry=module.last(_ENTRY_ID, default=0))
 
 
-def _without_source(instruction: bytes) -> bytes:
-    def scope_alone(metadata: bytes) -> bytes:
-        return b"".join(whole for number, _, whole in _spans(metadata) if number in (_OP_TYPE, _OP_NAME))
+def _unwrapped(code: bytes) -> bytes:
+    """Return the HloModuleProto inside of an HloModuleProtoWithConfig, or `code` if it is none.
 
-    return _rewritten(instruction, _METADATA, scope_alone)
-
-
-def _rewritten(message: bytes, wanted: int, change: Callable[[bytes], bytes]) -> bytes:
-    """Return a message with the content of every field of that number changed."""
-    out = bytearray()
-    for number, value, whole in _spans(message):
-        if number == wanted:
-            value = change(value)
-            whole = _encoded(number << 3 | 2) + _encoded(len(value)) + value
-        out += whole
-    return bytes(out)
+    Field 1 of a module is its name. The name is not a message that contains a computation.
+    """
+    first = next(_fields(code), None)
+    if first is None or first.number != _WRAPPED_MODULE or not isinstance(first.value, bytes):
+        return code
+    try:
+        has_computations = bool(Message(first.value).every(_COMPUTATION))
+    except (ValueError, IndexError):
+        return code
+    return first.value if has_computations else code
 
 
 def _operation(instruction: bytes) -> Operation:
-    found: dict = {"name": "", "opcode": "", "arrays": (), "called": ()}
-    for number, value in _fields(instruction):
-        match number:
-            case 1:  # name
-                found["name"] = _text(value)
-            case 2:  # opcode
-                found["opcode"] = _text(value)
-            case 3:  # shape
-                found["arrays"] = tuple(_arrays(value))
-            case 7:  # metadata
-                found |= _metadata(value)
-            case 38:  # called
-                found["called"] += tuple(_integers(value))
-            case 43:  # backend_config
-                found["cycles"] = _cycles(_text(value))
-    return Operation(**found)
+    fields = Message(instruction)
+    return Operation(
+        name=fields.text(_NAME),
+        opcode=fields.text(_OPCODE),
+        arrays=tuple(_arrays(fields.last(_SHAPE, default=None))),
+        cycles=_cycles(fields.text(_BACKEND_CONFIG)),
+        called=fields.integers(_CALLED),
+        **_origin(fields.last(_METADATA, default=b"")),
+    )
 
 
 def _cycles(config: str) -> int | None:
+    """Return the compiler's estimate from the JSON text that libtpu keeps for an instruction."""
     if '"estimated_cycles"' not in config:
         return None
     found = json.loads(config)
-    place = found.get("window_config", found)
-    cycles = place.get("estimated_cycles")
+    cycles = found.get("window_config", found).get("estimated_cycles")
     return None if cycles is None else int(cycles)
 
 
-def _metadata(value: bytes) -> dict[str, str]:
-    found = dict(_fields(value))
-    scopes = [part for part in _text(found.get(_OP_NAME, b"")).split("/") if part.startswith("call")]
-    scope = scopes[-1].partition(".")[0] if scopes else ""
-    file = _text(found.get(_SOURCE_FILE, b""))
-    op_type = _text(found.get(_OP_TYPE, b"")).replace("__", "::", 1)
-    return {"scope": scope, "op_type": op_type, "source": f"{file}:{found.get(_SOURCE_LINE, 0)}" if file else ""}
+def _origin(metadata: bytes) -> dict[str, str]:
+    """Return the fields of an `Operation` that say from which call it came."""
+    fields = Message(metadata)
+    scopes = [part for part in fields.text(_OP_NAME).split("/") if part.startswith("call")]
+    innermost = scopes[-1] if scopes else ""
+    file = fields.text(_SOURCE_FILE)
+    line = fields.last(_SOURCE_LINE, default=0)
+    return {
+        "scope": innermost.partition(".")[0],
+        "op_type": fields.text(_OP_TYPE).replace("__", "::", 1),
+        "source": f"{file}:{line}" if file else "",
+    }
 
 
-def _arrays(shape: bytes) -> Iterator[Array]:
-    kind, dimensions, dynamic, parts, layout = 0, [], [], [], {}
-    for number, value in _fields(shape):
-        match number:
-            case 2:  # type
-                kind = value
-            case 3:  # dimensions
-                dimensions += _integers(value)
-            case 4:  # tuple
-                parts.append(value)
-            case 5:  # layout
-                layout = _layout(value)
-            case 6:  # dynamic
-                dynamic += _integers(value)
+def _arrays(shape: bytes | None) -> Iterator[Array]:
+    """Yield the array of a shape, or all arrays of a tuple, which may contain tuples."""
+    if shape is None:
+        return
+    fields = Message(shape)
+    parts = fields.every(_TUPLE_SHAPE)
+    for part in parts:
+        yield from _arrays(part)
     if parts:
-        for part in parts:
-            yield from _arrays(part)
-    else:
-        name, width = _TYPES.get(kind, (f"type {kind}", 4))
-        yield Array(name, tuple(dimensions), width=width, is_dynamic=any(dynamic), **layout)
+        return
+    name = _type_name(fields.last(_ELEMENT_TYPE, default=0))
+    layout = Message(fields.last(_LAYOUT, default=b""))
+    tiles = [Message(tile).integers(_TILE_DIMENSIONS) for tile in layout.every(_TILE)]
+    yield Array(
+        name,
+        fields.integers(_DIMENSIONS),
+        minor_to_major=layout.integers(_MINOR_TO_MAJOR),
+        # The first tile pads. A second, such as (2, 1) of bfloat16, packs what is inside of it.
+        tiles=tiles[0] if tiles else (),
+        in_hbm=layout.last(_MEMORY_SPACE, default=0) == 0,
+        is_dynamic=any(fields.integers(_IS_DYNAMIC)),
+        width=_width(name),
+    )
 
 
-def _layout(value: bytes) -> dict:
-    order, tiles, space = [], [], 0
-    for number, content in _fields(value):
-        if number == _MINOR_TO_MAJOR:
-            order += _integers(content)
-        elif number == _TILES and not tiles:  # the first; a second, (2, 1) of bfloat16, packs what the first has
-            for inner, sizes in _fields(content):
-                tiles += _integers(sizes) if inner == 1 else []
-        elif number == _MEMORY_SPACE:
-            space = content
-    return {"minor_to_major": tuple(order), "tiles": tuple(tiles), "in_hbm": space == 0}
+def _type_name(number: int) -> str:
+    name = _TYPE_NAMES[number] if number < len(_TYPE_NAMES) else ""
+    return name or f"type {number}"
 
 
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Yield (number, value) of every field: an int, or the bytes of anything else."""
-    return ((number, value) for number, value, _ in _spans(message))
+@functools.cache
+def _width(name: str) -> int:
+    """Return the bytes of an element; 4 if the type is unknown."""
+    if name in ("pred", "token"):
+        return int(name == "pred")
+    bits = re.fullmatch("[a-z]+([0-9]+)", name)
+    return int(bits[1]) // 8 if bits else 4
 
 
-def _spans(message: bytes) -> Iterator[tuple[int, int | bytes, bytes]]:
-    """Yield (number, value, all its bytes) of every field."""
-    at, end = 0, len(message)
-    while at < end:
+def without_sources(code: bytes) -> bytes:
+    """Return a module without files and lines: its operations name their scope and type only.
+
+    The graph of a step is thereby the same graph after an edit elsewhere in a notebook.
+    """
+    kept = [field.whole for field in _fields(code) if field.number != _STACK_FRAMES]
+    return _rewritten(b"".join(kept), _COMPUTATION, _computation_without_sources)
+
+
+def _computation_without_sources(computation: bytes) -> bytes:
+    return _rewritten(computation, _INSTRUCTION, _instruction_without_source)
+
+
+def _instruction_without_source(instruction: bytes) -> bytes:
+    return _rewritten(instruction, _METADATA, _metadata_without_source)
+
+
+def _metadata_without_source(metadata: bytes) -> bytes:
+    kept = [field.whole for field in _fields(metadata) if field.number in (_OP_TYPE, _OP_NAME)]
+    return b"".join(kept)
+
+
+def _rewritten(message: bytes, number: int, change: Callable[[bytes], bytes]) -> bytes:
+    """Return a message with the content of every field of that number changed."""
+    out = bytearray()
+    for field in _fields(message):
+        if field.number == number:
+            content = change(field.value)
+            tag = number << 3 | _LENGTH_DELIMITED
+            out += _encoded_varint(tag) + _encoded_varint(len(content)) + content
+        else:
+            out += field.whole
+    return bytes(out)
+
+
+class Message:
+    """The values of a protobuf message by the numbers of their fields.
+
+    Raises:
+        ValueError, IndexError: the bytes are not protobuf.
+    """
+
+    def __init__(self, code: bytes) -> None:
+        self._values: dict[int, list] = defaultdict(list)
+        for field in _fields(code):
+            self._values[field.number].append(field.value)
+
+    def every(self, number: int) -> list:
+        """Return all values of a field, in order."""
+        return self._values.get(number, [])
+
+    def last(self, number: int, *, default):
+        """Return the value of a field that is not repeated: the last, as protobuf defines."""
+        return self.every(number)[-1] if number in self._values else default
+
+    def text(self, number: int) -> str:
+        """Return the value of a text field; "" if the message has none."""
+        return self.last(number, default=b"").decode(errors="replace")
+
+    def integers(self, number: int) -> tuple[int, ...]:
+        """Return the numbers of a repeated integer field, packed or not."""
+        numbers = []
+        for value in self.every(number):
+            if isinstance(value, int):
+                numbers.append(value)
+            else:
+                numbers += _unpacked(value)
+        return tuple(numbers)
+
+
+class _Field(NamedTuple):
+    number: int
+    value: int | bytes  # the integer of a varint, the content of any other kind
+    whole: bytes  # the field as it stands in the message, with its tag
+
+
+def _fields(message: bytes) -> Iterator[_Field]:
+    at = 0
+    while at < len(message):
         start = at
+        # A tag is the number of the field, and three bits for its kind.
         tag, at = _varint(message, at)
         kind = tag & 7
-        if kind == 0:
+        if kind == _VARINT:
             value, at = _varint(message, at)
         else:
-            size = {1: 8, 5: 4}.get(kind)
-            if kind == 2:
-                size, at = _varint(message, at)
-            if size is None or at + size > end:
-                raise ValueError("these bytes are no protobuf")
-            value, at = message[at : at + size], at + size
-        yield tag >> 3, value, message[start:at]
+            if kind == _LENGTH_DELIMITED:
+                length, at = _varint(message, at)
+            else:
+                length = _FIXED_LENGTHS.get(kind)
+            if length is None or at + length > len(message):
+                raise ValueError("these bytes are not protobuf")
+            value = message[at : at + length]
+            at += length
+        yield _Field(tag >> 3, value, message[start:at])
 
 
-def _try_fields(message: int | bytes) -> Iterable[tuple[int, int | bytes]]:
-    try:
-        return list(_fields(message)) if isinstance(message, bytes) else []
-    except (ValueError, IndexError):
-        return []
+def _unpacked(content: bytes) -> list[int]:
+    numbers = []
+    at = 0
+    while at < len(content):
+        number, at = _varint(content, at)
+        numbers.append(number)
+    return numbers
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
+    """Return the integer that begins at a byte, and the byte after its end.
+
+    A byte has 7 bits of the number, the lowest first. Bit 7 is set if another byte follows.
+    """
+    value = 0
+    shift = 0
     while True:
         byte = message[at]
         at += 1
@@ -265,25 +389,10 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
             return value, at
 
 
-def _integers(value: int | bytes) -> list[int]:
-    """Return a repeated integer's numbers, packed or not."""
-    if isinstance(value, int):
-        return [value]
-    numbers, at = [], 0
-    while at < len(value):
-        number, at = _varint(value, at)
-        numbers.append(number)
-    return numbers
-
-
-def _encoded(value: int) -> bytes:
+def _encoded_varint(value: int) -> bytes:
     out = bytearray()
     while value > 127:
         out.append(value & 127 | 128)
         value >>= 7
     out.append(value)
     return bytes(out)
-
-
-def _text(value: bytes) -> str:
-    return value.decode(errors="replace")

@@ -1,9 +1,20 @@
-"""The graphs of a worker function's step, recorded as one core of a TPU would send them to its compiler."""
+"""Record the graphs of a training step, as one core of a TPU would send them to its compiler.
+
+`record` starts one worker process on the simulator. torch_xla takes it for core 0 of a TPU, and so
+traces, averages and cuts graphs in the same way. The simulator writes each new graph to a
+folder and each run to a log, but runs no large graph. The worker function passes three stages:
+
+1. `StepMarks` follows the steps until one of them comes back unchanged.
+2. `StepClock` measures for a dozen steps how long the host takes to record one.
+3. The process sends its facts to the kernel, which ends it.
+
+`_read` then finds the step in the log, see `cycles`, and reads its graphs from the folder.
+"""
 
 import functools
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +37,7 @@ from tpukit.preflight.cycles import (
     Cycle,
     Ran,
     Shape,
+    Transfer,
     came_back,
     cycles,
     grouped,
@@ -34,13 +46,13 @@ from tpukit.preflight.cycles import (
     read_log,
     recompiled,
 )
-from tpukit.preflight.scopes import name_operations
+from tpukit.preflight.scopes import Call, name_operations
 from tpukit.preflight.step_clock import StepClock
 from tpukit.preflight.step_marks import StepMarks
 from tpukit.preflight.write_guard import guard_files
 from tpukit.standin import Imagined, why_not
 
-_LARGE = 2**24  # numbers
+_LARGE = 2**24  # elements: 64 MiB of float32, from which a tensor is not filled with random numbers
 
 
 class NoPreflight(Explained, RuntimeError):
@@ -54,7 +66,7 @@ class Graph:
     Attributes:
         module: HloModuleProto, serialised.
         options: CompileOptionsProto, serialised: the number of replicas and their devices.
-        beside: bytes that were on the device while it ran and are none of its arguments, without padding.
+        beside: bytes of other tensors on the device while the graph ran, without padding.
     """
 
     module: bytes = field(repr=False)
@@ -63,23 +75,34 @@ class Graph:
 
 
 @dataclass(frozen=True)
+class OtherShape:
+    """The step of batches of another shape: its graphs, and the tensors that it takes."""
+
+    graphs: tuple[Graph, ...]
+    batches: tuple[Transfer, ...]
+
+
+@dataclass(frozen=True)
 class Recording:
-    """The step of a worker function: what its core runs from one step of the optimisers to the next.
+    """The step of a worker function: everything that a core runs between two optimizer steps.
 
     Attributes:
-        graphs: what one step runs, in order: of a GAN for all networks, of added-up gradients for all batches.
-        is_steady: whether the step came back unchanged; otherwise the run ended before.
-        has_optimizer: whether an optimiser stepped; otherwise `graphs` is the largest graph that ran.
-        steps: how many were seen.
-        syncs: how often the loop hands its work over in one, with core.step(); more graphs than that are cut.
-        shapes: of batches of several shapes, as with `buckets`, the steps of the others; `graphs` is of the largest.
+        graphs: the graphs of one step, in order: of all networks of a GAN, of all batches whose
+            gradients are accumulated.
+        is_steady: whether the step came back unchanged before the run ended.
+        has_optimizer: whether an optimizer stepped; if not, `graphs` is the largest graph that ran.
+        steps: steps seen.
+        syncs: `core.step()` blocks per step. If a step has more graphs, something cuts them.
+        shapes: with batches of several shapes, as with `buckets`, the steps of the other shapes;
+            `graphs` belongs to the largest.
         recompiled: graphs compiled after the second step that no such shape explains.
-        reason: what was different in the first of these, and the fix.
-        places: the calls that scopes in the graphs name, as (module, line of Python, direction); see `scopes`.
-        counters: torch_xla's counters as of the recording's end, by name; "aten::" are fallbacks to the host.
-        batches: what a step takes from the host, by transfer: (shape, dtype) of each of its tensors.
-        flags: what libtpu gets as LIBTPU_INIT_ARGS in a launch on that machine.
-        host_seconds: of one of this machine's processors, that Python and torch_xla take for a step; None if not known.
+        reason: the difference that caused the first of these, and the fix.
+        places: the calls that scopes in the graphs name; see `scopes`.
+        counters: torch_xla's counters at the end, by name; "aten::" are fallbacks to the host.
+        batches: the transfers from the host per step: (shape, dtype) of each tensor.
+        flags: the LIBTPU_INIT_ARGS of a launch on that machine.
+        host_seconds: of one of this machine's processors, that Python and torch_xla take per step;
+            None if unknown.
     """
 
     graphs: tuple[Graph, ...]
@@ -87,22 +110,14 @@ class Recording:
     has_optimizer: bool = True
     steps: int = 0
     syncs: int = 1
-    shapes: tuple["OtherShape", ...] = ()
+    shapes: tuple[OtherShape, ...] = ()
     recompiled: int = 0
     reason: tuple[str, str] = ("", "")
-    places: tuple[tuple[str, str, str], ...] = field(repr=False, default=())
+    places: tuple[Call, ...] = field(repr=False, default=())
     counters: dict[str, float] = field(repr=False, default_factory=dict)
-    batches: tuple[tuple[Shape, ...], ...] = ()
+    batches: tuple[Transfer, ...] = ()
     flags: str = ""
     host_seconds: float | None = None
-
-
-@dataclass(frozen=True)
-class OtherShape:
-    """The step of batches of another shape: its graphs, and what it takes from the host."""
-
-    graphs: tuple[Graph, ...]
-    batches: tuple[tuple[Shape, ...], ...]
 
 
 def record(
@@ -113,25 +128,26 @@ def record(
     timeout: float | None = 900.0,
     progress: str | None = None,
 ) -> Recording:
-    """Run `fn(core, *args)` as core 0 of a chip that is not there, until its step comes back, and return the graphs.
+    """Run `fn(core, *args)` as core 0 of a simulated chip until its step comes back.
 
-    In a process of its own, as a launch, and with the same data; but no large graph is run: losses and all else that
-    comes back from the device are zeros. `core.save` and `fit` write nothing meanwhile, and what the function itself
-    would write is refused, see `guard_files`. The dozen steps after the third are for `host_seconds`.
+    The function runs in its own process, as in a launch, and with the same data. No large graph
+    runs: losses and all other values that come back from the device are zeros. `core.save` and
+    `fit` write nothing, and writing by the function itself is refused, see `guard_files`.
 
     Args:
         fn: the worker function; `*args`, `shard`, `timeout` and `progress` as in `preflight`.
-        chip: the TPU to play.
+        chip: the TPU to simulate.
 
     Raises:
-        NoPreflight: this machine cannot play a TPU, or the function ended without a graph.
+        NoPreflight: this machine cannot simulate a TPU, or the function ended without a graph.
         WorkerFailed: the function raised.
         RuntimeInUse: this process has started the XLA runtime, or is a worker.
     """
     host = Host.read()
-    _refuse_without_stand_in(host)
+    _check_simulator(host)
     refuse_if_in_use(host)
-    with tempfile.TemporaryDirectory(prefix="tpukit-preflight-") as folder, sigterm_ends_the_run():
+    with tempfile.TemporaryDirectory(prefix="tpukit-preflight-") as name, sigterm_ends_the_run():
+        folder = Path(name)
         topology = Imagined(
             "xla:recording",
             f"TPU {chip.generation} core",
@@ -139,26 +155,30 @@ def record(
             processes=1,
             rehearsal=True,
             generation=chip.generation,
+            # Sharded, all chips are one core; otherwise each core has its own copy of the model.
             world_size=1 if shard else chip.cores,
             chips=chip.cores if shard else 1,
             accelerator=chip.accelerator_type,
-            folder=Path(folder),
+            folder=folder,
         )
-        facts = _run(topology, Task(functools.partial(_watched, fn, Path(folder)), args, seed=0), timeout, progress)
-        return _read(Path(folder), facts)
+        task = Task(functools.partial(_watched, fn, folder), args, seed=0)
+        facts = _run(topology, task, timeout=timeout, progress=progress)
+        return _read(folder, facts)
 
 
-def _refuse_without_stand_in(host: Host) -> None:
+def _check_simulator(host: Host) -> None:
     missing = why_not()
     if missing is None and host.versions.get("torch_xla") is None:
-        missing = "torch_xla is not installed: pip install torch_xla==2.9.0, beside torch 2.9.0"
+        missing = "torch_xla is not installed: pip install torch_xla==2.9.0 with torch 2.9.0"
     if missing:
-        found, _, fix = missing.partition(": ")
-        raise NoPreflight("this machine cannot play a TPU, so no step can be recorded", found=found, fix=fix)
+        found, _, fix = missing.partition(": ")  # as `why_not` joins them
+        fact = "this machine cannot simulate a TPU, so no step can be recorded"
+        raise NoPreflight(fact, found=found, fix=fix)
 
 
-def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | None) -> dict:
-    with screen(progress) as display, WorkerGroup(topology, task, Limits(timeout, None), display) as group:
+def _run(topology: Imagined, task: Task, *, timeout: float | None, progress: str | None) -> dict:
+    limits = Limits(timeout, None)
+    with screen(progress) as display, WorkerGroup(topology, task, limits, display) as group:
         try:
             failure = group.watch()
         except KeyboardInterrupt:
@@ -172,80 +192,119 @@ def _run(topology: Imagined, task: Task, timeout: float | None, progress: str | 
 
 
 def _watched(fn: Callable, folder: Path, core: Core, *args: object) -> dict:
-    """Run the function; once its step came back and was timed, say so to the kernel, which then ends this process."""
+    """Run the worker function in the worker process, and return its facts for the kernel."""
     guard_files(folder)
     _leave_large_tensors_empty()
-    places, end_naming = name_operations()
-    clock = StepClock(before=end_naming)  # names and lines take longer than the step
-    marks = StepMarks(core.backend, folder / "log")
-    known = {}
-
-    def facts() -> dict:
-        counters = {name: total for name, (total, _) in core.backend.metrics().items()}
-        return {"places": tuple(places), "counters": counters}
-
-    def finish() -> dict:
-        reason = _reason(core.backend, folder, cycles(read_log(folder / "log"), marks.all))
-        return {"marks": marks.all, "sent": tuple(core.backend.sent), "reason": reason}
-
-    def send() -> None:
-        clock.wait()
-        core._send(("result", core.rank, known | finish() | {"host_seconds": clock.seconds}))
-
-    def after_sync() -> None:
-        clock.after_sync()
-        marks.after_sync()
-        if clock.ended.is_set():
-            threading.Event().wait()  # the kernel gets the facts, and ends this process
-
-    def after_step() -> None:
-        if not clock.is_started and (marks.are_steady() or marks.are_enough()):
-            known.update(facts())  # of the step that came back, whatever the function does next
-            clock.start()
-            threading.Thread(target=send, daemon=True).start()
-
-    core.backend.after_sync, marks.after_step = after_sync, after_step
-    try:
-        fn(core, *args)
-        core.backend.sync()
-        core.backend.wait()
-    except BaseException:
-        if not clock.is_started:  # else the step is known, and a loss of zero may be what ended the function
-            raise
-    if clock.is_started:
-        clock.ended.set()
-        after_sync()
-    return facts() | finish() | {"host_seconds": None}
+    return _Watcher(core, folder).run(fn, *args)
 
 
 def _leave_large_tensors_empty() -> None:
-    """Have nobody fill a large tensor with random numbers in this process: so the host has no memory for it either.
+    """Do not fill large tensors with random numbers in this process.
 
-    Nothing that comes back from the device is a result, and the weights of a large model would take minutes.
+    Untouched memory takes no space, and the weights of a large model would take minutes to draw.
+    No value matters, because nothing that comes back from the device is a result.
     """
     import torch
 
     def unless_large(fill: Callable) -> Callable:
-        return lambda tensor, *args, **options: tensor if tensor.numel() >= _LARGE else fill(tensor, *args, **options)
+        def filled(tensor, *args, **options):
+            if tensor.numel() >= _LARGE:
+                return tensor
+            return fill(tensor, *args, **options)
+
+        return filled
 
     for name in ("normal_", "uniform_"):
         setattr(torch.Tensor, name, unless_large(getattr(torch.Tensor, name)))
 
 
-def _reason(backend, folder: Path, found: list[Cycle]) -> tuple[str, str]:
-    """Return what is different in a step that was compiled again, and the fix; of the first, whose lines are known."""
+class _Watcher:
+    """Watch a worker function, and send the facts once its step came back and was timed.
+
+    The kernel ends this process when it has the facts.
+    """
+
+    def __init__(self, core: Core, folder: Path) -> None:
+        self._core = core
+        self._backend = core.backend
+        self._folder = folder
+        self._log = folder / "log"
+        self._places, end_naming = name_operations()
+        # Naming operations takes longer than recording them, so it ends before the clock starts.
+        self._clock = StepClock(before=end_naming)
+        self._marks = StepMarks(core.backend, self._log)
+        self._facts_of_step: dict = {}
+
+    def run(self, fn: Callable, *args: object) -> dict:
+        """Run the function. Return its facts if it ends before its step came back."""
+        self._backend.after_sync = self._after_sync
+        self._marks.after_step = self._after_step
+        try:
+            fn(self._core, *args)
+            self._backend.sync()
+            self._backend.wait()
+        except BaseException:
+            # If the step is known, a loss of zero may be the reason for the end of the function.
+            if not self._clock.is_started:
+                raise
+        if self._clock.is_started:
+            self._clock.ended.set()
+            self._after_sync()
+        return self._facts() | self._facts_at_end() | {"host_seconds": None}
+
+    def _after_sync(self) -> None:
+        self._clock.after_sync()
+        self._marks.after_sync()
+        if self._clock.ended.is_set():
+            threading.Event().wait()  # forever: the kernel gets the facts, and ends this process
+
+    def _after_step(self) -> None:
+        if self._clock.is_started:
+            return
+        if self._marks.are_steady() or self._marks.are_enough():
+            self._facts_of_step = self._facts()  # whatever the function does next
+            self._clock.start()
+            # The loop must continue, because the clock measures its next steps.
+            threading.Thread(target=self._send, daemon=True).start()
+
+    def _send(self) -> None:
+        self._clock.wait()
+        facts = self._facts_of_step | self._facts_at_end()
+        facts["host_seconds"] = self._clock.seconds
+        self._core._send(("result", self._core.rank, facts))
+
+    def _facts(self) -> dict:
+        counters = {name: total for name, (total, _) in self._backend.metrics().items()}
+        return {"places": tuple(self._places), "counters": counters}
+
+    def _facts_at_end(self) -> dict:
+        found = cycles(read_log(self._log), self._marks.all)
+        return {
+            "marks": self._marks.all,
+            "sent": tuple(self._backend.sent),
+            "reason": _reason(self._backend, self._folder, found),
+        }
+
+
+_ONE_SHAPE = "batches of one shape: core.batches with drop_last=True; for several lengths, buckets="
+
+
+def _reason(backend, folder: Path, found: Sequence[Cycle]) -> tuple[str, str]:
+    """Return the difference that made a step compile again, and the fix.
+
+    Only the first such step has lines of Python, because naming ends early.
+    """
     for before, after in recompiled(found):
-        if sorted(before.taken) != sorted(after.taken):
-            was, now = (_listed(set(one.taken) - set(other.taken)) for one, other in ((before, after), (after, before)))
+        if before.inputs != after.inputs:
+            was = _listed(set(before.taken) - set(after.taken))
+            now = _listed(set(after.taken) - set(before.taken))
             return f"a step takes {now}, the one before {was}", _ONE_SHAPE
-        pairs = zip(before.programs, after.programs, strict=False)
-        pair = next(((one, other) for one, other in pairs if one != other and other in after.compiled), None)
-        if pair:
-            return what_differs(*(backend.text_of(folder / f"{number}.hlo") for number in pair))
+        for old, new in zip(before.programs, after.programs, strict=False):
+            if old != new and new in after.compiled:
+                old_text = backend.text_of(folder / f"{old}.hlo")
+                new_text = backend.text_of(folder / f"{new}.hlo")
+                return what_differs(old_text, new_text)
     return "", ""
-
-
-_ONE_SHAPE = "batches of one shape: core.batches makes them, with drop_last=True; of several lengths, buckets="
 
 
 def _listed(shapes: Iterable[Shape]) -> str:
@@ -253,38 +312,57 @@ def _listed(shapes: Iterable[Shape]) -> str:
 
 
 def _read(folder: Path, facts: dict) -> Recording:
+    """Find the step in the simulator's log, and read its graphs."""
     log = read_log(folder / "log")
-    ran = [one for one in log if isinstance(one, Ran)]
-    if not ran:
+    runs = [entry for entry in log if isinstance(entry, Ran)]
+    if not runs:
         raise NoPreflight(
             "the worker function ended before it ran anything on the device",
             found="no graph was compiled",
             fix="it has to run a step: in a loop over core.batches, with core.step(), or fit",
         )
-    marks, sent = facts.pop("marks"), facts.pop("sent")
-    found = cycles(log, marks)
-    step, others, again = main_cycle(found), other_shapes(found), recompiled(found)
-    if step is None:  # the largest graph, of equal ones the last
-        step = Cycle((max(reversed(ran), key=lambda one: (folder / f"{one.program}.hlo").stat().st_size),))
-    beside: dict[int, int] = {}
-    for one in (one for cycle in found[SETTLED:] or [step] for one in cycle.runs):
-        beside[one.program] = max(beside.get(one.program, 0), one.beside)
+    found = cycles(log, facts.pop("marks"))
+    sent = facts.pop("sent")
+    step = main_cycle(found) or _largest(runs, folder)
+    beside = _bytes_beside(found[SETTLED:] or [step])
 
     def graphs(cycle: Cycle) -> tuple[Graph, ...]:
-        return tuple(
-            Graph(*((folder / f"{number}.{kind}").read_bytes() for kind in ("hlo", "options")), beside.get(number, 0))
-            for number in cycle.programs
-        )
+        return tuple(_graph(folder, program, beside.get(program, 0)) for program in cycle.programs)
 
+    shapes = [OtherShape(graphs(each), grouped(each.taken, sent)) for each in other_shapes(found)]
     return Recording(
         graphs(step),
-        came_back(found),
+        is_steady=came_back(found),
         has_optimizer=bool(found),
         steps=len(found),
         syncs=step.syncs,
-        shapes=tuple(OtherShape(graphs(one), grouped(one.taken, sent)) for one in others),
-        recompiled=sum(len(after.compiled) for _, after in again),
+        shapes=tuple(shapes),
+        recompiled=sum(len(after.compiled) for _, after in recompiled(found)),
         batches=grouped(step.taken, sent),
         flags=(folder / "flags").read_text(),
         **facts,
     )
+
+
+def _largest(runs: Sequence[Ran], folder: Path) -> Cycle:
+    """Return the run of the largest graph as a step; the last one if several are equal."""
+
+    def size(run: Ran) -> int:
+        return (folder / f"{run.program}.hlo").stat().st_size
+
+    return Cycle((max(reversed(runs), key=size),))
+
+
+def _bytes_beside(found: Iterable[Cycle]) -> dict[int, int]:
+    """Return the most bytes of other tensors on the device, by program."""
+    most: dict[int, int] = {}
+    for cycle in found:
+        for run in cycle.runs:
+            most[run.program] = max(most.get(run.program, 0), run.beside)
+    return most
+
+
+def _graph(folder: Path, program: int, beside: int) -> Graph:
+    module = (folder / f"{program}.hlo").read_bytes()
+    options = (folder / f"{program}.options").read_bytes()
+    return Graph(module, options, beside)

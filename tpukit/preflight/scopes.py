@@ -1,86 +1,118 @@
-"""Names for the operations of a graph: the module and the line of Python that each came from."""
+"""Name the operations of a graph after the module and the line of Python that recorded them."""
 
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.measure import named, record_lines
 
 _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 
 
-def name_operations() -> tuple[list[tuple[str, str, str]], Callable[[], None]]:
-    """Have every operation recorded from here on say which call it came from.
+class Call(NamedTuple):
+    """A call of Python that recorded operations."""
 
-    In the graph the scope of an operation is "call12", and entry 12 here is that call: the module's name, the line of
-    Python outside of torch that called it, and "forward", "backward" or "optimizer". The backward pass of a module
-    begins with the gradient of its output; what belongs to no module counts for the one before it.
+    module: str  # name of the module, or class of the optimizer
+    line: str  # "file:line" outside of torch and tpukit
+    direction: str  # "forward", "backward" or "optimizer"
+
+
+def name_operations() -> tuple[list[Call], Callable[[], None]]:
+    """Name the operations that are recorded from here on after the calls that record them.
+
+    In the graph the scope of an operation is "call12", and entry 12 of the list is that call. The
+    backward pass of a module begins with the gradient of its output. Operations that belong to no
+    module count for the module before them.
 
     Returns:
-        the calls, which fill up; and a function that ends it, to be called between two steps.
+        The list of calls, which fills up, and a function that ends the naming. Call that function
+        between two steps.
     """
-    import torch
-    from torch.nn.modules import module as hooks
-    from torch.optim import optimizer as optimizers
+    namer = _Namer()
+    return namer.calls, namer.end
 
-    inside = (str(Path(torch.__file__).parent), _KIT)
-    names: dict[int, str] = {}
-    calls: list[tuple[str, str, str]] = []
-    numbers: dict[tuple[str, str, str], int] = {}
-    stack: list[tuple[str, str, str] | None] = [None]
-    scope = None
 
-    def enter(call: tuple[str, str, str] | None) -> None:
-        nonlocal scope
-        if call is not None and call not in numbers:
-            numbers[call] = len(calls)
-            calls.append(call)
-        scope = None  # first out of the one, then into the other
-        scope = call and named(f"call{numbers[call]}")
+class _Namer:
+    """Follow the calls of modules and optimizers through torch's hooks.
 
-    def before_forward(module, _inputs) -> None:
-        if id(module) not in names:
-            for name, part in module.named_modules():
-                kind = type(part).__name__
-                # "layer1.0.conv1" says what it is, "3" in a Sequential does not.
-                names.setdefault(id(part), f"{name} {kind}" if name[-1:].isdigit() else name or kind)
-        stack.append((names[id(module)], _line_outside(inside), "forward"))
-        enter(stack[-1])
+    A scope holds from `_enter` to the next `_enter`. Forward passes nest, so a stack remembers the
+    module to which a child returns.
+    """
 
-    def after_forward(module, _inputs, outputs) -> None:
-        name, line, _ = stack.pop()
-        enter(stack[-1])
-        function = getattr(outputs, "grad_fn", None)
-        if function is not None and next(module.children(), None) is None:
-            function.register_prehook(lambda _gradients: before_backward((name, line, "backward")))
+    def __init__(self) -> None:
+        import torch
+        from torch.nn.modules import module as hooks
+        from torch.optim import optimizer as optimizers
 
-    def before_backward(call: tuple[str, str, str]) -> None:
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: enter(stack[-1]))
-        enter(call)
+        self.calls: list[Call] = []
+        self._numbers: dict[Call, int] = {}
+        self._stack: list[Call | None] = [None]
+        self._names: dict[int, str] = {}  # of modules, by id
+        self._scope = None  # torch_xla's object, whose life is the scope
+        self._inside = (str(Path(torch.__file__).parent), _KIT)
+        self._engine = torch.autograd.Variable._execution_engine
+        self._handles = (
+            hooks.register_module_forward_pre_hook(self._before_forward),
+            hooks.register_module_forward_hook(self._after_forward, always_call=True),
+            optimizers.register_optimizer_step_pre_hook(self._before_optimizer),
+            optimizers.register_optimizer_step_post_hook(lambda *_: self._return()),
+        )
+        record_lines(True)
 
-    def before_optimizer(optimizer, _args, _kwargs) -> None:
-        enter((type(optimizer).__name__, _line_outside(inside), "optimizer"))
-
-    handles = (
-        hooks.register_module_forward_pre_hook(before_forward),
-        hooks.register_module_forward_hook(after_forward, always_call=True),
-        optimizers.register_optimizer_step_pre_hook(before_optimizer),
-        optimizers.register_optimizer_step_post_hook(lambda *_: enter(stack[-1])),
-    )
-    record_lines(True)
-
-    def end() -> None:
-        for handle in handles:
+    def end(self) -> None:
+        """Stop naming operations."""
+        for handle in self._handles:
             handle.remove()
         record_lines(False)
-        enter(None)
+        self._enter(None)
 
-    return calls, end
+    def _enter(self, call: Call | None) -> None:
+        self._scope = None  # leave the old scope before entering the new one
+        if call is None:
+            return
+        if call not in self._numbers:
+            self._numbers[call] = len(self.calls)
+            self.calls.append(call)
+        self._scope = named(f"call{self._numbers[call]}")
+
+    def _return(self) -> None:
+        self._enter(self._stack[-1])
+
+    def _before_forward(self, module, _inputs) -> None:
+        if id(module) not in self._names:
+            self._name_parts(module)
+        call = Call(self._names[id(module)], _line_outside(self._inside), "forward")
+        self._stack.append(call)
+        self._enter(call)
+
+    def _name_parts(self, module) -> None:
+        for name, part in module.named_modules():
+            kind = type(part).__name__
+            if name[-1:].isdigit():
+                name = f"{name} {kind}"  # "3" in a Sequential says less than "layer1.0.conv1"
+            self._names.setdefault(id(part), name or kind)
+
+    def _after_forward(self, module, _inputs, outputs) -> None:
+        call = self._stack.pop()._replace(direction="backward")
+        self._return()
+        function = getattr(outputs, "grad_fn", None)
+        has_children = next(module.children(), None) is not None
+        if function is not None and not has_children:
+            function.register_prehook(lambda _gradients: self._before_backward(call))
+
+    def _before_backward(self, call: Call) -> None:
+        self._engine.queue_callback(self._return)  # at the end of the whole backward pass
+        self._enter(call)
+
+    def _before_optimizer(self, optimizer, _args, _kwargs) -> None:
+        line = _line_outside(self._inside)
+        self._enter(Call(type(optimizer).__name__, line, "optimizer"))
 
 
 def _line_outside(inside: tuple[str, ...]) -> str:
-    """Return the innermost line that is neither torch's nor the kit's, as "file:line"."""
+    """Return the innermost line that is neither torch's nor tpukit's, as "file:line"."""
     frame = sys._getframe(1)
     while frame.f_back and frame.f_code.co_filename.startswith(inside):
         frame = frame.f_back

@@ -1,23 +1,33 @@
-"""Several preflights: the largest batch that fits, and variants side by side."""
+"""Run several preflights: find the largest batch that fits, and show variants in one table.
+
+The memory of a step grows nearly in proportion to the batch. A straight line through two compiled
+sizes therefore leads to a third that is close to the limit. For example, with 16 GiB:
+
+    batch      128        680, in proportion    1,032, by the line through both
+    memory     2.9 GiB    10.6 GiB              15.5 GiB, which is enough
+"""
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from tpukit.essentials.show import Table, WrongValue, human_size
 from tpukit.measure import Tpu, find_tpu
 from tpukit.preflight.step_report import Preflight, preflight
 
-_AIM = 0.97  # of the memory: the next guess is a straight line through two sizes, which is not exact
-_ENOUGH = 0.95  # of the memory: a batch that takes this much is not tried to be made larger
+_AIM = 0.97  # of the memory: the line is not exact
+_ENOUGH = 0.95  # of the memory: no larger batch is tried if one takes this much
+_CLOSE = 0.03  # of the batch: no batch is tried between two that are this close
+_LARGEST_STEP = 64  # times the first batch: a small one says little about the growth
 
 
 @dataclass(frozen=True, repr=False)
 class LargestBatch(Table):
-    """The largest batch that fits, and what was compiled to find it.
+    """The largest batch that fits, and the sizes that were compiled to find it.
 
     Attributes:
-        batch_size: samples a core, with `shard` of the run; 0 if not even the smallest fits.
+        batch_size: samples per core, or of the run with `shard`; 0 if not even the smallest fits.
         tried: the preflights, by batch size.
     """
 
@@ -27,22 +37,28 @@ class LargestBatch(Table):
     @property
     def title(self) -> str:
         """The outcome in one line."""
-        chip = next(iter(self.tried.values())).chip
-        too_large = [size for size, found in self.tried.items() if not found.fits]
-        above = f"; {min(too_large)} does not" if too_large else ""
+        first = next(iter(self.tried.values()))
+        core = f"a {first.chip.generation} core"
         if not self.batch_size:
-            return f"no batch fits into a {chip.generation} core, not even {min(self.tried)} samples"
-        of = "of the run" if next(iter(self.tried.values())).shard else "a core"
-        return f"{self.batch_size} samples {of} fit into a {chip.generation} core{above} ({len(self.tried)} compiles)"
+            return f"no batch fits into {core}, not even {min(self.tried)} samples"
+        outcome = f"{self.batch_size} samples {_unit(first)} fit into {core}"
+        too_large = [size for size, found in self.tried.items() if not found.fits]
+        if too_large:
+            outcome += f"; {min(too_large)} does not"
+        return f"{outcome} ({len(self.tried)} compiles)"
 
     def rows(self) -> list[tuple[str, str, str]]:
         """Return (state, batch, memory) of every size that was compiled."""
         rows = []
         for size, found in sorted(self.tried.items()):
+            state = "ok" if found.fits else "failure"
             memory = f"{human_size(found.hbm_bytes)} of {human_size(found.chip.hbm)}"
-            of = "of the run" if found.shard else "a core"
-            rows.append(("ok" if found.fits else "failure", f"{size} {of}", memory))
+            rows.append((state, f"{size} {_unit(found)}", memory))
         return rows
+
+
+def _unit(found: Preflight) -> str:
+    return "of the run" if found.shard else "per core"
 
 
 def largest_batch(
@@ -56,81 +72,107 @@ def largest_batch(
     libtpu: str | None = None,
     progress: str | None = None,
 ) -> LargestBatch:
-    """Find the largest batch a core that fits, by compiling a few sizes.
-
-    Memory grows nearly in proportion to the batch, so two sizes tell a third that is close to the limit.
+    """Find the largest batch per core that fits, by compiling a few sizes.
 
     Args:
-        train: `train(core, batch_size, *args)`: the worker function, which gets the batch size first.
+        train: the worker function, `train(core, batch_size, *args)`.
         *args: passed on after the batch size.
-        chip, shard, libtpu, progress: as in `preflight`; with `shard` the batch is that of the run.
+        chip, shard, libtpu, progress: as in `preflight`. With `shard` the batch is that of the run.
         start: the batch to begin with.
         multiple: batches are multiples of this; a TPU computes 8 rows at a time.
-        compiles: at most so many sizes are compiled.
+        compiles: the most sizes to compile, at least 2.
+
+    Returns:
+        The largest batch that fits, with all preflights.
 
     Raises:
-        ValueError: a number is not above 0, or there is no such chip.
+        ValueError: a number is too small, or there is no such chip.
         NoPreflight, WorkerFailed: as in `preflight`.
     """
     if min(start, multiple) < 1 or compiles < 2:
+        got = f"got {start}, {multiple}, {compiles}"
         raise WrongValue(
-            f"start and multiple are at least 1 and compiles at least 2, got {start}, {multiple}, {compiles}",
+            f"start and multiple are at least 1 and compiles at least 2, {got}",
             fix="leave them out",
         )
-    place, tried = find_tpu(chip), {}
+    tpu = find_tpu(chip)
+    options = {"chip": tpu, "shard": shard, "libtpu": libtpu, "progress": progress}
+    tried: dict[int, Preflight] = {}
     size = max(1, start // multiple) * multiple
-    while len(tried) < compiles:
-        tried[size] = preflight(train, size, *args, chip=place, shard=shard, libtpu=libtpu, progress=progress)
-        following = _next(tried, place, multiple)
-        if following is None or following in tried:
-            break
-        size = following
+    while size is not None and size not in tried and len(tried) < compiles:
+        tried[size] = preflight(train, size, *args, **options)
+        size = _next_size(tried, tpu, multiple)
     fitting = [size for size, found in tried.items() if found.fits]
     return LargestBatch(max(fitting, default=0), tried)
 
 
-def _next(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | None:
-    """Return the size to compile next, or None where the answer is known well enough."""
+class _Point(NamedTuple):
+    size: int
+    memory: int  # bytes
+
+
+def _next_size(tried: dict[int, Preflight], chip: Tpu, multiple: int) -> int | None:
+    """Return the size to compile next, or None if the answer is known well enough."""
     fits = max((size for size, found in tried.items() if found.fits), default=0)
     fails = min((size for size, found in tried.items() if not found.fits), default=math.inf)
     is_full = fits and tried[fits].hbm_bytes >= _ENOUGH * chip.hbm
-    if is_full or fails - fits <= max(multiple, 0.03 * fits):
+    if is_full or fails - fits <= max(multiple, _CLOSE * fits):
         return None
-    known = sorted((size, one.hbm_bytes) for size, one in tried.items() if not one.too_large or one.too_large.needed)
-    if len(known) == 1:
-        guess = known[0][0] * _AIM * chip.hbm / max(1, known[0][1])  # too small where much does not grow with the batch
-        guess = min(guess, 64 * known[0][0])
-    elif known:
-        (a, of_a), (b, of_b) = known[-2:] if known[-1][0] <= fits or len(known) == 2 else known[:2]
-        each = (of_b - of_a) / (b - a)
-        guess = a + (_AIM * chip.hbm - of_a) / each if each > 0 else 2 * b
-    else:
-        guess = fails / 2
-    size = int(guess) // multiple * multiple
-    if not fits < size < fails:  # the line leads nowhere new: half-way, or twice
-        size = int((fits + fails) / 2 if fails < math.inf else 2 * fits) // multiple * multiple
+    size = int(_guess(tried, chip, fits, fails=fails)) // multiple * multiple
+    if fits < size < fails:
+        return size
+    # The line leads to no new size, so double it, or halve the interval.
+    other = 2 * fits if fails == math.inf else (fits + fails) / 2
+    size = int(other) // multiple * multiple
     return size if fits < size < fails else None
+
+
+def _guess(tried: dict[int, Preflight], chip: Tpu, fits: int, *, fails: float) -> float:
+    """Return the batch that would take the memory of a core, by a line through known sizes."""
+    known = []
+    for size, found in sorted(tried.items()):
+        if not found.too_large or found.too_large.needed:
+            known.append(_Point(size, found.hbm_bytes))
+    aim = _AIM * chip.hbm
+    if not known:
+        return fails / 2
+    if len(known) == 1:
+        (point,) = known
+        # This is too small if much of the memory does not grow with the batch.
+        in_proportion = point.size * aim / max(1, point.memory)
+        return min(in_proportion, _LARGEST_STEP * point.size)
+    if known[-1].size <= fits or len(known) == 2:
+        lower, upper = known[-2:]
+    else:
+        lower, upper = known[:2]
+    per_sample = (upper.memory - lower.memory) / (upper.size - lower.size)
+    if per_sample <= 0:
+        return 2 * upper.size
+    return lower.size + (aim - lower.memory) / per_sample
 
 
 @dataclass(frozen=True, repr=False)
 class Variants(Table):
-    """Preflights side by side, by the chip's own estimate: what the host took beside it is this machine's doing."""
+    """Preflights in one table, by the chip's own estimate.
+
+    Only the column "this host" depends on the machine on which the preflights ran.
+    """
 
     preflights: dict[str, Preflight]
     title: str = "preflights side by side; times are estimates, not compared with a chip"
 
     def rows(self) -> list[tuple[str, ...]]:
-        """Return a heading, then for each (state, name, chip, batch, memory, step, samples/s, peak, cost, host)."""
+        """Return a heading, then a row for each variant."""
         heading = (
             "state",
             "variant",
             "chip",
-            "a core",
+            "per core",
             "memory",
             "step",
             "samples/s",
             "of peak",
-            "$ a million",
+            "$ per million",
             "this host",
         )
         return [heading, *(_row(name, found) for name, found in self.preflights.items())]
@@ -141,7 +183,6 @@ def _row(name: str, found: Preflight) -> tuple[str, ...]:
     batch = str(found.batch_size or "unknown")
     if not found.compiled:
         return ("failure", name, found.chip.name, batch, memory, "", "", "", "", "")
-    rate, cost, host = found.samples_per_second, found.dollars_per_million, found.host_seconds
     return (
         "ok" if found.fits else "failure",
         name,
@@ -149,24 +190,39 @@ def _row(name: str, found: Preflight) -> tuple[str, ...]:
         batch,
         memory,
         f"{found.seconds * 1e3:.2f} ms",
-        "unknown" if math.isnan(rate) else f"{rate:,.0f}",
+        _known(found.samples_per_second, ",.0f"),
         f"{found.flops_share:.0%}",
-        "unknown" if math.isnan(cost) else f"{cost:.3g}",
-        "unknown" if math.isnan(host) else f"{host * 1e3:.1f} ms" + ", longer" * (host > found.seconds),
+        _known(found.dollars_per_million, ".3g"),
+        _host_column(found),
     )
 
 
+def _known(number: float, form: str) -> str:
+    return "unknown" if math.isnan(number) else format(number, form)
+
+
+def _host_column(found: Preflight) -> str:
+    seconds = found.host_seconds
+    if math.isnan(seconds):
+        return "unknown"
+    text = f"{seconds * 1e3:.1f} ms"
+    if seconds > found.seconds:
+        text += ", longer"  # than the chip takes, so the chip would wait
+    return text
+
+
 def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> Variants:
-    """Show preflights side by side, by the chip's estimate: float32 and bfloat16, batch sizes, v2-8 to v6e-8.
+    """Show preflights in one table: float32 and bfloat16, batch sizes, v2-8 to v6e-8.
 
     Args:
-        variants: from `preflight`; a dict names them.
+        variants: from `preflight`; a dict names them, a sequence numbers them.
 
     Raises:
         ValueError: there are none.
     """
     if not variants:
-        raise WrongValue("there is nothing to compare", fix="compare_preflights({'float32': one, 'bfloat16': other})")
+        fix = "compare_preflights({'float32': one, 'bfloat16': other})"
+        raise WrongValue("there is nothing to compare", fix=fix)
     if not isinstance(variants, dict):
-        variants = {f"{number}": one for number, one in enumerate(variants, start=1)}
+        variants = {f"{number}": found for number, found in enumerate(variants, start=1)}
     return Variants(dict(variants))

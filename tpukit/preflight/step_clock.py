@@ -1,18 +1,29 @@
-"""How long the host takes for a step: Python, PyTorch and torch_xla, whatever the device does meanwhile."""
+"""Measure how long the host takes to record a training step.
+
+This is the time of Python, PyTorch and torch_xla, whatever the device does meanwhile. The device
+computes a step while the host records the next, so it waits if the host takes longer.
+"""
 
 import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
-_STEPS, _FEWEST = 9, 3
-_SECONDS, _AT_MOST = 5.0, 15.0  # after which the fewest are enough, and after which none are waited for
+_STEPS = 9
+_FEWEST_STEPS = 3
+_SECONDS = 5.0  # after which the fewest steps are enough
+_MOST_SECONDS = 15.0  # after which no step is waited for
+
+
+@dataclass(frozen=True)
+class _Step:
+    seconds: float
+    optimizers: frozenset[int]  # the ids of the optimizers that stepped
 
 
 class StepClock:
-    """The seconds of a processor that a thread uses from the end of one optimiser's step to that of the next.
-
-    A device that computes while the host records the next step waits for the host where this is the longer of the two.
+    """The processor time that a thread uses between two steps of its optimizers.
 
     Args:
         before: called once, before the first step that counts.
@@ -29,8 +40,8 @@ class StepClock:
         self._sees_graphs = False
         self._began: float | None = None  # when steps began to count
         self._last: float | None = None  # when the last of them ended, by the clock of the thread
-        self._stepped: set[int] = set()  # optimisers, since then
-        self._steps: list[tuple[float, set[int]]] = []
+        self._stepped: set[int] = set()  # ids of the optimizers that stepped since then
+        self._steps: list[_Step] = []
         self.ended = threading.Event()
 
     @property
@@ -39,33 +50,46 @@ class StepClock:
         return self._began is not None
 
     def start(self) -> None:
-        """Let steps count."""
+        """Count the steps from here on."""
         self._began = time.monotonic()
 
     def wait(self) -> None:
-        """Wait until there are enough of them; not long, and not at all where a function cuts its graphs unseen."""
-        self.ended.wait(_AT_MOST if self._sees_graphs else 0)
+        """Wait until there are enough steps, for a limited time.
+
+        If the function cuts its graphs without `core.step()`, no end of a step will be seen.
+        """
+        self.ended.wait(_MOST_SECONDS if self._sees_graphs else 0)
 
     @property
     def seconds(self) -> float | None:
-        """The median; None where too few were seen, or where steps of several optimisers alternate, as in a GAN."""
-        if len(self._steps) < _FEWEST or any(stepped != self._steps[0][1] for _, stepped in self._steps):
+        """The median time of a step.
+
+        None if too few were seen, or if steps of several optimizers alternate, as with a GAN.
+        """
+        if len(self._steps) < _FEWEST_STEPS:
             return None
-        return statistics.median(seconds for seconds, _ in self._steps)
+        if len({step.optimizers for step in self._steps}) > 1:
+            return None
+        return statistics.median(step.seconds for step in self._steps)
 
     def after_sync(self) -> None:
-        """Note the end of a graph, which ends a step if an optimiser has stepped since the last."""
+        """Note the end of a graph, which ends a step if an optimizer has stepped since the last."""
         self._sees_graphs = True
-        stepped, now = self._stepped, time.thread_time()
-        if not stepped:
+        now = time.thread_time()
+        if not self._stepped:
             return
+        optimizers = frozenset(self._stepped)
         self._stepped = set()
         if self._last is not None:
-            self._steps.append((now - self._last, stepped))
+            self._steps.append(_Step(now - self._last, optimizers))
             self._last = now
-            is_late = time.monotonic() - self._began > _SECONDS
-            if len(self._steps) == _STEPS or (is_late and len(self._steps) >= _FEWEST):
-                self.ended.set()
+            self._end_if_enough()
         elif self._began is not None:
             self._before()
             self._last = time.thread_time()
+
+    def _end_if_enough(self) -> None:
+        is_late = time.monotonic() - self._began > _SECONDS
+        wanted = _FEWEST_STEPS if is_late else _STEPS
+        if len(self._steps) >= wanted:
+            self.ended.set()

@@ -1,41 +1,65 @@
-"""What a TPU will do with a step: memory, time, cost, and what is in the way, from the TPU's own compiler."""
+"""Report the memory, time, cost and hazards of a training step on a TPU.
+
+    worker function --record()--> graphs --compile_graph()--> programs --Preflight--> a table
+
+`preflight` runs the worker function on a simulated TPU, which records the graphs of one training
+step. libtpu, the TPU's own compiler, compiles each graph and returns a program with its memory and
+an estimate of cycles for each operation. `Preflight` adds these numbers up and judges them:
+
+    ok       memory  fits: arguments ... MiB, temporaries ... MiB, code ... MiB: ... GiB per core
+    ok       step    ... cycles, ... ms at 1.5 GHz, ... samples/s on all cores
+    warning  host    a processor of this machine records a step in ... ms, and the core waits ...
+"""
 
 import contextlib
 import math
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.machine import PRICES_OF
 from tpukit.essentials.run import WorkerFailed
 from tpukit.essentials.show import Finding, Findings, WrongValue, as_html, as_text, human_size
 from tpukit.measure import Tpu, find_tpu
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
-from tpukit.preflight.cycles import group_bytes
+from tpukit.preflight.cycles import Transfer, group_bytes
 from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
 from tpukit.preflight.recording import Graph, NoPreflight, Recording, record
+from tpukit.preflight.scopes import Call
 from tpukit.standin import open_kept
 
 _MOST_OPERATIONS = 10
-_COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-BASIS = "an estimate, not compared with a chip: the sum of the compiler's cycles, without launches, waits and links"
+_COLLECTIVES = (
+    "all-reduce",
+    "all-gather",
+    "reduce-scatter",
+    "all-to-all",
+    "collective-permute",
+)
+_BATCH_MULTIPLE = 8  # a suggested batch size is a multiple of this: a TPU computes 8 rows at a time
+_WASTED_SHARE = 0.2  # of the memory: less padding than this is not worth a warning
+_WASTED_BYTES = 2**20  # nor is it if no single array wastes this much
+_RECORDING_SECONDS = 900.0  # the limit for recording, if the user gives none
+# libtpu estimates operations only: see the finding "step".
+BASIS = "an estimate, not compared with a chip: the compiler's cycles, without launches and waits"
 
 
 @dataclass(frozen=True)
 class Cost:
-    """An operation of the compiled step and what it costs.
+    """An operation of the compiled step, and its cost.
 
     Attributes:
         operation: as the compiler wrote it.
         cycles: the compiler's estimate.
-        share: of the cycles of the step.
-        module: the module of the model that it came from, or the optimiser; "" if unknown.
+        share: of the cycles of the step, 0 to 1.
+        module: the module of the model that it came from, or the optimizer; "" if unknown.
         line: "file:line" of Python; "" if unknown.
         direction: "forward", "backward" or "optimizer"; "" if unknown.
     """
@@ -48,23 +72,36 @@ class Cost:
     direction: str
 
 
+class _Peak(NamedTuple):
+    """The moment at which a core uses the most memory."""
+
+    program: Compiled  # the program that runs
+    others: int  # bytes of the tensors that it does not use, and of the code of other programs
+
+    @property
+    def bytes(self) -> int:
+        return self.program.hbm_bytes + self.others
+
+
 @dataclass(frozen=True, repr=False)
 class Preflight(Findings):
-    """What a TPU will do with a step, as far as its compiler knows: shows itself as a table; `figure()` draws it.
+    """A training step on a TPU, as far as its compiler knows it: a table; `figure()` draws it.
 
-    Bytes are of HBM, a core. Numbers of time are estimates that were not compared with a chip.
+    Bytes are HBM per core. Times are estimates that were not compared with a chip.
 
     Attributes:
         chip: the TPU.
         recording: the step.
-        compiled: what libtpu made of each of its graphs; empty where one does not fit.
-        shapes: the same for batches of each other shape that the recording has.
-        too_large: why it does not fit, else None.
-        samples: of an epoch, if known.
-        pipeline: samples a second that the input was measured to give, for all cores; None if not known.
-        dollars: an hour, of the whole TPU.
+        compiled: libtpu's program of each graph; empty if one of them does not fit.
+        too_large: the compiler's refusal if the step does not fit, else None.
+        samples: per epoch, if known.
+        pipeline: samples per second that the input was measured to give, for all cores; None if
+            unknown.
+        dollars: per hour, of the whole TPU.
+        shapes: the programs for batches of each other shape in the recording.
         shard: as in `launch`.
-        cut: of a model that does not fit one chip, the same with `shard="fsdp"`, if that could be compiled.
+        cut: if the model does not fit one chip, the same step with `shard="fsdp"`; None if that
+            could not be compiled.
     """
 
     chip: Tpu
@@ -80,10 +117,15 @@ class Preflight(Findings):
 
     @property
     def subject(self) -> str:
-        """What was examined."""
-        batch = f", {self.batch_size} samples a core" if self.batch_size else ""
-        compiler = f", libtpu {self.compiled[0].libtpu}" if self.compiled else ""
-        return f"preflight for {self.chip.name}{', one model over its chips' * bool(self.shard)}{batch}{compiler}"
+        """The TPU, the batch and the compiler, for the title of the table."""
+        parts = [f"preflight for {self.chip.name}"]
+        if self.shard:
+            parts.append("one model over its chips")
+        if self.batch_size:
+            parts.append(f"{self.batch_size} samples per core")
+        if self.compiled:
+            parts.append(f"libtpu {self.compiled[0].libtpu}")
+        return ", ".join(parts)
 
     @property
     def fits(self) -> bool:
@@ -92,101 +134,134 @@ class Preflight(Findings):
 
     @property
     def batch_size(self) -> int | None:
-        """Samples a core and step, of all batches that it takes from the host; None if it takes none."""
+        """Samples per core and step, of all batches of a step; None if the step takes none."""
         return samples_of(self.recording.batches)
 
     @property
     def hbm_bytes(self) -> int:
-        """The most that is in use: a graph's arguments and temporaries, all else that is alive, the code of all graphs.
+        """The most memory that is in use at any time, in bytes.
 
-        Where a graph alone does not fit, what the compiler says it would take.
+        It is the sum of a graph's arguments and temporaries, all other tensors that are alive, and
+        the code of all graphs. If a graph alone does not fit, it is the compiler's number.
         """
         if self.too_large is not None:
+            # The compiler does not always name a number, but it is more than the core has.
             return self.too_large.needed or self.chip.hbm + 1
-        compiled, beside = self._largest
-        return compiled.hbm_bytes + beside
+        return self._peak.bytes
 
     @property
-    def _largest(self) -> tuple[Compiled, int]:
-        """The graph that runs when most is in use, and the bytes beside it: what is alive, and other graphs' code."""
-        graphs = [*self.recording.graphs, *(graph for one in self.recording.shapes for graph in one.graphs)]
-        compiled = [*self.compiled, *(made for one in self.shapes for made in one)]
-        code = sum({id(one): one.code_bytes for one in compiled}.values())
-        beside = [graph.beside + code - one.code_bytes for graph, one in zip(graphs, compiled, strict=False)]
-        return max(zip(compiled, beside, strict=False), key=lambda both: both[0].hbm_bytes + both[1])
+    def _peak(self) -> _Peak:
+        graphs = list(self.recording.graphs)
+        programs = list(self.compiled)
+        for shape in self.recording.shapes:
+            graphs += shape.graphs
+        for compiled in self.shapes:
+            programs += compiled
+        # A graph that runs several times per step has one program.
+        code = sum({id(program): program.code_bytes for program in programs}.values())
+        peaks = [
+            _Peak(program, others=graph.beside + code - program.code_bytes)
+            for graph, program in zip(graphs, programs, strict=False)
+        ]
+        return max(peaks, key=lambda peak: peak.bytes)
 
     @property
     def cycles(self) -> int:
-        """The compiler's estimate for the step; collectives are not in it."""
-        return sum(one.cycles for one in self.compiled)
+        """The compiler's estimate for the step, without collectives."""
+        return sum(program.cycles for program in self.compiled)
 
     @property
     def seconds(self) -> float:
-        """The same in seconds, by the clock of the chip; NaN where the step does not fit."""
-        return self.cycles / self.chip.clock if self.compiled else math.nan
+        """The compiler's estimate at the clock of the chip; NaN if the step does not fit."""
+        if not self.compiled:
+            return math.nan
+        return self.cycles / self.chip.clock
 
     @property
     def samples_per_second(self) -> float:
-        """Samples of all cores; NaN where the batch is not known."""
-        return self.batch_size * self.chip.cores / self.seconds if self.batch_size and self.seconds else math.nan
+        """Samples per second of all cores; NaN if the batch is unknown."""
+        if not self.batch_size or not self.seconds:
+            return math.nan
+        return self.batch_size * self.chip.cores / self.seconds
 
     @property
     def host_seconds(self) -> float:
-        """Seconds of one of this machine's processors that the host takes for a step; NaN where that is not known.
+        """Seconds per step of one of this machine's processors; NaN if unknown.
 
-        The cores of a v2 or v3 chip are threads of one process, which takes that long for each of them in turn.
+        The cores of a v2 or v3 chip are threads of one process, which takes that long for each of
+        them in turn.
         """
         seconds = self.recording.host_seconds
-        return math.nan if seconds is None else seconds * self.chip.cores / self.chip.chips
+        if seconds is None:
+            return math.nan
+        return seconds * self.chip.cores / self.chip.chips
 
     @property
     def host_samples_per_second(self) -> float:
-        """Samples of all cores, if the steps were as fast as the host can record them; NaN where that is not known."""
-        return self.batch_size * self.chip.cores / self.host_seconds if self.batch_size else math.nan
+        """Samples per second of all cores, if the host were the limit; NaN if unknown."""
+        if not self.batch_size:
+            return math.nan
+        return self.batch_size * self.chip.cores / self.host_seconds
 
     @property
     def rate(self) -> float:
-        """Samples a second of all cores, at what is slower: the cores or the host; NaN where the batch is not known."""
+        """Samples per second of all cores, limited by the cores or the host; NaN if unknown."""
         return _least(self.samples_per_second, self.host_samples_per_second)
 
     @property
     def flops_share(self) -> float:
-        """The share of the chip's peak in bfloat16 that the step would reach."""
-        return sum(one.flops for one in self.compiled) / (self.seconds * self.chip.flops) if self.compiled else math.nan
+        """The share of the chip's bfloat16 peak that the step would reach, 0 to 1."""
+        if not self.compiled:
+            return math.nan
+        return sum(program.flops for program in self.compiled) / (self.seconds * self.chip.flops)
 
     @property
     def bandwidth_share(self) -> float:
-        """The share of the memory's bandwidth that the step would use, by the compiler's count of bytes."""
-        used = sum(one.bytes_accessed for one in self.compiled)
-        return used / (self.seconds * self.chip.bandwidth) if self.compiled else math.nan
+        """The share of the memory's bandwidth that the step would use, by the compiler's count."""
+        if not self.compiled:
+            return math.nan
+        used = sum(program.bytes_accessed for program in self.compiled)
+        return used / (self.seconds * self.chip.bandwidth)
 
     @property
     def dollars_per_million(self) -> float:
-        """What a million samples cost by the chip's own estimate, if the cores wait for nothing."""
-        return 1e6 / self.samples_per_second / 3600 * self.dollars
+        """Dollars per million samples by the chip's estimate, if the cores never wait."""
+        return _dollars_per_million(self.samples_per_second, self.dollars)
 
     @cached_property
     def operations(self) -> tuple[Cost, ...]:
-        """The most expensive operations, ten at most, with the line of Python that each came from."""
-        places = self.recording.places
+        """The most expensive operations, at most ten, each with its line of Python."""
         costs = []
         for compiled in self.compiled:
-            for one in compiled.program.operations:
-                module, line, direction = _place(one, compiled.program, places)
-                share = (one.cycles or 0) / max(1, self.cycles)
-                costs.append(Cost(one, one.cycles or 0, share, module, line, direction))
-        return tuple(sorted(costs, key=lambda cost: -cost.cycles)[:_MOST_OPERATIONS])
+            for operation in compiled.program.operations:
+                call = _call_of(operation, compiled.program, self.recording.places)
+                cycles = operation.cycles or 0
+                cost = Cost(
+                    operation,
+                    cycles=cycles,
+                    share=cycles / max(1, self.cycles),
+                    module=call.module,
+                    line=call.line,
+                    direction=call.direction,
+                )
+                costs.append(cost)
+        costs.sort(key=lambda cost: cost.cycles, reverse=True)
+        return tuple(costs[:_MOST_OPERATIONS])
 
     @property
     def collective_bytes(self) -> int:
-        """What a core sends through collectives in a step; the time that takes is not in any estimate here."""
-        sent = (one for compiled in self.compiled for one in _collectives(compiled.program))
-        return sum(array.bytes for one in sent for array in one.arrays)
+        """Bytes per core and step through collectives; their time is in none of the estimates."""
+        total = 0
+        for compiled in self.compiled:
+            for operation in _collectives(compiled.program):
+                total += sum(array.bytes for array in operation.arrays)
+        return total
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:
-        """Everything that was found, in order."""
+        """Everything that was found, in the order of the table."""
         if self.too_large is not None:
+            # Without a program there is no estimate of time.
             return (self._memory(), *find_hazards(self.recording))
         return (
             self._memory(),
@@ -201,142 +276,206 @@ class Preflight(Findings):
         )
 
     def __str__(self) -> str:
-        return "\n\n".join(part for part in (super().__str__(), as_text(self._operation_rows())) if part)
+        parts = [super().__str__(), as_text(self._operation_rows())]
+        return "\n\n".join(filter(None, parts))
 
     def _repr_html_(self) -> str:
+        html = super()._repr_html_()
         rows = self._operation_rows()
-        title = "The most expensive operations"
-        return super()._repr_html_() + (f"<br>{as_html(rows, title=title)}" if rows else "")
+        if rows:
+            html += f"<br>{as_html(rows, title='The most expensive operations')}"
+        return html
 
     def figure(self):
-        """Return a matplotlib figure of where memory and time go."""
+        """Return a matplotlib figure of the memory of a core and the time of a step."""
         from tpukit.preflight.cost_figures import preflight_figure
 
         return preflight_figure(self)
 
     def _operation_rows(self) -> list[tuple[str, str, str, str]]:
-        return [
-            (
-                f"{cost.share:.1%}",
-                f"{cost.cycles:,} cycles",
-                f"{cost.module or cost.operation.op_type or 'no module'} {cost.direction}".strip(),
-                f"{_described(cost.operation)}\n{_short(cost.line)}".strip(),
-            )
-            for cost in self.operations
-            if cost.cycles
-        ]
+        rows = []
+        for cost in self.operations:
+            if cost.cycles:
+                module = cost.module or cost.operation.op_type or "no module"
+                row = (
+                    f"{cost.share:.1%}",
+                    f"{cost.cycles:,} cycles",
+                    f"{module} {cost.direction}".strip(),
+                    f"{_described(cost.operation)}\n{_short(cost.line)}".strip(),
+                )
+                rows.append(row)
+        return rows
 
     def _memory(self) -> Finding:
-        has = f"a {self.chip.generation} core has {human_size(self.chip.hbm)}"
-        fix = f"{self._smaller_batch()}, bfloat16, or a chip with more memory"
-        if self.cut and self.cut.fits:
-            has = f"one chip has {human_size(self.chip.hbm)}"
-            fix = f'it fits with shard="fsdp": {human_size(self.cut.hbm_bytes)} a chip, with this batch_size of the run'
         if self.too_large is not None:
-            wanted, limit = self.too_large.needed, self.too_large.limit
-            fact = f"does not fit: the step needs {human_size(wanted)}, {has}" if wanted else f"does not fit: {has}"
-            if wanted and limit:
-                fact += f", of which a program gets {human_size(limit)}: {human_size(wanted - limit)} too much"
-            return Finding("memory", "failure", f"{fact}\n{self.too_large.words.splitlines()[0][:300]}", fix)
-        one, beside = self._largest
-        parts = f"arguments {human_size(one.argument_bytes)}, temporaries {human_size(one.temporary_bytes)}, "
-        parts += f"code {human_size(one.code_bytes)}"
-        if beside:
-            parts += f", alive beside that {human_size(beside)}"
-        fact = f"{parts}: {human_size(self.hbm_bytes)} a core; {has}"
-        if not self.fits:
-            return Finding("memory", "failure", f"does not fit: {fact}", fix)
-        return Finding("memory", "ok", f"fits: {fact}")
+            return Finding("memory", "failure", self._compiler_refusal(), fix=self._memory_fix())
+        peak = self._peak
+        parts = [
+            f"arguments {human_size(peak.program.argument_bytes)}",
+            f"temporaries {human_size(peak.program.temporary_bytes)}",
+            f"code {human_size(peak.program.code_bytes)}",
+        ]
+        if peak.others:
+            parts.append(f"other tensors and programs {human_size(peak.others)}")
+        total = f"{human_size(self.hbm_bytes)} per core"
+        fact = f"{', '.join(parts)}: {total}; {self._available_memory()}"
+        if self.fits:
+            return Finding("memory", "ok", f"fits: {fact}")
+        return Finding("memory", "failure", f"does not fit: {fact}", fix=self._memory_fix())
+
+    def _compiler_refusal(self) -> str:
+        """Return the compiler's numbers, and the first line of its message."""
+        needed = self.too_large.needed
+        limit = self.too_large.limit
+        fact = "does not fit: "
+        if needed:
+            fact += f"the step needs {human_size(needed)}, "
+        fact += self._available_memory()
+        if needed and limit:
+            too_much = human_size(needed - limit)
+            fact += f", of which a program gets {human_size(limit)}: {too_much} too much"
+        first_line = self.too_large.words.splitlines()[0]
+        return f"{fact}\n{first_line[:300]}"
+
+    def _available_memory(self) -> str:
+        size = human_size(self.chip.hbm)
+        if self._fits_sharded():
+            return f"one chip has {size}"
+        return f"a {self.chip.generation} core has {size}"
+
+    def _memory_fix(self) -> str:
+        if self._fits_sharded():
+            size = human_size(self.cut.hbm_bytes)
+            return f'it fits with shard="fsdp": {size} per chip, with this batch_size of the run'
+        return f"{self._smaller_batch()}, bfloat16, or a chip with more memory"
+
+    def _fits_sharded(self) -> bool:
+        return self.cut is not None and self.cut.fits
 
     def _smaller_batch(self) -> str:
-        """Say which batch would fit, by proportion: a little too small, as the weights do not shrink with it."""
-        limit = self.too_large.limit if self.too_large and self.too_large.limit else self.chip.hbm
-        samples = (self.batch_size or 0) * (self.chip.cores if self.shard else 1)
-        about, of = int(samples * limit / self.hbm_bytes) // 8 * 8, "of the run" if self.shard else "a core"
-        size = f"about {about:,} samples {of}" if about else "a smaller batch"
+        """Suggest a batch size by proportion.
+
+        The suggestion is a little too small, because the weights do not shrink with the batch.
+        """
+        limit = self.chip.hbm
+        if self.too_large and self.too_large.limit:
+            limit = self.too_large.limit
+        samples = self.batch_size or 0
+        unit = "per core"
+        if self.shard:
+            samples *= self.chip.cores
+            unit = "of the run"
+        fitting = int(samples * limit / self.hbm_bytes) // _BATCH_MULTIPLE * _BATCH_MULTIPLE
+        size = f"about {fitting:,} samples {unit}" if fitting else "a smaller batch"
         return f"{size} (`tpukit.preflight.largest_batch` finds it exactly)"
 
     def _time(self) -> str:
-        rate = "" if math.isnan(self.samples_per_second) else f", {self.samples_per_second:,.0f} samples/s on all cores"
-        fact = f"{self.cycles:,} cycles, {self.seconds * 1e3:.2f} ms at {self.chip.clock / 1e9:g} GHz{rate}\n{BASIS}"
+        milliseconds = self.seconds * 1e3
+        gigahertz = self.chip.clock / 1e9
+        fact = f"{self.cycles:,} cycles, {milliseconds:.2f} ms at {gigahertz:g} GHz"
+        if not math.isnan(self.samples_per_second):
+            fact += f", {self.samples_per_second:,.0f} samples/s on all cores"
+        fact += f"\n{BASIS}"
         if self.collective_bytes:
-            sent = human_size(self.collective_bytes)
-            fact += f"; a core sends {sent} through collectives, for which it gives no cycles"
+            size = human_size(self.collective_bytes)
+            fact += f"; a core sends {size} through collectives, for which it gives no cycles"
         return fact
 
     def _shapes(self) -> list[Finding]:
-        """One row for each shape of batches, as with buckets: what is said elsewhere is of the largest."""
+        """Return a row per batch shape, as with buckets; all other rows are about the largest."""
         if not self.shapes:
             return []
         steps = [(self.recording.batches, self.compiled)]
-        steps += [(one.batches, made) for one, made in zip(self.recording.shapes, self.shapes, strict=True)]
-        rows = []
-        for batches, compiled in sorted(steps, key=lambda step: -sum(map(group_bytes, step[0]))):
-            seconds = sum(one.cycles for one in compiled) / self.chip.clock
-            size = human_size(max(one.hbm_bytes for one in compiled))
-            rate = samples_of(batches) * self.chip.cores / seconds
-            fact = f"{_written(batches)}: {seconds * 1e3:.2f} ms, {rate:,.0f} samples/s, {size} a core"
-            rows.append(Finding("shape", "ok", fact))
-        return rows
+        for shape, compiled in zip(self.recording.shapes, self.shapes, strict=True):
+            steps.append((shape.batches, compiled))
+        steps.sort(key=lambda step: _bytes_sent(step[0]), reverse=True)
+        return [self._shape(batches, compiled) for batches, compiled in steps]
+
+    def _shape(self, batches: tuple[Transfer, ...], compiled: tuple[Compiled, ...]) -> Finding:
+        seconds = sum(program.cycles for program in compiled) / self.chip.clock
+        rate = samples_of(batches) * self.chip.cores / seconds
+        size = human_size(max(program.hbm_bytes for program in compiled))
+        shapes = _written(batches)
+        numbers = f"{seconds * 1e3:.2f} ms, {rate:,.0f} samples/s, {size} per core"
+        return Finding("shape", "ok", f"{shapes}: {numbers}")
 
     def _use(self) -> str:
-        flops, used = (sum(getattr(one, name) for one in self.compiled) for name in ("flops", "bytes_accessed"))
-        peak = f"{self.flops_share:.0%} of the {self.chip.flops / 1e12:g} TFLOP/s in bfloat16"
+        gigaflop = sum(program.flops for program in self.compiled) / 1e9
+        gigabytes = sum(program.bytes_accessed for program in self.compiled) / 1e9
+        work = f"{_digits(gigaflop)} GFLOP and {_digits(gigabytes)} GB of memory traffic per step"
+        teraflops = f"{self.chip.flops / 1e12:g} TFLOP/s"
+        peak = f"{self.flops_share:.0%} of the {teraflops} in bfloat16"
         traffic = f"{self.bandwidth_share:.0%} of {self.chip.bandwidth / 1e9:g} GB/s"
         if self.bandwidth_share > 1:
-            traffic += "; more than all, since the compiler counts what stays in fast memory, too"
-        return f"{_digits(flops / 1e9)} GFLOP and {_digits(used / 1e9)} GB of memory traffic a step: {peak}, {traffic}"
+            traffic += "; above 100%, because the compiler also counts data in fast memory"
+        return f"{work}: {peak}, {traffic}"
 
     def _host(self) -> list[Finding]:
         if math.isnan(self.host_seconds):
             return []
         fact = f"a processor of this machine records a step in {self.host_seconds * 1e3:.1f} ms, "
+        # torch_xla records the next step while the device computes.
         if self.host_seconds <= self.seconds:
             return [Finding("host", "ok", f"{fact}while the core computes the one before")]
-        fact += f"and the core waits for that: {1 - self.seconds / self.host_seconds:.0%} of the time"
+        waiting = 1 - self.seconds / self.host_seconds
+        fact += f"and the core waits for that: {waiting:.0%} of the time"
         if self.batch_size:
             fact += f", at {self.host_samples_per_second:,.0f} samples/s on all cores"
-        return [Finding("host", "warning", fact, "a larger batch, or larger images: they take no longer to record")]
+        fix = "a larger batch, or larger images: they take no longer to record"
+        return [Finding("host", "warning", fact, fix=fix)]
 
     def _padding(self) -> list[Finding]:
-        wasted = [found for compiled in self.compiled for found in padding(compiled.program)]
-        needed, taken = sum(one.bytes for one in wasted), sum(one.padded_bytes for one in wasted)
-        if not taken:
+        arrays = []
+        for compiled in self.compiled:
+            arrays += padding(compiled.program)
+        in_memory = sum(array.padded_bytes for array in arrays)
+        if not in_memory:
             return []
-        share = 1 - needed / taken
-        worst = max(wasted, key=lambda one: one.padded_bytes - one.bytes)
+        share = 1 - sum(array.bytes for array in arrays) / in_memory
+        # The array that wastes most is the one to change first.
+        worst = max(arrays, key=lambda array: array.padded_bytes - array.bytes)
         fact = f"{share:.0%} of the memory that results take is padding to full tiles"
-        if share < 0.2 or worst.padded_bytes - worst.bytes < 2**20:
+        if share < _WASTED_SHARE or worst.padded_bytes - worst.bytes < _WASTED_BYTES:
             return [Finding("padding", "ok", fact)]
-        fact += f"; most in {worst}: {human_size(worst.bytes)} take {human_size(worst.padded_bytes)}"
-        return [Finding("padding", "warning", fact, "batch and channels that are multiples of 8 and 128")]
+        needs = human_size(worst.bytes)
+        takes = human_size(worst.padded_bytes)
+        fact += f"; most in {worst}: {needs} take {takes}"
+        fix = "batch and channels that are multiples of 8 and 128"
+        return [Finding("padding", "warning", fact, fix=fix)]
 
     def _input(self) -> list[Finding]:
-        rate, size = self.rate, sum(map(group_bytes, self.recording.batches))
-        if math.isnan(rate) or not size:
+        size = _bytes_sent(self.recording.batches)
+        if math.isnan(self.rate) or not size:
             return []
-        each = size / self.batch_size
-        fact = f"the cores would take {rate:,.0f} samples/s, {rate * each / 1e6:,.0f} MB/s from the host"
+        megabytes = self.rate * size / self.batch_size / 1e6
+        taken = f"{self.rate:,.0f} samples/s, {megabytes:,.0f} MB/s from the host"
+        fact = f"the cores would take {taken}"
         if self.pipeline is None:
-            return [Finding("input", "ok", f"{fact}; `pipeline=` compares that with what yours was measured to give")]
-        if self.pipeline >= rate:
-            return [Finding("input", "ok", f"{fact}; the input gives {self.pipeline:,.0f}")]
-        waits = f"the cores would wait {1 - self.pipeline / rate:.0%} of the time"
-        fact += f"; the input gives {self.pipeline:,.0f}: {waits}"
-        return [Finding("input", "warning", fact, "notebook 05: a cache of decoded pixels, threads, workers")]
+            hint = "`pipeline=` compares that with your measured samples/s"
+            return [Finding("input", "ok", f"{fact}; {hint}")]
+        fact += f"; the input gives {self.pipeline:,.0f}"
+        if self.pipeline >= self.rate:
+            return [Finding("input", "ok", fact)]
+        fact += f": the cores would wait {1 - self.pipeline / self.rate:.0%} of the time"
+        fix = "notebook 05: a cache of decoded pixels, threads, workers"
+        return [Finding("input", "warning", fact, fix=fix)]
 
     def _cost(self) -> str:
-        price = f"${self.dollars:.2f} an hour ({PRICES_OF})"
+        price = f"${self.dollars:.2f} per hour ({PRICES_OF})"
         if math.isnan(self.samples_per_second):
             return price
+        # A chip costs as much per hour if it waits for the host or the input.
         rate = _least(self.rate, self.pipeline or math.nan)
-        text = f"{price}: ${_digits(1e6 / rate / 3600 * self.dollars)} for a million samples"
+        per_million = _dollars_per_million(rate, self.dollars)
+        text = f"{price}: ${_digits(per_million)} for a million samples"
         if self.samples:
-            hours = self.samples / rate / 3600
-            text += f", ${hours * self.dollars:,.2f} for an epoch of {self.samples:,} ({hours * 3600:,.0f} s)"
+            seconds = self.samples / rate
+            dollars = seconds / 3600 * self.dollars
+            text += f", ${dollars:,.2f} for an epoch of {self.samples:,} ({seconds:,.0f} s)"
         if rate == self.samples_per_second:
-            return f"{text}, if nothing is waited for"
-        return f"{text}, as fast as the {'input' if rate == self.pipeline else 'host'}"
+            return f"{text}, if the cores never wait"
+        slowest = "input" if rate == self.pipeline else "host"
+        return f"{text}, as fast as the {slowest}"
 
 
 def preflight(
@@ -352,127 +491,185 @@ def preflight(
     progress: str | None = None,
     timeout: float | None = None,
 ) -> Preflight:
-    """Say what a TPU will do with a worker function's step, on a machine without one.
+    """Compile a worker function's training step for a TPU, on a machine without one.
 
-    The function is run as core 0 of that TPU until its step comes back, without computing anything large, see
-    `tpukit.preflight.recording.record`; the step is then compiled by libtpu, the TPU's own compiler, in a process of
-    its own. That takes seconds to minutes, once for each graph: results are kept in the user's cache folder.
+    The function runs as core 0 of that TPU until its step comes back, without computing anything
+    large; see `tpukit.preflight.recording.record`. libtpu, the TPU's own compiler, then compiles
+    the step in its own process. That takes seconds to minutes, once per graph, because results are
+    cached in the user's cache folder.
 
-    No file is changed by it: `core.save` and `fit` write nothing meanwhile, and where the function itself would write
-    outside of a temporary folder, as with `torch.save`, it is refused with the line that tried.
+    No file changes: `core.save` and `fit` write nothing. If the function itself writes outside of a
+    temporary folder, as with `torch.save`, preflight refuses it and names the line.
 
     Args:
-        train: the worker function, as for `launch`; `train(core, *args)`.
+        train: the worker function, as for `launch`: `train(core, *args)`.
         *args: passed on.
         chip: such as "v5e-8" (Kaggle), "v5e-1" (Colab), "v6e-1", "v3-8".
-        shard: as in `launch`: "fsdp" for all chips as one core. Large arrays have a shape and no memory meanwhile.
-        libtpu: the compiler's version, "0.0.17" for Kaggle, "0.0.21.1" for Colab; None for that of this machine's
-            torch. `tpukit.preflight.fetch_libtpu` brings it.
-        samples: of an epoch, for what that costs.
-        pipeline: samples a second that your input was measured to give, for all cores.
-        prices: dollars an hour by chip, as {"v5e-8": 9.6}, in place of the list's; names as for `chip`.
-        keep: a folder that gets the compiled step as `launch(..., keep_compiles=folder)` keeps it, to be taken to a
-            machine with such a TPU. Whether a chip loads it was not yet seen: see docs/keep_what_was_compiled.md.
+        shard: as in `launch`: "fsdp" uses all chips as one core. Large arrays then have a shape,
+            but no memory.
+        libtpu: the compiler's version: "0.0.17" for Kaggle, "0.0.21.1" for Colab; by default that
+            of this machine's torch. `tpukit.preflight.fetch_libtpu` downloads it.
+        samples: per epoch, for the cost of an epoch.
+        pipeline: samples per second that your input was measured to give, for all cores.
+        prices: dollars per hour by chip, as {"v5e-8": 9.6}, instead of the list's; names as for
+            `chip`.
+        keep: a folder for the compiled step, as `launch(..., keep_compiles=folder)` keeps it, to
+            take to a machine with such a TPU. Not tested on hardware: see
+            docs/keep_what_was_compiled.md.
         progress: as in `launch`.
         timeout: seconds for the compiler; None for no limit.
 
     Raises:
-        ValueError: there is no such chip, a price is of none, or others can write to the folder `keep`.
+        ValueError: there is no such chip, also in `prices`, or others can write to `keep`.
         NoPreflight: the step cannot be recorded here; its kinds: NoLibtpu, CompileFailed.
         WorkerFailed: the worker function raised, or would have changed a file.
     """
-    place = find_tpu(chip)
+    tpu = find_tpu(chip)
     if shard not in (None, "fsdp"):
-        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix='preflight(..., shard="fsdp")')
-    shard = shard if place.cores > 1 else None  # as in launch: one chip has nothing to cut
-    own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}  # before it takes minutes
+        fix = 'preflight(..., shard="fsdp")'
+        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix=fix)
+    if tpu.cores == 1:
+        shard = None  # as in launch: there is nothing to shard over
+    # Checked first, because the rest takes minutes.
+    own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}
     kept = open_kept([Path(keep).absolute()], print) if keep is not None else None
-    recording = record(train, *args, chip=place, shard=shard, timeout=timeout or 900.0, progress=progress)
-    options = {"libtpu": libtpu, "flags": recording.flags, "kept": kept, "progress": progress, "timeout": timeout}
-    steps = (recording.graphs, *(one.graphs for one in recording.shapes))
-    made, compiled, too_large = {}, [], None
+    limit = timeout or _RECORDING_SECONDS
+    recording = record(train, *args, chip=tpu, shard=shard, timeout=limit, progress=progress)
+    shared = {"libtpu": libtpu, "progress": progress, "timeout": timeout}
+    too_large = cut = None
     try:
-        for number, graphs in enumerate(steps, start=1):
-            label = "the step" if len(steps) == 1 else f"the step of shape {number} of {len(steps)}"
-            compiled.append(_compiled(graphs, place, made, label=label, **options))
+        steps = _compile_steps(recording, tpu, kept=kept, **shared)
     except DoesNotFit as error:
-        compiled, too_large = [()], error
-    cut = None
-    if too_large and not shard and place.cores > 1 and _taken(recording.graphs) > place.hbm / 2:
-        with contextlib.suppress(WorkerFailed, NoPreflight):  # a batch that the chips do not divide, say
-            cut = preflight(train, *args, chip=place, shard="fsdp", libtpu=libtpu, progress=progress, timeout=timeout)
+        steps = [()]
+        too_large = error
+    if too_large and not shard and _could_fit_sharded(recording, tpu):
+        with contextlib.suppress(WorkerFailed, NoPreflight):  # the chips may not divide the batch
+            cut = preflight(train, *args, chip=tpu, shard="fsdp", **shared)
     return Preflight(
-        place,
+        tpu,
         recording,
-        compiled[0],
-        too_large,
-        samples,
-        pipeline,
-        dollars=own_prices.get(place.name, place.dollars),
-        shapes=tuple(compiled[1:]),
+        compiled=steps[0],
+        too_large=too_large,
+        samples=samples,
+        pipeline=pipeline,
+        dollars=own_prices.get(tpu.name, tpu.dollars),
+        shapes=tuple(steps[1:]),
         shard=shard,
         cut=cut,
     )
 
 
-def _taken(graphs: tuple[Graph, ...]) -> int:
-    """Return the bytes that the largest graph takes: weights and the optimiser's state above all."""
-    programs = [read_program(graph.module).operations for graph in graphs]
-    parameters = [[one for one in operations if one.opcode == "parameter"] for operations in programs]
-    return max(sum(array.bytes for one in them for array in one.arrays) for them in parameters)
+def _compile_steps(recording: Recording, chip: Tpu, **given) -> list[tuple[Compiled, ...]]:
+    """Compile the step, then the steps of the other batch shapes.
+
+    Each graph is compiled once: with accumulated gradients a step runs the same graph many times.
+    """
+    steps = [recording.graphs, *(shape.graphs for shape in recording.shapes)]
+    options = {"flags": recording.flags, **given}
+    program_of: dict[bytes, Compiled] = {}
+    compiled = []
+    for number, graphs in enumerate(steps, start=1):
+        step = "the step"
+        if len(steps) > 1:
+            step = f"the step of shape {number} of {len(steps)}"
+        has_several = len({graph.module for graph in graphs}) > 1
+        for graph in graphs:
+            if graph.module not in program_of:
+                label = f"graph {len(program_of) + 1} of {step}" if has_several else step
+                program_of[graph.module] = compile_graph(graph, chip, label=label, **options)
+        compiled.append(tuple(program_of[graph.module] for graph in graphs))
+    return compiled
 
 
-def _compiled(graphs: tuple[Graph, ...], chip: Tpu, made: dict, *, label: str, **options) -> tuple[Compiled, ...]:
-    """Compile each graph once, however often it is in a step: one of added-up gradients has the same many times."""
-    for graph in graphs:
-        if graph.module not in made:
-            several = f"graph {len(made) + 1} of {label}" if len({one.module for one in graphs}) > 1 else label
-            made[graph.module] = compile_graph(graph, chip, label=several, **options)
-    return tuple(made[graph.module] for graph in graphs)
+def _could_fit_sharded(recording: Recording, chip: Tpu) -> bool:
+    """Return whether the weights and the optimizer's state are a large part of the memory."""
+    # If they are small, the batch is too large, and sharding the weights would not help.
+    return chip.cores > 1 and max(map(_parameter_bytes, recording.graphs)) > chip.hbm / 2
 
 
-def _written(batches: tuple) -> str:
-    return ", ".join(f"{shape} {dtype}" for group in dict.fromkeys(batches) for shape, dtype in group)
+def _parameter_bytes(graph: Graph) -> int:
+    total = 0
+    for operation in read_program(graph.module).operations:
+        if operation.opcode == "parameter":
+            total += sum(array.bytes for array in operation.arrays)
+    return total
 
 
-def _place(one: Operation, program: Program, places: tuple) -> tuple[str, str, str]:
-    """Return the call that an operation came from; of a fusion without one, that of most of its parts."""
-    scope = one.scope
+def _call_of(operation: Operation, program: Program, places: tuple[Call, ...]) -> Call:
+    """Return the call that an operation came from.
+
+    A fusion without a scope has that of most of its parts.
+    """
+    scope = operation.scope
     if not scope:
-        inner = Counter(part.scope for number in one.called for part in program.computations.get(number, ()))
-        del inner[""]
-        scope = inner.most_common(1)[0][0] if inner else ""
+        parts: Counter[str] = Counter()
+        for number in operation.called:
+            parts.update(part.scope for part in program.computations.get(number, ()))
+        del parts[""]
+        scope = max(parts, key=parts.get, default="")
     number = scope.removeprefix("call")
     if number.isdigit() and int(number) < len(places):
-        return places[int(number)]
-    return "", one.source, ""
+        return Call(*places[int(number)])
+    return Call(module="", line=operation.source, direction="")
 
 
 def _collectives(program: Program) -> Iterator[Operation]:
-    """Yield each collective once: one that goes on beside other work is in all fusions that begin, carry or end it."""
-    for one in program.operations:
-        carries = one.name.startswith("async-collective-done") or any(str(array) == "u32[]" for array in one.arrays)
-        is_part = carries and not one.name.startswith("async-collective-start")
-        inside = [] if is_part else [part for number in one.called for part in program.computations.get(number, ())]
-        yield from (part for part in (one, *inside) if part.opcode.removesuffix("-start") in _COLLECTIVES)
+    """Yield each collective once.
+
+    An asynchronous collective stands in every fusion that starts, continues or ends it; only the
+    fusion that starts it counts.
+    """
+    for operation in program.operations:
+        parts = [operation]
+        if not _continues_collective(operation):
+            for number in operation.called:
+                parts += program.computations.get(number, ())
+        for part in parts:
+            if part.opcode.removesuffix("-start") in _COLLECTIVES:
+                yield part
 
 
-def _described(one: Operation) -> str:
-    return f"{one.opcode} {', '.join(map(str, one.arrays[:2]))}"
+def _continues_collective(operation: Operation) -> bool:
+    if operation.name.startswith("async-collective-done"):
+        return True
+    has_flag = any(str(array) == "u32[]" for array in operation.arrays)
+    return has_flag and not operation.name.startswith("async-collective-start")
+
+
+def _bytes_sent(batches: Iterable[Transfer]) -> int:
+    return sum(map(group_bytes, batches))
+
+
+def _written(batches: tuple[Transfer, ...]) -> str:
+    """Write each kind of batch once: "(4, 64) int32, (4, 1) float32"."""
+    tensors: list[str] = []
+    for group in dict.fromkeys(batches):
+        tensors += [f"{shape} {dtype}" for shape, dtype in group]
+    return ", ".join(tensors)
+
+
+def _described(operation: Operation) -> str:
+    arrays = ", ".join(map(str, operation.arrays[:2]))
+    return f"{operation.opcode} {arrays}"
 
 
 def _short(line: str) -> str:
-    """Return "file:line" with the last two folders of the file, or the line of a notebook's cell."""
+    """Return "file:line" with the last two folders of the file, or "line 3 of a cell"."""
     if cell := re.search(r"/ipykernel_\d+/\d+\.py:(\d+)$", line):
         return f"line {cell[1]} of a cell"
-    return "/".join(Path(line).parts[-3:]) if line else ""
+    return "/".join(Path(line).parts[-3:])
+
+
+def _dollars_per_million(samples_per_second: float, dollars_per_hour: float) -> float:
+    hours = 1e6 / samples_per_second / 3600
+    return hours * dollars_per_hour
 
 
 def _least(*rates: float) -> float:
-    """Return the smallest of those that are known."""
+    """Return the smallest of the known rates; NaN if none is known."""
     return min((rate for rate in rates if not math.isnan(rate)), default=math.nan)
 
 
 def _digits(number: float) -> str:
-    """Write a number with three digits, or with all before the point."""
+    """Write a number with three digits, or with all digits before the point."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"

@@ -1,4 +1,4 @@
-"""Measures of predictions, and the figures of them."""
+"""Measure predictions, and draw figures of them."""
 
 from tpukit.scores.areas import FEW, as_array, auroc_table, count_groups
 from tpukit.scores.operating_point import OperatingPoint, sensitivity_at
@@ -7,6 +7,6 @@ from tpukit.scores.predictions_figure import show_predictions
 from tpukit.scores.score_figures import show_roc
 
 __all__ = [
-    "FEW", "OperatingPoint", "as_array", "auroc_table", "choose_predictions", "count_groups", "hardest_mistakes",
-    "sensitivity_at", "show_outcomes", "show_predictions", "show_roc",
+    "FEW", "OperatingPoint", "as_array", "auroc_table", "choose_predictions", "count_groups",
+    "hardest_mistakes", "sensitivity_at", "show_outcomes", "show_predictions", "show_roc",
 ]  # fmt: skip

@@ -1,10 +1,20 @@
-"""How well a label is told apart: ROC and precision-recall, with intervals that know which samples belong together."""
+"""Measure how well a label is predicted: areas under the ROC and precision-recall curves.
+
+Every measure has an interval from a bootstrap, which draws the samples again with replacement:
+
+    samples    a  b  c  d  e        a draw    a  a  c  d  d
+    weights    1  1  1  1  1                  2  0  1  2  0
+
+A draw is a weight per sample, so the order of the probabilities is computed once. If samples belong
+to groups, such as the images of a study, the bootstrap draws whole groups: samples of a group are
+nearly one observation, and drawing them separately would make the interval too narrow.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpukit.essentials.show import WrongValue, counted, figure_inputs, plural
 
@@ -12,20 +22,27 @@ if TYPE_CHECKING:
     import numpy as np
     import pandas
 
-FEW = 5  # positive, or negative, groups; with fewer a bootstrap draws the same ones again and sees no spread
-_GRID = 201  # places of a band from 0 to 1
+# Positive, or negative, groups. With fewer, a bootstrap draws the same ones again and again, and
+# shows no spread.
+FEW = 5
+_GRID = 201  # places of a band from 0 to 1, in steps of 0.005
+_PERCENTILES = (2.5, 97.5)  # of the draws, for the limits of an interval
+_MOST_TRIES = 20  # per draw, because a draw with a single class has no curve and is repeated
 
 
 @dataclass(frozen=True)
 class Scores:
-    """How well one label is told apart, with the middle 95 % of the bootstrap: nan where `too_few` says something.
+    """The measures of a label, with intervals of 95 % from a bootstrap.
+
+    The intervals are nan if there are too few groups, see `too_few`.
 
     Attributes:
         positives, samples: of the label.
-        positive_groups, negative_groups: groups with at least one positive sample, and those without.
+        positive_groups, negative_groups: groups with at least one positive sample, and without.
         auroc, average_precision: of all samples.
         auroc_interval, average_precision_interval: (low, high), (2,) float64.
-        recall_band: (2, 201) true positive rate, low and high, at 201 false positive rates from 0 to 1.
+        recall_band: (2, 201) true positive rate, low and high, at 201 false positive rates from 0
+            to 1.
         precision_band: (2, 201) precision, low and high, at 201 recalls from 0 to 1.
     """
 
@@ -41,10 +58,17 @@ class Scores:
     precision_band: np.ndarray
 
     def too_few(self, group: str = "sample") -> str:
-        """Say which groups are too few to conclude anything from; empty where both kinds are enough."""
-        counts = {"positive": self.positive_groups, "negative": self.negative_groups}
-        few = {kind: count for kind, count in counts.items() if count < FEW}
-        return ", ".join(f"only {counted(count, f'{kind} {group}')}" for kind, count in few.items())
+        """Name the groups that are too few for any conclusion; "" if there are enough.
+
+        Args:
+            group: the name of a group, such as "study".
+        """
+        parts = []
+        if self.positive_groups < FEW:
+            parts.append(f"only {counted(self.positive_groups, f'positive {group}')}")
+        if self.negative_groups < FEW:
+            parts.append(f"only {counted(self.negative_groups, f'negative {group}')}")
+        return ", ".join(parts)
 
 
 def auroc_table(
@@ -57,89 +81,143 @@ def auroc_table(
     resamples: int = 500,
     seed: int = 0,
 ) -> pandas.DataFrame:
-    """Return a row a label: positives, area under the ROC curve with its 95 % interval, and whether they are enough.
+    """Return a table with a row per label: positives, and AUROC with its 95 % interval.
 
-    An area of 0.5 is guessing, 1 perfect. Images of one study are nearly one observation, so pass the studies as
-    `groups`: positives are then counted in groups, and the bootstrap draws whole groups. A label with fewer than 5
-    positive or negative groups says so in the column "note" and has no interval; one that every sample has, or none,
-    has no area.
+    An area of 0.5 is guessing, 1 is perfect. Images of one study are nearly one observation, so
+    pass the studies as `groups`: positives are then counted in groups, and the bootstrap draws
+    whole groups. A label with fewer than 5 positive or negative groups has no interval, and the
+    column "note" gives the reason. A label that every sample has, or none, has no area.
 
     Args:
         labels: (N, L) or (N,) zeros and ones.
-        probabilities: as `labels`; any scores do, since only their order counts.
+        probabilities: as `labels`; any scores are accepted, since only their order counts.
         names: of the labels.
-        groups: (N,) the study or patient of each sample; None where every sample is independent.
-        group: what a group is called: "study".
+        groups: (N,) the study or patient of each sample; None if every sample is independent.
+        group: the name of a group, such as "study".
         resamples: draws of the bootstrap, 1 or more.
         seed: of the bootstrap.
+
+    Returns:
+        A table whose index is the label, with the columns "positives", "positive groups" if
+        `groups` are given, "AUROC", "from", "to" and "note".
 
     Raises:
         ValueError: the shapes do not match, a label is neither 0 nor 1, or a probability is nan.
     """
-    import numpy as np
     import pandas
 
-    labels, probabilities = _columns(labels), _columns(probabilities)
-    names = [str(number) for number in range(labels.shape[1])] if names is None else list(names)
+    labels = _columns(labels)
+    probabilities = _columns(probabilities)
+    names = list(range(labels.shape[1]) if names is None else names)
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
+        shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
         raise WrongValue(
-            f"labels, probabilities and names are of the same labels, got {labels.shape}, {probabilities.shape} "
-            f"and {len(names)} names",
+            f"labels, probabilities and names are of the same labels, got {shapes}",
             fix="one name for each column, and one probability for each label",
         )
     check_yes_or_no(labels)
-    rows, with_label = [], f"positive {plural(group)}"
-    for name, truth, chance in zip(names, labels.T, probabilities.T, strict=True):
-        row = {"label": name.replace("_", " "), "positives": int(truth.sum())}
+    rows = []
+    for name, truth, chances in zip(names, labels.T, probabilities.T, strict=True):
+        row = {"label": str(name).replace("_", " "), "positives": int(truth.sum())}
         if 0 < truth.sum() < len(truth):
-            found = score(truth, chance, groups, resamples=resamples, seed=seed)
-            low, high = found.auroc_interval
-            few = found.too_few("sample" if groups is None else group)
-            row |= {with_label: found.positive_groups, "AUROC": found.auroc, "from": low, "to": high}
-            row["note"] = few and f"{few}: too few to tell"
+            found = score(truth, chances, groups, resamples=resamples, seed=seed)
+            row |= _measured(found, group="sample" if groups is None else group)
         else:
-            row[with_label] = 0 if groups is None else len(set(np.asarray(groups)[truth == 1].tolist()))
-            row |= {"AUROC": np.nan, "from": np.nan, "to": np.nan}
-            row["note"] = "in every sample" if truth.sum() else "in no sample"
+            row |= _unmeasured(truth, groups)
         rows.append(row)
     table = pandas.DataFrame(rows).set_index("label")
-    return table.drop(columns=with_label) if groups is None else table
+    if groups is None:
+        return table.drop(columns="groups")
+    return table.rename(columns={"groups": f"positive {plural(group)}"})
 
 
-def score(labels: Any, probabilities: Any, groups: Any = None, *, resamples: int = 500, seed: int = 0) -> Scores:
-    """Score one label; takes and raises what `auroc_table` does, of one column that has both classes."""
+def _measured(found: Scores, *, group: str) -> dict[str, object]:
+    low, high = found.auroc_interval
+    few = found.too_few(group)
+    return {
+        "groups": found.positive_groups,
+        "AUROC": found.auroc,
+        "from": low,
+        "to": high,
+        "note": f"{few}: too few to tell" if few else "",
+    }
+
+
+def _unmeasured(truth: np.ndarray, groups: Any) -> dict[str, object]:
+    """Return the columns of a label that all samples have, or none."""
+    import numpy as np
+
+    positive_groups = set()
+    if groups is not None:
+        positive_groups = set(np.asarray(groups)[truth == 1].tolist())
+    return {
+        "groups": len(positive_groups),
+        "AUROC": np.nan,
+        "from": np.nan,
+        "to": np.nan,
+        "note": "in every sample" if truth.sum() else "in no sample",
+    }
+
+
+def score(
+    labels: Any,
+    probabilities: Any,
+    groups: Any = None,
+    *,
+    resamples: int = 500,
+    seed: int = 0,
+) -> Scores:
+    """Measure one label that has both classes; the arguments and errors are `auroc_table`'s."""
     import numpy as np
     from sklearn.metrics import average_precision_score, roc_auc_score
 
-    truth, chances, groups = one_label(labels, probabilities, groups)
-    with_label, without = count_groups(truth, groups)
-    if min(with_label, without) < FEW:
-        limits = [np.full(shape, np.nan) for shape in ((2,), (2,), (2, _GRID), (2, _GRID))]
+    truth, chances, numbers = one_label(labels, probabilities, groups)
+    positive, negative = count_groups(truth, numbers)
+    if min(positive, negative) < FEW:
+        shapes = ((2,), (2,), (2, _GRID), (2, _GRID))
+        intervals = [np.full(shape, np.nan) for shape in shapes]
     else:
-        place = np.unique(chances, return_inverse=True)[1]  # once: a draw changes weights, not the order
-        drawn = [_curve(truth, place, weights) for weights in drawn_weights(truth, groups, resamples, seed)]
-        limits = [np.percentile([part[place] for part in drawn], [2.5, 97.5], axis=0) for place in range(4)]
+        # A draw changes the weights of the samples, but not their order.
+        rank = np.unique(chances, return_inverse=True)[1]
+        draws = drawn_weights(truth, numbers, resamples, seed=seed)
+        curves = [_curve(truth, rank, weights) for weights in draws]
+        measures = zip(*curves, strict=True)
+        intervals = [np.percentile(values, _PERCENTILES, axis=0) for values in measures]
+    area, average, recall, precision = intervals
     return Scores(
-        int(truth.sum()),
-        len(truth),
-        with_label,
-        without,
-        float(roc_auc_score(truth, chances)),
-        float(average_precision_score(truth, chances)),
-        *limits,
+        positives=int(truth.sum()),
+        samples=len(truth),
+        positive_groups=positive,
+        negative_groups=negative,
+        auroc=float(roc_auc_score(truth, chances)),
+        average_precision=float(average_precision_score(truth, chances)),
+        auroc_interval=area,
+        average_precision_interval=average,
+        recall_band=recall,
+        precision_band=precision,
     )
 
 
-def one_label(labels: Any, probabilities: Any, groups: Any = None) -> tuple:
-    """Return (N,) labels, probabilities and groups counted from 0, checked; the arguments are those of `score`."""
+class Samples(NamedTuple):
+    """The samples of a label, as arrays of shape (N,)."""
+
+    truth: np.ndarray  # 0 or 1
+    chances: np.ndarray
+    groups: np.ndarray  # numbers from 0
+
+
+def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
+    """Check the samples of a label; the arguments are those of `score`."""
     import numpy as np
 
-    truth, chances = _columns(labels)[:, 0], _columns(probabilities)[:, 0]
-    groups = np.arange(len(truth)) if groups is None else np.unique(np.asarray(groups), return_inverse=True)[1]
+    truth = _columns(labels)[:, 0]
+    chances = _columns(probabilities)[:, 0]
+    groups = np.arange(len(truth)) if groups is None else np.asarray(groups)
+    groups = np.unique(groups, return_inverse=True)[1]
     if not len(truth) == len(chances) == len(groups):
+        counts = f"{len(truth)}, {len(chances)} and {len(groups)}"
         raise WrongValue(
-            f"one label, one probability and one group for each sample, got {len(truth)}, {len(chances)} and "
-            f"{len(groups)}",
+            f"one label, one probability and one group for each sample, got {counts}",
             fix="pass them of the same samples, in the same order",
         )
     check_yes_or_no(truth)
@@ -147,18 +225,20 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> tuple:
         found = f"{np.isnan(chances).sum()} probabilities that are nan"
         raise WrongValue("probabilities are numbers", found=found, fix="look at the loss first")
     if not 0 < truth.sum() < len(truth):
+        have = f"{truth.sum():.0f} of {len(truth)} have it"
         raise WrongValue(
-            f"curves need samples with the label and without, and {truth.sum():.0f} of {len(truth)} have it",
+            f"curves need samples with the label and without, and {have}",
             fix="a larger validation set, or another label",
         )
-    return truth, chances, groups
+    return Samples(truth, chances, groups)
 
 
 def check_yes_or_no(labels: np.ndarray) -> None:
-    """Raise WrongValue unless all labels are 0 or 1: a probability in their place is a prediction."""
+    """Raise WrongValue if a label is neither 0 nor 1: it may be a prediction in its place."""
     import numpy as np
 
-    if (wrong := ~np.isin(labels, (0, 1))).any():
+    wrong = ~np.isin(labels, (0, 1))
+    if wrong.any():
         raise WrongValue(
             "labels are 0 or 1",
             found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
@@ -167,53 +247,94 @@ def check_yes_or_no(labels: np.ndarray) -> None:
 
 
 def count_groups(truth, groups) -> tuple[int, int]:
-    """Return how many groups, counted from 0, have a positive sample, and how many have none."""
+    """Return the numbers of groups with and without a positive sample.
+
+    Args:
+        truth: (N,) zeros and ones.
+        groups: (N,) numbers from 0, without gaps.
+    """
     import numpy as np
 
     positive = len(np.unique(groups[truth == 1]))
-    return positive, int(groups.max()) + 1 - positive
+    count = int(groups.max()) + 1
+    return positive, count - positive
 
 
-def drawn_weights(truth, groups, resamples: int, seed: int) -> Iterator[np.ndarray]:
-    """Yield (N,) how often each sample is drawn where whole groups are; a draw of one class alone is repeated."""
+def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
+    """Yield draws of whole groups: (N,) how often each sample is drawn.
+
+    A draw with a single class is left out.
+    """
     import numpy as np
 
-    random, count = np.random.default_rng(seed), int(groups.max()) + 1
-    done = tries = 0
-    while done < resamples and tries < 20 * resamples:
-        tries += 1
-        weights = np.bincount(random.integers(count, size=count), minlength=count)[groups].astype(float)
+    random = np.random.default_rng(seed)
+    count = int(groups.max()) + 1
+    done = 0
+    for _ in range(_MOST_TRIES * resamples):
+        if done == resamples:
+            return
+        drawn_groups = random.integers(count, size=count)
+        times_drawn = np.bincount(drawn_groups, minlength=count)
+        weights = times_drawn[groups].astype(float)
         positive = weights @ truth
         if 0 < positive < weights.sum():
             done += 1
             yield weights
 
 
-def _curve(truth, place, weights) -> tuple:
-    """Return the area under the ROC curve, the average precision, and both curves at places from 0 to 1.
+class _Curve(NamedTuple):
+    """The measures of a draw, in the order of the intervals of `Scores`."""
 
-    `place` is the rank of each score, from 0; equal ones have the same.
+    auroc: float
+    average_precision: float
+    recall: np.ndarray  # (201,) at false positive rates from 0 to 1
+    precision: np.ndarray  # (201,) at recalls from 0 to 1
+
+
+def _curve(truth, rank, weights) -> _Curve:
+    """Return the measures of weighted samples.
+
+    Args:
+        rank: the rank of each probability, from 0; equal probabilities have the same.
     """
     import numpy as np
 
-    _, positive, negative = above_each(truth, place, weights)
-    recall, false = positive / positive[-1], negative / negative[-1]
-    precision = positive / (positive + negative)
-    area = np.trapezoid if hasattr(np, "trapezoid") else np.trapz  # numpy 1
-    at, from_zero = np.linspace(0, 1, _GRID), lambda values: np.concatenate([[0.0], values])
-    average = float((np.diff(from_zero(recall)) * precision).sum())
-    roc = np.interp(at, from_zero(false), from_zero(recall))
-    reached = np.searchsorted(recall, at - 1e-9)  # the first threshold that has this recall
-    return float(area(from_zero(recall), from_zero(false))), average, roc, precision[reached]
+    counts = above_each(truth, rank, weights)
+    recall = counts.positive / counts.positive[-1]
+    false_rate = counts.negative / counts.negative[-1]
+    precision = counts.positive / (counts.positive + counts.negative)
+    recall_from_0 = np.concatenate([[0.0], recall])
+    false_rate_from_0 = np.concatenate([[0.0], false_rate])
+    # numpy 1 has no trapezoid.
+    area = np.trapezoid if hasattr(np, "trapezoid") else np.trapz
+    grid = np.linspace(0, 1, _GRID)
+    # A place of the grid may be larger than an equal recall by a rounding error.
+    first_with_recall = np.searchsorted(recall, grid - 1e-9)
+    return _Curve(
+        auroc=float(area(recall_from_0, false_rate_from_0)),
+        average_precision=float((np.diff(recall_from_0) * precision).sum()),
+        recall=np.interp(grid, false_rate_from_0, recall_from_0),
+        precision=precision[first_with_recall],
+    )
 
 
-def above_each(truth, place, weights) -> tuple:
-    """Return the places that occur, from the highest down, and the weight of positives and negatives from each up."""
+class Thresholds(NamedTuple):
+    """The samples at or above each rank that occurs, from the highest rank down."""
+
+    rank: np.ndarray
+    positive: np.ndarray  # weight of the positive samples
+    negative: np.ndarray
+
+
+def above_each(truth, rank, weights) -> Thresholds:
+    """Return the weights of positive and negative samples at or above each rank."""
     import numpy as np
 
-    weight, hits = np.bincount(place, weights), np.bincount(place, weights * truth)
-    there = np.flatnonzero(weight)[::-1]
-    return there, hits[there].cumsum(), (weight - hits)[there].cumsum()
+    weight = np.bincount(rank, weights)
+    positive = np.bincount(rank, weights * truth)
+    negative = weight - positive
+    ranks = np.flatnonzero(weight)[::-1]
+    return Thresholds(ranks, positive[ranks].cumsum(), negative[ranks].cumsum())
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -222,6 +343,8 @@ def as_array(values: Any) -> np.ndarray:
 
 
 def _columns(values: Any) -> np.ndarray:
-    """Return (N, L), of (N,) as one column."""
+    """Return an array (N, L); (N,) becomes one column."""
     array = as_array(values)
-    return array[:, None] if array.ndim == 1 else array
+    if array.ndim == 1:
+        return array[:, None]
+    return array

@@ -1,25 +1,30 @@
-"""One threshold instead of a curve: the sensitivity that a label is found with at a given specificity."""
+"""Choose one threshold instead of a curve: the sensitivity at a given specificity."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from tpukit.essentials.show import WrongValue
 from tpukit.scores.areas import FEW, above_each, count_groups, drawn_weights, one_label
 
+_PERCENTILES = (2.5, 97.5)
+_ROUNDING = 1e-9  # a specificity that is lower by this is not lower
+
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """A threshold on the probability, and what it makes of the samples.
+    """A threshold on the probability, and its effect on the samples.
 
     Attributes:
-        threshold: from this probability on it is a yes; infinity where no threshold is specific enough.
+        threshold: probabilities from here on are a yes; infinity if none is specific enough.
         sensitivity: share of the positive samples that are a yes.
         specificity: share of the negative samples that are a no.
         asked: the least specificity that was asked for.
-        interval: (low, high), the middle 95 % of the sensitivity in a bootstrap that draws whole groups and chooses the
-            threshold anew each time; None with fewer than 5 positive or negative groups.
+        interval: (low, high), the middle 95 % of the sensitivity in a bootstrap that draws whole
+            groups and chooses the threshold anew each time; None with fewer than 5 positive or
+            negative groups.
     """
 
     threshold: float
@@ -29,10 +34,11 @@ class OperatingPoint:
     interval: tuple[float, float] | None
 
     def __str__(self) -> str:
-        low, high = self.interval or (0, 0)
-        interval = f" ({low:.2f} to {high:.2f})" if self.interval else ""
-        asked = f"{self.specificity:.2f} (asked: {self.asked:.2f})"
-        return f"sensitivity {self.sensitivity:.2f}{interval} at specificity {asked}"
+        text = f"sensitivity {self.sensitivity:.2f}"
+        if self.interval:
+            low, high = self.interval
+            text += f" ({low:.2f} to {high:.2f})"
+        return f"{text} at specificity {self.specificity:.2f} (asked: {self.asked:.2f})"
 
 
 def sensitivity_at(
@@ -44,13 +50,14 @@ def sensitivity_at(
     resamples: int = 500,
     seed: int = 0,
 ) -> OperatingPoint:
-    """Return the highest sensitivity of any threshold whose specificity is at least this, with its 95 % interval.
+    """Return the highest sensitivity of any threshold that is specific enough.
 
-    The threshold is chosen on the samples that it is judged on, as readers of a ROC curve do; one that is to be used
-    has to be chosen on others.
+    The threshold is chosen on the same samples on which it is judged, as readers of a ROC curve do.
+    Choose a threshold that you will use on other samples.
 
     Args:
-        specificity: 0 to 1; 0.9 leaves one healthy sample in ten a false alarm.
+        specificity: the least specificity, 0 to 1; with 0.9 one healthy sample in ten is a false
+            alarm.
         labels, probabilities, groups, resamples, seed: as for `show_roc`.
 
     Raises:
@@ -59,27 +66,42 @@ def sensitivity_at(
     import numpy as np
 
     if not 0 <= specificity <= 1:
-        raise WrongValue(f"a specificity is a share, 0 to 1, got {specificity}", fix="0.9 for 90 %")
-    truth, chances, groups = one_label(labels, probabilities, groups)
-    scores, place = np.unique(chances, return_inverse=True)
-    threshold, sensitivity, reached = _best(truth, place, np.ones(len(truth)), specificity)
+        fact = f"a specificity is a share, 0 to 1, got {specificity}"
+        raise WrongValue(fact, fix="0.9 for 90 %")
+    truth, chances, numbers = one_label(labels, probabilities, groups)
+    scores, rank = np.unique(chances, return_inverse=True)
+    best = _best(truth, rank, np.ones(len(truth)), specificity=specificity)
     interval = None
-    if min(count_groups(truth, groups)) >= FEW:
-        draws = drawn_weights(truth, groups, resamples, seed)
-        found = [_best(truth, place, weights, specificity)[1] for weights in draws]
-        interval = tuple(np.percentile(found, [2.5, 97.5]).tolist())
-    chosen = float(scores[threshold]) if threshold is not None else float("inf")
-    return OperatingPoint(chosen, sensitivity, reached, specificity, interval)
+    if min(count_groups(truth, numbers)) >= FEW:
+        found = []
+        for weights in drawn_weights(truth, numbers, resamples, seed=seed):
+            found.append(_best(truth, rank, weights, specificity=specificity).sensitivity)
+        interval = tuple(np.percentile(found, _PERCENTILES).tolist())
+    return OperatingPoint(
+        threshold=math.inf if best.rank is None else float(scores[best.rank]),
+        sensitivity=best.sensitivity,
+        specificity=best.specificity,
+        asked=specificity,
+        interval=interval,
+    )
 
 
-def _best(truth, place, weights, specificity: float) -> tuple:
-    """Return the place of the threshold, None for one above all, its sensitivity and its specificity."""
+class _Best(NamedTuple):
+    rank: int | None  # of the threshold; None if it is above all probabilities
+    sensitivity: float
+    specificity: float
+
+
+def _best(truth, rank, weights, *, specificity: float) -> _Best:
     import numpy as np
 
-    there, positive, negative = above_each(truth, place, weights)
-    enough = np.flatnonzero(1 - negative / negative[-1] >= specificity - 1e-9)
-    if not len(enough):
-        return None, 0.0, 1.0
-    last = enough[-1]  # the lowest threshold that is specific enough
-    first = int(np.searchsorted(positive, positive[last]))  # the highest one that finds as many
-    return there[first], float(positive[first] / positive[-1]), float(1 - negative[first] / negative[-1])
+    counts = above_each(truth, rank, weights)
+    specificities = 1 - counts.negative / counts.negative[-1]
+    is_enough = np.flatnonzero(specificities >= specificity - _ROUNDING)
+    if not len(is_enough):
+        return _Best(None, sensitivity=0.0, specificity=1.0)
+    lowest = is_enough[-1]
+    # Of all thresholds that find as many positive samples, the highest is the most specific.
+    highest = int(np.searchsorted(counts.positive, counts.positive[lowest]))
+    sensitivity = counts.positive[highest] / counts.positive[-1]
+    return _Best(counts.rank[highest], float(sensitivity), float(specificities[highest]))

@@ -1,7 +1,16 @@
-"""Predictions by their outcome: hits, misses, false alarms and true negatives, chosen, named and drawn."""
+"""Sort predictions by their outcome, choose some, and draw them.
+
+label  probability  outcome at 0.5
+1      0.9          hit
+1      0.2          miss
+0      0.7          false alarm
+0      0.1          true negative
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import WrongValue, figure_inputs
@@ -13,26 +22,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 OUTCOMES = ("hit", "miss", "false alarm", "true negative")
-_COLOR = {"hit": 2, "miss": 1, "false alarm": 1, "true negative": 0}  # of the house style's
+_COLORS = {
+    "hit": look.COLORS[2],
+    "miss": look.COLORS[1],
+    "false alarm": look.COLORS[1],
+    "true negative": look.COLORS[0],
+}
+
+# Inches: all images in a row, a title above an image, a note below it, the figure's last line.
+_IMAGES_WIDTH = 9.6
+_TITLE = 0.24
+_NOTE = 0.2
+_CAPTION = 0.24
 
 
 def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.ndarray:
-    """Return (N,) the words "hit", "miss", "false alarm" or "true negative" of (N,) labels and probabilities.
+    """Return the outcome of each prediction: "hit", "miss", "false alarm" or "true negative".
+
+    Args:
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) of that label.
+        threshold: probabilities from here on are a yes.
 
     Raises:
         ValueError: the shapes are not (N,), or differ; or a label is neither 0 nor 1.
     """
     import numpy as np
 
-    truth, chances = as_array(labels), as_array(probabilities)
+    truth = as_array(labels)
+    chances = as_array(probabilities)
     if truth.ndim != 1 or truth.shape != chances.shape:
+        shapes = f"{truth.shape} and {chances.shape}"
         raise WrongValue(
-            f"an outcome is of one label, (N,), and its probability, got {truth.shape} and {chances.shape}",
+            f"an outcome is of one label, (N,), and its probability, got {shapes}",
             fix="labels[:, 0] and probabilities[:, 0] for the first label",
         )
     check_yes_or_no(truth)
-    said, true = chances >= threshold, truth > 0.5
-    return np.select([true & said, true, said], OUTCOMES[:3], OUTCOMES[3])
+    is_true = truth > 0.5
+    is_yes = chances >= threshold
+    return np.select([is_true & is_yes, is_true, is_yes], OUTCOMES[:3], default=OUTCOMES[3])
 
 
 def choose_predictions(
@@ -45,45 +73,76 @@ def choose_predictions(
     true_negatives: int = 2,
     threshold: float = 0.5,
 ) -> np.ndarray:
-    """Return the numbers of some predictions of each outcome: typical ones, neither the best nor the worst.
+    """Return the indices of typical predictions of each outcome.
 
-    Of each kind those are taken whose probabilities lie evenly between its lowest and its highest; where there are
-    fewer than asked for, all. Hits come first, then misses, false alarms and true negatives. Raises as `outcomes`.
+    The chosen probabilities lie evenly between the lowest and the highest of an outcome. Hits come
+    first, then misses, false alarms and true negatives.
+
+    Args:
+        labels, probabilities, threshold: as for `outcomes`.
+        hits, misses, false_alarms, true_negatives: how many of each; all if there are fewer.
+
+    Raises:
+        ValueError: as `outcomes`.
     """
     import numpy as np
 
     words = outcomes(labels, probabilities, threshold=threshold)
     chances = as_array(probabilities)
+    wanted = (hits, misses, false_alarms, true_negatives)
     chosen = []
-    for word, count in zip(OUTCOMES, (hits, misses, false_alarms, true_negatives), strict=True):
-        there = np.flatnonzero(words == word)
-        there = there[np.argsort(chances[there], kind="stable")]
-        count = min(count, len(there))
-        chosen += [there[int((place + 0.5) / count * len(there))] for place in range(count)]
+    for word, most in zip(OUTCOMES, wanted, strict=True):
+        indices = np.flatnonzero(words == word)
+        indices = indices[np.argsort(chances[indices], kind="stable")]
+        count = min(most, len(indices))
+        for part in range(count):
+            middle = (part + 0.5) / count  # of each of `count` equal parts
+            chosen.append(indices[int(middle * len(indices))])
     return np.array(chosen, dtype=np.int64)
 
 
-def hardest_mistakes(labels: Any, probabilities: Any, *, limit: int = 6, groups: Any = None) -> np.ndarray:
-    """Return the numbers of the most confident wrong predictions, the worst first; at most one of each group.
+def hardest_mistakes(
+    labels: Any,
+    probabilities: Any,
+    *,
+    limit: int = 6,
+    groups: Any = None,
+) -> np.ndarray:
+    """Return the indices of the most confident wrong predictions, the worst first.
 
-    The worst of a set are where a labelling error, a broken image, or what the model has not understood is found.
-    Raises as `outcomes`.
+    The worst mistakes often are labelling errors, broken images, or cases that the model has not
+    understood.
+
+    Args:
+        labels, probabilities: as for `outcomes`.
+        limit: the most indices to return.
+        groups: (N,) the study or patient of each sample; at most one mistake per group is returned.
+
+    Raises:
+        ValueError: as `outcomes`.
     """
     import numpy as np
 
     words = outcomes(labels, probabilities)
-    truth, chances = as_array(labels), as_array(probabilities)
+    errors = np.abs(as_array(labels) - as_array(probabilities))
     wrong = np.flatnonzero((words == "miss") | (words == "false alarm"))
-    wrong = wrong[np.argsort(-np.abs(truth - chances)[wrong], kind="stable")]
+    wrong = wrong[np.argsort(-errors[wrong], kind="stable")]
     if groups is not None:
-        wrong = wrong[np.sort(np.unique(np.asarray(groups)[wrong], return_index=True)[1])]
+        _, first_of_group = np.unique(np.asarray(groups)[wrong], return_index=True)
+        wrong = wrong[np.sort(first_of_group)]
     return wrong[:limit]
 
 
 def show_outcomes(
-    images: Any, labels: Any, probabilities: Any, *, threshold: float = 0.5, notes: Any = None, limit: int = 12
+    images: Any,
+    labels: Any,
+    probabilities: Any,
+    *,
+    threshold: float = 0.5,
+    notes: Any = None,
+    limit: int = 12,
 ) -> Figure:
-    """Draw images, each under the name of its outcome: hit, miss, false alarm or true negative.
+    """Draw images, each under the name of its outcome.
 
     Args:
         images: as for `show_batch`; `images[:, 1:2]` is the second channel in grey.
@@ -101,34 +160,83 @@ def show_outcomes(
     pixels, caption = figure_inputs.pixels(images, limit, "show_outcomes")
     words = outcomes(labels, probabilities, threshold=threshold)
     if len(words) != len(images) or (notes is not None and len(notes) != len(images)):
+        counts = f"{len(images)} images and {len(words)} labels"
+        indexed = "images[chosen], labels[chosen], probabilities[chosen]"
         raise WrongValue(
-            f"each image has one label and one probability, got {len(images)} images and {len(words)} labels",
-            fix="index all of them with the same numbers: images[chosen], labels[chosen], probabilities[chosen]",
+            f"each image has one label and one probability, got {counts}",
+            fix=f"index all of them with the same numbers: {indexed}",
         )
     chances = as_array(probabilities)
-    columns = min(len(pixels), 6 if len(pixels) > 4 else 4)
-    rows, side = -(-len(pixels) // columns), 9.6 / max(columns, 4) - look.MARGIN
-    above, below = 0.24, 0.2 if notes is not None else 0.0
-    height = side * min(max(pixels.shape[1] / pixels.shape[2], 0.4), 2.0)
-
+    layout = _layout(pixels, has_notes=notes is not None)
     with look.style():
-        cell = above + height + below + look.MARGIN
-        up = rows * cell + 0.24
-        figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, up)
+        figure = look.new_figure(layout.width, layout.height)
         for index, image in enumerate(pixels):
-            row, column = divmod(index, columns)
-            bottom = up - look.MARGIN / 2 - row * cell - above - height
-            axes = look.image_at(figure, image, look.MARGIN + column * (side + look.MARGIN), bottom, side, height)
-            word = str(words[index])
-            above_it = {"fontsize": look.SMALL + 1, "pad": 4}
-            axes.set_title(word, loc="left", fontweight="bold", color=look.COLORS[_COLOR[word]], **above_it)
-            axes.set_title(f"{chances[index]:.2f}", loc="right", color=look.INK, **above_it)
+            axes = _draw_image(figure, layout, index, image)
+            _write_title(axes, str(words[index]), chances[index])
             if notes is not None:
-                below_it = {"fontsize": look.SMALL - 1, "color": look.MUTED, "transform": axes.transAxes}
-                axes.text(0, -0.03, notes[index], va="top", **below_it)
-        look.note(figure, f"number: the probability, and from {threshold:g} on it counts as a yes    {caption}")
-        listed = ", ".join(f"{word} {chance:.2f}" for word, chance in zip(words[:limit], chances, strict=False))
-        look.describe(
-            figure, f"{len(pixels)} images by the outcome of their prediction, with its probability: {listed}."
-        )
+                _write_note(axes, notes[index])
+        meaning = f"number: the probability, and from {threshold:g} on it counts as a yes"
+        look.note(figure, f"{meaning}    {caption}")
+        drawn = zip(words[:limit], chances, strict=False)
+        listed = ", ".join(f"{word} {chance:.2f}" for word, chance in drawn)
+        images_drawn = f"{len(pixels)} images by the outcome of their prediction"
+        look.describe(figure, f"{images_drawn}, with its probability: {listed}.")
     return figure
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A grid of cells with a title, an image and perhaps a note; lengths are inches."""
+
+    columns: int
+    image_width: float
+    image_height: float
+    cell_height: float
+    width: float  # of the figure
+    height: float
+
+
+def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
+    count = len(pixels)
+    # Up to four images stand in one row; with more of them, each gets less space.
+    columns = count if count <= 4 else min(count, 6)
+    # One or two images are not drawn larger than four.
+    image_width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN
+    aspect = pixels.shape[1] / pixels.shape[2]
+    image_height = image_width * min(max(aspect, 0.4), 2.0)
+    cell_height = _TITLE + image_height + look.MARGIN
+    if has_notes:
+        cell_height += _NOTE
+    return _Layout(
+        columns,
+        image_width,
+        image_height=image_height,
+        cell_height=cell_height,
+        width=columns * (image_width + look.MARGIN) + look.MARGIN,
+        height=math.ceil(count / columns) * cell_height + _CAPTION,
+    )
+
+
+def _draw_image(figure: Figure, layout: _Layout, index: int, image: np.ndarray):
+    """Draw an image in its cell, and return its axes."""
+    row, column = divmod(index, layout.columns)
+    top = layout.height - look.MARGIN / 2 - row * layout.cell_height
+    return look.image_at(
+        figure,
+        image,
+        left=look.MARGIN + column * (layout.image_width + look.MARGIN),
+        bottom=top - _TITLE - layout.image_height,
+        width=layout.image_width,
+        height=layout.image_height,
+    )
+
+
+def _write_title(axes, word: str, chance: float) -> None:
+    font = {"fontsize": look.SMALL + 1, "pad": 4}
+    axes.set_title(word, loc="left", fontweight="bold", color=_COLORS[word], **font)
+    axes.set_title(f"{chance:.2f}", loc="right", color=look.INK, **font)
+
+
+def _write_note(axes, text: str) -> None:
+    font = {"fontsize": look.SMALL - 1, "color": look.MUTED}
+    axes.text(0, -0.03, text, va="top", transform=axes.transAxes, **font)

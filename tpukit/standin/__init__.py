@@ -1,4 +1,4 @@
-"""A stand-in for libtpu: the TPU path of torch_xla and of TorchTPU, executed on the CPU of a machine without a chip."""
+"""Simulate libtpu: run the TPU code of torch_xla and TorchTPU on the CPU, without a chip."""
 
 from tpukit.runtimes import KeptCompiles, cache_folder, open_kept
 from tpukit.standin.build import program, why_not
@@ -7,6 +7,6 @@ from tpukit.standin.runtime import StandInRuntime
 from tpukit.standin.torch_tpu_runtime import TorchTpuStandInRuntime
 
 __all__ = [
-    "Imagined", "KeptCompiles", "RecordingRuntime", "StandInRuntime", "TorchTpuStandInRuntime", "cache_folder",
-    "open_kept", "program", "why_not",
+    "Imagined", "KeptCompiles", "RecordingRuntime", "StandInRuntime", "TorchTpuStandInRuntime",
+    "cache_folder", "open_kept", "program", "why_not",
 ]  # fmt: skip

@@ -1,4 +1,8 @@
-"""The stand-in's library: compiled once from the C sources beside this file, kept in the user's own cache folder."""
+"""Compile the simulated libtpu from its C sources, once, into the user's cache folder.
+
+The simulated library passes its calls on to a PJRT plugin for the CPU, from the package
+xla_cpu_pjrt, and adds the TPU's topology and collectives.
+"""
 
 import os
 import platform
@@ -10,35 +14,49 @@ from pathlib import Path
 
 from tpukit.runtimes import NotCompiled, compiled, why_no_compiler
 
-# PJRT C API versions of the plugin that the sources were compiled for and run with. Within a major version a plugin's
-# table of functions only grows, but its answers were seen to differ: 0.106 and 0.115 hung with an early form of this.
+# Versions of the plugin's PJRT C API that the sources were compiled for and run with. Within a
+# major version a plugin's table of functions only grows, but its answers differ: 0.106 and 0.115
+# hung with an early form of the simulator.
 BUILT_FOR = ((0, 81),)
 
 _SOURCES = Path(__file__).parent
 _INSTALL = "pip install xla_cpu_pjrt==0.0.1"
+_VERSION = re.compile(r"^#define PJRT_API_(?:MAJOR|MINOR) (\d+)$", re.MULTILINE)
 
 
 class NoStandIn(NotCompiled):
-    """The stand-in cannot be had on this machine."""
+    """This machine cannot simulate a TPU."""
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """The PJRT plugin for the CPU that the library hands its calls on to."""
+    """The PJRT plugin for the CPU.
+
+    Attributes:
+        library: its file.
+        headers: the folder of pjrt_c_api.h.
+        version: of its PJRT C API, (major, minor); None if the header does not contain it.
+    """
 
     library: Path
-    headers: Path  # the folder of pjrt_c_api.h
-    version: tuple[int, int] | None  # of its PJRT C API; None if the header does not say
+    headers: Path
+    version: tuple[int, int] | None
 
 
 def find_plugin(path: Iterable[str] | None = None) -> Plugin | None:
-    """Return the plugin that the package xla_cpu_pjrt brings, or None; `path` is where to look, else `sys.path`."""
+    """Return the plugin of the package xla_cpu_pjrt, or None.
+
+    Args:
+        path: the folders of packages; None for `sys.path`.
+    """
     for entry in sys.path if path is None else path:
         folder = Path(entry or ".").absolute() / "xla_plugins" / "xla_cpu_pjrt"
-        library, header = folder / "xla_cpu_pjrt.so", folder / "include" / "pjrt_c_api.h"
+        library = folder / "xla_cpu_pjrt.so"
+        header = folder / "include" / "pjrt_c_api.h"
         if library.is_file() and header.is_file():
-            found = re.findall(r"^#define PJRT_API_(?:MAJOR|MINOR) (\d+)$", header.read_text(), re.MULTILINE)
-            return Plugin(library, header.parent, (int(found[0]), int(found[1])) if len(found) == 2 else None)
+            numbers = [int(number) for number in _VERSION.findall(header.read_text())]
+            version = (numbers[0], numbers[1]) if len(numbers) == 2 else None
+            return Plugin(library, header.parent, version)
     return None
 
 
@@ -49,54 +67,84 @@ def why_not(
     system: str = sys.platform,
     machine: str | None = None,
 ) -> str | None:
-    """Return why this machine cannot have the stand-in and what would change that, in one line; None if it can.
+    """Return why this machine cannot simulate a TPU, and the fix, in one line; None if it can.
 
-    Compiles nothing, so a compiler that fails is found by `library` only.
+    Nothing is compiled, so only `library` finds a compiler that fails.
 
     Args:
         path, environ: as in `library`.
-        system, machine: as Python calls this machine; None for the one it runs on.
+        system, machine: Python's names of the machine; None for this machine.
     """
-    found = _obstacle(path, environ, system, machine or platform.machine())
-    return found and ": ".join(found)
+    missing = _missing(path, environ, system=system, machine=machine or platform.machine())
+    return ": ".join(missing) if missing else None
 
 
-def _obstacle(path: Iterable[str] | None, environ: Mapping[str, str], system: str, machine: str) -> tuple | None:
-    """Return the first thing that is missing, and what brings it."""
+def _missing(
+    path: Iterable[str] | None,
+    environ: Mapping[str, str],
+    *,
+    system: str,
+    machine: str,
+) -> tuple[str, str] | None:
+    """Return the first thing that is missing, and the fix, as `why_no_compiler` does."""
     if (system, machine) != ("linux", "x86_64"):
-        return f"torch_xla runs on Linux on x86-64 only, and this is {system} on {machine}", "use such a machine"
+        fact = f"torch_xla runs on Linux on x86-64 only, and this is {system} on {machine}"
+        return fact, "use such a machine"
     plugin = find_plugin(path)
     if plugin is None:
         return "the PJRT plugin for the CPU is not installed", _INSTALL
     if plugin.version not in BUILT_FOR:
-        found = ".".join(map(str, plugin.version)) if plugin.version else "no version"
-        known = ", ".join(f"{major}.{minor}" for major, minor in BUILT_FOR)
-        return f"the installed plugin has PJRT {found}, and the stand-in was built for {known}", _INSTALL
+        found = _written(plugin.version)
+        known = ", ".join(map(_written, BUILT_FOR))
+        fact = f"the installed plugin has PJRT {found}, and the simulator was built for {known}"
+        return fact, _INSTALL
     return why_no_compiler(environ)
 
 
+def _written(version: tuple[int, int] | None) -> str:
+    if version is None:
+        return "no version"
+    major, minor = version
+    return f"{major}.{minor}"
+
+
 def library(
-    *, path: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ, sources: Path = _SOURCES
+    *,
+    path: Iterable[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
+    sources: Path = _SOURCES,
 ) -> Path:
-    """Return the compiled library's file, which is compiled on the first call: about three seconds.
+    """Return the file of the simulated libtpu. The first call compiles it in about three seconds.
 
     Args:
-        path: where packages are, else `sys.path`.
-        environ: CC and PATH, for the compiler; XDG_CACHE_HOME and HOME, for the cache folder.
+        path: the folders of packages; None for `sys.path`.
+        environ: CC and PATH for the compiler, XDG_CACHE_HOME and HOME for the cache folder.
         sources: the folder of the C sources.
 
     Raises:
-        NoStandIn: the machine cannot have it (see `why_not`).
+        NoStandIn: this machine cannot simulate a TPU; see `why_not`.
         NotCompiled: the compiler failed.
     """
     return program("libtpu-standin.so", sources, path=path, environ=environ)
 
 
 def program(
-    name: str, sources: Path, *, path: Iterable[str] | None = None, environ: Mapping[str, str] = os.environ
+    name: str,
+    sources: Path,
+    *,
+    path: Iterable[str] | None = None,
+    environ: Mapping[str, str] = os.environ,
 ) -> Path:
-    """Return what a folder of C sources makes, which may use the plugin's header; `library` says the rest."""
-    missing = _obstacle(path, environ, sys.platform, platform.machine())
+    """Return the file that a folder of C sources makes with the plugin's header.
+
+    Args:
+        name: of the file; with ".so" it is a library.
+        sources, path, environ: as in `library`.
+
+    Raises:
+        NoStandIn, NotCompiled: as in `library`.
+    """
+    missing = _missing(path, environ, system=sys.platform, machine=platform.machine())
     if missing:
-        raise NoStandIn("there is no stand-in for a TPU here.", found=missing[0], fix=missing[1])
+        raise NoStandIn("this machine cannot simulate a TPU", found=missing[0], fix=missing[1])
     return compiled(name, sources, headers=find_plugin(path).headers, environ=environ)

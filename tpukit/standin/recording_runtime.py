@@ -1,4 +1,8 @@
-"""A worker function run as one core of a TPU that is not there, whose programs are written down instead of run."""
+"""Run a worker function as one core of a simulated TPU, which writes its programs down.
+
+No large program runs. The simulated libtpu writes each program to a folder and each run to a log,
+see `record.c`. `preflight` reads both.
+"""
 
 import contextlib
 import functools
@@ -7,7 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tpukit.essentials.backends import Backend, Topology, Tpu, start_pjrt, variable_set, with_own_flags
+from tpukit.essentials.backends import (
+    Backend,
+    Topology,
+    Tpu,
+    start_pjrt,
+    variable_set,
+    with_own_flags,
+)
 from tpukit.runtimes import ShardedTpu
 from tpukit.standin.build import find_plugin, library
 from tpukit.standin.runtime import StandInRuntime, play
@@ -16,12 +27,12 @@ from tpukit.standin.shapes import environment, rehearsal
 
 @dataclass(frozen=True)
 class Imagined(Topology):
-    """One core that runs, and beside it others that are only imagined to do what it does.
+    """A machine on which one core runs; the other cores are assumed to do the same.
 
     Attributes:
-        world_size: cores of the imagined machine, 1 to 8.
-        accelerator: what Google Cloud calls that machine, such as v5litepod-8.
-        folder: where the programs are written, see `record.c`.
+        world_size: cores of the machine, 1 to 8.
+        accelerator: Google Cloud's name of the machine, such as v5litepod-8.
+        folder: for the programs and the log.
     """
 
     world_size: int = 1
@@ -30,7 +41,12 @@ class Imagined(Topology):
 
 
 class _Recording:
-    """A core whose large programs are not run: what comes back from the device is no result."""
+    """A core whose large programs do not run; values that come back from it are no results.
+
+    Attributes:
+        sent: the shapes and dtypes of tensors that were sent together, such as those of a batch.
+            It is a dict without values, which is an ordered set.
+    """
 
     is_recording = True
 
@@ -39,24 +55,28 @@ class _Recording:
         self.sent: dict[tuple, None] = {}
 
     def wait_for_launches(self) -> None:
-        """Return when all that was handed over has run, and add nothing to it, as `wait` does."""
+        """Wait until all programs have run; unlike `wait`, add nothing to them."""
         import torch_xla.core.xla_model as xm
 
         xm.wait_device_ops()
 
     def to_device(self, tensors: list) -> list:
-        """Note shapes and dtypes of what is sent to a chip together, as the images and labels of a batch are."""
-        shapes = [(one, tuple(self.part_of(one.shape))) for one in tensors if one.ndim]
-        sent = tuple((shape, str(one.dtype).removeprefix("torch.")) for one, shape in shapes)
+        """Send tensors to the device, and note the shapes and dtypes of the part of one chip."""
+        sent = []
+        for tensor in tensors:
+            if tensor.ndim:
+                dtype = str(tensor.dtype).removeprefix("torch.")
+                sent.append((tuple(self.part_of(tensor.shape)), dtype))
         if sent:
-            self.sent[sent] = None
+            self.sent[tuple(sent)] = None
         return super().to_device(tensors)
 
     def text_of(self, program: Path) -> str:
-        """Return a recorded program as HLO text, with the lines of Python that torch_xla has noted."""
+        """Return a recorded program as HLO text, with the lines of Python that torch_xla noted."""
         import torch_xla.core.xla_builder as xb
 
-        return xb.get_computation_hlo(xb.computation_from_module_proto("step", program.read_bytes()))
+        computation = xb.computation_from_module_proto("step", program.read_bytes())
+        return xb.get_computation_hlo(computation)
 
 
 class RecordingTpu(_Recording, Tpu):
@@ -64,7 +84,7 @@ class RecordingTpu(_Recording, Tpu):
 
     @staticmethod
     def part_of(shape: tuple) -> tuple:
-        """Return the shape of what a chip gets of a batch."""
+        """Return the shape of a chip's part of a batch."""
         return shape
 
 
@@ -73,7 +93,7 @@ class RecordingShardedTpu(_Recording, ShardedTpu):
 
 
 class RecordingRuntime(StandInRuntime):
-    """One process that torch_xla believes to be core 0 of a TPU. `preflight` lays it out, no launch does."""
+    """One process that torch_xla takes for core 0 of a TPU; `preflight` uses it, and no launch."""
 
     name = "xla:recording"
     backend = RecordingTpu
@@ -84,25 +104,39 @@ class RecordingRuntime(StandInRuntime):
 
     @contextlib.contextmanager
     def meeting_point(self, topology: Imagined) -> Iterator[dict[str, str]]:
-        machine = environment(
-            rehearsal(topology.world_size * topology.chips), library=library(), plugin=find_plugin().library, memory=""
-        )
+        shape = rehearsal(topology.world_size * topology.chips)
+        plugin = find_plugin().library
+        # One process needs no shared memory.
+        machine = environment(shape, library=library(), plugin=plugin, memory="")
         yield machine | {"STANDIN_RECORD": str(topology.folder)}
 
-    def start(self, body: Callable[[Backend], None], topology: Imagined, *, process: int, meeting_point) -> None:
+    def start(
+        self,
+        body: Callable[[Backend], None],
+        topology: Imagined,
+        *,
+        process: int,
+        meeting_point,
+    ) -> None:
         play(meeting_point)
-        # What torch_xla would tell the compiler depends on the kind of chip; the trace does not.
-        flags = libtpu_flags(topology.accelerator, topology.generation, sharded=topology.chips > 1)
+        # torch_xla's flags for the compiler depend on the kind of chip; the trace does not.
+        is_sharded = topology.chips > 1
+        flags = libtpu_flags(topology.accelerator, topology.generation, sharded=is_sharded)
         (topology.folder / "flags").write_text(flags)
-        chips = topology.chips
-        kind = functools.partial(RecordingShardedTpu, chips) if chips > 1 else RecordingTpu
-        start_pjrt("TPU", lambda: body(kind()), replace(topology, processes=topology.world_size), process=0)
+        kind = RecordingTpu
+        if is_sharded:
+            kind = functools.partial(RecordingShardedTpu, topology.chips)
+        machine = replace(topology, processes=topology.world_size)
+        start_pjrt("TPU", lambda: body(kind()), machine, process=0)
 
 
 def libtpu_flags(accelerator: str, generation: str, *, sharded: bool = False) -> str:
-    """Return what libtpu gets as LIBTPU_INIT_ARGS in a launch on such a machine: "v5litepod-8" and "v5e", for one.
+    """Return the LIBTPU_INIT_ARGS of a launch on a machine.
 
-    With "" for the generation, what torch_xla alone gives to it. `sharded` where one process has all chips.
+    Args:
+        accelerator: Google Cloud's name of the machine, such as "v5litepod-8".
+        generation: such as "v5e"; "" for the flags of torch_xla alone.
+        sharded: whether one process has all chips.
     """
     import torch_xla
 

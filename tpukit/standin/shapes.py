@@ -1,4 +1,4 @@
-"""Machines with TPU chips as the stand-in plays them, and the environment that makes torch_xla see one."""
+"""Describe machines with TPU chips for the simulator, and the environment that torch_xla needs."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,40 +7,63 @@ from pathlib import Path
 from tpukit.essentials.show import WrongValue
 from tpukit.measure import find_tpu
 
+_MOST_CORES = 8
+
 
 @dataclass(frozen=True)
 class Shape:
-    """A machine with TPU chips. torch_xla starts one process a chip, with one device thread a core of it."""
+    """A machine with TPU chips.
+
+    torch_xla starts one process per chip, with one device thread per core of it.
+
+    Attributes:
+        chips: of the machine.
+        cores: of a chip: two on a v2 or v3.
+        environ: the variables that the machine's own image sets.
+    """
 
     name: str
     generation: str
     chips: int
-    cores: int = 1  # of a chip: two on a v2 or v3
-    environ: Mapping[str, str] = field(default_factory=dict)  # what the machine's own image sets
+    cores: int = 1
+    environ: Mapping[str, str] = field(default_factory=dict)
 
 
 def rehearsal(cores: int) -> Shape:
-    """Return a machine of 1 to 8 v5e chips, one core each; with 3, 5 or 7 it is one that Google does not build."""
-    if not 1 <= cores <= 8:
-        raise WrongValue(f"the stand-in plays 1 to 8 cores, got {cores}", fix="pass a number from 1 to 8")
+    """Return a machine of 1 to 8 v5e chips with one core each; Google builds none with 3, 5 or 7.
+
+    Raises:
+        ValueError: the number is another.
+    """
+    if not 1 <= cores <= _MOST_CORES:
+        fact = f"the simulator has 1 to 8 cores, got {cores}"
+        raise WrongValue(fact, fix="pass a number from 1 to 8")
     bounds = {4: "2,2,1", 6: "2,3,1", 8: "2,4,1"}.get(cores, f"{cores},1,1")
-    return Shape(f"rehearsal of {cores}", "v5e", cores, environ=_image(f"v5litepod-{cores}", bounds))
+    environ = _image(f"v5litepod-{cores}", bounds)
+    return Shape(f"rehearsal of {cores}", "v5e", chips=cores, environ=environ)
 
 
 def torch_tpu_rehearsal(cores: int) -> Shape:
-    """Return a machine of v4 chips for TorchTPU, to which a chip is one core; of 1, 2, 4 or 8, as it knows them."""
+    """Return a machine of v4 chips for TorchTPU, which treats a chip as one core.
+
+    Raises:
+        ValueError: the number is not 1, 2, 4 or 8.
+    """
     bounds = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,2,2"}.get(cores)
     if bounds is None:
-        raise WrongValue(f"TorchTPU runs on 1, 2, 4 or 8 chips, got {cores}", fix="pass one of these numbers")
-    return Shape(f"TorchTPU on {cores}", "v4", cores, environ=_image(f"v4-{2 * cores}", bounds))
+        fact = f"TorchTPU runs on 1, 2, 4 or 8 chips, got {cores}"
+        raise WrongValue(fact, fix="pass one of these numbers")
+    # The name of a v4 machine counts TensorCores, two per chip.
+    environ = _image(f"v4-{2 * cores}", bounds)
+    return Shape(f"TorchTPU on {cores}", "v4", chips=cores, environ=environ)
 
 
 def _image(accelerator: str, bounds: str, **others: str) -> dict[str, str]:
-    # TPU_SKIP_MDS_QUERY: torch_xla asks these variables instead of a metadata server, which is not here.
     return {
         "TPU_ACCELERATOR_TYPE": accelerator,
         "TPU_CHIPS_PER_HOST_BOUNDS": bounds,
         "TPU_HOST_BOUNDS": "1,1,1",
+        # torch_xla reads these variables instead of a metadata server, which is not here.
         "TPU_SKIP_MDS_QUERY": "1",
         "TPU_WORKER_ID": "0",
         "TPU_WORKER_HOSTNAMES": "localhost",
@@ -48,8 +71,8 @@ def _image(accelerator: str, bounds: str, **others: str) -> dict[str, str]:
     }
 
 
-# By name. Colab's and Kaggle's variables as their images and users' dumps had them in August 2026: Colab's one chip
-# advertises the bounds of four, and Kaggle's address is none.
+# Colab's and Kaggle's variables by their images and by users' dumps, August 2026. Colab's one chip
+# advertises the bounds of four, and Kaggle's address is not an address.
 _KAGGLE = {"TPU_PROCESS_ADDRESSES": "local", "ISTPUVM": "1"}
 _COLAB = {"COLAB_TPU_1VM": "1"}
 _IMAGES = {
@@ -59,19 +82,29 @@ _IMAGES = {
     "v3-8": _image("v3-8", "2,2,1"),
     "v4-8": _image("v4-8", "2,2,1"),
 }
-SHAPES = {
-    name: Shape(name, tpu.generation, tpu.chips, tpu.cores // tpu.chips, environ)
-    for name, environ in _IMAGES.items()
-    for tpu in [find_tpu(name.split()[-1])]
-}
+
+
+def _shape(name: str, environ: Mapping[str, str]) -> Shape:
+    tpu = find_tpu(name.split()[-1])
+    cores_per_chip = tpu.cores // tpu.chips
+    return Shape(name, tpu.generation, chips=tpu.chips, cores=cores_per_chip, environ=environ)
+
+
+SHAPES = {name: _shape(name, environ) for name, environ in _IMAGES.items()}
 
 
 def environment(shape: Shape, *, library: Path, plugin: Path, memory: str) -> dict[str, str]:
-    """Return the variables that make torch_xla see this machine, for the environment its workers start with.
+    """Return the variables with which torch_xla's workers see this machine.
 
-    They hold for workers of one run at a time: those of the run before must have ended. What torch_xla sets for each
-    worker (TPU_PROCESS_BOUNDS, CLOUD_TPU_TASK_ID and so on) is not among them, and must not be set already. `memory` is
-    where the processes meet, from `shared_memory.meeting_place`.
+    They hold for the workers of one run at a time: those of the run before must have ended.
+    torch_xla sets other variables for each worker (TPU_PROCESS_BOUNDS, CLOUD_TPU_TASK_ID and so
+    on), which must not be set already.
+
+    Args:
+        shape: the machine.
+        library: the simulated libtpu.
+        plugin: the PJRT plugin for the CPU.
+        memory: through which the processes communicate, from `shared_memory.meeting_place`.
     """
     return {
         **shape.environ,

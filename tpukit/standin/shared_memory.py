@@ -1,4 +1,4 @@
-"""Where the processes of a run meet: a file in memory that has no name."""
+"""Share memory between the processes of a run, in a file without a name."""
 
 import contextlib
 import os
@@ -7,11 +7,13 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def meeting_place() -> Iterator[str]:
-    """Yield the path of a file in memory that this process and its forks share, for STANDIN_MEMORY.
+    """Yield the path of a file in memory that this process and its forks share.
 
-    Nothing is ever left of it: it stands in no folder, and the system frees it with the last process that has it open,
-    also when all are killed. A file in /dev/shm would have to be removed by somebody who may have been killed, and is
-    limited to /dev/shm's size, 64 MB in a container. A fork inherits it open, so this process may close it then.
+    The path is for STANDIN_MEMORY. Forks inherit the open file, so this process may then close it.
+
+    The system frees the file when the last process that has it open ends, also when all of them are
+    killed. A file in /dev/shm would be left behind in that case, and is limited to the size of
+    /dev/shm, 64 MB in a container.
     """
     file = os.memfd_create("tpukit-standin")
     try:
