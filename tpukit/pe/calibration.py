@@ -9,7 +9,7 @@ temperature T divides the logits:
 from dataclasses import dataclass
 
 from tpukit.essentials.show import WrongValue, counted
-from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, beside, image_share, log_loss
+from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, image_share, log_loss, match_tables
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 from tpukit.scores import FEW, count_groups
 
@@ -186,7 +186,7 @@ def answers(labels, predictions) -> list[Answers]:
     """Return the answers by label; images weigh as in the challenge's score, each exam 1."""
     import numpy as np
 
-    truth, predicted = beside(labels, predictions)
+    truth, predicted = match_tables(labels, predictions)
     of_images = Answers(
         LABELS[0],
         probabilities=predicted.images,
