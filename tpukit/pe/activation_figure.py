@@ -71,23 +71,15 @@ def show_activation(
         figure = look.new_figure(width, height)
         descriptions = []
         for index, image in enumerate(pixels):
-            pair = []
-            for row in (1, 2):
-                place = {
-                    "left": look.MARGIN + index * (side + look.MARGIN),
-                    "bottom": height - row * (_TITLE + side),
-                    "width": side,
-                    "height": side,
-                }
-                pair.append(look.image_at(figure, image, **place))
-            upper, lower = pair
+            left = look.MARGIN + index * (side + look.MARGIN)
+            upper, lower = _draw_pair(figure, image, left=left, side=side)
             _overlay(lower, large[index])
             words = ""
             if probabilities is not None:
                 words = f"probability {as_array(probabilities)[index]:.2f}"
             upper.set_title(words, **_HEADING)
             if inside is not None:
-                _draw_edge(pair, edges[index])
+                _draw_edge((upper, lower), edges[index])
                 shares = _write_shares(lower, inside.iloc[index])
                 descriptions.append(f"{words} {shares}".strip())
             if notes is not None:
@@ -114,6 +106,17 @@ def _check_lengths(images: Any, **others: Any) -> None:
             f"there are {len(images)} images, and {', '.join(wrong)}",
             fix=f"index all of them with the same numbers: {everything}",
         )
+
+
+def _draw_pair(figure: Figure, image: np.ndarray, *, left: float, side: float) -> list[Axes]:
+    """Draw an image twice, one below the other, at a distance from the left in inches."""
+    height = figure.get_figheight()
+    pair = []
+    for row in (1, 2):
+        bottom = height - row * (_TITLE + side)
+        place = {"left": left, "bottom": bottom, "width": side, "height": side}
+        pair.append(look.image_at(figure, image, **place))
+    return pair
 
 
 def _overlay(axes: Axes, large: np.ndarray) -> None:

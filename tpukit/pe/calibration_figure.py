@@ -58,7 +58,7 @@ def show_calibration(labels: Any, before: Any, after: Any = None) -> Figure:
 
 
 def _draw_panel(axes: Axes, of_label: list[Answers]) -> str:
-    """Draw one label, before and after; return its description in words."""
+    """Draw a label, before and after; return its description in words."""
     axes.plot([0, 1], [0, 1], color=look.MUTED, linewidth=1, linestyle=_DOTTED)
     for one, color in zip(of_label, (look.COLORS[3], look.COLORS[1]), strict=False):
         _draw_curve(axes, one, color)
@@ -82,7 +82,7 @@ def _draw_panel(axes: Axes, of_label: list[Answers]) -> str:
 
 
 def _draw_curve(axes: Axes, one: Answers, color: str) -> None:
-    """Draw the curve of one label, and a mark per exam: above if it has the label, else below."""
+    """Draw the curve of a label, and a mark per exam: above if it has the label, else below."""
     import numpy as np
     from scipy.stats import binomtest
 

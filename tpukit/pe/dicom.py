@@ -1,4 +1,4 @@
-"""Read one CT slice from a DICOM file with pydicom: the stored values, and their Hounsfield units.
+"""Read a CT slice from a DICOM file with pydicom: the stored values, and their Hounsfield units.
 
     stored value 1024  ->  1024 * RescaleSlope + RescaleIntercept = 1024 * 1 - 1024 = 0 HU, water
 
@@ -52,7 +52,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class StoredSlice:
-    """One CT slice as it is stored."""
+    """A CT slice as it is stored."""
 
     codes: object  # (H, W) uint16, the stored values modulo 65,536
     scale: Scale
@@ -60,7 +60,7 @@ class StoredSlice:
 
 
 def read_dicom(path):
-    """Read one CT slice from a DICOM file, in Hounsfield units.
+    """Read a CT slice from a DICOM file, in Hounsfield units.
 
     Hounsfield units are stored values times RescaleSlope plus RescaleIntercept. If the file lacks
     them, 1 and 0 are used, with a warning. A missing Modality causes a warning, too. Pixels that
@@ -82,7 +82,7 @@ def read_dicom(path):
 
 
 def read_slice(path, *, warn: bool = False) -> StoredSlice:
-    """Read one CT slice as it is stored; raises as `read_dicom` does."""
+    """Read a CT slice as it is stored; raises as `read_dicom` does."""
     pydicom = load_pydicom()
     try:
         file = pydicom.dcmread(path)

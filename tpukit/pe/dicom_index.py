@@ -46,7 +46,7 @@ def index_dicom(
     A file is found by its header, so its name does not matter. The position is in mm, from the feet
     to the head, by ImagePositionPatient; the numbers of the slices do not matter. Files without a
     row, and files of another modality than CT, are ignored, and their number is printed.
-    `check_exams` collects everything unusual in one table.
+    `check_exams` collects everything unusual in a single table.
 
     Args:
         labels: as `read_labels` returns them, or the competition's test.csv: only the three

@@ -1,6 +1,6 @@
 """Exams for a network that reads along the body: the same number of parts for all of them.
 
-Exams of 60 and of 600 slices become equally long, so that a batch has one shape. With 4 parts:
+Exams of 60 and of 600 slices become equally long, so that a batch has a single shape. With 4 parts:
 
     6 slices, from the feet    0  1  2  3  4  5        3 slices    0  1  2
     part of each slice         0  0  1  2  2  3        slice of each part    0  0  1  2

@@ -19,7 +19,7 @@ _NARROWEST = 0.5  # share of the width: a narrower box may be of a single lung
 
 
 def lung_box(slices: Iterable) -> tuple[float, float, float, float] | None:
-    """Find the box around the lungs in slices of one series.
+    """Find the box around the lungs in slices of a series.
 
     Lungs are large pieces of air that touch no edge of the slice. Air in the bowel may enlarge the
     box.

@@ -1,6 +1,5 @@
 """The network of the walkthrough, a ResNet with one output per label; its input on the device."""
 
-
 import pickle
 from pathlib import Path
 
@@ -15,7 +14,7 @@ _HEAD = ("fc.weight", "fc.bias")
 
 
 def resnet34(weights: str | Path | None = None, *, outputs: int = 10):
-    """Build a ResNet-34 with one logit per label, pretrained on ImageNet if weights are available.
+    """Build a ResNet-34 with a logit per label, pretrained on ImageNet if weights are available.
 
     It never downloads. Without `weights` it uses torchvision's file in torch's cache, if there is
     one. Otherwise the network starts from random weights, and tpukit prints that.

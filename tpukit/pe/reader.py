@@ -1,4 +1,4 @@
-"""The slices of one exam in three windows, with the answers of a network along the body.
+"""The slices of an exam in three windows, with the answers of a network along the body.
 
     show_study(images, labels, study, predictions=answers)
 
@@ -43,7 +43,7 @@ _FLAGS = {  # notes of the readers who labelled the exams; no network predicts t
 
 
 class SliceFacts(NamedTuple):
-    """The facts about one slice."""
+    """The facts about a slice."""
 
     number: int  # in its series, from 1
     present: bool  # the labels show an embolus on it
@@ -53,7 +53,7 @@ class SliceFacts(NamedTuple):
 
 @dataclass(repr=False, eq=False)
 class ReadStudy(Study):
-    """One exam with a slider, made by `pe.show_study`; `montage()` draws a picture of it for print.
+    """An exam with a slider, made by `pe.show_study`; `montage()` draws a picture of it for print.
 
     Attributes:
         pixels: (n, H, W) uint8, the middle window of each slice.
@@ -131,7 +131,7 @@ def show_study(
     views: Sequence[str] = tuple(WINDOWS),
     limit: int = 128,
 ) -> ReadStudy:
-    """Show one exam in three windows, with the probability of an embolus along the body.
+    """Show an exam in three windows, with the probability of an embolus along the body.
 
     A slider moves through the slices, without a kernel; so do the arrow keys after a click. A page
     that runs no scripts shows twelve slices; `.montage()` draws them for print. The notebook stores
@@ -197,7 +197,7 @@ def show_study(
 
 
 def slices_of(labels: Any, study: str, series: str | None = None):
-    """Return the rows of one series of an exam in the order of the body; raises as `show_study`."""
+    """Return the rows of a series of an exam in the order of the body; raises as `show_study`."""
     fix = "pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)"
     check_columns(labels, (STUDY, IMAGE, "position"), "the labels have", fix=fix)
     rows = labels.assign(_row=range(len(labels)))
@@ -453,7 +453,7 @@ def _answers(truth: Any, predicted: Any) -> str:
 
 
 def _answer(words: str, truth: int | None, probability: float | None) -> str:
-    """Return one answer as HTML: a dot for the truth, a number and a bar for the probability."""
+    """Return an answer as HTML: a dot for the truth, a number and a bar for the probability."""
     dot = ""
     if truth is not None:
         dot = "&#9679;" if truth == 1 else "&#9675;"

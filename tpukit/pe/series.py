@@ -225,7 +225,7 @@ def _chunk_file(work: Path, chunk: int, ending: str) -> Path:
 
 
 def _read_chunks(job: list) -> None:
-    """Read every `workers`th chunk, in one of the processes.
+    """Read every `workers`th chunk, in a process.
 
     The list of others is written last: its file marks a complete chunk.
     """
@@ -355,7 +355,7 @@ def find_places(headers, series) -> tuple:
 
 
 def _along_body(slices) -> tuple:
-    """Return the places of the slices of one series, and how often each fact holds."""
+    """Return the places of the slices of a series, and how often each fact holds."""
     import numpy
 
     place = numpy.full(len(slices), -numpy.inf)
@@ -383,7 +383,7 @@ def _along_body(slices) -> tuple:
 
 
 def _steps(place, number) -> dict:
-    """Return how often each fact about the steps between the slices of one series holds."""
+    """Return how often each fact about the steps between the slices of a series holds."""
     import numpy
 
     steps = numpy.diff(numpy.sort(place))

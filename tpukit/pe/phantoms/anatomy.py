@@ -115,7 +115,7 @@ _MOVED = ("aorta", "cava", "azygos")  # vessels whose place varies from patient 
 
 @dataclass(frozen=True)
 class Findings:
-    """The report of one exam; its labels and its images follow from it."""
+    """The report of an exam; its labels and its images follow from it."""
 
     left: bool = False
     right: bool = False
@@ -247,7 +247,7 @@ class Opacity(NamedTuple):
 
 @dataclass(frozen=True)
 class Patient:
-    """Everything that the slices of one exam have in common."""
+    """Everything that the slices of an exam have in common."""
 
     findings: Findings
     field_of_view: float  # mm
@@ -284,7 +284,7 @@ class _Size(NamedTuple):
 
 
 def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
-    """Draw one patient who has the findings; everything else varies as patients do."""
+    """Draw a patient who has the findings; everything else varies as patients do."""
     whole = rng.normal(1, 0.05)
     width = whole * rng.normal(1, 0.03)
     size = _Size(whole, width, (rng.uniform(0.77, 0.84), rng.uniform(0.81, 0.88)))
@@ -410,7 +410,7 @@ def lung_tree(
     side: int,
     inside: Callable,
 ) -> Tubes:
-    """Grow branches from the stems to points all over one lung.
+    """Grow branches from the stems to points all over a lung.
 
     The width of a branch follows from the number of branches that it feeds.
     """
@@ -481,7 +481,7 @@ def _opacities(rng: np.random.Generator, findings: Findings, size: _Size) -> lis
 
 
 def _fluid(rng: np.random.Generator, findings: Findings) -> float:
-    """Return the mm of fluid behind one lung."""
+    """Return the mm of fluid behind a lung."""
     probability = 0.55 if findings.positive else 0.1
     if rng.random() >= probability:
         return 0.0

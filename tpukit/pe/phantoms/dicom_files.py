@@ -3,6 +3,21 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+_SAME_IN_ALL = {
+    "PatientPosition": "HFS",  # head first, on the back
+    "SamplesPerPixel": 1,
+    "PhotometricInterpretation": "MONOCHROME2",
+    "BitsAllocated": 16,
+    "BitsStored": 16,
+    "HighBit": 15,
+    "PixelRepresentation": 1,  # signed
+    "RescaleSlope": 1,
+    "RescaleIntercept": -1024,
+    "RescaleType": "HU",
+    "WindowCenter": 40,  # for viewers; the network has its own windows
+    "WindowWidth": 400,
+}
+
 
 @dataclass(frozen=True)
 class Place:
@@ -43,26 +58,16 @@ def write_dicom(path: Path, hounsfield, place: Place) -> None:
         file.SOPInstanceUID = place.image
         file.StudyInstanceUID = place.study
         file.SeriesInstanceUID = place.series
-        file.Modality = place.modality
-        file.PatientPosition = "HFS"
         file.InstanceNumber = place.number
+        file.Modality = place.modality
         file.ImageOrientationPatient = list(place.orientation)
         file.ImagePositionPatient = [left * corner, back * corner, round(place.z, 3)]
         file.PixelSpacing = [round(place.pixel, 4)] * 2
         file.SliceLocation = round(place.z, 3)
         file.SliceThickness = round(place.apart, 3)
-        file.SamplesPerPixel = 1
-        file.PhotometricInterpretation = "MONOCHROME2"
         file.Rows = rows
         file.Columns = columns
-        file.BitsAllocated = 16
-        file.BitsStored = 16
-        file.HighBit = 15
-        file.PixelRepresentation = 1
-        file.RescaleSlope = 1
-        file.RescaleIntercept = -1024
-        file.RescaleType = "HU"
-        file.WindowCenter = 40  # for viewers; the network has its own windows
-        file.WindowWidth = 400
+        for name, value in _SAME_IN_ALL.items():
+            setattr(file, name, value)
         file.PixelData = stored.tobytes()
         file.save_as(path, enforce_file_format=True)

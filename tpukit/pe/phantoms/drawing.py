@@ -232,7 +232,7 @@ def _negative(rng):
 
 
 def _draw_share(job: list) -> None:
-    """Draw every `workers`th exam, in one of the processes."""
+    """Draw every `workers`th exam, in a process."""
     recipe, work, rank, workers = job
     for number, findings in enumerate(decide_findings(recipe)):
         if number % workers == rank:
@@ -240,7 +240,7 @@ def _draw_share(job: list) -> None:
 
 
 def draw_study(recipe: dict, number: int, findings, *, work: Path) -> None:
-    """Draw the images of one exam into `work`, then write its rows of train.csv there."""
+    """Draw the images of an exam into `work`, then write its rows of train.csv there."""
     import numpy as np
     from PIL import Image
 

@@ -1,4 +1,4 @@
-"""The scanner of a phantom: one axial slice of a patient, in Hounsfield units.
+"""The scanner of a phantom: an axial slice of a patient, in Hounsfield units.
 
 A slice is painted like a picture: skin, then fat over it, then muscle, lungs, bones, heart, vessels
 and clots. Every shape is a signed distance in mm, negative inside. Shapes combine by their
@@ -75,7 +75,7 @@ def melt(first, second, radius: float):
 class Canvas:
     """A slice while it is painted.
 
-    Later paint covers earlier paint. Edges are soft over one pixel.
+    Later paint covers earlier paint. Edges are soft over a pixel.
 
     Attributes:
         patient, z, size: the slice at z, (size, size) pixels.
