@@ -197,7 +197,6 @@ class Shards:
         )
 
 
-
 def _open(file: Path):
     """Open a reader; raise RuntimeError with the reason if the file is damaged."""
     array_record = load_array_record()

@@ -235,14 +235,19 @@ def _class_numbers(values: list, name: str, classes: list[str]):
     """Return the number of the class of each value, (N,) float32."""
     import numpy
 
-    has_words = any(isinstance(value, str) for value in values)
     are_numbers = all(map(_reads_as_number, classes))
     names = map(float, classes) if are_numbers else classes
     numbers = {class_: number for number, class_ in enumerate(names)}
-    values = [_as_written(value, numbers) for value in values]
-    has_words = has_words or any(isinstance(value, str) for value in values)
+    written = [_as_written(value, numbers) for value in values]
+    has_words = any(isinstance(value, str) for value in itertools.chain(values, written))
     if not has_words and not are_numbers:
         numbers = {number: number for number in range(len(classes))}
+    _check_members(written, numbers, name, classes=classes)
+    return numpy.array([numbers[value] for value in written], numpy.float32)
+
+
+def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]) -> None:
+    """Raise if a value is missing, or is not a key of `numbers`."""
     for row, value in enumerate(values):
         if _is_missing(value):
             read_again = "pack(pandas.read_csv(file, keep_default_na=False)"
@@ -261,8 +266,6 @@ def _class_numbers(values: list, name: str, classes: list[str]):
                 found=f"{value!r}; classes {', '.join(classes[:_SHOWN])}{more}",
                 fix=f"all of them names in classes=; or, {numbers_instead}",
             )
-
-    return numpy.array([numbers[value] for value in values], numpy.float32)
 
 
 def _refuse_tags(words: set[str], name: str) -> None:

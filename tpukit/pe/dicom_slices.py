@@ -153,8 +153,8 @@ class SliceWeight:
 
         if plan["window"] is None:
             return self._read(row, plan, tuple(WINDOWS.values()))
-        # In the order of names the next slices are of the same series, but not adjacent: adjacent ones
-        # would be a little more alike.
+        # In the order of names the next slices are of the same series, but not adjacent. Adjacent
+        # slices would be a little more alike.
         last = len(self._names) - 1
         rows = (row, min(row + 1, last), max(row - 1, 0))
         return Image.merge("RGB", [self._read(near, plan, (plan["window"],)) for near in rows])

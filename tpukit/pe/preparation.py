@@ -133,7 +133,6 @@ def _listed(names: list[str]) -> str:
 
 
 def _differences(trained: Mapping, given: Mapping) -> str:
-
     """Return the differences of two preparations in words, "" for none."""
     differing = [name for name in trained if trained[name] != given[name]]
     return "; ".join(f"{name} {trained[name]}, here {given[name]}" for name in differing)

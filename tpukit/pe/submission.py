@@ -102,7 +102,6 @@ def read_submission(path, images):
             f"{path} does not answer every question once",
             found=f"{len(lines):,} lines for {len(wanted):,} ids: {', '.join(problems)}",
             fix=f"a line for each of {len(images):,} images and nine for each of {exams}",
-
         )
     values = labels[rows]
     of_images = values[: len(images)]
