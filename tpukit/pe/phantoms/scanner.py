@@ -54,6 +54,7 @@ class Ellipse(NamedTuple):
             u = along
         u = np.abs(u) / a
         v = np.abs(v) / b
+        # To first order the distance is r - 1, divided by the length of the gradient of r.
         tiny = np.float32(1e-9)
         if self.power == 2.0:
             r = np.sqrt(u * u + v * v) + np.float32(1e-6)
@@ -251,8 +252,8 @@ def _draw_table(canvas: Canvas, *, back: float) -> None:
     """Paint the table under the patient: a shell of two arcs around the same far centre."""
     middle = back + 4 - 420
     table = np.abs(np.hypot(canvas.x, canvas.y - middle) - 420 - 8)
-    canvas.paint(table - 7, -880)
-    canvas.paint(np.abs(table - 7) - 0.8, -250)
+    canvas.paint(table - 7, -880)  # foam
+    canvas.paint(np.abs(table - 7) - 0.8, -250)  # its shell
 
 
 def _draw_muscles(canvas: Canvas, within, a: float, front: float) -> None:
@@ -325,7 +326,7 @@ def draw_lungs(canvas: Canvas, cavity, heart):
             radius = opacity.radius * scale
             shape = Ellipse(opacity.x, opacity.y, radius, radius * 0.8)
             solid = canvas.distance(shape) + ragged
-            canvas.paint(np.maximum(solid, lung - 2), 25)
+            canvas.paint(np.maximum(solid, lung - 2), 25)  # consolidated lung
             lung = np.maximum(lung, -solid)
     clouds = 14 * np.sin(x * 0.05 + z * 0.04) * np.sin(y * 0.06 + z * 0.03)
     canvas.paint(lung, p.air + 45 * (y / 90) + clouds)
@@ -381,9 +382,10 @@ def draw_belly(canvas: Canvas, cavity, organs: dict):
         spots = 18 * np.sin(x * 0.35 + z) * np.sin(y * 0.3)
         canvas.paint(spleen, liver + 45 + spots, limit=within)
         stomach = np.maximum(deeper, canvas.distance(Ellipse(58, -14, 42, 38)))
-        canvas.paint(stomach, 45, limit=within)
-        canvas.paint(stomach + 4, 15, limit=within)
-        canvas.paint(np.maximum(stomach + 4, y + 28), -950, limit=within)  # air
+        canvas.paint(stomach, 45, limit=within)  # muscle
+        canvas.paint(stomach + 4, 15, limit=within)  # contents
+        # Air collects in front, because the patient lies on the back.
+        canvas.paint(np.maximum(stomach + 4, y + 28), -950, limit=within)
 
 
 def _cross_section(chamber: Chamber, z: float, *, wall: float = 0.0) -> Ellipse:
@@ -413,8 +415,8 @@ def heart_distance(canvas: Canvas):
 def draw_heart(canvas: Canvas, heart):
     """Paint pericardium, fat, muscle and the blood in the four chambers."""
     p = canvas.patient
-    canvas.paint(heart - 5, 30)
-    canvas.paint(heart - 4, FAT + 10)
+    canvas.paint(heart - 5, 30)  # pericardium
+    canvas.paint(heart - 4, FAT + 10)  # fat under it
     canvas.paint(heart, MYOCARDIUM)
     right = {
         "right ventricle": p.contrast["artery"],
@@ -457,11 +459,12 @@ def draw_vessels(canvas: Canvas, inside):
     canvas.tubes(tubes["lung veins"], blood["left"], limit=inside)
     canvas.tubes(tubes["lung arteries"], blood["artery"], limit=inside)
     canvas.spot(Ellipse(5, spine - 26, 8, 5.5), 45)  # oesophagus
-    canvas.spot(Ellipse(6, spine - 26, 2.5, 1.2), -500)
+    canvas.spot(Ellipse(6, spine - 26, 2.5, 1.2), -500)  # a little air in it
     canvas.tubes(tubes["azygos"], blood["left"] * 0.7)
     airways = [tubes[name] for name in tubes if "trachea" in name or "bronchus" in name]
     for airway in airways:
         canvas.tubes(airway, 30, grow=1.3)
+    # The air after all of the tissue, so that it stays open at the branches.
     for airway in airways:
         canvas.tubes(airway, -990)
     # The contrast comes from one arm, so the vein of the other one is paler.
@@ -472,6 +475,7 @@ def draw_vessels(canvas: Canvas, inside):
     for name in ("brachiocephalic artery", "left carotid", "left subclavian", "aorta"):
         canvas.tubes(tubes[name], 60, grow=1.2)
         canvas.tubes(tubes[name], blood["left"])
+    # 1 mm of tissue around the blood.
     canvas.tubes(tubes["arteries"], 50, grow=1.0)
     canvas.tubes(tubes["arteries"], blood["artery"])
     if p.flow is not None:
@@ -494,7 +498,7 @@ def draw_emboli(canvas: Canvas):
             canvas.tubes(embolus.lumen, artery)
         if embolus.calcium is not None:
             canvas.tubes(embolus.calcium, 450)
-    mask = np.abs(canvas.hu - before) > 60
+    mask = np.abs(canvas.hu - before) > 60  # HU: less would not show in the noise
     area = np.count_nonzero(mask) * canvas.pixel**2
     if area < SMALLEST_CLOT:
         canvas.hu = before
@@ -562,11 +566,11 @@ def draw_spine(canvas: Canvas, spine: float):
             canvas.bone(Ellipse(side * 12, spine + 15, 4.5, 8), shell=1.6)
     body = Ellipse(0, spine, 18, 14.5, power=2.3)
     if is_disc:
-        canvas.spot(body, 95)
+        canvas.spot(body, 95)  # denser than muscle, softer than bone
     else:
         canvas.bone(body, shell=1.9, marrow=170)
-    canvas.spot(Ellipse(0, spine + 19, 9.5, 7.5), -10)
-    canvas.spot(Ellipse(0, spine + 19, 6, 4.8), 35)
+    canvas.spot(Ellipse(0, spine + 19, 9.5, 7.5), -10)  # canal
+    canvas.spot(Ellipse(0, spine + 19, 6, 4.8), 35)  # spinal cord
 
 
 def expose(canvas: Canvas, rng: np.random.Generator):
@@ -583,6 +587,7 @@ def expose(canvas: Canvas, rng: np.random.Generator):
     hu = gaussian_filter(hu, 0.75 / pixel)
     if p.findings.motion:
         step = rng.uniform(3, 7, 2) / pixel * rng.choice([-1, 1], 2)
+        # Two positions of a patient who breathed, each with half of the rays.
         moved = np.roll(hu, tuple(np.round(step).astype(int)), (0, 1))
         hu = gaussian_filter(0.5 * hu + 0.5 * moved, 1.3 / pixel)
     # Most rays are absorbed in the middle of the body, so the noise is strongest there.
