@@ -286,7 +286,7 @@ def _(folder):
     return lambda: quietly("in"), mended
 
 
-@fixes("image_modes: a {} of mode {} has a range of values that nothing says: which are black and white?")
+@fixes("image_modes: a {} of mode {} has no known range: which values are black and white?")
 def _(folder):
     Path("in/a").mkdir(parents=True)
     Image.fromarray(np.eye(8, dtype=np.float32)).save("in/a/x.tif")
@@ -656,7 +656,7 @@ def _(folder):
     return lambda: quietly(table, groups="patient"), lambda fix: quietly(table.fillna("d"), groups="patient")
 
 
-@fixes("masks: the EXIF of the image says to turn it, and nothing says whether its mask is turned already")
+@fixes("masks: the EXIF of the image turns it, and its mask may or may not be turned already")
 def _(folder):
     note = Image.Exif()
     note[0x0112] = 6

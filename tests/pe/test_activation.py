@@ -112,8 +112,8 @@ def test_the_figure_says_the_share_of_each_image_beside_chance(tmp_path):
     maps[:, 0, 0] = 1
     figure = pe.show_activation(images, maps, masks, probabilities=np.linspace(0.1, 0.7, 7), notes=list("abcdefg"))
     share = 100 * pe.attention_in_mask(maps, masks).in_mask[1]
-    assert f"says 0.20 {share:.1f} % inside chance: 6.2 %" in figure.alt
-    assert "says 0.10 no embolus" in figure.alt
+    assert f"probability 0.20 {share:.1f} % inside chance: 6.2 %" in figure.alt
+    assert "probability 0.10 no embolus" in figure.alt
     assert len(figure.axes) == 2 * 5
     figure.savefig(tmp_path / "figure.png")
     pe.show_activation(images[:1], maps[:1]).savefig(tmp_path / "without.png")

@@ -85,7 +85,8 @@ UNREADABLE = {
 def test_a_file_that_is_no_such_table_says_what_it_is(save, found):
     folder = save(table())
     UNREADABLE[found](folder / "train.csv")
-    with pytest.raises(ValueError, match=rf"no table of commas in UTF-8\n  found: .*{found}(.|\n)*fix:   copy"):
+    message = rf"not a comma-separated table in UTF-8\n  found: .*{found}(.|\n)*fix:   copy"
+    with pytest.raises(ValueError, match=message):
         read_labels(folder)
 
 

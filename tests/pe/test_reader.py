@@ -115,8 +115,8 @@ def test_of_a_long_exam_the_surest_slice_and_every_embolus_are_shown_under_their
     shown = pe.show_study(images[:, :, :8, :8], labels, "a", predictions=said, limit=20)
     page = shown._repr_html_()
     surest = shown.facts[shown.jump]
-    assert (surest["number"], surest["chance"]) == (at + 1, 0.97)
-    assert [shown.facts[place]["number"] for place in shown.marked] == sorted([at + 1, 212])
+    assert (surest.number, surest.probability) == (at + 1, 0.97)
+    assert [shown.facts[place].number for place in shown.marked] == sorted([at + 1, 212])
     assert 20 <= len(decoded(page)) <= 22
     assert f"the slider takes {len(shown.facts)} of 300: the highest of 20 stretches, and all with an embolus" in page
     assert f"slice {at + 1} of 300, probability of an embolus 0.97, embolus on this image" in page
@@ -137,7 +137,7 @@ def test_a_long_exam_is_as_long_as_it_is_although_slices_are_left_out():
     assert sum(marked) == pytest.approx(30, abs=16), "a tenth of the exam, and not most of its slices here"
     assert len(shown.marked) == 30 > 0.5 * len(shown.facts)
     edges = [float(edge) for edge in re.search('data-edges="([^"]+)"', page).group(1).split()]
-    assert edges[-1] == shown.facts[-1]["number"] - shown.facts[0]["number"] + 1
+    assert edges[-1] == shown.facts[-1].number - shown.facts[0].number + 1
     assert edges == sorted(edges)
     assert f'max="{edges[-1]:g}"' in page
 
@@ -173,7 +173,7 @@ def test_what_the_network_says_and_what_the_rules_leave_of_it_are_two_curves():
     dashed, network = page.index("stroke-dasharray='4 3'"), page.index("stroke-width='2' stroke-linecap='round'")
     assert dashed < network, "the network's line lies above, whole where both are the same"
     assert "stroke='currentColor' stroke-width='1.5' stroke-dasharray='4 3'" in page, "unlike the line of one half"
-    assert shown.facts[shown.jump]["chance"] == pytest.approx(0.7)
+    assert shown.facts[shown.jump].probability == pytest.approx(0.7)
 
 
 def test_missing_slices_are_said():

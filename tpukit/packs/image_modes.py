@@ -1,4 +1,12 @@
-"""Any image that Pillow opens as three channels of 8 bits: turned upright, on white, in a window of its values."""
+"""Convert any image that Pillow opens to three channels of 8 bits.
+
+    JPEG with EXIF orientation 6    turned by 90 degrees
+    PNG with transparency           on white
+    PNG of 16 bits, no window       value / 65,535 x 255
+    TIFF of floats, window (0, 2)   0 is black, 2 is white, and so is everything beyond
+
+The orientation of a JPEG is read from its bytes, because Pillow takes longer to open the file.
+"""
 
 import contextlib
 import io
@@ -7,100 +15,135 @@ import struct
 
 from tpukit.essentials.show import WrongValue
 
-# Pillow's modes of one channel of 16 bits; "I" is what it made of 16 bits in a PNG or PGM before version 10.3.
+# Pillow's modes of one channel of 16 bits. Before version 10.3 it opened such a PNG or PGM as "I".
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
-NEARLY_BLACK = 64  # of 255: an image of 16 bits that uses 14 of them is
+_HAS_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+NEARLY_BLACK = 64  # of 255: the largest value of an image that uses 14 of 16 bits
 _ORIENTATION = 0x0112  # the tag of EXIF
-_KINDS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}  # its kinds of whole numbers; Pillow takes others for none
-_EXIF = b"Exif\0\0"  # what its segment of a JPEG begins with
-_SEGMENT = struct.Struct(">HH")  # how one of a JPEG begins: its marker, and its length without that
-_XMP = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')  # where EXIF says nothing, as Pillow reads it
+_KINDS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}  # EXIF's integers; Pillow ignores other types
+_EXIF = b"Exif\0\0"  # begins the EXIF segment of a JPEG
+_SEGMENT = struct.Struct(">HH")  # begins a segment of a JPEG: marker, and length without the marker
+_APP1 = 0xFFE1  # marker of a segment with EXIF or XMP
+_SCAN = 0xFFDA  # marker of the pixels
+_XMP = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')  # Pillow reads it if EXIF has no orientation
+_TRANSPOSITIONS = {  # by EXIF's orientation
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
 
 
 def to_rgb(image, window: tuple[float, float] | None = None):
     """Return a Pillow image as RGB; of several pages or frames, the first.
 
-    Of a file it is turned as its EXIF says, and what a note beside the pixels calls transparent shows white. An image
-    that is no file's any more, as after `convert`, is its pixels. More than 8 bits become 8 by a window.
+    An image of a file is turned by its EXIF, and pixels that its metadata declare transparent
+    become white. An image without a file, as after `convert`, is taken as it is. More than 8 bits
+    become 8 by a window.
 
     Args:
         image: of any mode; not modified.
-        window: the values that become black and white, those beyond them too; None for 0 and 65,535 of 16 bits, so
-            that none is clipped.
+        window: the values that become black and white, also for values beyond them. None for 0 and
+            65,535 for 16 bits, so that no value is clipped.
 
     Raises:
-        ValueError: the image has more than 16 bits, or is of floats, and there is no window; it has 16 bits in several
-            channels, and there is one; or Pillow cannot convert it.
+        ValueError: without a window, the image has more than 16 bits or floats; with a window, it
+            has 16 bits in several channels; or Pillow cannot convert it.
     """
     from PIL import Image
 
-    if window is not None and image.mode[0] not in "IF" and any("16" in str(part[-1]) for part in coded(image)):
+    is_numeric = image.mode[0] in "IF"  # integers of more than 8 bits, or floats
+    if window is not None and not is_numeric and _has_16_bits(image):
+        channels = len(image.getbands())
         raise WrongValue(
-            f"window= is for one channel of 16 bits, and this {image.format} has {len(image.getbands())}",
+            f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
             found="Pillow opens those with 8 bits",
             fix="pack uint16 arrays, (image, label) of tifffile.imread(file); or leave window= out",
         )
-    has_note = image.format is not None and "transparency" in image.info
+    has_transparency = image.format is not None and "transparency" in image.info
     image = upright(image)
-    if image.mode[0] in "IF":
-        import numpy
-
-        if window is None and (image.mode in _SIXTEEN or (image.mode == "I" and image.format in ("PNG", "PPM"))):
-            window = (0, 65535)
-        if window is None:
-            raise WrongValue(
-                f"a {image.format or 'Pillow image'} of mode {image.mode} has a range of values that nothing says: "
-                "which are black and white?",
-                fix="pack(..., window=(low, high))",
-            )
-        return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
-    if image.mode in ("LA", "La", "PA", "RGBA", "RGBa") or has_note:
+    if is_numeric:
+        return _numeric_to_rgb(image, window)
+    if image.mode in _HAS_ALPHA or has_transparency:
         image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
     return image.convert("RGB")
 
 
+def _numeric_to_rgb(image, window: tuple[float, float] | None):
+    import numpy
+    from PIL import Image
+
+    is_old_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
+    if window is None and (image.mode in _SIXTEEN or is_old_16_bits):
+        window = (0, 65535)
+    if window is None:
+        kind = image.format or "Pillow image"
+        mode = image.mode
+        raise WrongValue(
+            f"a {kind} of mode {mode} has no known range: which values are black and white?",
+            fix="pack(..., window=(low, high))",
+        )
+    return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
+
+
 def coded(image) -> list:
-    """Return how the parts of a file that was opened, and not read yet, are stored."""
+    """Return Pillow's description of the stored parts of a file that is open but not read yet."""
     return getattr(image, "tile", None) or []
 
 
+def _has_16_bits(image) -> bool:
+    """Return whether the file of an image, which is not read yet, stores 16 bits per channel."""
+    return any("16" in str(part[-1]) for part in coded(image))
+
+
 def upright(image):
-    """Return a Pillow image turned as its file says: by EXIF wherever it stands, or XMP; one in memory as it is."""
+    """Return a Pillow image turned by its file's EXIF or XMP; an image without a file as it is."""
     how = turn_of(image)
     if how == 1:
         return image
-    names = ["FLIP_LEFT_RIGHT", "ROTATE_180", "FLIP_TOP_BOTTOM", "TRANSPOSE", "ROTATE_270", "TRANSVERSE", "ROTATE_90"]
     from PIL import Image
 
-    return image.transpose(Image.Transpose[names[how - 2]])
+    return image.transpose(Image.Transpose[_TRANSPOSITIONS[how]])
 
 
 def turn_of(image) -> int:
-    """Return how the file of a Pillow image says to turn it, 1 (not) to 8."""
-    if image.format is None:  # whoever changed it has turned it, or has drawn a mask over it as it is
+    """Return the orientation in the file of a Pillow image, 1 (upright) to 8."""
+    if image.format is None:
+        # The program that changed it has turned it, or has drawn a mask over it as it is.
         return 1
-    image.load()  # a PNG may have its EXIF behind the pixels; a TIFF is turned by that
-    # Not ImageOps.exif_transpose: it writes all other tags, too, and raises where one of them is damaged.
+    image.load()  # a PNG may have its EXIF after the pixels; loading turns a TIFF
+    # ImageOps.exif_transpose also writes all other tags, and raises if one of them is damaged.
     with contextlib.suppress(Exception):
         how = image.getexif().get(_ORIENTATION, 1)
         return how if how in range(1, 9) else 1
-    return _of_tags(image.info.get("exif", b"").removeprefix(_EXIF)) or 1
+    return _orientation_tag(image.info.get("exif", b"").removeprefix(_EXIF)) or 1
 
 
 def apply_window(values, window: tuple[float, float]):
-    """Return values of any dtype as uint8: those up to the window's first black, those from its second white."""
+    """Convert values of any dtype to uint8: the window's first value to 0, its second to 255."""
     import numpy
 
     low, high = window
     if values.dtype.kind == "f" and not numpy.isfinite(values).all():
-        raise WrongValue("it holds nan or infinity", fix="give such pixels a number: numpy.nan_to_num(image)")
+        raise WrongValue(
+            "it holds nan or infinity",
+            fix="give such pixels a number: numpy.nan_to_num(image)",
+        )
     scaled = (values.astype(numpy.float64) - low) * (255 / (high - low))
     return scaled.clip(0, 255).round().astype(numpy.uint8)
 
 
 def brightest(image) -> int:
-    """Return the largest value of an image of 16 bits, or of one in the bytes of its file; 0 of any other."""
+    """Return the largest value of an image of 16 bits, 0 for any other image.
+
+    Args:
+        image: a Pillow image, an array or tensor, or the bytes of a file.
+    """
     import numpy
     from PIL import Image
 
@@ -110,25 +153,38 @@ def brightest(image) -> int:
         with Image.open(io.BytesIO(image)) as opened:
             return brightest(opened)
     if hasattr(image, "getbands") and image.mode not in (*_SIXTEEN, "I"):
-        in_16 = any("16" in str(part[-1]) for part in coded(image))  # of which Pillow keeps the upper 8
-        return 256 * max(high for _, high in image.getextrema()) + 255 if in_16 and len(image.getbands()) > 1 else 0
-    values = image.detach().cpu().numpy() if hasattr(image, "detach") else numpy.asarray(image)
-    return int(values.max()) if values.dtype.kind in "iu" and values.dtype.itemsize > 1 else 0
+        if len(image.getbands()) < 2 or not _has_16_bits(image):
+            return 0
+        highest = max(high for _, high in image.getextrema())
+        return 256 * highest + 255  # Pillow keeps the upper 8 bits
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+    values = numpy.asarray(image)
+    has_16_bits = values.dtype.kind in "iu" and values.dtype.itemsize > 1
+    return int(values.max()) if has_16_bits else 0
 
 
 def has_frames(data: bytes) -> bool:
-    """Tell whether the bytes of an image hold several pages or frames; a JPEG may hold others, but has one."""
+    """Return whether the bytes of an image contain several pages or frames.
+
+    The answer for a JPEG is no: others may be attached to it, but they are not its frames.
+    """
     from PIL import Image
 
-    is_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
-    if is_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
-        with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:  # the first one is whole
+    is_animated_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
+    if is_animated_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
+        # If only a later frame is damaged, the image is still whole: its first frame is used.
+        with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
             return getattr(image, "n_frames", 1) > 1
     return False
 
 
 def check_window(window) -> tuple[float, float] | None:
-    """Return the window as two floats, or None; ValueError unless it is two numbers, the lower one first."""
+    """Return the window as two floats, or None.
+
+    Raises:
+        ValueError: it is not two finite numbers, the lower one first.
+    """
     if window is None:
         return None
     try:
@@ -137,55 +193,68 @@ def check_window(window) -> tuple[float, float] | None:
     except (TypeError, ValueError):
         fits = False
     if not fits:
+        given = repr(window)
         raise WrongValue(
-            f"window is the values that become black and white, the lower one first, got {window!r}",
+            f"window is the values that become black and white, the lower one first, got {given}",
             fix="window=(0, 4095) for 12 bits, (-160, 240) for soft tissue in Hounsfield units",
         )
     return low, high
 
 
 def orientation(data) -> int:
-    """Return how a JPEG says to turn it, 1 (not) to 8, by EXIF or else XMP, without opening it with Pillow."""
-    at, noted = 2, None
-    # Up to the scan, segment by segment: 2 us, where a search through 13 KB takes 11. What is cut off here is no whole
-    # image, as its decoder says.
-    try:
+    """Return the orientation of a JPEG by EXIF, else by XMP, 1 (upright) to 8, without Pillow.
+
+    Reading segment by segment takes 2 us; a search through 13 KB takes 11 us. In a truncated file
+    it ends early: the decoder reports the damage.
+    """
+
+    by_xmp = None
+    at = 2
+    with contextlib.suppress(struct.error):
         while True:
             marker, size = _SEGMENT.unpack_from(data, at)
-            if marker == 0xFFE1:
-                part = bytes(data[at + 4 : at + 2 + size])
-                if part.startswith(_EXIF):
-                    if how := _of_tags(part[len(_EXIF) :]):
-                        return how
-                elif noted is None and (found := _XMP.search(part)):
-                    noted = int(found[1])
-            elif marker == 0xFFDA or marker < 0xFF00:
+            if marker == _APP1:
+                segment = bytes(data[at + 4 : at + 2 + size])
+                if segment.startswith(_EXIF):
+                    by_exif = _orientation_tag(segment[len(_EXIF) :])
+                    if by_exif is not None:
+                        return by_exif
+                elif by_xmp is None:
+                    found = _XMP.search(segment)
+                    by_xmp = int(found[1]) if found else None
+            elif marker == _SCAN or marker < 0xFF00:
                 break
-            at += 1 if marker == 0xFFFF else 2 + size  # it may be filled up
-    except struct.error:
-        pass
-    return noted or 1
+            is_fill = marker == 0xFFFF  # fill bytes may precede a marker
+            at += 1 if is_fill else 2 + size
+    return by_xmp or 1
 
 
-def _of_tags(exif: bytes) -> int | None:
-    """Return the orientation that EXIF's tags hold, None where they hold none or are damaged."""
+def _orientation_tag(exif: bytes) -> int | None:
+    """Return the orientation in EXIF's tags, None if they have none or are damaged.
+
+    A value that is not an integer from 1 to 8 counts as 1.
+    """
     order = "<" if exif[:2] == b"II" else ">"
-    try:
+    with contextlib.suppress(struct.error):
         (at,) = struct.unpack_from(order + "I", exif, 4)
         (count,) = struct.unpack_from(order + "H", exif, at)
         for number in range(count):
-            tag, kind, values = struct.unpack_from(order + "HHI", exif, at + 2 + 12 * number)
-            if tag == _ORIENTATION:
-                code = _KINDS.get(kind) if values == 1 else None
-                value = struct.unpack_from(order + code, exif, at + 10 + 12 * number)[0] if code else 1
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
+            entry = at + 2 + 12 * number  # tag, type, number of values, first value
+            tag, kind, values = struct.unpack_from(order + "HHI", exif, entry)
+            if tag != _ORIENTATION:
+                continue
+            if values != 1 or kind not in _KINDS:
+                return 1
+            (value,) = struct.unpack_from(order + _KINDS[kind], exif, entry + 8)
+            return value if 1 <= value <= 8 else 1
     return None
 
 
 def turn(pixels, how: int):
-    """Return (H, W, C) pixels turned as EXIF's orientation says, contiguous: what Pillow's `exif_transpose` returns."""
+    """Return (H, W, C) pixels turned by EXIF's orientation, contiguous.
+
+    The result equals that of Pillow's `exif_transpose`.
+    """
     import numpy
 
     if how >= 5:

@@ -1,82 +1,119 @@
-"""Masks: the class number of every pixel, stored losslessly beside its image, and decoded as its fourth channel.
+"""Masks: the class number of every pixel, stored losslessly with the image.
 
-So a batch is still one array of bytes, taken, cached, shared between processes and sent to the device like any other;
-`tpukit.essentials.data.sources.split_masks` takes it apart there.
+`join` stores both files as a single item, and `decode_masked` returns the mask as a fourth channel:
+
+    stored     "tpukit image + mask", length of the image, image.jpg, mask.png
+    decoded    (H, W, 4) uint8: red, green, blue, class number
+
+So a batch stays a single array of bytes, which is taken, cached, shared between processes and sent
+to the device like any other. `tpukit.essentials.data.sources.split_masks` separates it there.
 """
 
 import io
+from typing import NamedTuple
 
 from tpukit.essentials.show import WrongValue, first_few
 from tpukit.packs.image_modes import coded, orientation, turn, turn_of, upright
 
-_MASKED = b"tpukit image + mask\0"  # no image format begins so; then the length of the image's file, 8 bytes
+_MASKED = b"tpukit image + mask\0"  # no image format begins so
+_LENGTH = 8  # bytes after it: the length of the image's file
+_PNG = b"\x89PNG"
+_PNG_NOTES = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # chunks that may contain an orientation
+_UPRIGHT = 1  # EXIF's orientation of an image that is not turned
+# Pillow multiplies the values of grey files with 2 or 4 bits, so that the brightest is white: class
+# 3 becomes 255 or 51.
+_GREY_STEPS = {"L;2": 85, "L;4": 17}
+
+
+class _Parts(NamedTuple):
+    """The bytes of two files."""
+
+    image: bytes
+    mask: bytes
 
 
 def is_masked(data) -> bool:
-    """Tell whether these are the bytes of an image and its mask."""
+    """Return whether these are the bytes of an image and its mask."""
     return data[: len(_MASKED)] == _MASKED
 
 
 def join(image: bytes, mask: bytes) -> bytes:
-    """Return an image and its mask, both the bytes of files, as one; the mask turned with an image that will be."""
+    """Return the files of an image and its mask as one item.
+
+    If the image will be turned by its EXIF, the mask is turned now, because a PNG without EXIF
+    would not be.
+    """
     how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
-    if how != 1 and _opened(mask, turn_of) == 1:
-        mask = encode_mask(_turned_with(open_mask(mask), _opened(image, lambda file: file.size), how))
-    return b"".join([_MASKED, len(image).to_bytes(8, "little"), image, mask])
+    if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:
+        size = _opened(image, lambda file: file.size)
+        mask = encode_mask(_turned_with(open_mask(mask), size, how))
+    length = len(image).to_bytes(_LENGTH, "little")
+    return b"".join([_MASKED, length, image, mask])
 
 
 def _turn_of_other(image: bytes) -> int:
-    """Return how an image that is no JPEG says to turn it; most PNGs need not be decoded for that."""
-    if image[:4] == b"\x89PNG" and not any(note in image for note in (b"eXIf", b"tEXt", b"zTXt", b"iTXt")):
-        return 1
+    """Return the orientation of an image that is not a JPEG; most PNGs need no decoding for it."""
+    if image[:4] == _PNG and not any(note in image for note in _PNG_NOTES):
+        return _UPRIGHT
     return _opened(image, turn_of)
 
 
 def parts_of(data: bytes) -> tuple:
-    """Return the bytes of the image and those of its mask, of what `join` has returned."""
-    start = len(_MASKED) + 8
-    middle = start + int.from_bytes(data[len(_MASKED) : start], "little")
-    return data[start:middle], data[middle:]
+    """Return the bytes of the image and those of its mask, from the result of `join`."""
+    start = len(_MASKED) + _LENGTH
+    end = start + int.from_bytes(data[len(_MASKED) : start], "little")
+    return _Parts(data[start:end], data[end:])
 
 
 def palette_of(mask: bytes) -> list[int]:
-    """Return the palette of a mask in the bytes of a file, red, green, blue of each number; [] without one."""
+    """Return the palette of a mask's file, red, green and blue of each number; [] for none."""
     palette = _opened(mask, lambda mask: mask.mode == "P" and mask.getpalette())
     return palette if isinstance(palette, list) else []
 
 
 def _opened(data: bytes, ask):
-    """Return what a question to the image in the bytes of a file gives; 1, "not turned", where it is none."""
+    """Return the result of a function of the image in a file's bytes; 1, upright, if it is none."""
     from PIL import Image
 
     try:
         with Image.open(io.BytesIO(data)) as file:
             return ask(file)
     except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError):
-        return 1  # its decoder says what is wrong
+        return _UPRIGHT  # the decoder reports the damage
 
 
 def _turned_with(mask, size: tuple[int, int], how: int):
-    """Return a mask as it lies on its image once that is turned: where the image is not square its shape tells."""
+    """Return a mask in the orientation of its image after the image is turned.
+
+    If the image is not square, the shape of the mask shows whether it is turned already.
+    """
     width, height = size  # as the image is stored
-    as_stored, as_turned = (height, width), (width, height) if how >= 5 else (height, width)
+    as_stored = (height, width)
+    as_turned = (width, height) if how >= 5 else as_stored
     if as_stored == as_turned:
         raise WrongValue(
-            "the EXIF of the image says to turn it, and nothing says whether its mask is turned already",
+            "the EXIF of the image turns it, and its mask may or may not be turned already",
             found=f"orientation {how}, {width} x {height} pixels",
             fix="save the image as it is to be seen: ImageOps.exif_transpose(image).save(file)",
         )
-    return turn(mask[:, :, None], how)[:, :, 0] if mask.shape == as_stored else mask
+    if mask.shape != as_stored:
+        return mask
+    return turn(mask[:, :, None], how)[:, :, 0]
 
 
 def decode_masked(data, size: int | None, decode, *, check: bool):
-    """Return (H, W, 4) uint8 of what `join` has returned: the image that `decode(data, size)` gives, and its mask.
+    """Return (H, W, 4) uint8 from the result of `join`.
 
-    `check` compares their heights and widths, for which the image is decoded whole: when it is packed.
+    Args:
+        data: the item.
+        size: height and width in pixels; None keeps the size of the image.
+        decode: `decode(data, size)` returns (H, W, 3) of the image.
+        check: raise if image and mask differ in size. The image is decoded at its full size for
+            that, so it is done when the item is packed.
     """
-    image, mask = parts_of(data)
-    mask = open_mask(mask)
-    image = decode(image, None if check else size)
+    parts = parts_of(data)
+    mask = open_mask(parts.mask)
+    image = decode(parts.image, None if check else size)
     if check:
         check_alike(image, mask)
     return stack(resize(image, size), mask)
@@ -89,87 +126,119 @@ def stack(image, mask):
 
     height, width = image.shape[:2]
     if mask.shape != (height, width):
-        mask = numpy.asarray(Image.fromarray(mask).resize((width, height), Image.Resampling.NEAREST))
+        nearest = Image.Resampling.NEAREST
+        mask = numpy.asarray(Image.fromarray(mask).resize((width, height), nearest))
     return numpy.concatenate([image, mask[:, :, None]], axis=2)
 
 
 def resize(pixels, size: int | None):
-    """Return (H, W, 3) or, with a mask, (H, W, 4) at a size: the image bilinear, the mask nearest."""
+    """Return (H, W, 3) or (H, W, 4) at a size: the image bilinear, the mask nearest."""
     import numpy
     from PIL import Image
 
     if size is None or pixels.shape[:2] == (size, size):
         return pixels
-    image = Image.fromarray(numpy.ascontiguousarray(pixels[:, :, :3])).resize((size, size), Image.Resampling.BILINEAR)
-    image = numpy.asarray(image)
-    return image if pixels.shape[2] == 3 else stack(image, numpy.ascontiguousarray(pixels[:, :, 3]))
+    image = Image.fromarray(numpy.ascontiguousarray(pixels[:, :, :3]))
+    image = numpy.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+    if pixels.shape[2] == 3:
+        return image
+    return stack(image, numpy.ascontiguousarray(pixels[:, :, 3]))
 
 
 def check_alike(image, mask) -> None:
     """Raise ValueError unless an image and its mask have the same height and width."""
-    if image.shape[:2] != mask.shape:
-        sizes = [f"{one.shape[1]} x {one.shape[0]}" for one in (image, mask)]
-        raise WrongValue(
-            f"the image has {sizes[0]} pixels, and its mask {sizes[1]}",
-            fix="save the mask at the size of its image: mask.resize(image.size, PIL.Image.Resampling.NEAREST)",
-        )
+    if image.shape[:2] == mask.shape:
+        return
+    sizes = [f"{array.shape[1]} x {array.shape[0]}" for array in (image, mask)]
+    resized = "mask.resize(image.size, PIL.Image.Resampling.NEAREST)"
+    raise WrongValue(
+        f"the image has {sizes[0]} pixels, and its mask {sizes[1]}",
+        fix=f"save the mask at the size of its image: {resized}",
+    )
 
 
 def open_mask(data):
-    """Return the mask in the bytes of a file, (H, W) uint8; ValueError says why it is none."""
+    """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is none."""
     from PIL import Image
 
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(io.BytesIO(data)) as file:
             return read_mask(file)
-    except (OSError, SyntaxError, MemoryError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
-        raise ValueError(f"its mask is not a whole image: {str(error).partition(' file <')[0]}") from error
+    except (OSError, SyntaxError, MemoryError, *bombs) as error:
+        reason = str(error).partition(" file <")[0]
+        raise ValueError(f"its mask is not a whole image: {reason}") from error
 
 
 def read_mask(mask):
-    """Return a mask as (H, W) uint8: of a Pillow image with a palette the numbers of its colours.
+    """Return a mask as (H, W) uint8; for a palette image these are the numbers of its colours.
 
     Args:
-        mask: a Pillow image of one channel, or an array or tensor (H, W), (1, H, W) or (H, W, 1) of whole numbers from
-            0 to 255.
+        mask: a Pillow image of one channel, or an array or tensor (H, W), (1, H, W) or (H, W, 1) of
+            integers from 0 to 255.
+
+    Raises:
+        ValueError: it is a JPEG, has colours or another shape, or its values are not such integers.
     """
     import numpy
 
     if hasattr(mask, "getbands"):
-        if mask.format in ("JPEG", "MPO"):
-            raise WrongValue(
-                "the mask is a JPEG, which blurs class numbers",
-                fix="draw it again, and save it as PNG; of two classes PIL.Image.fromarray(numpy.asarray(mask) > 127)",
-            )
-        if len(mask.getbands()) > 1:
-            raise WrongValue(
-                f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}",
-                found=f"colours {first_few([colour for _, colour in mask.getcolors(mask.width * mask.height)], 4)}",
-                fix="sum(k * (numpy.asarray(mask) == colour).all(-1) for k, colour in enumerate(colours)), the same "
-                "for all masks; of a grey one mask.getchannel(0)",
-            )
-        # Pillow makes 8 bits of 2 or 4 in a grey file, so that the brightest is white: of class 3 it makes 255 or 51.
-        step = next((by for how, by in (("L;2", 85), ("L;4", 17)) if how in str(coded(mask))), 1)
-        mask = numpy.asarray(upright(mask)) // step
-    mask = mask.detach().cpu().numpy() if hasattr(mask, "detach") else numpy.asarray(mask)
-    if mask.ndim == 3 and 1 in (mask.shape[0], mask.shape[2]):
-        mask = mask[0] if mask.shape[0] == 1 else mask[:, :, 0]
+        mask = _numbers_of_image(mask)
+    if hasattr(mask, "detach"):
+        mask = mask.detach().cpu().numpy()
+    mask = numpy.asarray(mask)
+    if mask.ndim == 3 and mask.shape[0] == 1:
+        mask = mask[0]
+    elif mask.ndim == 3 and mask.shape[2] == 1:
+        mask = mask[:, :, 0]
     if mask.ndim != 2 or not mask.size:
+        of_colours = "sum(k * (mask == colour).all(-1) for k, colour in enumerate(colours))"
+        of_channels = "mask.argmax(0), or mask.argmax(-1) where they are last"
+        shape = mask.shape
         raise WrongValue(
-            f"a mask is (H, W), one class number for each pixel, and this has the shape {mask.shape}",
-            fix="of colours, sum(k * (mask == colour).all(-1) for k, colour in enumerate(colours)); of a channel for "
-            "each class, mask.argmax(0), or mask.argmax(-1) where they are last",
+            f"a mask is (H, W), one class number for each pixel, and this has the shape {shape}",
+            fix=f"of colours, {of_colours}; of a channel for each class, {of_channels}",
         )
     if mask.dtype == bool or mask.dtype == numpy.uint8:
         return numpy.ascontiguousarray(mask, numpy.uint8)
     wrong = ~((mask >= 0) & (mask <= 255) & (mask == numpy.floor(mask)))
     if wrong.any():
+        first = mask[wrong][0]
         raise WrongValue(
-            f"a mask holds class numbers, whole and from 0 to 255, and this {mask[wrong][0]} ({mask.dtype})",
-            fix="numpy.searchsorted(values, mask), where values are those of all masks, sorted; 255 may stand for "
-            "pixels that do not count, numpy.where(mask < 0, 255, mask), with ignore_index=255",
+            f"a mask holds class numbers, whole and from 0 to 255, and this {first} ({mask.dtype})",
+            fix="numpy.searchsorted(values, mask), where values are those of all masks, sorted; "
+            "255 may stand for pixels that do not count, numpy.where(mask < 0, 255, mask), "
+            "with ignore_index=255",
         )
     return mask.astype(numpy.uint8)
+
+
+def _numbers_of_image(mask):
+    """Return the class numbers of a Pillow image of one channel as (H, W)."""
+    import numpy
+
+    if mask.format in ("JPEG", "MPO"):
+        two_classes = "PIL.Image.fromarray(numpy.asarray(mask) > 127)"
+        raise WrongValue(
+            "the mask is a JPEG, which blurs class numbers",
+            fix=f"draw it again, and save it as PNG; of two classes {two_classes}",
+        )
+    if len(mask.getbands()) > 1:
+        colours = [colour for _, colour in mask.getcolors(mask.width * mask.height)]
+        raise WrongValue(
+            f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}",
+            found=f"colours {first_few(colours, 4)}",
+            fix="sum(k * (numpy.asarray(mask) == colour).all(-1) "
+            "for k, colour in enumerate(colours)), the same for all masks; "
+            "of a grey one mask.getchannel(0)",
+        )
+    storage = str(coded(mask))
+    step = 1
+    for mode, factor in _GREY_STEPS.items():
+        if mode in storage:
+            step = factor
+            break
+    return numpy.asarray(upright(mask)) // step
 
 
 def encode_mask(mask) -> bytes:
@@ -177,5 +246,6 @@ def encode_mask(mask) -> bytes:
     from PIL import Image
 
     file = io.BytesIO()
-    Image.fromarray(mask).save(file, "PNG", compress_level=1)  # masks are flat: higher levels win little
+    # Masks have large areas of one value: a higher level saves little.
+    Image.fromarray(mask).save(file, "PNG", compress_level=1)
     return file.getvalue()

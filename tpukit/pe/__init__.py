@@ -1,4 +1,8 @@
-"""The parts of the pulmonary-embolism walkthrough. Importing this table of contents loads nothing heavy."""
+"""The pulmonary-embolism walkthrough: labels, DICOM, phantoms, exams, and the challenge's score.
+
+An exam is one CT examination; the columns of the data set call it a study. Importing this package
+is fast: modules import torch, numpy and others in the functions that need them.
+"""
 
 from tpukit.pe.activation import attention_in_mask, class_activation
 from tpukit.pe.activation_figure import show_activation
@@ -30,7 +34,7 @@ from tpukit.pe.submission import read_submission, write_submission
 
 
 def __getattr__(name: str):
-    """Return a network, whose class is made with torch, imported when it is asked for."""
+    """Return a class that needs torch, and import torch only then."""
     if name in ("ExamNetwork", "SliceFeatures"):
         from tpukit.pe import exam_network
 
@@ -39,11 +43,12 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages", "Preparation",
-    "SliceFeatures", "Study", "assign_folds", "attention_in_mask", "augment", "calibration_table", "challenge_loss",
-    "check_consistency", "check_exams", "class_activation", "embolus_masks", "embolus_places", "exam_loss",
-    "fit_temperatures", "hounsfield", "index_dicom", "index_images", "lung_box", "make_consistent", "normalize",
-    "notice", "pack_dicom", "phantom", "pool_slices", "position_prior", "read_dicom", "read_labels", "read_submission",
-    "resnet34", "show_activation", "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study",
+    "COLUMNS", "LABELS", "WORDS", "ExamNetwork", "ExamSequences", "NeighbouringSlices", "PEImages",
+    "Preparation", "SliceFeatures", "Study", "assign_folds", "attention_in_mask", "augment",
+    "calibration_table", "challenge_loss", "check_consistency", "check_exams", "class_activation",
+    "embolus_masks", "embolus_places", "exam_loss", "fit_temperatures", "hounsfield", "index_dicom",
+    "index_images", "lung_box", "make_consistent", "normalize", "notice", "pack_dicom", "phantom",
+    "pool_slices", "position_prior", "read_dicom", "read_labels", "read_submission", "resnet34",
+    "show_activation", "show_calibration", "show_exams", "show_ladder", "show_slices", "show_study",
     "three_windows", "write_submission",
 ]  # fmt: skip

@@ -1,7 +1,8 @@
-"""A figure of where a network looked, beside where the embolus is."""
+"""A figure of the places that a network used, and of the edge of the embolus."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _STRONGEST = 0.75  # opacity of the map at its highest place
-_TITLE = 0.4  # inches
+_TITLE = 0.4  # inches above each image
+_EDGE = "#7ddf8f"
+_HEADING = {"loc": "left", "fontsize": look.SMALL + 1, "color": look.INK, "pad": 4}
 
 
 def show_activation(
@@ -28,73 +31,123 @@ def show_activation(
     notes: Sequence[str] | None = None,
     limit: int = 5,
 ) -> Figure:
-    """Draw slices, and below each the same slice under its class activation map, in orange; the mask's edge is green.
+    """Draw slices, and below each the same slice under its class activation map, in orange.
 
-    Each map is drawn from nothing to its own highest place, so a faint one looks like a strong one: compare where it
-    lies, not how bright it is. Above the lower row stands the share of the map's mass that lies inside the mask, and
-    what share of the image the mask is: more than by chance is more than that.
+    Each map is drawn from 0 to its own highest value, so a weak map looks like a strong one:
+    compare its place, not its brightness. The edge of the mask is green. Titles of the lower row
+    give the share of the map's mass inside the mask, and the share of the image that the mask
+    covers, which is the share by chance.
 
     Args:
         images: (N, C, H, W) as for `show_batch`; `images[:, 1:2]` is the embolism window in grey.
         maps: (N, h, w) of the same images, from `class_activation`.
-        masks: (N, H', W') true inside the embolus; None where nobody knows, as on patients.
-        probabilities: (N,) what the network said.
+        masks: (N, H', W') true inside the embolus; None if it is not known, as for patients.
+        probabilities: (N,) output of the network.
         notes: N short texts, one under each column.
         limit: the most images to draw.
 
+    Returns:
+        The figure.
+
     Raises:
-        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        TypeError: `images` is not an array, or cannot be drawn with its dtype.
         ValueError: the shapes do not match one another.
     """
     figure_inputs.at_least_one(limit=limit)
     pixels, _ = figure_inputs.pixels(images, limit, "show_activation")
-    given = {"maps": maps, "masks": masks, "probabilities": probabilities, "notes": notes}
-    wrong = {name: len(what) for name, what in given.items() if what is not None and len(what) != len(images)}
-    if wrong:
-        raise WrongValue(
-            f"there are {len(images)} images, and {', '.join(f'{count} {name}' for name, count in wrong.items())}",
-            fix="index all of them with the same numbers: images[chosen], maps[chosen], masks[chosen]",
-        )
-    count, edges = len(pixels), None if masks is None else as_array(masks)[: len(pixels)] > 0.5
+    _check_lengths(images, maps=maps, masks=masks, probabilities=probabilities, notes=notes)
+    count = len(pixels)
     large = enlarge(maps[:count], (count, *pixels.shape[1:3]))
-    inside = None if edges is None else attention_in_mask(maps[:count], edges)
+    edges = None
+    inside = None
+    if masks is not None:
+        edges = as_array(masks)[:count] > 0.5
+        inside = attention_in_mask(maps[:count], edges)
     side = min(2.6, (look.WIDTH - look.MARGIN) / count - look.MARGIN)
-    below = 0.22 if notes is not None else 0.06
-
+    below = 0.06 if notes is None else 0.22
+    width = count * (side + look.MARGIN) + look.MARGIN
+    height = 2 * (side + _TITLE) + below + 0.34
     with look.style():
-        across, up = count * (side + look.MARGIN) + look.MARGIN, 2 * (side + _TITLE) + below + 0.34
-        figure, said = look.new_figure(across, up), []
+        figure = look.new_figure(width, height)
+        descriptions = []
         for index, image in enumerate(pixels):
             left = look.MARGIN + index * (side + look.MARGIN)
-            first = look.image_at(figure, image, left, up - _TITLE - side, side, side)
-            second = look.image_at(figure, image, left, up - 2 * (_TITLE + side), side, side)
-            _overlay(second, large[index])
-            words = "" if probabilities is None else f"says {as_array(probabilities)[index]:.2f}"
-            first.set_title(words, loc="left", fontsize=look.SMALL + 1, color=look.INK, pad=4)
+            upper, lower = _draw_pair(figure, image, left=left, side=side)
+            _overlay(lower, large[index])
+            words = ""
+            if probabilities is not None:
+                words = f"probability {as_array(probabilities)[index]:.2f}"
+            upper.set_title(words, **_HEADING)
             if inside is not None:
-                for axes in (first, second) if edges[index].any() else ():
-                    # The mask may be of another size.
-                    place = {"origin": "upper", "extent": axes.images[0].get_extent()}
-                    axes.contour(edges[index], levels=[0.5], colors=["#7ddf8f"], linewidths=1.1, **place)
-                share, area = inside.in_mask[index], inside.mask_area[index]
-                text = "no embolus" if area != area else f"{100 * share:.1f} % inside"
-                second.set_title(text, loc="left", fontsize=look.SMALL + 1, fontweight="bold", color=look.INK, pad=4)
-                chance = "" if area != area else f"chance: {100 * area:.1f} %"
-                second.set_title(chance, loc="right", fontsize=look.SMALL, color=look.MUTED, pad=4)
-                said.append(f"{words} {text} {chance}".strip())
+                _draw_edge((upper, lower), edges[index])
+                shares = _write_shares(lower, inside.iloc[index])
+                descriptions.append(f"{words} {shares}".strip())
             if notes is not None:
-                small = {"fontsize": look.SMALL, "color": look.MUTED, "transform": second.transAxes}
-                second.text(0, -0.03, notes[index], va="top", **small)
-        about = "orange: what raised the output, each map to its own maximum"
-        about += "    green: the edge of the embolus, as the phantom was drawn" * (masks is not None)
-        look.note(figure, about)
-        look.describe(figure, f"Class activation maps over {count} slices. {'; '.join(said)}")
+                small = {"fontsize": look.SMALL, "color": look.MUTED}
+                lower.text(0, -0.03, notes[index], va="top", transform=lower.transAxes, **small)
+        legend = "orange: what raised the output, each map to its own maximum"
+        if masks is not None:
+            legend += "    green: the edge of the embolus, as the phantom was drawn"
+        look.note(figure, legend)
+        text = "; ".join(descriptions)
+        look.describe(figure, f"Class activation maps over {count} slices. {text}")
     return figure
 
 
+def _check_lengths(images: Any, **others: Any) -> None:
+    """Raise unless all arguments that are given have one entry per image."""
+    wrong = []
+    for name, values in others.items():
+        if values is not None and len(values) != len(images):
+            wrong.append(f"{len(values)} {name}")
+    if wrong:
+        everything = "images[chosen], maps[chosen], masks[chosen]"
+        raise WrongValue(
+            f"there are {len(images)} images, and {', '.join(wrong)}",
+            fix=f"index all of them with the same numbers: {everything}",
+        )
+
+
+def _draw_pair(figure: Figure, image: np.ndarray, *, left: float, side: float) -> list[Axes]:
+    """Draw an image twice, one below the other, at a distance from the left in inches."""
+    height = figure.get_figheight()
+    pair = []
+    for row in (1, 2):
+        bottom = height - row * (_TITLE + side)
+        place = {"left": left, "bottom": bottom, "width": side, "height": side}
+        pair.append(look.image_at(figure, image, **place))
+    return pair
+
+
 def _overlay(axes: Axes, large: np.ndarray) -> None:
+    """Draw a map over the image of the axes, transparent at 0."""
     from matplotlib.colors import LinearSegmentedColormap, to_rgb
 
     orange = to_rgb(look.COLORS[1])
-    colors = LinearSegmentedColormap.from_list("map", [(*orange, 0), (*orange, _STRONGEST), (1, 0.86, 0.5, 0.9)])
-    axes.imshow(large, cmap=colors, vmin=0, vmax=large.max() or 1, interpolation="bilinear")
+    steps = [(*orange, 0), (*orange, _STRONGEST), (1, 0.86, 0.5, 0.9)]
+    colors = LinearSegmentedColormap.from_list("map", steps)
+    highest = large.max() or 1
+    axes.imshow(large, cmap=colors, vmin=0, vmax=highest, interpolation="bilinear")
+
+
+def _draw_edge(both: Sequence[Axes], mask: np.ndarray) -> None:
+    """Draw the edge of a mask, which may be of another size, over the image of both axes."""
+    if not mask.any():
+        return
+    for axes in both:
+        extent = axes.images[0].get_extent()
+        style = {"colors": [_EDGE], "linewidths": 1.1}
+        axes.contour(mask, levels=[0.5], origin="upper", extent=extent, **style)
+
+
+def _write_shares(axes: Axes, row: Any) -> str:
+    """Write a row of `attention_in_mask` above an image, and return it in words."""
+
+    inside = "no embolus"
+    chance = ""
+    if not math.isnan(row.mask_area):
+        inside = f"{100 * row.in_mask:.1f} % inside"
+        chance = f"chance: {100 * row.mask_area:.1f} %"
+    axes.set_title(inside, fontweight="bold", **_HEADING)
+    axes.set_title(chance, loc="right", fontsize=look.SMALL, color=look.MUTED, pad=4)
+    return f"{inside} {chance}"

@@ -1,57 +1,67 @@
-"""Answers to exams without a network that reads along the body: what its score has to beat."""
+"""Answers to exams without a network that reads along the body: the scores that one has to beat."""
 
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.labels import EXAM_LABELS, LABELS, check_yes_or_no
 
 
 def pool_slices(table, probabilities):
-    """Return the answers of a network that sees single images: of an exam, the mean over its slices.
+    """Return exam answers from a network for single images: the mean over the slices of an exam.
 
     Args:
-        table: a row for each image, with StudyInstanceUID and SOPInstanceUID.
+        table: a row per image, with StudyInstanceUID and SOPInstanceUID.
         probabilities: (N, 10) of the `LABELS`, in the order of the table.
 
     Returns:
-        As `ExamSequences.table` does.
+        A table as of `ExamSequences.table`.
     """
     import numpy as np
 
     values = np.asarray(probabilities, np.float64)
     answers = table[[STUDY, IMAGE]].reset_index(drop=True)
     answers = answers.assign(**dict(zip(LABELS, values.T, strict=True)))
-    answers[list(EXAM_LABELS)] = answers.groupby(STUDY)[list(EXAM_LABELS)].transform("mean")
+    names = list(EXAM_LABELS)
+    answers[names] = answers.groupby(STUDY)[names].transform("mean")
     return answers
 
 
 def position_prior(labels, table, bins: int = 20):
-    """Return the answers of somebody who sees no image at all: how often each label is 1 elsewhere, at that height.
+    """Return answers without any image: the frequency of each label in other exams.
 
-    What a network has to beat: emboli lie at certain heights of the body, and that alone is worth something.
+    An image gets the frequency at its height in the body. Emboli lie at certain heights, so the
+    heights alone have some worth.
 
     Args:
-        labels: of exams to learn from: StudyInstanceUID, `position` and the `LABELS`.
-        table: of exams to answer for: StudyInstanceUID, SOPInstanceUID and `position`.
-        bins: heights that are told apart, from the lowest slice of an exam to the highest.
+        labels: of the exams to learn from: StudyInstanceUID, `position` and the `LABELS`.
+        table: of the exams to answer for: StudyInstanceUID, SOPInstanceUID and `position`.
+        bins: number of heights, from the lowest slice of an exam to the highest.
 
     Returns:
-        As `ExamSequences.table` does.
+        A table as of `ExamSequences.table`.
     """
     import numpy as np
 
     check_yes_or_no(labels, LABELS)
-    heights, here = (np.searchsorted(np.linspace(0, 1, bins + 1)[1:-1], _share_of_height(of)) for of in (labels, table))
-    count = np.bincount(heights, minlength=bins)
-    positive = np.bincount(heights, weights=labels[LABELS[0]], minlength=bins)
-    frequency = (positive + labels[LABELS[0]].mean()) / (count + 1)  # a height nobody was seen at has the mean
+    known = _height_bins(labels, bins)
+    present = labels[LABELS[0]]
+    count = np.bincount(known, minlength=bins)
+    positive = np.bincount(known, weights=present, minlength=bins)
+    # With one more image of the mean frequency, a height without images has the mean.
+    frequency = (positive + present.mean()) / (count + 1)
     exams = labels.groupby(STUDY)[list(EXAM_LABELS)].first()
-    # Half an exam with each label and half one without: never seen is not impossible, which would cost infinitely much.
-    exams = (exams.sum() + 0.5) / (len(exams) + 1)
+    # With half an exam more with each label, and half without, no frequency is 0 or 1: those
+    # answers would have an infinite loss when they are wrong.
+    of_exams = (exams.sum() + 0.5) / (len(exams) + 1)
     answers = table[[STUDY, IMAGE]].reset_index(drop=True)
-    return answers.assign(**{LABELS[0]: frequency[here]}, **exams)
+    return answers.assign(**{LABELS[0]: frequency[_height_bins(table, bins)]}, **of_exams)
 
 
-def _share_of_height(table):
-    """Return how high in its exam each slice lies, 0 for the lowest and 1 for the highest."""
+def _height_bins(table, bins: int):
+    """Return (N,) the bin of each slice by its height in the exam, from 0 for the lowest."""
+    import numpy as np
+
     heights = table.groupby(STUDY)["position"]
-    low, high = heights.transform("min"), heights.transform("max")
-    return ((table["position"] - low) / (high - low).where(high > low, 1)).to_numpy()
+    low = heights.transform("min")
+    span = heights.transform("max") - low
+    shares = ((table["position"] - low) / span.where(span > 0, 1)).to_numpy()
+    inner_edges = np.linspace(0, 1, bins + 1)[1:-1]
+    return np.searchsorted(inner_edges, shares)

@@ -1,26 +1,34 @@
-"""Probabilities that mean what they say: temperatures fitted on one fold, applied to another, and their worth."""
+"""Calibrated probabilities: temperatures, fitted on one fold, applied to another, and their worth.
+
+Of the answers 0.9 nine in ten should be true. If fewer are, the network is overconfident. A
+temperature T divides the logits:
+
+    probability 0.9  ->  logit 2.2  ->  2.2 / T = 1.1 with T = 2  ->  probability 0.75
+"""
 
 from dataclasses import dataclass
 
 from tpukit.essentials.show import WrongValue, counted
-from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, beside, image_share, log_loss
+from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, image_share, log_loss, match_tables
 from tpukit.pe.labels import EXAM_LABELS, LABELS
 from tpukit.scores import FEW, count_groups
 
-_LOWEST, _HIGHEST = 0.1, 10.0  # of a temperature: further out it would only repeat that all was right, or guessed
+# Bounds of a temperature: beyond them all answers would be right, or guesses.
+_LOWEST = 0.1
+_HIGHEST = 10.0
 
 
 @dataclass(frozen=True)
 class Temperatures:
-    """A temperature for each label, as `fit_temperatures` finds it: logits are divided by it.
+    """A temperature per label, found by `fit_temperatures`; logits are divided by it.
 
-    Above 1 the answers were too sure, and move towards 0.5; below 1 they were too timid. No answer crosses 0.5, so
-    answers that obeyed the rules of consistency still do.
+    Above 1 the answers were overconfident, and move towards 0.5. Below 1 they were underconfident.
+    No answer crosses 0.5, so answers that obeyed the rules of consistency still do.
 
     Attributes:
-        values: of each label of `pe.LABELS`.
-        studies: StudyInstanceUIDs of those it was fitted on.
-        notes: why a label has a temperature of 1 that was not fitted.
+        values: temperature of each label of `pe.LABELS`.
+        studies: StudyInstanceUIDs of the exams in the fit.
+        notes: for each label without a fitted temperature, the reason; its temperature is 1.
     """
 
     values: dict[str, float]
@@ -34,8 +42,11 @@ class Temperatures:
     def apply(self, table):
         """Return a copy of a table with its ten answers at these temperatures.
 
+        Args:
+            table: a row per image with StudyInstanceUID and the probabilities of `pe.LABELS`.
+
         Raises:
-            ValueError: a study of the table was fitted on: what is found there says nothing of others.
+            ValueError: an exam of the table was in the fit: its result is not valid for others.
         """
         import numpy as np
         from scipy.special import expit, logit
@@ -44,58 +55,73 @@ class Temperatures:
         if both:
             raise WrongValue(
                 f"{len(both)} of the studies are those that the temperatures were fitted on",
-                found=sorted(both)[0],
+                found=min(both),
                 fix="fit on another fold than the one that is judged",
             )
         changed = table.copy()
         for name, temperature in self.values.items():
             values = table[name].to_numpy(np.float64, copy=True)
-            inside = (values > 0) & (values < 1)  # the others stay, whatever the temperature
-            values[inside] = expit(logit(values[inside]) / temperature)
+            has_logit = (values > 0) & (values < 1)  # 0 and 1 stay at any temperature
+            values[has_logit] = expit(logit(values[has_logit]) / temperature)
             changed[name] = values
         return changed
 
 
 def fit_temperatures(labels, predictions) -> Temperatures:
-    """Find for each label the temperature with the least log loss on these studies.
+    """Find for each label the temperature with the smallest log loss on these exams.
 
-    Exams count once for each of the nine answers about them; images count as in the challenge's score, so only those of
-    positive exams do. A label that fewer than 5 exams have, or lack, keeps a temperature of 1.
+    An exam counts once for each of its nine answers. Images count as in the challenge's score, so
+    only images of positive exams do. A label that fewer than 5 exams have, or lack, keeps a
+    temperature of 1.
 
     Args:
-        labels: a row for each image with 0 and 1, see `challenge_loss`.
+        labels: a row per image with 0 and 1, see `challenge_loss`.
         predictions: the same with probabilities.
+
+    Returns:
+        The temperatures.
 
     Raises:
         ValueError: see `challenge_loss`.
     """
+    values = {}
+    notes = {}
+    for one in answers(labels, predictions):
+        few = one.too_few()
+        if few:
+            values[one.label] = 1.0
+            notes[one.label] = few
+        else:
+            values[one.label] = _best_temperature(one)
+    return Temperatures(values, frozenset(labels[STUDY]), notes)
+
+
+def _best_temperature(one: "Answers") -> float:
     import numpy as np
     from scipy.optimize import minimize_scalar
     from scipy.special import expit, logit
 
-    values, notes = {}, {}
-    for one in answers(labels, predictions):
-        values[one.label] = 1.0
-        if few := one.too_few():
-            notes[one.label] = few
-            continue
-        logits = logit(np.clip(one.chances, 1e-12, 1 - 1e-12))
+    logits = logit(np.clip(one.probabilities, 1e-12, 1 - 1e-12))
 
-        def cost(log_temperature, one=one, logits=logits):
-            return one.mean(log_loss(one.truth, expit(logits / np.exp(log_temperature))))
+    def cost(log_temperature):
+        return one.mean(log_loss(one.truth, expit(logits / np.exp(log_temperature))))
 
-        found = minimize_scalar(cost, bounds=(np.log(_LOWEST), np.log(_HIGHEST)), method="bounded")
-        values[one.label] = float(np.exp(found.x))
-    return Temperatures(values, frozenset(labels[STUDY]), notes)
+    bounds = (np.log(_LOWEST), np.log(_HIGHEST))
+    found = minimize_scalar(cost, bounds=bounds, method="bounded")
+    return float(np.exp(found.x))
 
 
 def calibration_table(labels, before, after=None):
-    """Return a row a label: how many have it, its log loss, and what the label's frequency alone would cost.
+    """Return the log loss of each label, and the log loss of its frequency alone.
 
     Args:
-        labels: a row for each image, with 0 and 1.
-        before: probabilities of the same images, as the network gave them.
+        labels: a row per image, with 0 and 1.
+        before: probabilities of the same images, from the network.
         after: the same at other temperatures, or None.
+
+    Returns:
+        A DataFrame with a row per label: "positives", "of", "frequency alone", "log loss",
+        "calibrated" if `after` is given, and "note" if the label is too rare to judge.
 
     Raises:
         ValueError: see `challenge_loss`.
@@ -103,49 +129,80 @@ def calibration_table(labels, before, after=None):
     import numpy as np
     import pandas as pd
 
-    first, *others = [answers(labels, table) for table in (before, after) if table is not None]
+    first = answers(labels, before)
+    calibrated = None if after is None else answers(labels, after)
     rows = []
     for number, one in enumerate(first):
-        row = {"label": one.label.replace("_", " "), "positives": int(one.truth.sum()), "of": len(one.truth)}
-        columns = {"frequency alone": np.full(len(one.truth), one.mean(one.truth)), "log loss": one.chances}
-        if others:
-            columns["calibrated"] = others[0][number].chances
-        rows.append(row | {name: one.mean(log_loss(one.truth, of)) for name, of in columns.items()})
-        rows[-1]["note"] = one.too_few()
+        frequency = np.full(len(one.truth), one.mean(one.truth))
+        row = {
+            "label": one.label.replace("_", " "),
+            "positives": int(one.truth.sum()),
+            "of": len(one.truth),
+            "frequency alone": one.mean(log_loss(one.truth, frequency)),
+            "log loss": one.mean_loss(),
+        }
+        if calibrated is not None:
+            row["calibrated"] = calibrated[number].mean_loss()
+        rows.append(row | {"note": one.too_few()})
     return pd.DataFrame(rows).set_index("label")
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What was said of one label, and what is true: of images for the first label, of exams for the others."""
+    """The answers to one label with the truth: of images for the first label, else of exams."""
 
     label: str  # of `pe.LABELS`
-    chances: object  # (N,) float64
+    probabilities: object  # (N,) float64
     truth: object  # (N,) float64
-    exam: object  # (N,) which exam each is of, counted from 0
-    weights: object  # (N,) how much each counts
+    exam: object  # (N,) the exam of each, counted from 0
+    weights: object  # (N,) of each in the mean
 
     def mean(self, values) -> float:
-        """Return the weighted mean of (N,) values; nan where nothing counts."""
+        """Return the weighted mean of (N,) values; nan if all weights are 0."""
         import numpy as np
 
-        return float(np.average(values, weights=self.weights)) if self.weights.any() else float("nan")
+        if not self.weights.any():
+            return float("nan")
+        return float(np.average(values, weights=self.weights))
+
+    def mean_loss(self) -> float:
+        """Return the weighted mean of the log loss."""
+        return self.mean(log_loss(self.truth, self.probabilities))
 
     def too_few(self) -> str:
-        """Say that too few exams have the label, or lack it, to judge it; empty where they are enough."""
-        counts = zip(("with it", "without"), count_groups(self.truth, self.exam), strict=True)
-        few = [f"{counted(count, 'exam')} {kind}" for kind, count in counts if count < FEW]
-        return f"only {', '.join(few)}: too few to tell" if few else ""
+        """Return why the label cannot be judged: too few exams have it, or lack it; else ""."""
+        having, lacking = count_groups(self.truth, self.exam)
+        few = []
+        if having < FEW:
+            few.append(f"{counted(having, 'exam')} with it")
+        if lacking < FEW:
+            few.append(f"{counted(lacking, 'exam')} without")
+        if not few:
+            return ""
+        return f"only {', '.join(few)}: too few to tell"
 
 
 def answers(labels, predictions) -> list[Answers]:
-    """Return what was said of each label; images weigh as in the challenge's score, exams one each."""
+    """Return the answers by label; images weigh as in the challenge's score, each exam 1."""
     import numpy as np
 
-    truth, said = beside(labels, predictions)
-    images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
-    numbers, once = np.arange(len(truth.studies)), np.ones(len(truth.studies))
-    return [Answers(LABELS[0], said.images, truth.images, truth.exam, images)] + [
-        Answers(name, said.answers[:, column], truth.answers[:, column], numbers, once)
-        for column, name in enumerate(EXAM_LABELS)
-    ]
+    truth, predicted = match_tables(labels, predictions)
+    of_images = Answers(
+        LABELS[0],
+        probabilities=predicted.images,
+        truth=truth.images,
+        exam=truth.exam,
+        weights=IMAGE_WEIGHT * image_share(truth)[truth.exam],
+    )
+    exams = len(truth.studies)
+    result = [of_images]
+    for column, name in enumerate(EXAM_LABELS):
+        of_exams = Answers(
+            name,
+            probabilities=predicted.answers[:, column],
+            truth=truth.answers[:, column],
+            exam=np.arange(exams),
+            weights=np.ones(exams),
+        )
+        result.append(of_exams)
+    return result

@@ -1,6 +1,14 @@
-"""The challenge's own score: the log loss of every image and every exam, weighted.
+"""The challenge's score: the log loss of every image and every exam, weighted.
 
-Source of the weights: the evaluation page of the competition "RSNA STR Pulmonary Embolism Detection" (Kaggle, 2020).
+An exam with four images, of which two are positive, counts
+
+    its nine answers    by EXAM_WEIGHTS, 1.0 in total
+    each image          by IMAGE_WEIGHT x 2 / 4 = 0.037, so 0.147 in total
+
+and an exam without a positive image counts with its nine answers alone.
+
+Source of the weights: the evaluation page of the competition "RSNA STR Pulmonary Embolism
+Detection" (Kaggle, 2020).
 """
 
 from collections.abc import Mapping
@@ -21,15 +29,16 @@ EXAM_WEIGHTS = {
     "indeterminate": 0.09202453988,
 }
 WEIGHTS = [EXAM_WEIGHTS[name] for name in EXAM_LABELS]
-IMAGE_WEIGHT = 0.07361963  # of one image, times the share of images of its exam that are positive
-_LEAST = 1e-15  # a probability of 0 that is wrong would cost infinitely much
+IMAGE_WEIGHT = 0.07361963  # of an image, times the share of positive images in its exam
+_LEAST = 1e-15  # a wrong probability of 0 would have an infinite log loss
+_SAME = 1e-6  # between the answers in the rows of an exam
 
 
 @dataclass(frozen=True)
 class Exams:
-    """A table of answers, laid out by exam."""
+    """A table of answers, by exam."""
 
-    studies: object  # (E,) their StudyInstanceUIDs, in order of appearance
+    studies: object  # (E,) StudyInstanceUIDs, in order of appearance
     answers: object  # (E, 9) float64 in [0, 1], in the order of `EXAM_LABELS`
     images: object  # (N,) float64 in [0, 1], `pe_present_on_image` of each row of the table
     exam: object  # (N,) integers, the exam of each row
@@ -48,94 +57,116 @@ class Exams:
 
 
 def exams_of(table, name: str = "table") -> Exams:
-    """Lay a table out by exam, and check that every answer is a probability, and one for each exam.
+    """Arrange a table by exam, and check its answers.
 
     Args:
-        table: a row for each image: StudyInstanceUID, SOPInstanceUID, and the ten `LABELS` as probabilities, those of
-            the exam repeated in each of its rows; as `read_labels` returns labels.
+        table: a row per image: StudyInstanceUID, SOPInstanceUID, and the ten `LABELS` as
+            probabilities. Those of the exam are the same in all of its rows, as in the labels of
+            `read_labels`.
         name: of the table, for messages.
 
     Raises:
-        ValueError: a column is missing, an image occurs twice, an answer is missing or outside [0, 1], or an exam has
-            several answers to one question.
+        ValueError: a column is missing, an image occurs twice, an answer is missing or outside
+            [0, 1], or an exam has several answers to one question.
     """
     import numpy as np
     import pandas as pd
 
-    fix = "a row for each image, with its StudyInstanceUID, SOPInstanceUID and the ten labels of pe.LABELS"
+    ids = "with its StudyInstanceUID, SOPInstanceUID and the ten labels of pe.LABELS"
+    fix = f"a row for each image, {ids}"
     check_columns(table, (STUDY, IMAGE, *LABELS), f"the {name} has", fix=fix)
-    twice = table[IMAGE].duplicated()
-    if twice.any():
+    repeated = table[IMAGE].duplicated()
+    if repeated.any():
         raise WrongValue(
-            f"{int(twice.sum())} images occur twice in the {name}",
-            found=table.loc[twice.idxmax(), IMAGE],
+            f"{int(repeated.sum())} images occur twice in the {name}",
+            found=table.loc[repeated.idxmax(), IMAGE],
             fix='table.drop_duplicates("SOPInstanceUID"), if the rows agree',
         )
-    values = table[list(LABELS)].to_numpy(np.float64)
-    wrong = ~((values >= 0) & (values <= 1))  # NaN is neither
-    if wrong.any():
-        row, column = np.argwhere(wrong)[0]
-        raise WrongValue(
-            f"{int(wrong.sum())} answers of the {name} are no probabilities",
-            found=f"{LABELS[column]} = {values[row, column]} of image {table[IMAGE].iloc[row]}",
-            fix="logits.sigmoid(), and an answer for every image and label",
-        )
+    values = _probabilities(table, name)
     exam, studies = pd.factorize(table[STUDY])
     if (exam < 0).any():
-        raise WrongValue(f"a StudyInstanceUID is missing in the {name}", found=f"row {int((exam < 0).argmax())}")
-    first = np.full(len(studies), len(exam))
-    np.minimum.at(first, exam, np.arange(len(exam)))
-    answers = values[first, 1:]
-    vary = np.abs(values[:, 1:] - answers[exam]) > 1e-6
-    if vary.any():
-        row, column = np.argwhere(vary)[0]
+        row = int((exam < 0).argmax())
+        raise WrongValue(f"a StudyInstanceUID is missing in the {name}", found=f"row {row}")
+    first_row = np.full(len(studies), len(exam))
+    np.minimum.at(first_row, exam, np.arange(len(exam)))
+    answers = values[first_row, 1:]
+    varies = np.abs(values[:, 1:] - answers[exam]) > _SAME
+    if varies.any():
+        row, column = np.argwhere(varies)[0]
+        both = f"{answers[exam[row], column]} and {values[row, column + 1]}"
+        transform = f'table.groupby("{STUDY}")[label].transform("mean")'
         raise WrongValue(
             f"an exam has several answers to {EXAM_LABELS[column]} in the {name}",
-            found=f"{answers[exam[row], column]} and {values[row, column + 1]} in study {studies[exam[row]]}",
-            fix=f'one answer in all rows of an exam: table.groupby("{STUDY}")[label].transform("mean"), or the maximum',
+            found=f"{both} in study {studies[exam[row]]}",
+            fix=f"one answer in all rows of an exam: {transform}, or the maximum",
         )
-    return Exams(studies, answers, values[:, 0], exam)
+    return Exams(studies, answers, images=values[:, 0], exam=exam)
+
+
+def _probabilities(table, name: str):
+    """Return (N, 10) float64, the answers of a table; raise if one is not a probability."""
+    import numpy as np
+
+    values = table[list(LABELS)].to_numpy(np.float64)
+    wrong = ~((values >= 0) & (values <= 1))  # nan is neither
+    if wrong.any():
+        row, column = np.argwhere(wrong)[0]
+        answer = f"{LABELS[column]} = {values[row, column]}"
+        raise WrongValue(
+            f"{int(wrong.sum())} answers of the {name} are no probabilities",
+            found=f"{answer} of image {table[IMAGE].iloc[row]}",
+            fix="logits.sigmoid(), and an answer for every image and label",
+        )
+    return values
 
 
 def challenge_loss(labels, predictions) -> float:
-    """Return the challenge's score, the weighted log loss; less is better, ln 2 = 0.693 is "0.5 everywhere".
+    """Return the challenge's score, a weighted log loss; 0.5 everywhere gives ln 2 = 0.693.
 
-    Every exam counts its nine answers by `EXAM_WEIGHTS`, and each of its images by `IMAGE_WEIGHT` times the share of
-    its images that are positive: in a negative exam no image counts. The sum is divided by the sum of all weights.
+    Less is better. Each exam counts its nine answers by `EXAM_WEIGHTS`, and each of its images by
+    `IMAGE_WEIGHT` times the share of its images that are positive. Therefore the images of a
+    negative exam do not count. The sum is divided by the sum of all weights.
 
-    `exam_loss` is the same of tensors, to train an `ExamNetwork` with.
+    `exam_loss` is the same for tensors, to train an `ExamNetwork`.
 
     Args:
-        labels: a row for each image with 0 and 1, as `read_labels` returns them. They come first, as in scikit-learn.
-        predictions: the same with probabilities, see `exams_of`, in any order.
+        labels: a row per image with 0 and 1, as `read_labels` returns them. They come first, as in
+            scikit-learn.
+        predictions: the same with probabilities, in any order; see `exams_of`.
+
+    Returns:
+        The score.
 
     Raises:
-        ValueError: a label is neither 0 nor 1; the two tables are not of the same images and studies; or see
-            `exams_of`.
+        ValueError: a label is neither 0 nor 1; the tables do not have the same images and exams; or
+            see `exams_of`.
     """
     if isinstance(labels, Mapping):
-        raise WrongValue("challenge_loss scores tables, got tensors", fix="pe.exam_loss(outputs, targets) trains")
-    truth, predicted = beside(labels, predictions)
-    images = IMAGE_WEIGHT * image_share(truth)[truth.exam]
-    cost = (log_loss(truth.answers, predicted.answers) @ WEIGHTS).sum()
-    cost += (log_loss(truth.images, predicted.images) * images).sum()
-    return float(cost / (len(truth.studies) * sum(WEIGHTS) + images.sum()))
+        raise WrongValue(
+            "challenge_loss scores tables, got tensors",
+            fix="pe.exam_loss(outputs, targets) trains",
+        )
+    truth, predicted = match_tables(labels, predictions)
+    image_weights = IMAGE_WEIGHT * image_share(truth)[truth.exam]
+    loss = (log_loss(truth.answers, predicted.answers) @ WEIGHTS).sum()
+    loss += (log_loss(truth.images, predicted.images) * image_weights).sum()
+    return float(loss / (len(truth.studies) * sum(WEIGHTS) + image_weights.sum()))
 
 
 def exam_loss(outputs: Mapping, targets: Mapping):
-    """Return the challenge's score as a loss, for `fit`: what a network says comes first, as in PyTorch.
+    """Return the challenge's score as a loss, for `fit`: outputs come first, as in PyTorch.
 
     Args:
-        outputs: of an `ExamNetwork` for B exams: logits, (B, 9) "answers" in the order of `EXAM_LABELS` and (B, S)
-            "images".
-        targets: of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S) "image_weight", what the images of
-            each part of an exam weigh together.
+        outputs: logits of an `ExamNetwork` for B exams: (B, 9) "answers" in the order of
+            `EXAM_LABELS` and (B, S) "images".
+        targets: of `ExamSequences`: "answers" and "images" in [0, 1], and (B, S) "image_weight",
+            the weight of all images in each part of an exam.
 
     Returns:
         () float32.
 
     Raises:
-        ValueError: the targets have no "image_weight": they are the outputs.
+        ValueError: the targets have no "image_weight": the arguments were exchanged.
     """
     from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -147,20 +178,21 @@ def exam_loss(outputs: Mapping, targets: Mapping):
         )
     answers = cross_entropy(outputs["answers"], targets["answers"], reduction="none").sum(0)
     images = cross_entropy(outputs["images"], targets["images"], reduction="none")
-    # Python numbers, not a tensor of weights: that would be copied to the device in every step.
-    cost = sum(weight * answers[column] for column, weight in enumerate(WEIGHTS))
-    cost = cost + (images * targets["image_weight"]).sum()
-    return cost / (len(outputs["answers"]) * sum(WEIGHTS) + targets["image_weight"].sum())
+    # Python numbers: a tensor of weights would be copied to the device in every step.
+    loss = sum(weight * answers[column] for column, weight in enumerate(WEIGHTS))
+    loss = loss + (images * targets["image_weight"]).sum()
+    exams = len(outputs["answers"])
+    return loss / (exams * sum(WEIGHTS) + targets["image_weight"].sum())
 
 
-def beside(labels, predictions) -> tuple[Exams, Exams]:
-    """Return the labels and the predictions, both in the order of the labels; raises as `challenge_loss`."""
+def match_tables(labels, predictions) -> tuple[Exams, Exams]:
+    """Return labels and predictions in the order of the labels; raises as `challenge_loss`."""
     truth = exams_of(labels, "labels")
     check_yes_or_no(labels, LABELS)
     predicted = exams_of(_in_order_of(predictions, labels), "predictions")
-    elsewhere = predicted.studies[predicted.exam] != truth.studies[truth.exam]
-    if elsewhere.any():
-        row = int(elsewhere.argmax())
+    differs = predicted.studies[predicted.exam] != truth.studies[truth.exam]
+    if differs.any():
+        row = int(differs.argmax())
         raise WrongValue(
             "images are in other studies in the predictions than in the labels",
             found=f"image {labels[IMAGE].iloc[row]}",
@@ -170,7 +202,7 @@ def beside(labels, predictions) -> tuple[Exams, Exams]:
 
 
 def image_share(exams: Exams):
-    """Return the (E,) share of the images of each exam that are positive; of probabilities, the share expected."""
+    """Return (E,) the share of positive images in each exam; of probabilities, the expected one."""
     return exams.sums(exams.images) / exams.counts()
 
 
@@ -187,19 +219,25 @@ def _in_order_of(predictions, labels):
     import pandas as pd
 
     if IMAGE not in predictions.columns or IMAGE not in labels.columns:
-        return predictions  # `exams_of` says so
-    given, wanted = pd.Index(predictions[IMAGE]), pd.Index(labels[IMAGE])
+        return predictions  # `exams_of` raises
+    given = pd.Index(predictions[IMAGE])
+    wanted = pd.Index(labels[IMAGE])
     if given.equals(wanted):
         return predictions
-    twice = len(given) - given.nunique()
-    rows = wanted.get_indexer(given)  # refuses labels with an image twice, which were checked before
+    repeated = given[given.duplicated()]
+    rows = wanted.get_indexer(given)  # `exams_of` has checked that no image of the labels repeats
     unknown = given[rows < 0]
-    without = wanted.difference(given)
-    if twice or len(unknown) or len(without):
-        few = ", ".join(map(str, [*without[:2], *unknown[:2], *given[given.duplicated()][:2]]))
+    missing = wanted.difference(given)
+    if len(repeated) or len(unknown) or len(missing):
+        counts = [
+            f"{len(missing)} images without a prediction",
+            f"{len(unknown)} without a label",
+            f"{len(repeated)} twice",
+        ]
+        examples = ", ".join(map(str, [*missing[:2], *unknown[:2], *repeated[:2]]))
         raise WrongValue(
             "predictions and labels are not of the same images",
-            found=f"{len(without)} images without a prediction, {len(unknown)} without a label, {twice} twice; {few}",
+            found=f"{', '.join(counts)}; {examples}",
             fix="one row for each image of the labels, and no other",
         )
     return predictions.iloc[rows.argsort()]

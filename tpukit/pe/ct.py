@@ -1,8 +1,13 @@
-"""CT slices as images: Hounsfield units through windows, the three of the JPEG set or any other."""
+"""CT slices as images: Hounsfield units through windows, those of the JPEG set or others.
+
+A window has a level and a width. With level 40 and width 400, units from -160 to 240 become 0 to
+255; everything below is black, everything above is white.
+"""
 
 from tpukit.essentials.show import WrongValue
 
-# Level and width in Hounsfield units of the red, green and blue channel, as in Kaggle's 256-pixel JPEG set.
+# Level and width in Hounsfield units, in the order red, green, blue, as in Kaggle's JPEG set of 256
+# pixels.
 WINDOWS = {"lung": (-600, 1500), "embolism": (100, 700), "mediastinum": (40, 400)}
 
 
@@ -10,10 +15,11 @@ def three_windows(hounsfield):
     """Convert a slice to red, green and blue through the lung, embolism and mediastinal windows.
 
     Args:
-        hounsfield: (H, W) array in Hounsfield units, as `read_dicom` returns it; air is -1000, water 0.
+        hounsfield: (H, W) array in Hounsfield units, as `read_dicom` returns it; air is -1000,
+            water 0.
 
     Returns:
-        (H, W, 3) uint8: 0 at and below level - width / 2, 255 at and above level + width / 2.
+        (H, W, 3) uint8: 0 up to level - width / 2, 255 from level + width / 2 on.
 
     Raises:
         ValueError: the array is not (H, W).
@@ -22,25 +28,30 @@ def three_windows(hounsfield):
 
     slice_ = np.asarray(hounsfield, dtype=np.float32)
     if slice_.ndim != 2:
+        shape = slice_.shape
         raise WrongValue(
-            f"three_windows takes one (H, W) slice in Hounsfield units, got shape {slice_.shape}",
+            f"three_windows takes one (H, W) slice in Hounsfield units, got shape {shape}",
             fix="pass one slice at a time, for instance three_windows(volume[i])",
         )
-    return np.stack([see(slice_, *window) for window in WINDOWS.values()], axis=-1)
+    channels = [see(slice_, level, width) for level, width in WINDOWS.values()]
+    return np.stack(channels, axis=-1)
 
 
 def see(hounsfield, level: float, width: float):
-    """Return float32 Hounsfield units of any shape through one window, as uint8; see `three_windows`."""
+    """Convert float32 Hounsfield units of any shape to uint8, through a single window."""
     import numpy as np
 
-    return np.round(np.clip((hounsfield - (level - width / 2)) / width, 0, 1) * 255).astype(np.uint8)
+    lowest = level - width / 2
+    shares = np.clip((hounsfield - lowest) / width, 0, 1)
+    return np.round(shares * 255).astype(np.uint8)
 
 
 def hounsfield(images):
-    """Convert what `pack_dicom(..., form="int16")` stored to Hounsfield units, on the device the images are on.
+    """Convert images of `pack_dicom(..., form="int16")` to Hounsfield units, on their device.
 
     Args:
-        images: (N, 2, H, W) uint8 as `core.batches` yields them: the low byte of each int16, and the high one.
+        images: (N, 2, H, W) uint8 as `core.batches` yields them: the low byte of each int16, then
+            the high byte.
 
     Returns:
         (N, 1, H, W) float32 Hounsfield units.
@@ -55,5 +66,7 @@ def hounsfield(images):
             f"hounsfield takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
             fix='pass a batch of pack_dicom(..., form="int16") as core.batches yields it',
         )
-    low, high = images[:, :1].float(), images[:, 1:].float()
-    return low + 256 * high - 65536 * (high >= 128)
+    low = images[:, :1].float()
+    high = images[:, 1:].float()
+    is_negative = high >= 128
+    return low + 256 * high - 65536 * is_negative

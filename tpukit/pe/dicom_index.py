@@ -1,4 +1,9 @@
-"""The DICOM files of a set, found by their headers: which file is which image, and where in the body it lies."""
+"""Find the DICOM file of each image, and its place along the body, by the headers.
+
+SOPInstanceUID    path                    position    odd (with missing="keep")
+1a2b...           train/x/y/0001.dcm      -210.5
+3c4d...                                   nan         it has no file
+"""
 
 import os
 import tempfile
@@ -6,7 +11,7 @@ from pathlib import Path
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.dicom import undecodable
-from tpukit.pe.labels import IDS
+from tpukit.pe.labels import IMAGE, SERIES, STUDY
 from tpukit.pe.missing_images import as_in_headers, check_missing, match_headers
 from tpukit.pe.series import (
     TURNED,
@@ -19,124 +24,196 @@ from tpukit.pe.series import (
     without_others,
 )
 
-_AGAIN = "copy them again, if they are slices"
-_TOLD = {  # of what `find_places` notices; slices that lack, or share, a place are found by position
+_FIELDS = {STUDY: "study", SERIES: "series"}  # of a header, by the column of the labels
+_COPY_AGAIN = "copy them again, if they are slices"
+_ADVICE = {  # for facts of `find_places`; `check_exams` finds missing and shared places by position
     TURNED: "nothing",
     UNSCALED: "look at one: without slope and intercept the greys may mean something else",
     UNNAMED: "look at one: another scanner's numbers are no Hounsfield units",
 }
 
 
-def index_dicom(labels, folder, *, missing: str = "raise", workers: int | None = None, progress: str | None = None):
-    """Add two columns to the labels: the `path` of each image, and its `position` along the body, in mm.
+def index_dicom(
+    labels,
+    folder,
+    *,
+    missing: str = "raise",
+    workers: int | None = None,
+    progress: str | None = None,
+):
+    """Add two columns to the labels: the `path` of each image, and its `position` along the body.
 
-    The headers say what a file is, so its name does not matter. Along the body is from the feet to the head, by
-    ImagePositionPatient, whichever way the slices were numbered. Files without a row, and of another modality than CT,
-    are ignored; a printed line says how many. `check_exams` puts all that is odd into one table.
+    A file is found by its header, so its name does not matter. The position is in mm, from the feet
+    to the head, by ImagePositionPatient; the numbers of the slices do not matter. Files without a
+    row, and files of another modality than CT, are ignored, and their number is printed.
+    `check_exams` collects everything unusual in a single table.
 
     Args:
-        labels: as `read_labels` returns them, or the competition's test.csv: only the three identifiers are read.
+        labels: as `read_labels` returns them, or the competition's test.csv: only the three
+            identifiers are read.
         folder: train, the folder that contains the study folders.
-        missing: "raise" if a row has no file, or "drop" such rows and print how many; or "keep" all rows, whatever is
-            odd about their images: a column `odd` says what, "" where nothing is.
+        missing: "raise" if a row has no file, or "drop" to leave such rows out and print how many.
+            "keep" returns all rows, with a column `odd`: the problem with the image, "" for none.
         workers, progress: as for `pack_dicom`.
 
     Returns:
-        A copy of the labels with a new index, `path` (str) and `position` (float), ordered by study, series, position;
-        of an odd image they are "" and NaN. `pack_dicom` takes it as labels, and reads no header again.
+        A copy of the labels with a new index, `path` (str) and `position` (float), sorted by study,
+        series and position. For an odd image they are "" and NaN. `pack_dicom` takes the table as
+        labels, and then reads no header again.
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has none.
-        ValueError: two files are of one image, an image has no place, or lies in another study than the labels say.
+        ValueError: two files are of the same image, an image has no place, or its file belongs to
+            another exam than the labels say.
         ImportError: pydicom is not installed.
     """
     import numpy as np
 
     check_missing(missing, "keep")
-    names, keep = find_files(folder), missing == "keep"
+    keep = missing == "keep"
+    names = find_files(folder)
     with tempfile.TemporaryDirectory() as work:
-        headers, others = read_headers(folder, names, Path(work), workers, progress, decoders=not keep)
-    why = {Path(names[number]).stem: words for number, words in others}
-    noticed = [[*fact, "nothing: only CT is read"] for fact in of_other_modalities(names, others)]
-    if others := without_others(folder, names, others):
-        noticed.append([f"{len(others):,} files are no CT slices", f"{names[others[0][0]]}: {others[0][1]}", _AGAIN])
-        print(f"{len(others)} files in {folder} are no CT slices, for instance {names[others[0][0]]}: {others[0][1]}")
+        headers, others = read_headers(
+            folder,
+            names,
+            Path(work),
+            workers=workers,
+            progress=progress,
+            decoders=not keep,
+        )
+    noticed = _notice_others(folder, names, others)
     headers = headers[headers["image"].argsort(kind="stable")]
     if keep:
         headers = headers[np.unique(headers["image"], return_index=True)[1]]
     else:
         _check_once(headers, names)
-    headers, rows = match_headers(headers, labels, missing, folder=folder, call="index_dicom(labels, folder")
-    position, told = find_places(headers, np.unique(headers["series"], return_inverse=True)[1])
-    for what in filter(told.get, _TOLD):
-        count, first = told[what]
-        noticed.append([f"{count:,} {what}", f"series {first}", _TOLD[what]])
+    call = "index_dicom(labels, folder"
+    headers, rows = match_headers(headers, labels, missing, folder=folder, call=call)
+    series = np.unique(headers["series"], return_inverse=True)[1]
+    position, facts = find_places(headers, series)
+    for fact, advice in _ADVICE.items():
+        if fact in facts:
+            count, first = facts[fact]
+            noticed.append([f"{count:,} {fact}", f"series {first}", advice])
     paths = [os.path.join(folder, names[file]) for file in headers["file"].tolist()]
     if keep:
-        table = _with_the_odd(labels, rows, headers, position, paths, why)
+        reasons = {Path(names[number]).stem: reason for number, reason in others}
+        table = _with_odd(_no_file(labels, reasons), rows, headers, position=position, paths=paths)
     else:
         _check_identifiers(labels.iloc[rows], headers, names)
         _check_places(position, headers, names)
         table = labels.iloc[rows].assign(path=paths, position=position)
-    table = table.sort_values([*IDS[:2], "position"], kind="stable").reset_index(drop=True)
+    table = table.sort_values([STUDY, SERIES, "position"], kind="stable").reset_index(drop=True)
     table.attrs["noticed"] = noticed
     return table
 
 
-def _with_the_odd(labels, rows, headers, position, paths: list[str], why: dict):
-    """Return all rows of the labels, with the place of the images that have one, and what is odd about the others."""
+def _notice_others(folder, names: list[str], others: list) -> list[list[str]]:
+    """Print the files that are no CT slices, and return them as rows of `check_exams`."""
+    noticed = []
+    for files, example in of_other_modalities(names, others):
+        noticed.append([files, example, "nothing: only CT is read"])
+    rest = without_others(folder, names, others)
+    if rest:
+        number, reason = rest[0]
+        example = f"{names[number]}: {reason}"
+        noticed.append([f"{len(rest):,} files are no CT slices", example, _COPY_AGAIN])
+        print(f"{len(rest)} files in {folder} are no CT slices, for instance {example}")
+    return noticed
+
+
+def _no_file(labels, reasons: dict[str, str]):
+    """Return all rows without path and position, as if none had a file.
+
+    `reasons` are of files that are no CT slices, by the name of the file.
+    """
     import numpy as np
 
-    odd = [f"its file is no CT slice: {why[uid]}" if uid in why else "it has no file" for uid in labels[IDS[2]]]
-    odd, at, path = np.array(odd, object), np.full(len(labels), np.nan), np.full(len(labels), "", object)
-    odd[rows], at[rows], path[rows] = "", position, paths
-    found, unscaled = labels.iloc[rows], headers["unscaled"]
-    compressed = [one for one in np.unique(headers["syntax"]) if undecodable(one.decode())]
-    # Without a scale in a series that has one: DICOM's default is not theirs.
-    alone = unscaled & np.isin(headers["series"], headers["series"][~unscaled])
-    for wrong, words in (
-        (~np.isfinite(position), "it has no place in the body"),
-        (np.isin(headers["syntax"], compressed), "it is compressed, and nothing that is installed decodes it"),
-        (_elsewhere(found, headers, 0), "its file says that it is of another study"),
-        (_elsewhere(found, headers, 1), "its file says that it is of another series"),
-        (alone, "it lacks RescaleSlope or RescaleIntercept, which others of its series have"),
-    ):
-        odd[rows[wrong]], at[rows[wrong]], path[rows[wrong]] = words, np.nan, ""
-    return labels.assign(path=path, position=at, odd=odd)
+    odd = []
+    for uid in labels[IMAGE]:
+        if uid in reasons:
+            odd.append(f"its file is no CT slice: {reasons[uid]}")
+        else:
+            odd.append("it has no file")
+    empty = np.full(len(labels), "", object)
+    nowhere = np.full(len(labels), np.nan)
+    return labels.assign(path=empty, position=nowhere, odd=np.array(odd, object))
 
 
-def _elsewhere(labels, headers, which: int):
-    """Return (N,) bool of the images that have another study (0), or series (1), in their file than in the labels."""
-    return as_in_headers(labels[IDS[which]]) != headers[("study", "series")[which]]
+def _with_odd(table, rows, headers, *, position, paths: list[str]):
+    """Return a table of `_no_file` with path and position in `rows`, or the reason for none."""
+    import numpy as np
+
+    is_unscaled = headers["unscaled"]
+    scaled_series = headers["series"][~is_unscaled]
+    syntaxes = np.unique(headers["syntax"])
+    compressed = [syntax for syntax in syntaxes if undecodable(syntax.decode())]
+    is_compressed = np.isin(headers["syntax"], compressed)
+    # DICOM's default would differ from the scale of the other slices of the series.
+    lacks_scale = is_unscaled & np.isin(headers["series"], scaled_series)
+    found = table.iloc[rows]
+    problems = {  # the last that applies is reported
+        "it has no place in the body": ~np.isfinite(position),
+        "it is compressed, and no installed package decodes it": is_compressed,
+        "its file says that it is of another study": _is_elsewhere(found, headers, STUDY),
+        "its file says that it is of another series": _is_elsewhere(found, headers, SERIES),
+        "it lacks RescaleSlope or RescaleIntercept, which others of its series have": lacks_scale,
+    }
+    odd = np.full(len(rows), "", object)
+    for words, wrong in problems.items():
+        odd[wrong] = words
+    is_odd = odd != ""
+    columns = {
+        "path": np.where(is_odd, "", np.array(paths, object)),
+        "position": np.where(is_odd, np.nan, position),
+        "odd": odd,
+    }
+    for name, values in columns.items():
+        whole = table[name].to_numpy(copy=True)
+        whole[rows] = values
+        table = table.assign(**{name: whole})
+    return table
+
+
+def _is_elsewhere(labels, headers, column: str):
+    """Return (N,) bool, whether study or series differ between the labels and the files."""
+    return as_in_headers(labels[column]) != headers[_FIELDS[column]]
 
 
 def _check_once(headers, names: list[str]) -> None:
-    again = headers["image"][1:] == headers["image"][:-1]
-    if again.any():
-        first = int(again.argmax())
+    """Raise if two of the headers, which are sorted by image, are of the same image."""
+    repeats = headers["image"][1:] == headers["image"][:-1]
+    if repeats.any():
+        first = int(repeats.argmax())
         both = " and ".join(names[file] for file in headers["file"][first : first + 2])
         raise WrongValue(f"two files are of one image: {both}", fix="delete one of them")
 
 
 def _check_identifiers(labels, headers, names: list[str]) -> None:
-    for which, field in enumerate(("study", "series")):
-        if (other := _elsewhere(labels, headers, which)).any():
-            first = int(other.argmax())
-            file = f"{headers[field][first].decode()} in {names[headers['file'][first]]}"
+    """Raise if an image has another study or series in its file than in the labels."""
+    for column, field in _FIELDS.items():
+        differs = _is_elsewhere(labels, headers, column)
+        if differs.any():
+            first = int(differs.argmax())
+            uid = headers[field][first].decode()
+            file = names[headers["file"][first]]
+            images = f"{int(differs.sum()):,} images"
             raise WrongValue(
-                f"{int(other.sum()):,} images have another {IDS[which]} in their file than in the labels",
-                found=f"{file}, {labels[IDS[which]].iloc[first]} in the labels",
+                f"{images} have another {column} in their file than in the labels",
+                found=f"{uid} in {file}, {labels[column].iloc[first]} in the labels",
                 fix="copy the files again, or correct these rows",
             )
 
 
 def _check_places(position, headers, names: list[str]) -> None:
+    """Raise if an image has no place along the body."""
     import numpy as np
 
     nowhere = np.flatnonzero(~np.isfinite(position))
     if len(nowhere):
+        file = names[headers["file"][nowhere[0]]]
         raise WrongValue(
             f"{len(nowhere):,} images have no place in the body",
-            found=f"no ImagePositionPatient along its series in {names[headers['file'][nowhere[0]]]}",
+            found=f"no ImagePositionPatient along its series in {file}",
             fix="leave their rows out of the labels: a localizer is no slice of the exam",
         )

@@ -1,64 +1,142 @@
-"""What is odd about the exams of a table, all at once, known from the headers: before anything is packed or trained."""
+"""Find everything unusual about the exams of a table, before anything is packed or trained.
+
+Positions along the body, of an exam with the usual step 1.25 mm:
+
+    0.0   1.25   1.25   2.5   5.0
+               ^            ^
+               equal        a slice is missing: the step is more than 1.5 times the usual one
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from tpukit.pe.labels import IMAGE, SERIES, STUDY, check_columns
 
-_WIDE = 1.5  # times the usual step from slice to slice: there a slice is missing
-_SAME = 0.01  # mm: a place is rounded when it is written
+_WIDE = 1.5  # times the usual step between slices
+_SAME = 0.01  # mm: positions are rounded when they are written
+
+
+class Irregularity(NamedTuple):
+    """An irregularity of the exams of a table."""
+
+    found: str
+    evidence: str
+    fix: str
+
+
+class _Exams(NamedTuple):
+    """The rows of a table, sorted by exam and along the body."""
+
+    number: object  # (N,) the exam of each row, from 0
+    starts: object  # (E + 1,) the first row of each exam, then N
+    position: object  # (N,) float64
+    study: object  # (N,) identifiers
+    series: object
+    image: object
 
 
 def check_exams(table):
-    """Return a row for all that is odd about the exams of a table, with an example and what to do about it.
+    """Return a table of everything unusual about exams, with an example and advice.
 
-    Exams are irregular if they have several series, slices at one place, or a gap where a slice is missing. Of a table
-    of `index_dicom` it also says which files are of other modalities than CT or no slices, what their headers lack, and
-    which series are stored lying, mirrored or upside down. Nothing is changed: an irregular exam is read in the order
-    of its positions, by `ExamSequences(..., irregular="keep")` and by a submission, which has to answer it.
+    Exams are irregular if they have several series, slices at equal positions, or a gap because a
+    slice is missing. For a table of `index_dicom` the result also lists files of other modalities
+    than CT, files that are no slices, incomplete headers, and series that are stored lying,
+    mirrored or upside down.
+
+    The table is not changed. `ExamSequences(..., irregular="keep")` reads irregular exams in the
+    order of their positions; a submission must contain answers for them.
 
     Args:
-        table: as `index_dicom` and `index_images` return it; a part of its rows will do.
+        table: as `index_dicom` and `index_images` return it, or some of its rows.
 
     Returns:
-        A DataFrame with "found", "for instance" and "what to do"; without rows where nothing is odd.
+        A DataFrame with "found", "for instance" and "what to do"; empty if nothing is unusual.
 
     Raises:
-        ValueError: an identifier or the position has no column.
+        ValueError: the column of an identifier or of the position is missing.
     """
     import pandas as pd
 
     fix = "the table of pe.index_dicom or pe.index_images"
     check_columns(table, (STUDY, SERIES, IMAGE, "position"), "the table has", fix=fix)
-    rows = [[what, evidence, f"{todo}; or keep them as they are"] for what, evidence, todo in find_irregular(table)]
-    return pd.DataFrame(rows + table.attrs.get("noticed", []), columns=["found", "for instance", "what to do"])
+    rows = []
+    for found, evidence, fix in find_irregular(table):
+        rows.append([found, evidence, f"{fix}; or keep them as they are"])
+    rows += table.attrs.get("noticed", [])
+    return pd.DataFrame(rows, columns=["found", "for instance", "what to do"])
 
 
-def find_irregular(table):
-    """Yield what is wrong with exams, an example, and what would mend it."""
+def find_irregular(table) -> Iterator[Irregularity]:
+    """Yield the irregularities of exams: several series, equal positions, missing slices."""
+    import numpy as np
+
+    exams = _sort(table)
+    yield from _several_series(exams)
+    steps = np.diff(exams.position)
+    is_within = exams.number[1:] == exams.number[:-1]
+    usual = _usual_steps(exams, steps)
+    is_equal = steps < _SAME
+    is_wide = steps > np.maximum(_WIDE * usual, _SAME)
+    for wrong, fact, fix in (
+        (is_equal, "have slices at equal positions", "leave out the rows of one of them"),
+        (is_wide, "lack a slice", "copy its file again, and give it a row"),
+    ):
+        rows = np.flatnonzero(wrong & is_within)
+        if len(rows):
+            count = len(np.unique(exams.number[rows]))
+            evidence = _describe(exams, rows[0], usual[rows[0]])
+            yield Irregularity(f"{count} exams {fact}", evidence, fix)
+
+
+def _sort(table) -> _Exams:
     import numpy as np
     import pandas as pd
 
     exam, _ = pd.factorize(table[STUDY], sort=True)
     position = table["position"].to_numpy(np.float64)
-    order = np.lexsort((position, exam))  # by exam, then along the body
-    exam, position = exam[order], position[order]
-    starts = np.searchsorted(exam, np.arange(exam.max(initial=-1) + 2))
-    studies, series, images = (table[name].to_numpy()[order] for name in (STUDY, SERIES, IMAGE))
-    other = series != series[starts[exam]]
-    if other.any():
-        row = int(other.argmax())
-        evidence = f"{series[starts[exam[row]]]} and {series[row]} in study {studies[row]}"
-        yield f"{len(np.unique(exam[other]))} exams have several series", evidence, "keep the rows of one of them"
-    steps, within = np.diff(position), exam[1:] == exam[:-1]
-    ends = zip(starts[:-1], starts[1:], strict=True)
-    # The lower median: where two steps are left, one of them beside a lost slice, the other one is the usual one.
-    inside = (steps[start : end - 1] for start, end in ends)
-    apart = (of[of > _SAME] for of in inside)
-    usual = np.array([np.quantile(of, 0.5, method="lower") if len(of) else 0.0 for of in apart])[exam[1:]]
-    for wrong, what, fix in (
-        (steps < _SAME, "have slices at equal positions", "leave out the rows of one of them"),
-        (steps > np.maximum(_WIDE * usual, _SAME), "lack a slice", "copy its file again, and give it a row"),
-    ):
-        if (wrong & within).any():
-            row = int((wrong & within).argmax())
-            evidence = f"{images[row]} at {position[row]:g} and {images[row + 1]} at {position[row + 1]:g}, "
-            evidence += f"neighbours in study {studies[row]}, whose slices are {usual[row]:g} apart"
-            yield f"{len(np.unique(exam[1:][wrong & within]))} exams {what}", evidence, fix
+    order = np.lexsort((position, exam))
+    number = exam[order]
+    return _Exams(
+        number=number,
+        starts=np.searchsorted(number, np.arange(number.max(initial=-1) + 2)),
+        position=position[order],
+        study=table[STUDY].to_numpy()[order],
+        series=table[SERIES].to_numpy()[order],
+        image=table[IMAGE].to_numpy()[order],
+    )
+
+
+def _several_series(exams: _Exams) -> Iterator[Irregularity]:
+    import numpy as np
+
+    first_series = exams.series[exams.starts[exams.number]]
+    rows = np.flatnonzero(exams.series != first_series)
+    if len(rows):
+        row = rows[0]
+        both = f"{first_series[row]} and {exams.series[row]}"
+        yield Irregularity(
+            f"{len(np.unique(exams.number[rows]))} exams have several series",
+            f"{both} in study {exams.study[row]}",
+            "keep the rows of one of them",
+        )
+
+
+def _usual_steps(exams: _Exams, steps):
+    """Return (N - 1,) the usual step of the exam of each step, 0 if all its positions are equal."""
+    import numpy as np
+
+    usual = []
+    for start, end in zip(exams.starts[:-1], exams.starts[1:], strict=True):
+        apart = steps[start : end - 1]
+        apart = apart[apart > _SAME]
+        # The lower median: of two steps, the larger one may be a gap.
+        usual.append(np.quantile(apart, 0.5, method="lower") if len(apart) else 0.0)
+    return np.array(usual)[exams.number[1:]]
+
+
+def _describe(exams: _Exams, row: int, usual: float) -> str:
+    """Return in words where two slices lie, the one of this row and the next one."""
+    first = f"{exams.image[row]} at {exams.position[row]:g}"
+    second = f"{exams.image[row + 1]} at {exams.position[row + 1]:g}"
+    step = f"whose slices are {usual:g} apart"
+    return f"{first} and {second}, next to each other in study {exams.study[row]}, {step}"

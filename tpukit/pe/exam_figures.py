@@ -1,17 +1,35 @@
-"""A figure of what a network says along the body, exam by exam."""
+"""A figure of the probability of an embolus along the body, with a panel per exam."""
 
 from __future__ import annotations
 
+import math
 import textwrap
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.show import WrongValue
 from tpukit.essentials.show import house_style as look
-from tpukit.pe.labels import check_yes_or_no
+from tpukit.pe.labels import LABELS, STUDY, check_columns, check_yes_or_no
 from tpukit.scores import as_array
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+_EMBOLUS = LABELS[0]
+_MARKED = 40  # slices: in longer exams the points of the curve would touch
+_DASHED = (0, (4, 2))
+_DOTTED = (0, (1, 2))
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The optional parts of the figure."""
+
+    consistent: bool
+    attention: bool
+    threshold: float
 
 
 def show_exams(
@@ -23,100 +41,159 @@ def show_exams(
     limit: int = 8,
     threshold: float = 0.5,
 ) -> Figure:
-    """Draw the probability of an embolus along the body, a panel an exam, over where it truly is.
+    """Draw the probability of an embolus along the body, and the slices that truly show one.
 
-    Half of the panels are exams with an embolus on some slice, from many such slices to few; the other half are
-    exams without one, those with the highest probability first: where a network is wrong, it is wrong there.
+    Half of the panels are exams with an embolus, from many slices with one to few. The other half
+    are exams without, those with the highest probability first, because these are the errors.
 
     Args:
-        labels: a table with StudyInstanceUID, position and pe_present_on_image, as `index_images` makes it; of the
-            images that were predicted.
-        probabilities: (N,) of pe_present_on_image, in the order of the table, as the network gave them.
-        consistent: (N,) the same after `make_consistent`, drawn as a second, thin line; None for none.
-        attention: (N,) how much each slice counted in the answers about its exam, 0 or more; None where nothing does.
-            Drawn in green, to the height of 1 where it is highest.
+        labels: table of the predicted images with StudyInstanceUID, position and
+            pe_present_on_image, as `index_images` makes it.
+        probabilities: (N,) of pe_present_on_image, in the order of the table.
+        consistent: (N,) the same after `make_consistent`, drawn as a thin line; None for none.
+        attention: (N,) the weight of each slice in the answers about its exam, 0 or more; None for
+            none. Drawn in green, with the height 1 at its maximum.
         limit: the most exams to draw.
         threshold: drawn as a dotted line.
 
+    Returns:
+        The figure.
+
     Raises:
-        ValueError: there is not one probability for each row, a label is neither 0 nor 1, or the table lacks a column.
+        ValueError: the table lacks a column, the numbers are not one per row, a label is neither 0
+            nor 1, or an attention is negative.
     """
+    table = _table(labels, probabilities, consistent, attention=attention)
+    sick, sound = _choose(table, limit)
+    chosen = [*sick, *sound]
+    columns = min(4, len(chosen))
+    rows = math.ceil(len(chosen) / columns)
+    shown = _Shown(consistent is not None, attention is not None, threshold)
+    with look.style():
+        figure = look.new_figure(2.45 * columns + 0.4, 1.75 * rows + 0.7, layout="constrained")
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+        shares = []
+        for axes, study in zip(grid.flat, chosen, strict=False):
+            share = _draw_exam(axes, table[table[STUDY] == study], shown)
+            if share:
+                shares.append(f"{study[:6]} {share}")
+        for axes in grid.flat[len(chosen) :]:
+            axes.set_visible(False)
+        small = {"fontsize": look.SMALL, "color": look.MUTED}
+        figure.supylabel("probability of an embolus", **small)
+        letters = look.letters(figure.get_figwidth())
+        figure.supxlabel(textwrap.fill(_legend(shown), letters), **small)
+        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
+        highest = table.groupby(STUDY).probability.max()
+        found = int((highest[sick] >= threshold).sum())
+        look.describe(
+            figure,
+            f"The probability of an embolus along the body in {len(chosen)} exams, "
+            f"{len(sick)} of them with an embolus. "
+            f"In {found} of these it reaches {threshold:g} on some slice."
+            f"{_shares_in_words(shares)}",
+        )
+    return figure
+
+
+def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) -> pd.DataFrame:
+    """Check the arguments; return a table by exam and position, with a column for each of them."""
+    count = len(labels)
+    weights = None
+    if attention is not None:
+        weights = as_array(attention)
+        if weights.shape != (count,) or not (weights >= 0).all():
+            raise WrongValue(
+                f"attention is one number of 0 or more for each of the {count} rows, "
+                f"got {weights.shape}, from {weights.min():.3g}",
+                fix="the weights of the slices in the model, after the softmax",
+            )
+    columns = (STUDY, "position", _EMBOLUS)
+    fix = "labels of index_images(read_labels(...), ...)"
+    check_columns(labels, columns, "the table of show_exams has", fix=fix)
+    given = as_array(probabilities)
+    changed = given if consistent is None else as_array(consistent)
+    for values in (given, changed):
+        if values.shape != (count,):
+            shape = values.shape
+            raise WrongValue(
+                f"show_exams takes one probability for each of its {count} rows, got {shape}",
+                fix="probabilities[:, 0], of all rows of the table",
+            )
+    check_yes_or_no(labels, [_EMBOLUS])
+    table = labels.assign(
+        probability=given,
+        consistent=changed,
+        weight=0.0 if weights is None else weights,
+    )
+    table = table.sort_values([STUDY, "position"])
+    if table.position.dtype.kind == "f":  # mm, of DICOM files: the figure counts slices
+        table["position"] = table.groupby(STUDY).cumcount()
+    return table
+
+
+def _choose(table: pd.DataFrame, limit: int) -> tuple:
+    """Return the exams to draw: with an embolus, and without."""
     import numpy as np
 
-    weighs = None if attention is None else as_array(attention)
-    if weighs is not None and (weighs.shape != (len(labels),) or not (weighs >= 0).all()):
-        raise WrongValue(
-            f"attention is one number of 0 or more for each of the {len(labels)} rows, got {weighs.shape}, from "
-            f"{weighs.min():.3g}",
-            fix="what the model weighs the slices by, after the softmax",
-        )
-    missing = [name for name in ("StudyInstanceUID", "position", "pe_present_on_image") if name not in labels.columns]
-    chances = as_array(probabilities)
-    repaired = chances if consistent is None else as_array(consistent)
-    for given in (chances, repaired):
-        if missing or given.shape != (len(labels),):
-            raise WrongValue(
-                f"show_exams takes a table and one probability for each of its {len(labels)} rows, got {given.shape}"
-                f"{', and no column ' + missing[0] if missing else ''}",
-                fix="labels of index_images(read_labels(...), ...), and probabilities[:, 0]",
-            )
-    check_yes_or_no(labels, ["pe_present_on_image"])
-    table = labels.assign(chance=chances, repaired=repaired, weight=0.0 if weighs is None else weighs)
-    table = table.sort_values(["StudyInstanceUID", "position"])
-    if table.position.dtype.kind == "f":  # in mm, of DICOM files: slices are counted
-        table["position"] = table.groupby("StudyInstanceUID").cumcount()
-    exams = table.groupby("StudyInstanceUID").agg(shown=("pe_present_on_image", "sum"), most=("chance", "max"))
-    sick = exams[exams.shown > 0].sort_values("shown", ascending=False, kind="stable").index
-    sound = exams[exams.shown == 0].sort_values("most", ascending=False, kind="stable").index
+    by_exam = table.groupby(STUDY)
+    positive = by_exam[_EMBOLUS].sum()
+    highest = by_exam.probability.max()
+    sick = positive[positive > 0].sort_values(ascending=False, kind="stable").index
+    sound = highest[positive == 0].sort_values(ascending=False, kind="stable").index
     half = limit - min(limit // 2, len(sound))
     spread = np.linspace(0, len(sick) - 1, min(half, len(sick))).round().astype(int)
     sick = sick[spread]
-    chosen = [*sick, *sound[: limit - len(sick)]]
-    columns = min(4, len(chosen))
-    rows = -(-len(chosen) // columns)
+    return sick, sound[: limit - len(sick)]
 
-    with look.style():
-        figure = look.new_figure(2.45 * columns + 0.4, 1.75 * rows + 0.7, layout="constrained")
-        shares = []
-        grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
-        for axes, study in zip(grid.flat, chosen, strict=False):
-            exam = table[table.StudyInstanceUID == study]
-            places = exam.position.to_numpy()
-            for place in places[exam.pe_present_on_image.to_numpy() == 1]:
-                axes.axvspan(place - 0.5, place + 0.5, color=look.COLORS[1], alpha=0.3, linewidth=0)
-            if weighs is not None:
-                height = exam.weight / (exam.weight.max() or 1)
-                axes.fill_between(places, height, color=look.COLORS[2], alpha=0.35, linewidth=0, step="mid")
-                on_embolus = exam.weight[exam.pe_present_on_image == 1].sum() / (exam.weight.sum() or 1)
-                if exams.shown[study]:
-                    share = f"{100 * on_embolus:.0f} %"
-                    axes.set_title(share, loc="right", fontsize=look.SMALL, color=look.COLORS[2], pad=4)
-                    shares.append(f"{study[:6]} {share}")
-            mark = {"marker": "o", "markersize": 3} if len(places) <= 40 else {}
-            axes.plot(places, exam.chance, color=look.COLORS[0], linewidth=1.5, zorder=3, **mark)
-            if consistent is not None:  # below the other: it is seen where they differ
-                axes.plot(places, exam.repaired, color=look.INK, linewidth=1, linestyle=(0, (4, 2)), zorder=2.5)
-            axes.axhline(threshold, color=look.MUTED, linewidth=0.8, linestyle=(0, (1, 2)))
-            axes.set(ylim=(-0.03, 1.03), xlim=(places.min() - 0.5, places.max() + 0.5), yticks=[0, 0.5, 1])
-            axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
-            count = int(exams.shown[study])
-            slices = f"{count} of {len(exam)} slices" if count else "no embolus"
-            axes.set_title(f"{study[:6]}: {slices}", loc="left", fontsize=look.SMALL + 0.5, pad=4)
-        for axes in grid.flat[len(chosen) :]:
-            axes.set_visible(False)
-        figure.supylabel("probability of an embolus", fontsize=look.SMALL, color=look.MUTED)
-        about = "slice of the series    orange: slices that truly show an embolus    blue: what the network says"
-        about += "    dashed: without contradictions" * (consistent is not None)
-        about += "    green: its attention, and how much of it lies on orange" * (weighs is not None)
-        about = textwrap.fill(about, look.letters(figure.get_figwidth()))  # few panels have little room below them
-        figure.supxlabel(about, fontsize=look.SMALL, color=look.MUTED)
-        figure.get_layout_engine().set(w_pad=0.08, h_pad=0.08)
-        best = table.groupby("StudyInstanceUID").chance.max()
-        found = int((best[sick] >= threshold).sum())
-        look.describe(
-            figure,
-            f"The probability of an embolus along the body in {len(chosen)} exams, {len(sick)} of them with an "
-            f"embolus. In {found} of these it reaches {threshold:g} on some slice."
-            f"{' Attention on slices with an embolus: ' + ', '.join(shares) + '.' if shares else ''}",
-        )
-    return figure
+
+def _draw_exam(axes: Axes, exam: pd.DataFrame, shown: _Shown) -> str:
+    """Draw the panel of an exam; return the share of attention on its embolus, in words, if any."""
+    places = exam.position.to_numpy()
+    is_positive = exam[_EMBOLUS].to_numpy() == 1
+    count = int(is_positive.sum())
+    for place in places[is_positive]:
+        style = {"color": look.COLORS[1], "alpha": 0.3, "linewidth": 0}
+        axes.axvspan(place - 0.5, place + 0.5, **style)
+    share = ""
+    if shown.attention:
+        height = exam.weight / (exam.weight.max() or 1)
+        style = {"color": look.COLORS[2], "alpha": 0.35, "linewidth": 0}
+        axes.fill_between(places, height, step="mid", **style)
+        if count:
+            on_embolus = exam.weight[is_positive].sum() / (exam.weight.sum() or 1)
+            share = f"{100 * on_embolus:.0f} %"
+            small = {"fontsize": look.SMALL, "color": look.COLORS[2], "pad": 4}
+            axes.set_title(share, loc="right", **small)
+    mark = {"marker": "o", "markersize": 3} if len(places) <= _MARKED else {}
+    axes.plot(places, exam.probability, color=look.COLORS[0], linewidth=1.5, zorder=3, **mark)
+    if shown.consistent:  # below the other line, so it shows only if they differ
+        style = {"color": look.INK, "linewidth": 1, "linestyle": _DASHED, "zorder": 2.5}
+        axes.plot(places, exam.consistent, **style)
+    axes.axhline(shown.threshold, color=look.MUTED, linewidth=0.8, linestyle=_DOTTED)
+    ends = (places.min() - 0.5, places.max() + 0.5)
+    axes.set(ylim=(-0.03, 1.03), xlim=ends, yticks=[0, 0.5, 1])
+    axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
+    slices = f"{count} of {len(exam)} slices" if count else "no embolus"
+    title = f"{exam[STUDY].iloc[0][:6]}: {slices}"
+    axes.set_title(title, loc="left", fontsize=look.SMALL + 0.5, pad=4)
+    return share
+
+
+def _legend(shown: _Shown) -> str:
+    entries = [
+        "slice of the series",
+        "orange: slices that truly show an embolus",
+        "blue: the output of the network",
+    ]
+    if shown.consistent:
+        entries.append("dashed: without contradictions")
+    if shown.attention:
+        entries.append("green: its attention, and the share of it on orange")
+    return "    ".join(entries)
+
+
+def _shares_in_words(shares: list[str]) -> str:
+    if not shares:
+        return ""
+    return f" Attention on slices with an embolus: {', '.join(shares)}."

@@ -1,18 +1,26 @@
-"""A ResNet that also says what it saw, and the network that reads it along the body; importing this loads torch."""
+"""Networks for exams: a ResNet that also returns its features, and a GRU that reads them in order.
+
+    images (N, 3, H, W) -> SliceFeatures -> features (N, F) -> ExamSequences -> (B, S, 2F)
+    (B, S, 2F) -> ExamNetwork -> answers (B, 9), images (B, S), attention (B, S)
+
+The module imports torch.
+"""
 
 import torch
 from torch import nn
-from torch.nn.modules.rnn import GRU  # torch_xla puts another one into torch.nn, which knows one direction only
+
+# torch_xla replaces torch.nn.GRU with a class that has one direction only.
+from torch.nn.modules.rnn import GRU
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.labels import EXAM_LABELS
 
 
 class SliceFeatures(nn.Module):
-    """A trained ResNet that returns what its last layer gets beside what it says.
+    """A trained ResNet that returns the input of its last layer together with its logits.
 
-    Takes what the ResNet takes. Returns {"features": (N, 512) for a ResNet-34, "logits": (N, outputs)}; the parameters
-    are the ResNet's own.
+    Takes the input of the ResNet. Returns {"features": (N, F), "logits": (N, outputs)}; F is 512
+    for a ResNet-34. The parameters are shared with the ResNet.
 
     Args:
         resnet: of torchvision or `resnet34`, with its last layer in `fc`.
@@ -20,7 +28,8 @@ class SliceFeatures(nn.Module):
 
     def __init__(self, resnet: nn.Module):
         super().__init__()
-        self.body = nn.Sequential(*(layer for name, layer in resnet.named_children() if name != "fc"))
+        layers = [layer for name, layer in resnet.named_children() if name != "fc"]
+        self.body = nn.Sequential(*layers)
         self.head = resnet.fc
 
     def forward(self, images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -30,30 +39,40 @@ class SliceFeatures(nn.Module):
 
 
 class ExamNetwork(nn.Module):
-    """Answer for whole exams: a bidirectional GRU along the body, an answer for each slice, nine for the exam.
+    """Answer for whole exams with a bidirectional GRU along the body.
 
-    The nine come from two summaries of the exam: the maximum over its slices, and a mean weighted by attention, which
-    the network decides slice by slice. The design is that of the published first place, in small. XLA unrolls the GRU,
-    so S parts are S steps of one graph in each direction: that is why exams are divided into one, moderate number.
+    Each slice gets an answer, and the exam gets nine. The nine come from two summaries of the exam:
+    the maximum over its slices, and their mean weighted by attention, which the network computes
+    per slice. The design is a small version of the published first place. XLA unrolls the GRU: S
+    parts are S steps of one graph in each direction. Therefore all exams have the same, moderate
+    number of parts.
 
-    Takes (B, S, 2F) float32, as `ExamSequences` gives them: mean and maximum of each part. Returns logits, "answers"
-    (B, 9) in the order of `EXAM_LABELS` and "images" (B, S), and "attention" (B, S), which adds up to 1 over an exam.
+    Takes (B, S, 2F) float32, as `ExamSequences` returns them: mean and maximum of each part.
+    Returns logits, "answers" (B, 9) in the order of `EXAM_LABELS` and "images" (B, S), and
+    "attention" (B, S), which adds up to 1 over an exam.
 
     Args:
-        features: F, of a slice.
+        features: F, the number of features per slice.
         hidden: width of the GRU in each direction.
-        dropout: share of the numbers that are left out in training, before and after the GRU.
+        dropout: share of the numbers that are dropped in training, before and after the GRU.
     """
 
     def __init__(self, features: int, hidden: int = 64, dropout: float = 0.3):
         super().__init__()
         pooled = 2 * features
-        self.enter = nn.Sequential(
-            nn.LayerNorm(pooled), nn.Dropout(dropout), nn.Linear(pooled, hidden), nn.ReLU(), nn.Dropout(dropout)
-        )
+        layers = [
+            nn.LayerNorm(pooled),
+            nn.Dropout(dropout),
+            nn.Linear(pooled, hidden),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+        ]
+        self.enter = nn.Sequential(*layers)
+
         self.gru = GRU(hidden, hidden, batch_first=True, bidirectional=True)
         self.leave = nn.Dropout(dropout)
-        self.image, self.attend = nn.Linear(2 * hidden, 1), nn.Linear(2 * hidden, 1)
+        self.image = nn.Linear(2 * hidden, 1)
+        self.attend = nn.Linear(2 * hidden, 1)
         self.exam = nn.Linear(4 * hidden, len(EXAM_LABELS))
         self.register_load_state_dict_pre_hook(_check_weights)
 
@@ -64,16 +83,21 @@ class ExamNetwork(nn.Module):
         attention = self.attend(along).squeeze(2).softmax(1)
         attended = (attention.unsqueeze(2) * along).sum(1)
         answers = self.exam(torch.cat([attended, along.amax(1)], dim=1))
-        return {"answers": answers, "images": self.image(along).squeeze(2), "attention": attention}
+        images = self.image(along).squeeze(2)
+        return {"answers": answers, "images": images, "attention": attention}
 
 
 def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None:
-    """Raise WrongValue for the weights of a network that was made for other features."""
-    given, own = weights.get(f"{prefix}enter.0.weight"), network.enter[0].weight
-    if given is not None and given.shape != own.shape:
-        raise WrongValue(
-            f"these weights are of an ExamNetwork that read {len(given)} features of each part, and this one reads "
-            f"{len(own)}",
-            found=f"mean and maximum of {len(own) // 2}; a network from before both were read has half as many",
-            fix="train the network of exams again, in another folder; or pe.ExamNetwork(features) as it was trained",
-        )
+    """Raise for the weights of a network with another number of features per part."""
+    given = weights.get(f"{prefix}enter.0.weight")
+    own = network.enter[0].weight
+    if given is None or given.shape == own.shape:
+        return
+    half = len(own) // 2
+    fix = "train the network of exams again, in another folder"
+    raise WrongValue(
+        f"these weights are of an ExamNetwork that read {len(given)} features of each part, "
+        f"and this one reads {len(own)}",
+        found=f"mean and maximum of {half}; networks of earlier versions read the mean alone",
+        fix=f"{fix}; or pe.ExamNetwork(features) as it was trained",
+    )

@@ -1,19 +1,38 @@
-"""The JPEG files of a pulmonary-embolism set: found in one scan of the folders, read one at a time."""
+"""The JPEG files of a pulmonary-embolism set: found in a single scan of the folders, read singly.
+
+train-jpegs/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg
+"""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
 from tpukit.packs import decode
-from tpukit.pe.labels import IDS, LABELS, check_columns
+from tpukit.pe.labels import IDS, LABELS, STUDY, check_columns
 from tpukit.pe.missing_images import check_missing, leave_out
+
+
+class _Key(NamedTuple):
+    """The identifiers of an image, in the order of `IDS`."""
+
+    study: str
+    series: str
+    image: str
+
+
+class _File(NamedTuple):
+    path: str
+    position: int
 
 
 def index_images(labels, folder, *, missing: str = "raise"):
     """Add two columns to the labels: the `path` of each image, and its `position` along the body.
 
-    Scans `<folder>/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg` once, and only the folders
-    of the studies in `labels`. Files without a row are ignored; one printed line says how many.
+    Scans `<folder>/<StudyInstanceUID>/<SeriesInstanceUID>/<position>_<SOPInstanceUID>.jpg` once,
+    and only the folders of the exams in `labels`. Files without a row are ignored, and their number
+    is printed.
 
     Args:
         labels: as `read_labels` returns them.
@@ -21,58 +40,93 @@ def index_images(labels, folder, *, missing: str = "raise"):
         missing: "raise" an error if a row has no file, or "drop" such rows and print how many.
 
     Returns:
-        A copy of the labels with a new index, `path` (str) and `position` (int, 0 for the first slice of a series).
+        A copy of the labels with a new index, `path` (str) and `position` (int, 0 for the first
+        slice of a series).
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no image, or a row has no file.
-        ValueError: two files are of one image.
+        ValueError: two files are of the same image.
     """
     check_missing(missing)
     if not Path(folder).is_dir():
         raise NoSuchFile(
-            f"there is no folder {folder}", fix="pass the folder train-jpegs, which contains one folder per study"
+            f"there is no folder {folder}",
+            fix="pass the folder train-jpegs, which contains one folder per study",
         )
-    studies = labels["StudyInstanceUID"].unique()
-    files = {}
-    there = {entry.name for entry in _entries(folder) if entry.is_dir()}
-    for study in (study for study in studies if study in there):
-        for series in filter(os.DirEntry.is_dir, _entries(os.path.join(folder, study))):
-            for entry in _entries(series.path):
-                position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
-                if underscore and position.isdigit() and entry.name.endswith(".jpg"):
-                    if (twice := files.get((study, series.name, image))) is not None:
-                        raise WrongValue(
-                            f"two files are of one image: {twice[0]} and {entry.path}",
-                            found=f"positions {twice[1]} and {int(position)}",
-                            fix="delete the one that is wrong",
-                        )
-                    files[study, series.name, image] = (entry.path, int(position))
-    if not files:  # most often the folder above or below was passed: show what is in it
+    studies = labels[STUDY].unique()
+    files = _scan(folder, studies)
+    if not files:
+        # Most often the folder above or below was passed, so the error shows its contents.
         inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
         raise NoSuchFile(
             f"{folder} contains no image of the {len(studies)} studies in the labels",
             found=f"{inside}; looked for {studies[0]}/<series>/<position>_<image>.jpg",
             fix="pass the folder named train-jpegs, which contains one folder per study",
         )
-    keys = list(zip(*(labels[name] for name in IDS), strict=True))
-    gone = [key for key in keys if key not in files]
-    extra = len(files) - (len(keys) - len(gone))
-    if extra:
-        print(f"{extra} images in {folder} have no row in the labels and are not used")
-    named = [f"{study}/{series}/*_{image}.jpg" for study, series, image in gone]
-    options = {"folder": folder, "found": f"{len(files):,} images", "call": "index_images(labels, folder"}
-    leave_out(named, len(keys), missing, **options)
-    labels, keys = labels[[key in files for key in keys]], [key for key in keys if key in files]
-    paths, positions = zip(*(files[key] for key in keys), strict=True)
-    return labels.reset_index(drop=True).assign(path=list(paths), position=list(positions))
+    columns = [labels[name] for name in IDS]
+    keys = [_Key(*ids) for ids in zip(*columns, strict=True)]
+    found = [files[key] for key in keys if key in files]
+    unused = len(files) - len(found)
+    if unused:
+        print(f"{unused} images in {folder} have no row in the labels and are not used")
+    gone = [f"{key.study}/{key.series}/*_{key.image}.jpg" for key in keys if key not in files]
+    leave_out(
+        gone,
+        len(keys),
+        missing,
+        folder=folder,
+        found=f"{len(files):,} images",
+        call="index_images(labels, folder",
+    )
+    labels = labels[[key in files for key in keys]].reset_index(drop=True)
+    paths = [file.path for file in found]
+    return labels.assign(path=paths, position=[file.position for file in found])
+
+
+def _scan(folder, studies) -> dict[_Key, _File]:
+    """Return the images of these exams in a folder."""
+    existing = {entry.name for entry in _entries(folder) if entry.is_dir()}
+    files = {}
+    for study in studies:
+        if study not in existing:
+            continue
+        for series, entry in _files_of(os.path.join(folder, study)):
+            position, underscore, image = entry.name.removesuffix(".jpg").partition("_")
+            is_image = underscore and position.isdigit() and entry.name.endswith(".jpg")
+            if not is_image:
+                continue
+            key = _Key(study, series, image)
+            file = _File(entry.path, int(position))
+            if key in files:
+                first = files[key]
+                raise WrongValue(
+                    f"two files are of one image: {first.path} and {file.path}",
+                    found=f"positions {first.position} and {file.position}",
+                    fix="delete the one that is wrong",
+                )
+            files[key] = file
+    return files
+
+
+def _files_of(study_folder: str) -> Iterator[tuple[str, os.DirEntry]]:
+    """Yield the name of the series and the file, for all files of an exam."""
+    for series in _entries(study_folder):
+        if series.is_dir():
+            for entry in _entries(series.path):
+                yield series.name, entry
+
+
+def _entries(folder) -> list[os.DirEntry]:
+    return sorted(os.scandir(folder), key=lambda entry: entry.name)
 
 
 class PEImages:
     """A map-style dataset of images with their ten labels, for `core.batches` or any DataLoader.
 
-    `[i]` is `(image, labels)`. The image is (3, size, size) uint8 in [0, 255]: red is the lung window, green the
-    embolism window, blue the mediastinal window. The labels are (10,) float32 of 0 and 1, in the order of `LABELS`.
-    Images are decoded and resized as `tpukit.packs.decode` does when exact.
+    `[i]` is `(image, labels)`. The image is (3, size, size) uint8 in [0, 255]: red is the lung
+    window, green the embolism window, blue the mediastinal window. The labels are (10,) float32 of
+    0 and 1, in the order of `LABELS`. Images are decoded and resized as by
+    `tpukit.packs.decode`.
 
     Args:
         table: as `index_images` returns it, or some of its rows.
@@ -80,7 +134,8 @@ class PEImages:
 
     Raises:
         ValueError: the table has no `path` column, or lacks a label.
-        OSError: in `[i]`, if a file is missing or is not a complete JPEG; the message names the file and the row.
+        OSError: in `[i]`, if a file is missing or is not a complete JPEG; the message names the
+            file and the row.
     """
 
     def __init__(self, table, size: int | None = 128):
@@ -110,8 +165,5 @@ class PEImages:
                 found=error,
                 fix="copy this file again, or leave its row out of the table",
             ) from error
-        return torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), torch.tensor(self.labels[index])
-
-
-def _entries(folder) -> list[os.DirEntry]:
-    return sorted(os.scandir(folder), key=lambda entry: entry.name)
+        image = torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+        return image, torch.tensor(self.labels[index])

@@ -1,4 +1,7 @@
-"""The challenge's score beside those that others reported: a figure that keeps phantoms and patients apart."""
+"""A figure of challenge losses: your own, and those that others reported on patients.
+
+Scores on phantoms have their own column, because phantoms are an easier task than patients.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What was reported of the challenge's test set, private where not said otherwise. Sources, in this order: Inoichan's
-# slides of his solution; seculayer/AutoAPE-challenge4; Inoichan's slides; TheoViel/kaggle_rsna_pe;
-# KeremTurgutlu's and yuval6957's repositories on GitHub. Of the first and second place no figure was found.
+# Reported losses on the challenge's test set, on its private part unless the name says "public".
+# Sources, in this order: Inoichan's slides of his solution; seculayer/AutoAPE-challenge4;
+# Inoichan's slides; TheoViel/kaggle_rsna_pe; the repositories of KeremTurgutlu and of yuval6957 on
+# GitHub. No loss of the first and the second place was found.
 RUNGS = {
     "0.5 for everything": math.log(2),
     "no image: how often at which slice": 0.33,
@@ -25,64 +29,103 @@ RUNGS = {
     "13th: CNN and LSTM, 512 pixels": 0.165,
     "7th: features and a transformer": 0.157,
 }
-_APART = 0.045  # of the height of the axis: a line of text
+_MARKS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0)
+_APART = 0.045  # share of the axis' height that a line of text takes
+_LEFT = 0.02  # of the column of reported losses
+_RIGHT = 1.04  # of the column of your own
 
 
 def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figure:
-    """Draw scores of your own beside those that were reported for the challenge's test set; lower is better.
+    """Draw your challenge losses, and those that others reported for the challenge's test set.
 
-    The two stand in columns of their own. Scores on phantoms are of another task, and an easier one: they say that one
-    method beats another there, never where on the ladder it would stand.
+    Lower is better. Both have their own column. Scores on phantoms belong to another, easier task:
+    they can show that a method beats another one there, but not its place on this ladder.
 
     Args:
-        scores: what was scored, in words, and its `challenge_loss`.
-        data: what they were computed on: "phantoms", or in words which patients, as "a fifth of the training set".
+        scores: `challenge_loss` by the name of the method.
+        data: the data of these scores: "phantoms", or patients in words, such as "a fifth of the
+            training set".
+
+    Returns:
+        The figure.
 
     Raises:
-        ValueError: there is none, or one is not a finite number above 0.
+        ValueError: there is no score, or a score is not a finite number above 0.
     """
-    wrong = {name: value for name, value in scores.items() if not (math.isfinite(value) and value > 0)}
+    wrong = {}
+    for name, value in scores.items():
+        if not math.isfinite(value) or value <= 0:
+            wrong[name] = value
     if wrong or not scores:
         raise WrongValue(
             f"show_ladder draws challenge losses, numbers above 0, got {wrong or 'none'}",
-            fix='{"exam model": pe.challenge_loss(predictions, labels)}',
+            fix='{"exam model": pe.challenge_loss(labels, predictions)}',
         )
-    low = 0.85 * min(*scores.values(), *RUNGS.values())
-    high = 1.15 * max(*scores.values(), *RUNGS.values())
+    everything = [*scores.values(), *RUNGS.values()]
+    low = 0.85 * min(everything)
+    high = 1.15 * max(everything)
     with look.style():
         figure = look.new_figure(9, 4.8, layout="constrained")
         axes = figure.subplots()
         axes.set(yscale="log", ylim=(low, high), xlim=(0, 2), xticks=[])
         axes.set_ylabel("challenge loss (log scale), lower is better")
-        marks = [mark for mark in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.7, 1.0) if low <= mark <= high]
+        marks = [mark for mark in _MARKS if low <= mark <= high]
         axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
         axes.minorticks_off()
         axes.axvline(1, color=look.RULE, linewidth=1)
-        _column(axes, 0.02, RUNGS, look.INK, look.MUTED)
-        _column(axes, 1.04, scores, look.COLORS[0], look.COLORS[0])
-        where = "on phantoms: not on this ladder" if data == "phantoms" else f"this run, {data}"
+        _draw_column(axes, _LEFT, RUNGS, words=look.INK, line=look.MUTED)
+        _draw_column(axes, _RIGHT, scores, words=look.COLORS[0], line=look.COLORS[0])
+        own = f"this run, {data}"
+        if data == "phantoms":
+            own = "on phantoms: not on this ladder"
         reported = "reported: patients of the challenge's test set"
-        for left, words, color in ((0.02, reported, look.MUTED), (1.04, where, look.COLORS[0])):
-            axes.text(left, 1.02, words, transform=axes.get_xaxis_transform(), fontsize=look.SMALL + 1, color=color)
-        listed = "; ".join(f"{name} {value:.3f}" for name, value in scores.items())
-        rungs = "; ".join(f"{name} {value:.3f}" for name, value in RUNGS.items())
-        look.describe(figure, f"Challenge losses, lower is better. Computed on {data}: {listed}. Reported: {rungs}.")
+        place = {"transform": axes.get_xaxis_transform(), "fontsize": look.SMALL + 1}
+        axes.text(_LEFT, 1.02, reported, color=look.MUTED, **place)
+        axes.text(_RIGHT, 1.02, own, color=look.COLORS[0], **place)
+        computed = f"Computed on {data}: {_in_words(scores)}"
+        description = f"{computed}. Reported: {_in_words(RUNGS)}."
+        look.describe(figure, f"Challenge losses, lower is better. {description}")
     return figure
 
 
-def _column(axes: Axes, left: float, scores: Mapping[str, float], words: str, line: str) -> None:
-    """Draw scores as rungs from `left` on, each with its words at its height, or as near as other words leave room."""
+def _in_words(scores: Mapping[str, float]) -> str:
+    return "; ".join(f"{name} {value:.3f}" for name, value in scores.items())
+
+
+def _draw_column(
+    axes: Axes,
+    left: float,
+    scores: Mapping[str, float],
+    *,
+    words: str,
+    line: str,
+) -> None:
+    """Draw scores as rungs from `left` on, with their names at the same height if there is room.
+
+    `words` and `line` are the colors.
+    """
     low, high = map(math.log, axes.get_ylim())
-    ordered = sorted(scores.items(), key=lambda one: one[1])
-    places = [(math.log(value) - low) / (high - low) for _, value in ordered]
-    for _ in range(200):  # neighbours that are too close push each other apart
+    ordered = sorted(scores.items(), key=lambda item: item[1])
+    places = _spread([(math.log(value) - low) / (high - low) for _, value in ordered])
+    for (name, value), place in zip(ordered, places, strict=True):
+        height = math.exp(low + place * (high - low))
+        rung = [left, left + 0.12, left + 0.17]
+        axes.plot(rung, [value, value, height], color=line, linewidth=1.4)
+        style = {"va": "center", "fontsize": look.SMALL, "color": words}
+        axes.text(left + 0.19, height, f"{value:.3f}", fontweight="bold", **style)
+        axes.text(left + 0.29, height, name, **style)
+
+
+def _spread(places: list[float]) -> list[float]:
+    """Return ascending places, moved apart until a line of text fits between them.
+
+    With 0.50, 0.51 and 0.60 the first two become 0.4825 and 0.5275.
+    """
+    places = list(places)
+    for _ in range(200):  # a pair that moves apart may come too close to the next ones
         for index in range(len(places) - 1):
             lacking = _APART - (places[index + 1] - places[index])
             if lacking > 0:
                 places[index] -= lacking / 2
                 places[index + 1] += lacking / 2
-    for (name, value), place in zip(ordered, places, strict=True):
-        height = math.exp(low + place * (high - low))
-        axes.plot([left, left + 0.12, left + 0.17], [value, value, height], color=line, linewidth=1.4)
-        axes.text(left + 0.19, height, f"{value:.3f}", va="center", fontsize=look.SMALL, color=words, fontweight="bold")
-        axes.text(left + 0.29, height, name, va="center", fontsize=look.SMALL, color=words)
+    return places

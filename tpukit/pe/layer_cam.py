@@ -1,9 +1,16 @@
-"""Class activation maps: where in an image a network found what it says. Loads torch; `class_activation` imports it.
+"""Class activation maps: the places of an image that raise an output of a network.
 
-LayerCAM (Jiang et al., IEEE Transactions on Image Processing 2021, doi 10.1109/TIP.2021.3089943): each place of a
-layer's output, times its own gradient where that is positive, summed over the channels. Grad-CAM averages the gradient
-over all places first, which leaves little of it in the earlier layers that see small things. Own lines and neither the
-package grad-cam nor captum: those are in neither Colab's nor Kaggle's TPU image, and a worker has to run it.
+This is LayerCAM (Jiang et al., IEEE Transactions on Image Processing 2021, doi
+10.1109/TIP.2021.3089943). Each place of a layer's output is multiplied by its own gradient if that
+is positive, and the products are summed over the channels:
+
+    outputs (C, h, w)   2.0   1.0      gradients   0.5   -1.0      map   1.0   0.0
+
+Grad-CAM averages the gradient over all places first. In early layers, which see small things,
+little of it is left then. The packages grad-cam and captum are not used because neither Colab's nor
+Kaggle's TPU image has them, and a worker must be able to run this module.
+
+The module imports torch; `class_activation` imports it.
 """
 
 import torch
@@ -14,28 +21,35 @@ class LayerCAM(torch.nn.Module):
 
     Args:
         network: from (N, 3, H, W) to (N, L) logits.
-        layer: one of its modules, whose output is (N, C, h, w).
-        output: which of the L.
+        layer: a module of the network, with the output (N, C, h, w).
+        output: index of the output, 0 to L - 1.
     """
 
     def __init__(self, network: torch.nn.Module, layer: torch.nn.Module, output: int):
         super().__init__()
-        self.network, self.output = network, output
-        self._layer = [layer]  # in a list: as a module it would be registered, and averaged and moved, twice
+        self.network = network
+        self.output = output
+        # In a list, because a module would be registered, and so averaged and moved, twice.
+        self._layer = [layer]
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Return the (N, h, w) float32 maps of (N, 3, H, W) images, 0 or more, also where gradients are off."""
-        seen = []
+        """Return the (N, h, w) float32 maps of (N, 3, H, W) images, 0 or more.
+
+        Gradients are computed even if the caller has switched them off.
+        """
+        outputs = []
 
         def keep(module, inputs, output):
-            seen.append(output.detach().requires_grad_())
-            return seen[-1]
+            outputs.append(output.detach().requires_grad_())
+            return outputs[-1]
 
         hook = self._layer[0].register_forward_hook(keep)
         try:
             with torch.enable_grad():
                 logits = self.network(images)
-                (gradient,) = torch.autograd.grad(logits[:, self.output].sum(), seen[-1])
+                total = logits[:, self.output].sum()
+                (gradient,) = torch.autograd.grad(total, outputs[-1])
         finally:
             hook.remove()
-        return (seen[-1].detach() * gradient.clamp(min=0)).sum(1).clamp(min=0).float()
+        products = outputs[-1].detach() * gradient.clamp(min=0)
+        return products.sum(1).clamp(min=0).float()

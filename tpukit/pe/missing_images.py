@@ -1,56 +1,82 @@
-"""Rows of the labels whose image is not in the folder: refused, or left out and told."""
+"""Rows of the labels whose image is not in the folder: an error, or left out with a message."""
 
 from collections.abc import Sequence
 
 from tpukit.essentials.show import NoSuchFile
 
 
-def check_missing(missing: str, *also: str) -> None:
-    """Raise ValueError unless `missing` is one of its two words, or of `also`."""
-    if missing not in ("raise", "drop", *also):
-        raise ValueError(f"missing is {' or '.join(map(repr, ('raise', 'drop', *also)))}, got {missing!r}")
+def check_missing(missing: str, *others: str) -> None:
+    """Raise ValueError unless `missing` is "raise", "drop" or one of the other words."""
+    allowed = ("raise", "drop", *others)
+    if missing not in allowed:
+        raise ValueError(f"missing is {' or '.join(map(repr, allowed))}, got {missing!r}")
 
 
-def leave_out(gone: Sequence[str], wanted: int, missing: str, *, folder, found: str, call: str) -> None:
-    """Say that the rows of images without a file are left out, if any are.
+def leave_out(
+    gone: Sequence[str],
+    wanted: int,
+    missing: str,
+    *,
+    folder,
+    found: str,
+    call: str,
+) -> None:
+    """Print that the rows of images without a file are left out, if there are any.
 
-    `found` is what is there, in words, and `call` begins the call that leaves them out, without its `missing`.
+    Args:
+        gone: identifiers of the images without a file.
+        wanted: number of rows.
+        missing: "raise", "drop", or "keep", which prints nothing.
+        folder: the folder that was searched.
+        found: the contents of the folder, in words.
+        call: beginning of the call that leaves the rows out, without its `missing`.
 
     Raises:
-        FileNotFoundError: none may be missing, or all are.
+        FileNotFoundError: `missing` is "raise", or no row has a file.
     """
-    if not gone:
+    if not gone or missing == "keep":
         return
     few = ", ".join(gone[:3])
-    if missing == "keep":
-        return
+    counts = f"{len(gone):,} of {wanted:,}"
     if missing == "raise" or len(gone) == wanted:
         raise NoSuchFile(
-            f"{len(gone):,} of {wanted:,} images are not in {folder}",
+            f"{counts} images are not in {folder}",
             found=f"{found}; missing for instance {few}",
             fix=f'copy them there, or leave their rows out with {call}, missing="drop")',
         )
-    print(f"left out {len(gone):,} of {wanted:,} rows whose image is not in {folder}, for instance {few}")
+    print(f"left out {counts} rows whose image is not in {folder}, for instance {few}")
 
 
 def as_in_headers(uids):
-    """Return (N,) S64 of identifiers, as headers are kept; what no identifier of DICOM can be stays another."""
+    """Return (N,) S64 of identifiers, as headers store them.
+
+    A text that no DICOM file can contain equals no stored identifier.
+    """
     import numpy
 
     return numpy.array([str(uid).encode() for uid in uids], "S64")
 
 
 def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:
-    """Return the headers that have a row in the labels, and the number of the row of each; see `leave_out`."""
+    """Find the header of each image of the labels; see `leave_out` for images without one.
+
+    Returns:
+        The headers that have a row, and the number of the row of each, ascending.
+    """
     import numpy
 
     wanted = as_in_headers(labels["SOPInstanceUID"])
     headers = headers[headers["image"].argsort(kind="stable")]
-    place = numpy.searchsorted(headers["image"], wanted).clip(max=max(0, len(headers) - 1))
-    is_there = headers["image"][place] == wanted if len(headers) else numpy.zeros(len(wanted), bool)
+    places = numpy.searchsorted(headers["image"], wanted)
+    is_there = numpy.zeros(len(wanted), bool)
+    if len(headers):
+        places = places.clip(max=len(headers) - 1)
+        is_there = headers["image"][places] == wanted
     gone = [uid.decode() for uid in wanted[~is_there]]
-    leave_out(gone, len(wanted), missing, folder=folder, found=f"{len(headers):,} slices", call=call)
+    found = f"{len(headers):,} slices"
+    leave_out(gone, len(wanted), missing, folder=folder, found=found, call=call)
     rows = numpy.flatnonzero(is_there)
-    if len(headers) > len(rows):
-        print(f"{len(headers) - len(rows):,} slices in {folder} have no row in the labels and are not used")
-    return headers[place[rows]], rows
+    unused = len(headers) - len(rows)
+    if unused > 0:
+        print(f"{unused:,} slices in {folder} have no row in the labels and are not used")
+    return headers[places[rows]], rows

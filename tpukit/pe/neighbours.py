@@ -1,32 +1,38 @@
-"""Neighbouring slices as channels: what the best solutions of the challenge showed their networks."""
+"""Adjacent slices as channels, as the best solutions of the challenge used them.
+
+positions of a series    0  1  2  5        channels of the slice at 2    those at 1, 2 and 5
+                                           channels of the slice at 5    those at 2, 5 and 5
+"""
 
 from tpukit.essentials.show import WrongValue
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
-from tpukit.pe.labels import IDS
+from tpukit.pe.labels import IDS, SERIES
 
 
 class NeighbouringSlices:
-    """Images whose channels are the slice below, the slice itself and the one above, all through one window.
+    """Images whose channels are the slice below, the slice itself and the slice above.
 
-    Made of images that are packed or cached already, whatever their order: which slice lies beside which is read from
-    the positions in the table. At the end of a series the slice stands for its neighbour, as in `pack_dicom`; where
-    slices are missing, the next that is there counts. `core.batches` takes it as it takes what it is made of, and so
-    does Subset. From a cache it is a sixth as fast (13,000 and 83,000 images/s of 64 pixels, one thread of a busy
-    machine); from records three slices are decoded for each, so build a cache.
+    All three are seen through one window. The images are packed or cached before, in any order: the
+    positions in the table decide which slices are adjacent. At the end of a series the slice itself
+    takes the place of the missing one, as in `pack_dicom`. In a gap the next existing slice counts.
+
+    `core.batches` and Subset take it as they take `images`. From a cache it is a sixth as fast
+    (13,000 against 83,000 images per second of 64 pixels, one thread of a busy machine). From
+    records, three slices are decoded per image, so build a cache.
 
     Args:
-        images: `Records` or a `Cache` of three windows as channels.
+        images: `Records` or a `Cache` with three windows as channels.
         labels: the table that was packed, with `position`, as `index_images` makes it.
         window: "lung", "embolism" or "mediastinum".
 
     Attributes:
         shape: (height, width, 3).
-        labels, names, rows, groups, group_names: as of `images`.
+        labels, names, rows, groups, group_names: of `images`.
 
     Raises:
-        ValueError: there is no such window, the images are not of this table, the table has no positions, or two slices
-            of a series are at the same one.
+        ValueError: there is no such window, the images are not of this table, the table has no
+            positions, or two slices of a series have the same position.
     """
 
     def __init__(self, images, labels, window: str = "embolism"):
@@ -34,23 +40,32 @@ class NeighbouringSlices:
 
         if window not in WINDOWS:
             raise ValueError(f"window is one of {', '.join(WINDOWS)}, got {window!r}")
-        if not all(hasattr(images, name) for name in ("take", "rows", "shape")) or images.shape[-1] != 3:
+        is_pack = all(hasattr(images, name) for name in ("take", "rows", "shape"))
+        if not is_pack or images.shape[-1] != 3:
+            kinds = "Records or a Cache of three windows"
             raise WrongValue(
-                f"NeighbouringSlices is made of Records or a Cache of three windows, got {images!r}",
+                f"NeighbouringSlices is made of {kinds}, got {images!r}",
                 fix="tpukit.cache_or_decode(tpukit.pack(labels, folder, ...), size=...)",
             )
         missing = [name for name in (*IDS, "position") if name not in labels.columns]
-        if missing or images.rows.max(initial=-1) >= len(labels):
+        least = images.rows.max(initial=-1) + 1
+        if missing or least > len(labels):
+            reason = f": no column {', '.join(missing)}" if missing else ""
             raise WrongValue(
-                f"the images are of another table{': no column ' + ', '.join(missing) if missing else ''}",
-                found=f"{len(labels):,} rows; the images are of {images.rows.max(initial=-1) + 1:,} or more",
+                f"the images are of another table{reason}",
+                found=f"{len(labels):,} rows; the images are of {least:,} or more",
                 fix="pass the table that was packed, as pe.index_images(labels, folder) made it",
             )
-        self._images, self._channel, self.shape = images, list(WINDOWS).index(window), images.shape
-        self.labels, self.names, self.rows = images.labels, images.names, images.rows
-        self.groups, self.group_names = images.groups, images.group_names
+        self._images = images
+        self._channel = list(WINDOWS).index(window)
+        self.shape = images.shape
+        self.labels = images.labels
+        self.names = images.names
+        self.rows = images.rows
+        self.groups = images.groups
+        self.group_names = images.group_names
         self.encoding = getattr(images, "encoding", None)
-        self._beside = _beside(labels.iloc[np.asarray(images.rows)])
+        self._below, self._above = _adjacent(labels.iloc[np.asarray(images.rows)])
 
     def __len__(self) -> int:
         return len(self._images)
@@ -62,48 +77,57 @@ class NeighbouringSlices:
         import numpy as np
         import torch
 
-        _, labels = self._images[index]  # refuses a number that there is not
+        _, labels = self._images[index]  # raises IndexError for an index out of range
         pixels = self.take([index % len(self)])[0]
         return torch.from_numpy(np.moveaxis(pixels, -1, 0).copy()), labels
 
     def take(self, indices, out=None):
-        """Return (n, H, W, 3) uint8, the three slices of each; into `out` if it is given."""
+        """Return (n, H, W, 3) uint8, the three slices of each index; in `out` if it is given."""
         import numpy as np
 
-        wanted, place = np.unique(self._three(indices), return_inverse=True)  # a neighbour of two is read once
+        # A slice that several images need is read once.
+        wanted, place = np.unique(self._three(indices), return_inverse=True)
         planes = self._images.take(wanted)[..., self._channel]
         return np.stack(list(planes[place.reshape(3, -1)]), axis=-1, out=out)
 
     def read_ahead(self, indices) -> None:
-        """Let the images prepare to read these and their neighbours next, if they can."""
+        """Let the images prepare to read these indices and the adjacent ones, if they can."""
+
         if hasattr(self._images, "read_ahead"):
             self._images.read_ahead(self._three(indices).reshape(-1))
 
     def _three(self, indices):
-        """Return (3, n) the numbers of the slices below, of these, and above."""
+        """Return (3, n) indices: of the slices below, of these, and of those above."""
         import numpy as np
 
         indices = np.asarray(indices, dtype=np.int64)
-        return np.stack([self._beside[0][indices], indices, self._beside[1][indices]])
+        return np.stack([self._below[indices], indices, self._above[indices]])
 
 
-def _beside(table):
-    """Return (2, N) the number of the row below and above each row of a table, its own at the end of its series."""
+def _adjacent(table) -> tuple:
+    """Return two arrays (N,): the number of the row below each row of a table, and above.
+
+    At the end of a series it is the row's own number.
+    """
     import numpy as np
     import pandas as pd
 
     position = table["position"].to_numpy(np.float64)
-    series = pd.factorize(pd.MultiIndex.from_frame(table[[*IDS[:2]]]))[0]
+    series, _ = pd.factorize(pd.MultiIndex.from_frame(table[[STUDY, SERIES]]))
     order = np.lexsort((position, series))
-    same = series[order][1:] == series[order][:-1]
-    if (twice := same & (np.diff(position[order]) == 0)).any():
-        row = table.iloc[order[int(twice.argmax())]]
+    lower = order[:-1]
+    upper = order[1:]
+    is_same_series = series[lower] == series[upper]
+    is_shared = is_same_series & (position[lower] == position[upper])
+    if is_shared.any():
+        row = table.iloc[lower[int(is_shared.argmax())]]
         raise WrongValue(
-            f"{int(twice.sum())} slices are at the position of another one of their series",
+            f"{int(is_shared.sum())} slices are at the position of another one of their series",
             found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
             fix="leave out those that are wrong",
         )
-    numbers = np.arange(len(table))
-    below, above = numbers.copy(), numbers.copy()
-    below[order[1:][same]], above[order[:-1][same]] = order[:-1][same], order[1:][same]
-    return np.stack([below, above])
+    below = np.arange(len(table))
+    above = np.arange(len(table))
+    below[upper[is_same_series]] = lower[is_same_series]
+    above[lower[is_same_series]] = upper[is_same_series]
+    return below, above

@@ -1,4 +1,9 @@
-"""How slices became the images that a network was trained on: a part of the network, kept with its weights."""
+"""The preparation of the images that a network was trained on, saved with its weights.
+
+preparation = Preparation.of(records)        at the end of training
+json.dump(preparation.as_dict(), file)
+Preparation.read(json.load(file)).pack(...)  other slices, prepared in the same way
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -7,17 +12,17 @@ from tpukit.essentials.show import WrongValue
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.model import MEAN, STD
 
-_OURS = {"orientation": "upright", "mean": MEAN, "std": STD}  # what this kit does; no argument changes them
+_FIXED = {"orientation": "upright", "mean": MEAN, "std": STD}  # no argument of tpukit changes them
 
 
 @dataclass(frozen=True)
 class Preparation:
-    """What decides the pixels that a network sees, beside the slice: as much a part of it as its weights.
+    """Everything but the slice that decides the pixels of an image.
 
-    Kept with the weights as JSON, `preparation.as_dict()`; `Preparation.read(values)` gives it back.
+    A network is of use only with images of the preparation that it was trained on.
 
     Attributes:
-        size, window, crop, form, quality: as for `pack_dicom`; a window by its level and width.
+        size, window, crop, form, quality: as for `pack_dicom`; the window as level and width.
         image_size: height and width in pixels at which the pack is decoded.
         orientation: "upright", as `pack_dicom` turns images.
         mean, std: of `normalize`.
@@ -29,73 +34,105 @@ class Preparation:
     form: str
     quality: int | None
     image_size: int
-    orientation: str = _OURS["orientation"]
+    orientation: str = _FIXED["orientation"]
     mean: tuple[float, ...] = MEAN
     std: tuple[float, ...] = STD
 
     @classmethod
     def of(cls, images) -> "Preparation":
-        """Say how images were prepared: `Records` of `pack_dicom`, or their `Cache`.
+        """Return the preparation of the `Records` of `pack_dicom`, or of their `Cache`.
 
         Raises:
-            ValueError: they are of another pack, or of a cache from before this was kept.
+            ValueError: `pack_dicom` did not make the images, or an earlier version made the cache,
+                which did not record the preparation.
         """
         made = images.made
         if "pixels" not in made:
             raise WrongValue(
                 f"{images.folder} does not say how its images were made of DICOM slices",
-                found=made or "nothing: it is of another pack, or a cache from before this was kept",
+                found=made or "nothing: another pack, or a cache of an earlier version",
                 fix="pass the Records of pack_dicom; or delete the cache, and build it again",
             )
-        window = made["window"] and tuple(made["window"])
-        rest = {name: made.get(name) for name in ("crop", "form", "quality")}
-        return cls(size=made["pixels"], window=window, **rest, image_size=images.shape[0])
+        window = made["window"]
+        return cls(
+            size=made["pixels"],
+            window=tuple(window) if window else window,
+            crop=made.get("crop"),
+            form=made.get("form"),
+            quality=made.get("quality"),
+            image_size=images.shape[0],
+        )
 
     @classmethod
     def read(cls, values: Mapping) -> "Preparation":
-        """Return what was kept with a network.
+        """Return the preparation that was saved with a network.
+
+        Args:
+            values: as `as_dict` returns them.
 
         Raises:
-            ValueError: a value is unknown, is missing, or is one that this kit does not prepare images by.
+            ValueError: a value is unknown or missing, or tpukit does not support it.
         """
-        known = [field.name for field in fields(cls)]
-        unknown, missing = [key for key in values if key not in known], [key for key in known if key not in values]
+        names = [field.name for field in fields(cls)]
+        unknown = [name for name in values if name not in names]
+        missing = [name for name in names if name not in values]
         if unknown or missing:
             raise WrongValue(
-                "these are not the settings that this kit prepares images by",
-                found=f"unknown: {', '.join(unknown) or 'none'}; missing: {', '.join(missing) or 'none'}",
-                fix="take the settings.json that was written with these weights, and the kit that wrote it",
+                "these are not the settings by which tpukit prepares images",
+                found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
+                fix="use the settings.json written with these weights, and that version of tpukit",
             )
-        values = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
-        if other := _differences({key: values[key] for key in _OURS}, _OURS):
+        read = {}
+        for name, value in values.items():
+            read[name] = tuple(value) if isinstance(value, list) else value
+        differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
+        if differences:
             raise WrongValue(
-                "the network was trained on images that this kit does not prepare so",
-                found=other,
-                fix="take the kit that wrote these settings",
+                "the network was trained on images that this tpukit prepares differently",
+                found=differences,
+                fix="use the version of tpukit that wrote these settings",
             )
-        return cls(**values)
+        return cls(**read)
 
     def as_dict(self) -> dict:
-        """Return all of it, as JSON can carry it."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}
+        """Return all fields in a form that JSON can hold."""
+        values = {}
+        for name, value in asdict(self).items():
+            values[name] = list(value) if isinstance(value, tuple) else value
+        return values
 
     def pack(self, folder, to, labels=None, **options):
-        """Pack other slices in the same way: `pack_dicom`, with what else it takes in `options`."""
-        asked = {name: getattr(self, name) for name in ("size", "window", "crop", "form")}
-        asked |= {} if self.quality is None else {"quality": self.quality}
-        return pack_dicom(folder, to, labels, **asked, **options)
+        """Pack other slices in the same way.
+
+        Args:
+            folder, to, labels: as for `pack_dicom`.
+            options: other arguments of `pack_dicom`.
+
+        Returns:
+            The `Records` of `pack_dicom`.
+        """
+        prepared = {name: getattr(self, name) for name in ("size", "window", "crop", "form")}
+        if self.quality is not None:
+            prepared["quality"] = self.quality
+        return pack_dicom(folder, to, labels, **prepared, **options)
 
     def check(self, images) -> None:
-        """Raise ValueError where images were prepared otherwise, and say in what."""
-        if other := _differences(asdict(self), asdict(Preparation.of(images))):
+        """Raise ValueError with the differences if images were prepared in another way."""
+        differences = _differences(asdict(self), asdict(Preparation.of(images)))
+        if differences:
+            other = f"prepared otherwise than those of {images.folder}"
             raise WrongValue(
-                f"the network was trained on images that were prepared otherwise than those of {images.folder}",
-                found=other,
-                fix="pack them with Preparation.pack, as the network knows them; or train the network anew",
+                f"the network was trained on images that were {other}",
+                found=differences,
+                fix="pack them with Preparation.pack; or train the network again on these images",
             )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names) or "none"
 
 
 def _differences(trained: Mapping, given: Mapping) -> str:
-    """Say in what two preparations differ, "" where in nothing."""
-    differ = [key for key in trained if trained[key] != given[key]]
-    return "; ".join(f"{key} {trained[key]}, here {given[key]}" for key in differ)
+    """Return the differences of two preparations in words, "" for none."""
+    differing = [name for name in trained if trained[name] != given[name]]
+    return "; ".join(f"{name} {trained[name]}, here {given[name]}" for name in differing)

@@ -1,10 +1,19 @@
-"""The reader: the slices of one exam through three windows, with what a network says of each along the body."""
+"""The slices of an exam in three windows, with the answers of a network along the body.
+
+    show_study(images, labels, study, predictions=answers)
+
+First the rows of the exam are put in the order of the body. Then the predictions are joined to them
+by SOPInstanceUID. A long exam is thinned: the slider reaches the most important slice of each of
+its stretches. `slice_viewer` makes the page.
+"""
 
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tpukit.essentials.show import WrongValue, figure_inputs
 from tpukit.essentials.show import house_style as look
@@ -15,11 +24,17 @@ from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slice_viewer import Curve, Study, as_jpeg, highest
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
 _SIDE = 256  # pixels of each window in the page
-_MONTAGE = 12
-_FLAGS = {  # of train.csv: what the readers who labelled the exams noted, and no network is asked
+_MONTAGE = 12  # slices of the overview and of the montage
+_WIDE = 1.5  # times the usual step between slices: a slice is missing there; as in `exam_check`
+_TITLES = 0.3  # inches above each slice of the montage
+_HEADER = 0.55  # inches of the montage for its title and its note
+_EMBOLUS = LABELS[0]
+_PROBABILITY = f"predicted {_EMBOLUS}"  # a column of `_join`, as all predicted labels
+_FLAGS = {  # notes of the readers who labelled the exams; no network predicts them
     "qa_motion": "motion",
     "qa_contrast": "poor contrast",
     "flow_artifact": "flow artefact",
@@ -27,42 +42,83 @@ _FLAGS = {  # of train.csv: what the readers who labelled the exams noted, and n
 }
 
 
+class SliceFacts(NamedTuple):
+    """The facts about a slice."""
+
+    number: int  # in its series, from 1
+    present: bool  # the labels show an embolus on it
+    probability: float | None  # of an embolus; None without predictions
+    words: str
+
+
+@dataclass(repr=False, eq=False)
 class ReadStudy(Study):
-    """One exam with a slider, made by `pe.show_study`; `montage()` is a picture of it, for print."""
+    """An exam with a slider, made by `pe.show_study`; `montage()` draws a picture of it for print.
+
+    Attributes:
+        pixels: (n, H, W) uint8, the middle window of each slice.
+        facts: the `SliceFacts` of each slice.
+        title: of the montage.
+    """
+
+    pixels: np.ndarray | None = None
+    facts: Sequence[SliceFacts] = ()
+    title: str = ""
 
     def montage(self) -> Figure:
-        """Draw the slices of the overview through the middle window: of each twelfth of the exam the one that matters.
+        """Draw the slices of the overview through the middle window.
 
-        That is one that shows an embolus, where one does, and the one with the highest probability. The highest of all
-        is among them.
+        The exam is divided into twelve stretches, and the most important slice of each is drawn: a
+        slice with an embolus, if there is one, then the slice with the highest probability. The
+        highest probability of the whole exam is always included.
         """
-        chosen, chances = self.overview, [fact["chance"] for fact in self.facts]
-        columns = min(6, len(chosen))
-        rows, side = -(-len(chosen) // columns), look.WIDTH / 6 - look.MARGIN
+        columns = min(6, len(self.overview))
+        rows = math.ceil(len(self.overview) / columns)
+        side = look.WIDTH / 6 - look.MARGIN
+        height = rows * (side + _TITLES) + _HEADER
         with look.style():
-            up = rows * (side + 0.3) + 0.55
-            figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, up)
-            across = figure.get_figwidth()
-            for place, index in enumerate(chosen):
+            figure = look.new_figure(columns * (side + look.MARGIN) + look.MARGIN, height)
+            width = figure.get_figwidth()
+            for place, index in enumerate(self.overview):
                 row, column = divmod(place, columns)
-                left, bottom = look.MARGIN + column * (side + look.MARGIN), up - 0.25 - (row + 1) * (side + 0.3)
-                axes = look.image_at(figure, self.pixels[index], left, bottom, side, side)
-                fact = self.facts[index]
-                axes.set_title(f"slice {fact['number']}", loc="left", fontsize=look.SMALL, color=look.MUTED, pad=3)
-                if fact["chance"] is not None:
-                    axes.set_title(
-                        f"{fact['chance']:.2f}", loc="right", fontsize=look.SMALL, color=look.COLORS[0], pad=3
-                    )
-                if fact["present"]:
-                    line = {"color": look.COLORS[1], "linewidth": 3, "clip_on": False}
-                    axes.plot([0, 1], [-0.02, -0.02], transform=axes.transAxes, **line)
-            figure.text(look.MARGIN / across, 1 - 0.1 / up, self.title, va="top", fontsize=look.SMALL + 1)
-            about = "orange: an embolus on this image    " * any(fact["present"] for fact in self.facts)
-            about += "blue: its probability    " * (None not in chances) + NOT_FOR_CLINICAL_USE
-            look.note(figure, about)
-            listed = "; ".join(self.facts[index]["words"] for index in chosen)
-            look.describe(figure, f"{len(chosen)} slices of {self.title}: {listed}. {NOT_FOR_CLINICAL_USE}")
+                axes = look.image_at(
+                    figure,
+                    self.pixels[index],
+                    left=look.MARGIN + column * (side + look.MARGIN),
+                    bottom=height - 0.25 - (row + 1) * (side + _TITLES),
+                    width=side,
+                    height=side,
+                )
+                _write_title(axes, self.facts[index])
+            title_at = (look.MARGIN / width, 1 - 0.1 / height)
+            figure.text(*title_at, self.title, va="top", fontsize=look.SMALL + 1)
+            look.note(figure, self._legend_of_montage())
+            look.describe(figure, self._alternative_text())
         return figure
+
+    def _legend_of_montage(self) -> str:
+        entries = []
+        if any(fact.present for fact in self.facts):
+            entries.append("orange: an embolus on this image")
+        if all(fact.probability is not None for fact in self.facts):
+            entries.append("blue: its probability")
+        return "    ".join([*entries, NOT_FOR_CLINICAL_USE])
+
+    def _alternative_text(self) -> str:
+        slices = "; ".join(self.facts[index].words for index in self.overview)
+        count = len(self.overview)
+        return f"{count} slices of {self.title}: {slices}. {NOT_FOR_CLINICAL_USE}"
+
+
+def _write_title(axes, fact: SliceFacts) -> None:
+    """Write number and probability above a slice, and draw a line below it if it has an embolus."""
+    style = {"fontsize": look.SMALL, "pad": 3}
+    axes.set_title(f"slice {fact.number}", loc="left", color=look.MUTED, **style)
+    if fact.probability is not None:
+        axes.set_title(f"{fact.probability:.2f}", loc="right", color=look.COLORS[0], **style)
+    if fact.present:
+        line = {"color": look.COLORS[1], "linewidth": 3, "clip_on": False}
+        axes.plot([0, 1], [-0.02, -0.02], transform=axes.transAxes, **line)
 
 
 def show_study(
@@ -75,241 +131,342 @@ def show_study(
     views: Sequence[str] = tuple(WINDOWS),
     limit: int = 128,
 ) -> ReadStudy:
-    """Show one exam: a slider through its slices in three windows, and the probability of an embolus along the body.
+    """Show an exam in three windows, with the probability of an embolus along the body.
 
-    It moves without a kernel, also by the arrow keys once it was clicked. A page that runs no scripts shows twelve
-    slices; `.montage()` draws them for print. The notebook keeps about 40 KB for each slice. What is left out of either
-    is never what matters: a button goes to the highest probability of all slices.
+    A slider moves through the slices, without a kernel; so do the arrow keys after a click. A page
+    that runs no scripts shows twelve slices; `.montage()` draws them for print. The notebook stores
+    about 40 KB per slice. Slices with an embolus and the slice with the highest probability are
+    never left out. A button goes to the latter.
 
     Args:
-        images: what was packed of these labels: `Records` or a `Cache`; or (N, 3, H, W) uint8, one for each of their
-            rows. The channels are the `views`.
-        labels: of `index_images` or `index_dicom`: a row for each image with `position`; labels and quality flags are
-            shown where there are such columns.
-        study: its StudyInstanceUID.
-        predictions: a row for each image with SOPInstanceUID and pe_present_on_image, as the network gave them, and
-            whichever exam labels are to be shown, "consistent", pe_present_on_image after `make_consistent`, and
-            "attention", how much the slice counted, 0 or more; None for none.
-        series: its SeriesInstanceUID, where the study has several.
-        views: what the three channels are: of a pack of one window "slice below", "slice", "slice above".
-        limit: stretches that a longer exam is divided into: the slider reaches the one with the highest probability of
-            each, and all that show an embolus.
+        images: the pack of these labels, as `Records` or a `Cache`; or (N, 3, H, W) uint8 with one
+            image per row of `labels`. The channels are the `views`.
+        labels: table of `index_images` or `index_dicom`: a row per image with `position`. Labels
+            and quality flags are shown if it has their columns.
+        study: StudyInstanceUID of the exam.
+        predictions: a row per image with SOPInstanceUID and pe_present_on_image, the probability.
+            Optional columns are the exam labels, "consistent", which is pe_present_on_image after
+            `make_consistent`, and "attention", the weight of the slice, 0 or more. None for none.
+        series: SeriesInstanceUID, required if the exam has several series.
+        views: names of the three channels. For a pack of one window: "slice below", "slice",
+            "slice above".
+        limit: a longer exam is divided into this many stretches. The slider reaches the slice with
+            the highest probability of each, and all slices with an embolus.
+
+    Returns:
+        The viewer, which a notebook displays.
 
     Raises:
-        ValueError: there is no such study, it has several series, none of its slices is
-            among the images, or a column is missing, a label is, or a prediction.
+        ValueError: there is no such exam, it has several series, the images contain none of its
+            slices, or a column, a label or a prediction is missing.
     """
     import numpy as np
 
     figure_inputs.at_least_one(limit=limit)
     rows = slices_of(labels, study, series)
     notes = _irregularities(rows.position.to_numpy(float))
-    rows, places = _found(images, labels, rows, notes)
-    said, count = _join(rows, predictions), len(rows)
-    chances = said.chance.to_numpy() if "chance" in said else np.zeros(count)
-    present = said[LABELS[0]].to_numpy() == 1 if LABELS[0] in said else np.zeros(count, bool)
-    chosen = np.arange(count)
+    rows, places = _find_images(images, labels, rows, notes)
+    table = _join(rows, predictions)
+    count = len(table)
+    numbers = _reached_slices(table, limit)
     if count > limit:
-        raised = [said.consistent.argmax()] if "consistent" in said else []  # of equal slices the rules raise one
-        chosen = np.unique([*highest(chances, limit), *np.flatnonzero(present), *raised])
-        notes.append(
-            f"the slider takes {len(chosen)} of {count}: the highest of {limit} stretches, and all with an embolus"
-        )
-    said, chances, present = said.iloc[chosen], chances[chosen], present[chosen]
-    pixels = _pixels(images, places[chosen], len(views))
-    facts = [_facts(row, int(number), count) for number, row in zip(chosen, said.to_dict("records"), strict=True)]
-    matters = chances + 2 * present + 4 * (chances == chances.max())
-    marked = [number for number, fact in enumerate(facts) if fact["present"]]
-    jump, curves = None, []
-    if "chance" in said:
-        jump = int(said.chance.argmax())
-        curves = [Curve("probability of an embolus, as the network gave it", said.chance.tolist())]
-    if "consistent" in said:
-        curves.append(Curve("without contradictions", said.consistent.tolist(), "currentColor", dashed=True))
-    if "attention" in said:
-        heights = (said.attention / (said.attention.max() or 1)).tolist()
-        curves.insert(0, Curve("attention, to its own maximum", heights, look.COLORS[2], filled=True))
-    first, caption = rows.iloc[0], [f"{count} slices, from the feet to the head", *notes, NOT_FOR_CLINICAL_USE]
-    shown = ReadStudy(
-        [as_jpeg(np.hstack(image), (len(views) * _SIDE, _SIDE)) for image in pixels],
-        [fact["words"] for fact in facts],
-        marked,
-        WORDS[LABELS[0]] if LABELS[0] in rows else "",
-        highest(matters, _MONTAGE),
-        " · ".join(caption),
-        [fact["number"] for fact in facts],
+        rule = f"the highest of {limit} stretches, and all with an embolus"
+        notes.append(f"the slider takes {len(numbers)} of {count}: {rule}")
+    table = table.iloc[numbers]
+    pixels = _pixels(images, places[numbers], len(views))
+    records = zip(numbers.tolist(), table.to_dict("records"), strict=True)
+    facts = [_facts_of(row, number, count) for number, row in records]
+    caption = [f"{count} slices, from the feet to the head", *notes, NOT_FOR_CLINICAL_USE]
+    return ReadStudy(
+        images=[as_jpeg(np.hstack(image), (len(views) * _SIDE, _SIDE)) for image in pixels],
+        words=[fact.words for fact in facts],
+        marked=[index for index, fact in enumerate(facts) if fact.present],
+        mark=WORDS[_EMBOLUS] if _EMBOLUS in rows else "",
+        overview=highest(_importance(table), _MONTAGE),
+        caption=" · ".join(caption),
+        numbers=[fact.number for fact in facts],
         views=views,
-        curves=curves,
-        jump=jump,
-        above=_heading(first),
-        below=_answers(first, said.iloc[0]),
+        curves=_curves(table),
+        jump=int(table[_PROBABILITY].argmax()) if _PROBABILITY in table else None,
+        above=_heading(rows.iloc[0]),
+        below=_answers(rows.iloc[0], table.iloc[0]),
+        pixels=pixels[:, len(views) // 2],
+        facts=facts,
+        title=f"study {study}",
     )
-    shown.pixels, shown.facts, shown.title = pixels[:, len(views) // 2], facts, f"study {study}"
-    return shown
 
 
 def slices_of(labels: Any, study: str, series: str | None = None):
-    """Return the rows of a study's series in the order of the body; raises as `show_study`."""
+    """Return the rows of a series of an exam in the order of the body; raises as `show_study`."""
     fix = "pe.index_images(labels, folder), or of DICOM files pe.index_dicom(labels, folder)"
     check_columns(labels, (STUDY, IMAGE, "position"), "the labels have", fix=fix)
     rows = labels.assign(_row=range(len(labels)))
     rows = rows[rows[STUDY] == study]
     if rows.empty:
+        example = labels[STUDY].iloc[0] if len(labels) else None
         raise WrongValue(
             f"there is no study {study!r} in the labels",
-            found=f"{labels[STUDY].nunique():,} others, such as {labels[STUDY].iloc[0] if len(labels) else None}",
+            found=f"{labels[STUDY].nunique():,} others, such as {example}",
         )
-    there = rows[SERIES].unique().tolist() if SERIES in rows else [None]
-    if series is None and len(there) > 1:
-        raise WrongValue(
-            f"study {study} has {len(there)} series, and their slices would be mixed",
-            found=", ".join(there),
-            fix=f"show_study(..., series={there[0]!r})",
-        )
-    if series is not None:
-        rows = rows[rows[SERIES] == series]
-        if rows.empty:
-            raise WrongValue(f"study {study} has no series {series!r}", found=f"{', '.join(there)}")
+    rows = _one_series(rows, study, series)
     rows = rows.sort_values("position", kind="stable")
-    for name in LABELS:
-        if name in rows and (lacking := rows[name].isna()).any():
+    names = [name for name in LABELS if name in rows]
+    for name in names:
+        missing = rows[name].isna()
+        if missing.any():
             raise WrongValue(
-                f"{name} is missing for {int(lacking.sum())} slices of study {study}",
-                found=f"image {rows[IMAGE][lacking].iloc[0]}",
+                f"{name} is missing for {int(missing.sum())} slices of study {study}",
+                found=f"image {rows[IMAGE][missing].iloc[0]}",
                 fix="fill it in, or leave the column out",
             )
-    check_yes_or_no(rows, [name for name in LABELS if name in rows])
+    check_yes_or_no(rows, names)
     return rows
 
 
-def _irregularities(position) -> list[str]:
-    """Say how many slices are missing between others, by the usual step, and how many lie where another one does."""
+def _one_series(rows: Any, study: str, series: str | None):
+    """Return the rows of a series; raise if it must be named, or is not in the exam."""
+    names = rows[SERIES].unique().tolist() if SERIES in rows else [None]
+    if series is None and len(names) > 1:
+        raise WrongValue(
+            f"study {study} has {len(names)} series, and their slices would be mixed",
+            found=", ".join(names),
+            fix=f"show_study(..., series={names[0]!r})",
+        )
+    if series is None:
+        return rows
+    rows = rows[rows[SERIES] == series]
+    if rows.empty:
+        raise WrongValue(f"study {study} has no series {series!r}", found=", ".join(names))
+    return rows
+
+
+def _irregularities(positions: np.ndarray) -> list[str]:
+    """Count the slices that share a position, and the slices that are missing between others.
+
+    With the positions 0, 1, 1, 2, 5 the usual step is 1: one position is shared, two are missing.
+    """
     import numpy as np
 
-    steps = np.diff(position)
-    twice = int((steps == 0).sum())
-    notes = [f"{twice} {'slices are' if twice > 1 else 'slice is'} at the position of another one"] if twice else []
+    notes = []
+    steps = np.diff(positions)
+    shared = int((steps == 0).sum())
+    if shared:
+        slices = "slices are" if shared > 1 else "slice is"
+        notes.append(f"{shared} {slices} at the position of another one")
     apart = steps[steps > 0]
-    usual = np.quantile(apart, 0.5, method="lower") if len(apart) else 1.0  # as in exam_check
-    wide = steps[steps > 1.5 * usual]
-    gone = int((np.round(wide / usual) - 1).sum()) if len(wide) else 0
-    return notes + ([f"{gone} {'slices are' if gone > 1 else 'slice is'} missing between others"] if gone else [])
+    if not len(apart):
+        return notes
+    usual = np.quantile(apart, 0.5, method="lower")  # as in exam_check
+    wide = steps[steps > _WIDE * usual]
+    missing = int((np.round(wide / usual) - 1).sum())
+    if missing:
+        slices = "slices are" if missing > 1 else "slice is"
+        notes.append(f"{missing} {slices} missing between others")
+    return notes
 
 
-def _found(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple:
-    """Return the rows whose image there is, and the number of each image."""
+def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple:
+    """Return the rows that have an image, and the index of each image; append to the notes."""
     import numpy as np
 
-    if not hasattr(images, "take") or not hasattr(images, "rows"):
+    is_pack = hasattr(images, "take") and hasattr(images, "rows")
+    if not is_pack:
         if len(images) != len(labels):
             raise WrongValue(
                 f"there are {len(images):,} images and {len(labels):,} rows of labels",
                 fix="pass the table that was packed, or an image for each row",
             )
         return rows, rows["_row"].to_numpy()
-    if images.rows.max(initial=-1) >= len(labels):
+    least = images.rows.max(initial=-1) + 1
+    if least > len(labels):
         raise WrongValue(
-            f"the images are of a table of {images.rows.max() + 1:,} rows or more, the labels have {len(labels):,}",
+            f"the images are of a table of {least:,} rows or more, the labels have {len(labels):,}",
             fix="pass the table that was packed, all of it",
         )
-    number = np.full(len(labels), -1)
-    number[images.rows] = np.arange(len(images.rows))
-    places = number[rows["_row"].to_numpy()]
-    if (gone := int((places < 0).sum())) == len(rows):
+    image_of_row = np.full(len(labels), -1)
+    image_of_row[images.rows] = np.arange(len(images.rows))
+    places = image_of_row[rows["_row"].to_numpy()]
+    is_packed = places >= 0
+    missing = int((~is_packed).sum())
+    if missing == len(rows):
         raise WrongValue(
-            f"none of the {gone} slices of study {rows[STUDY].iloc[0]} is among the images",
+            f"none of the {missing} slices of study {rows[STUDY].iloc[0]} is among the images",
             fix="pass the table that was packed, and a study that was not left out",
         )
-    if gone:
-        notes.append(f"{gone} of its slices {'are' if gone > 1 else 'is'} not among the images")
-    return rows[places >= 0], places[places >= 0]
+    if missing:
+        verb = "are" if missing > 1 else "is"
+        notes.append(f"{missing} of its slices {verb} not among the images")
+    return rows[is_packed], places[is_packed]
 
 
-def _pixels(images: Any, places: Any, views: int):
-    """Return (n, views, H, W) uint8 of some images."""
+def _join(rows: Any, predictions: Any):
+    """Return the rows with "consistent", "attention" and "predicted ..." for each predicted label.
+
+    The true labels keep their plain names.
+    """
+    import pandas as pd
+
+    if predictions is None:
+        return pd.DataFrame(rows)
+    check_columns(predictions, (IMAGE, _EMBOLUS), "the predictions have")
+    new_names = {name: f"predicted {name}" for name in LABELS if name in predictions}
+    others = [name for name in ("attention", "consistent") if name in predictions]
+    columns = [*new_names.values(), *others]
+    by_image = predictions.rename(columns=new_names).drop_duplicates(IMAGE).set_index(IMAGE)
+    found = by_image[columns].reindex(rows[IMAGE])
+    joined = rows.assign(**{name: found[name].to_numpy() for name in columns})
+    missing = joined[_PROBABILITY].isna()
+    if missing.any():
+        study = rows[STUDY].iloc[0]
+        raise WrongValue(
+            f"{int(missing.sum())} of {len(rows)} slices of study {study} have no prediction",
+            found=f"none of image {joined[IMAGE][missing].iloc[0]}",
+            fix="predict all slices of the exam",
+        )
+    for name in (_PROBABILITY, "consistent"):
+        if name in joined and not joined[name].between(0, 1).all():
+            lowest = joined[name].min()
+            raise WrongValue(
+                f"probabilities lie in [0, 1], got {lowest:.3g} to {joined[name].max():.3g}",
+                fix="logits.sigmoid()",
+            )
+    return joined
+
+
+def _probabilities(table: Any) -> np.ndarray:
+    """Return the (n,) probability of each slice, 0 without predictions."""
+    import numpy as np
+
+    if _PROBABILITY not in table:
+        return np.zeros(len(table))
+    return table[_PROBABILITY].to_numpy()
+
+
+def _has_embolus(table: Any) -> np.ndarray:
+    """Return (n,) bool by the labels, False without them."""
+    import numpy as np
+
+    if _EMBOLUS not in table:
+        return np.zeros(len(table), bool)
+    return table[_EMBOLUS].to_numpy() == 1
+
+
+def _reached_slices(table: Any, limit: int) -> np.ndarray:
+    """Return the index of each slice that the slider reaches, in the order of the body."""
+    import numpy as np
+
+    if len(table) <= limit:
+        return np.arange(len(table))
+    reached = [*highest(_probabilities(table), limit), *np.flatnonzero(_has_embolus(table))]
+    if "consistent" in table:
+        # If all slices have the same probability, `make_consistent` raises a single one of them.
+        reached.append(table.consistent.argmax())
+    return np.unique(reached)
+
+
+def _importance(table: Any) -> np.ndarray:
+    """Return the importance of each slice: highest probability 4, embolus 2, plus probability."""
+
+    probabilities = _probabilities(table)
+    is_highest = probabilities == probabilities.max()
+    return probabilities + 2 * _has_embolus(table) + 4 * is_highest
+
+
+def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
+    """Return (n, views, H, W) uint8, the images with these indices."""
     import numpy as np
 
     if hasattr(images, "rows"):
         found = np.moveaxis(images.take(places), -1, 1)
     else:
-        found = np.asarray(images.detach().cpu() if hasattr(images, "detach") else images)[places]
+        if hasattr(images, "detach"):
+            images = images.detach().cpu()
+        found = np.asarray(images)[places]
     if found.ndim != 4 or found.shape[1] != views or found.dtype != np.uint8:
+        given = f"{found.shape} {found.dtype}"
         raise WrongValue(
-            f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {found.shape} {found.dtype}",
+            f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {given}",
             fix='records of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
         )
     return found
 
 
-def _join(rows: Any, predictions: Any):
-    """Return the predictions of some rows, in their order: chance, attention and the exam labels that there are."""
-    import pandas as pd
-
-    if predictions is None:
-        return pd.DataFrame(rows)
-    check_columns(predictions, (IMAGE, LABELS[0]), "the predictions have")
-    named = {LABELS[0]: "chance"} | {name: f"said {name}" for name in EXAM_LABELS if name in predictions}
-    columns = [*named.values(), *(name for name in ("attention", "consistent") if name in predictions)]
-    by_image = predictions.rename(columns=named).drop_duplicates(IMAGE).set_index(IMAGE)[columns]
-    found = by_image.reindex(rows[IMAGE])
-    joined = rows.assign(**{name: found[name].to_numpy() for name in columns})
-    if (lacking := joined.chance.isna()).any():
-        raise WrongValue(
-            f"{int(lacking.sum())} of {len(rows)} slices of study {rows[STUDY].iloc[0]} have no prediction",
-            found=f"none of image {joined[IMAGE][lacking].iloc[0]}",
-            fix="predict all slices of the exam",
-        )
-    for of in (joined[name] for name in ("chance", "consistent") if name in joined):
-        if not of.between(0, 1).all():
-            raise WrongValue(
-                f"probabilities lie in [0, 1], got {of.min():.3g} to {of.max():.3g}", fix="logits.sigmoid()"
-            )
-    return joined
-
-
-def _facts(row: dict, number: int, count: int) -> dict:
-    """Return what is known of a slice."""
-    present, chance = row.get(LABELS[0]) == 1, row.get("chance")
+def _facts_of(row: dict, number: int, count: int) -> SliceFacts:
+    """Return the facts about a slice, `number` of `count`, from 0."""
+    present = row.get(_EMBOLUS) == 1
+    probability = row.get(_PROBABILITY)
     words = [f"slice {number + 1} of {count}"]
-    words += [f"probability of an embolus {chance:.2f}"] if chance is not None else []
-    words += [WORDS[LABELS[0]] if present else "none on this image"] if LABELS[0] in row else []
-    return {"number": number + 1, "present": present, "chance": chance, "words": ", ".join(words)}
+    if probability is not None:
+        words.append(f"probability of an embolus {probability:.2f}")
+    if _EMBOLUS in row:
+        words.append(WORDS[_EMBOLUS] if present else "none on this image")
+    return SliceFacts(number + 1, present, probability, ", ".join(words))
+
+
+def _curves(table: Any) -> list[Curve]:
+    """Return the curves along the body: attention, probabilities, and these made consistent."""
+    curves = []
+    if "attention" in table:
+        heights = table.attention / (table.attention.max() or 1)
+        name = "attention, to its own maximum"
+        curves.append(Curve(name, heights.tolist(), color=look.COLORS[2], filled=True))
+    if _PROBABILITY in table:
+        name = "probability of an embolus, as the network gave it"
+        curves.append(Curve(name, table[_PROBABILITY].tolist()))
+
+    if "consistent" in table:
+        name = "without contradictions"
+        curves.append(Curve(name, table.consistent.tolist(), color="currentColor", dashed=True))
+    return curves
 
 
 def _heading(row: Any) -> str:
-    """Return which exam it is, and what its quality flags say."""
-    flags = [words for name, words in _FLAGS.items() if name in row and row[name] == 1]
-    noted = any(name in row for name in _FLAGS)
-    chips = "".join(
-        f'<span style="border:1px solid {look.COLORS[1]};color:{look.COLORS[1]};border-radius:9px;padding:0 8px;'
-        f'margin-left:8px">{html.escape(words)}</span>'
-        for words in flags
-    )
-    quality = chips or ('<span style="opacity:.75;margin-left:8px">no quality flags</span>' if noted else "")
-    return f'<div style="margin-bottom:8px"><b>Study {html.escape(str(row[STUDY]))}</b>{quality}</div>'
+    """Return the identifier of the exam and its quality flags as HTML."""
+    edge = f"border:1px solid {look.COLORS[1]};color:{look.COLORS[1]};border-radius:9px"
+    quality = ""
+    for name, words in _FLAGS.items():
+        if name in row and row[name] == 1:
+            style = f"{edge};padding:0 8px;margin-left:8px"
+            quality += f'<span style="{style}">{html.escape(words)}</span>'
+    has_flags = any(name in row for name in _FLAGS)
+    if has_flags and not quality:
+        quality = '<span style="opacity:.75;margin-left:8px">no quality flags</span>'
+    study = html.escape(str(row[STUDY]))
+    return f'<div style="margin-bottom:8px"><b>Study {study}</b>{quality}</div>'
 
 
-def _answers(truth: Any, said: Any) -> str:
-    """Return the nine answers about the exam: what is true, and what was said."""
+def _answers(truth: Any, predicted: Any) -> str:
+    """Return the nine answers about the exam as HTML: the true ones and the predicted ones."""
     cells = []
     for name in EXAM_LABELS:
-        chance = said.get(f"said {name}")
-        if name not in truth and chance is None:
-            continue
-        dot = ("&#9679;" if truth[name] == 1 else "&#9675;") if name in truth else ""
-        bar = number = ""
-        if chance is not None:
-            number = f"{chance:.2f}"
-            bar = (
-                '<div style="height:4px;background:rgba(128,128,128,.25)">'
-                f'<div style="height:4px;width:{100 * chance:.0f}%;background:{look.COLORS[0]}"></div></div>'
-            )
-        cells.append(
-            f'<div><div style="display:flex;justify-content:space-between"><span>{dot} {WORDS[name]}</span>'
-            f"<span>{number}</span></div>{bar}</div>"
-        )
+        probability = predicted.get(f"predicted {name}")
+        if name in truth or probability is not None:
+            cells.append(_answer(WORDS[name], truth.get(name), probability))
     if not cells:
         return ""
-    grid = "display:grid;grid-template-columns:repeat(3,1fr);gap:6px 24px;font-size:12px;margin-top:10px"
+    grid = "display:grid;grid-template-columns:repeat(3,1fr);gap:6px 24px"
     key = "&#9679; true, &#9675; not" if EXAM_LABELS[0] in truth else ""
-    return f'<div style="{grid}">{"".join(cells)}</div><div style="font-size:11px;opacity:.75">{key}</div>'
+    return (
+        f'<div style="{grid};font-size:12px;margin-top:10px">{"".join(cells)}</div>'
+        f'<div style="font-size:11px;opacity:.75">{key}</div>'
+    )
+
+
+def _answer(words: str, truth: int | None, probability: float | None) -> str:
+    """Return an answer as HTML: a dot for the truth, a number and a bar for the probability."""
+    dot = ""
+    if truth is not None:
+        dot = "&#9679;" if truth == 1 else "&#9675;"
+    bar = ""
+    number = ""
+    if probability is not None:
+        number = f"{probability:.2f}"
+        width = f"{100 * probability:.0f}%"
+        bar = (
+            '<div style="height:4px;background:rgba(128,128,128,.25)">'
+            f'<div style="height:4px;width:{width};background:{look.COLORS[0]}"></div></div>'
+        )
+    return (
+        '<div><div style="display:flex;justify-content:space-between">'
+        f"<span>{dot} {words}</span><span>{number}</span></div>{bar}</div>"
+    )

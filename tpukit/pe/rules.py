@@ -1,4 +1,4 @@
-"""The challenge's rules of consistency: which answers to an exam contradict each other.
+"""The challenge's rules of consistency between the answers to an exam.
 
 Source: the hosts' own check of submissions (Kaggle, competition discussion 183473).
 """
@@ -13,7 +13,7 @@ RULES = {
     "1c": "with a positive image: not both of chronic_pe and acute_and_chronic_pe",
     "1d": "with a positive image: neither indeterminate nor negative_exam_for_pe",
     "2a": "without a positive image: exactly one of indeterminate and negative_exam_for_pe",
-    "2b": "without a positive image: no ratio, no location, and neither chronic_pe nor acute_and_chronic_pe",
+    "2b": "without a positive image: no ratio, no location, no chronic_pe, no acute_and_chronic_pe",
 }
 
 
@@ -21,8 +21,9 @@ def broken_rules(yes, positive) -> dict:
     """Return for each of `RULES` the (E,) bool of the exams that break it.
 
     Args:
-        yes: for each of `labels.EXAM_LABELS` the (E,) bool of the exams of which it is said; a mapping or a DataFrame.
-        positive: (E,) bool, the exams with a positive image.
+        yes: (E,) bool for each of `labels.EXAM_LABELS`, true if the answer is yes; a mapping or a
+            DataFrame.
+        positive: (E,) bool, true if the exam has a positive image.
     """
 
     def how_many(names):

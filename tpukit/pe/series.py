@@ -1,23 +1,50 @@
-"""The headers of a folder of DICOM files: read in several processes, and put in the order of the body."""
+"""The headers of a folder of DICOM files: read in several processes, then sorted along the body.
+
+`find_files` lists the files that may be DICOM. `read_headers` makes one record of `header_type` per
+slice, and keeps them on disk in chunks of 256 files. `arrange` returns the order along the body.
+
+Along the body means along the normal of the slices, in mm. For axial slices that is from the feet
+to the head: ImagePositionPatient (x, y, z) and rows and columns along x and y give the place z.
+"""
 
 import functools
 import json
+import math
 import os
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.essentials.data import run_ahead
 from tpukit.essentials.show import NoSuchFile
 from tpukit.packs import Names, how_many, look_at, npy, run_in_processes, write_file
-from tpukit.pe.dicom import OTHER_MODALITY, NotACTSlice, check_decoder, find_scale, found_in, load_pydicom
+from tpukit.pe.dicom import (
+    OTHER_MODALITY,
+    NotACTSlice,
+    check_decoder,
+    find_scale,
+    found_in,
+    load_pydicom,
+)
 
-CHUNK = 256  # files whose headers are kept together; at most so many are read again after an interruption
-READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than reading its header
-_ENDINGS = (".dcm", ".dicom")
+CHUNK = 256  # files whose headers are stored together; an interruption loses at most so many
+READ_AHEAD = 4  # threads per process: on a network drive, opening a file takes longer than reading
 UNSCALED = "slices without RescaleSlope or RescaleIntercept: 1 and 0, DICOM's defaults, are taken"
 UNNAMED = "slices without a Modality: they are taken for CT"
 TURNED = "series stored mirrored, upside down or lying: their images are turned"
-_SAME_ORIENTATION = 0.02  # of each of six numbers from -1 to 1: a scanner writes them with small differences
-_TURNS = {  # rows and columns exchanged; then left and right; then up and down
+_SINGLE = "series of a single slice"
+_SIZES = "series whose slices differ in size"
+_NO_PLACE = "slices without a place: they come first, in the order of their InstanceNumber"
+_OTHER_ORIENTATION = "slices of another orientation than their series, such as a localizer"
+_SAME_PLACE = "slices at the place of another one of their series"
+_MISSING = "slices are missing between others of their series"
+_DESCENDING = "series numbered from the head to the feet, the left or the back: put in order"
+
+_ENDINGS = (".dcm", ".dicom")
+_SAME_ORIENTATION = 0.02  # per number, -1 to 1: scanners write them with small differences
+_SAME_STEP = 0.01  # mm: positions are rounded when they are written
+_WIDE = 1.5  # times the usual step: a slice is missing there; as in `exam_check`
+_AXIAL = 0.7  # of 1 for a slice exactly across the body
+_TURNS = {  # keys: rows and columns exchanged; then left and right; then up and down
     (False, False, False): None,
     (False, True, False): "FLIP_LEFT_RIGHT",
     (False, False, True): "FLIP_TOP_BOTTOM",
@@ -27,78 +54,141 @@ _TURNS = {  # rows and columns exchanged; then left and right; then up and down
     (True, False, True): "ROTATE_90",
     (True, True, True): "TRANSVERSE",
 }
-_TAGS = ["Modality", "StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "InstanceNumber", "Rows", "Columns"]
-_TAGS += ["ImagePositionPatient", "ImageOrientationPatient", "RescaleSlope", "RescaleIntercept"]
+_IDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+_TAGS = [
+    *_IDS,
+    "Modality",
+    "InstanceNumber",
+    "Rows",
+    "Columns",
+    "ImagePositionPatient",
+    "ImageOrientationPatient",
+    "RescaleSlope",
+    "RescaleIntercept",
+]
 
 
 def find_files(folder) -> list[str]:
-    """Return the files of a folder that may be DICOM, .dcm or without an ending, in the order of names; there are some.
+    """Return the names of the files in a folder that may be DICOM, sorted; at least one.
 
-    A folder in it that cannot be listed is an error, too.
+    Their ending is .dcm or .dicom, or they have none. Links to folders are not followed.
+
+    Raises:
+        FileNotFoundError: there is no such folder, or it contains no such file.
+        OSError: a folder in it cannot be listed.
     """
 
     def give_up(error: OSError):
         raise error
 
-    folder, names, links = os.fspath(folder), [], []
+    folder = os.fspath(folder)
     if not os.path.isdir(folder):
-        raise NoSuchFile(f"there is no folder {folder}", fix="pass the folder that holds the series")
+        raise NoSuchFile(
+            f"there is no folder {folder}",
+            fix="pass the folder that holds the series",
+        )
+    names = []
+    links = []
     for inner, folders, files in os.walk(folder, onerror=give_up):
         links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
         above = "" if inner == folder else os.path.relpath(inner, folder) + os.sep
         names += [above + name for name in files if _may_be_dicom(name)]
     if links:
-        print(f"{len(links)} links to folders in {folder} are not followed, for instance {links[0]}")
+        example = links[0]
+        print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
     if not names:
-        inside = sorted(os.listdir(folder))[:4] or "an empty folder"
-        raise NoSuchFile(f"{folder} holds no DICOM file", found=inside, fix="pass the folder that holds the series")
+        raise NoSuchFile(
+            f"{folder} holds no DICOM file",
+            found=sorted(os.listdir(folder))[:4] or "an empty folder",
+            fix="pass the folder that holds the series",
+        )
     return sorted(names)
 
 
 def _may_be_dicom(name: str) -> bool:
+    if name[0] == "." or name == "DICOMDIR":
+        return False
     ending = os.path.splitext(name)[1].lower()
-    # A file named by its UID alone has dots, and so seems to have an ending: digits.
-    return name[0] != "." and name != "DICOMDIR" and (ending in (*_ENDINGS, "") or ending[1:].isdigit())
+    # A file named by its UID alone seems to have an ending of digits, because of the dots.
+    return ending in (*_ENDINGS, "") or ending[1:].isdigit()
 
 
 def header_type():
-    """Return the dtype of what is kept of a header; NaN for a place that is not given.
+    """Return the dtype of a stored header; missing positions and orientations are NaN.
 
-    `file` is the number of the file, `position` is in mm from the patient's right, front and feet to the centre of the
-    first pixel, `orientation` holds the directions of a row and of a column. `unscaled` and `unnamed` lack the
-    slope or the intercept, and the modality.
+    `file` is the number of the file. `position` is the centre of the first pixel in mm, from the
+    patient's right, front and feet. `orientation` holds the directions of a row and of a column.
+    `unscaled` marks a header without slope or intercept, `unnamed` without modality.
     """
     import numpy
 
     uids = [(name, "S64") for name in ("study", "series", "image", "syntax")]
-    numbers = [("number", "<i8"), ("position", "<f8", 3), ("orientation", "<f8", 6), ("shape", "<i4", 2)]
-    return numpy.dtype([("file", "<i8"), *uids, *numbers, ("unscaled", "?"), ("unnamed", "?")])
+    return numpy.dtype(
+        [
+            ("file", "<i8"),
+            *uids,
+            ("number", "<i8"),
+            ("position", "<f8", 3),
+            ("orientation", "<f8", 6),
+            ("shape", "<i4", 2),
+            ("unscaled", "?"),
+            ("unnamed", "?"),
+        ]
+    )
+
+
+class _Header(NamedTuple):
+    """The fields of `header_type` after `file`, in its order."""
+
+    study: bytes
+    series: bytes
+    image: bytes
+    syntax: bytes
+    number: int
+    position: list[float]
+    orientation: list[float]
+    shape: tuple[int, int]
+    unscaled: bool
+    unnamed: bool
 
 
 def read_headers(
-    folder, names: list[str], work: Path, workers: int | None, progress: str | None, *, decoders: bool = True
+    folder,
+    names: list[str],
+    work: Path,
+    workers: int | None,
+    progress: str | None,
+    *,
+    decoders: bool = True,
 ):
-    """Read the headers of files, but for those that an earlier call left in `work`.
+    """Read the headers of files, except those that an earlier call left in `work`.
 
-    `decoders` asks whether what is installed decodes all of them.
+    Args:
+        folder: contains the files.
+        names: of the files, as `find_files` returns them.
+        work: folder for the chunks, which a later call uses again.
+        workers: number of processes; None for one per core.
+        progress: as for `launch`.
+        decoders: check that an installed package decodes each transfer syntax.
 
     Returns:
-        (N,) of `header_type`, and a list of [number of the file, why] of those that are no CT slices. One that is
-        damaged counts as such, too; one that is not DICOM, by name and content, does not.
+        (N,) of `header_type`, and a list of [number of the file, reason] of files that are not CT
+        slices. Damaged files are in this list. Files that are not DICOM, by name and content, are
+        in neither.
 
     Raises:
-        ImportError: pydicom is not installed, or what decodes one of the files.
+        ImportError: pydicom is not installed, or no installed package decodes one of the files.
     """
     import numpy
 
     load_pydicom()
-    chunks = range(-(-len(names) // CHUNK))
+    chunks = range(math.ceil(len(names) / CHUNK))
     write_file(work / "files", Names.encode(names))
     _forget_changed(folder, names, work)
     workers = how_many(len(chunks), workers)
     run_in_processes(
-        "tpukit.pe.series:_work",
+        "tpukit.pe.series:_read_chunks",
         [[str(folder), str(work), len(names), rank, workers] for rank in range(workers)],
         label="read headers",
         total=len(names),
@@ -106,191 +196,236 @@ def read_headers(
         folder=work,
         progress=progress,
     )
-    parts = [numpy.load(_kept(work, chunk, "npy")) for chunk in chunks]
-    others = [other for chunk in chunks for other in json.loads(_kept(work, chunk, "json").read_text())]
-    headers = numpy.concatenate(parts)
+    headers = numpy.concatenate([numpy.load(_chunk_file(work, chunk, "npy")) for chunk in chunks])
+    others = []
+    for chunk in chunks:
+        others += json.loads(_chunk_file(work, chunk, "json").read_text())
     if decoders:
-        for syntax, first in zip(*numpy.unique(headers["syntax"], return_index=True), strict=True):
-            check_decoder(syntax.decode(), os.path.join(folder, names[headers["file"][first]]))
+        syntaxes, first = numpy.unique(headers["syntax"], return_index=True)
+        for syntax, file in zip(syntaxes, headers["file"][first], strict=True):
+            check_decoder(syntax.decode(), os.path.join(folder, names[file]))
     return headers, others
 
 
 def _forget_changed(folder, names: list[str], work: Path) -> None:
-    """Remove the headers of files that are no longer the ones that were read."""
+    """Remove the chunks of files that have changed since their headers were read."""
     import numpy
 
-    now, looks = look_at(names, os.fspath(folder)), work / "looks-of-headers.npy"
+    now = look_at(names, os.fspath(folder))
+    looks = work / "looks-of-headers.npy"
     if looks.exists():
-        for chunk in numpy.unique(now["row"][now != numpy.load(looks)] // CHUNK).tolist():
-            _kept(work, chunk, "json").unlink(missing_ok=True)
+        changed = now["row"][now != numpy.load(looks)]
+        for chunk in numpy.unique(changed // CHUNK).tolist():
+            _chunk_file(work, chunk, "json").unlink(missing_ok=True)
     write_file(looks, npy(now))
 
 
-def _kept(work: Path, chunk: int, ending: str) -> Path:
+def _chunk_file(work: Path, chunk: int, ending: str) -> Path:
     return work / f"headers-{chunk:06d}.{ending}"
 
 
-def _work(job: list) -> None:
-    """Read every `workers`th chunk, in one of the processes; the list of others is written last."""
+def _read_chunks(job: list) -> None:
+    """Read every `workers`th chunk, in a process.
+
+    The list of others is written last: its file marks a complete chunk.
+    """
     import numpy
     import pydicom
 
     folder, work, count, rank, workers = job
-    names = Names(Path(work) / "files")
-    for chunk in range(rank, -(-count // CHUNK), workers):
-        kept = _kept(Path(work), chunk, "json")
-        if kept.exists() and kept.read_bytes() == b"[]":  # else a damaged file may have been copied again since
+    work = Path(work)
+    names = Names(work / "files")
+    for chunk in range(rank, math.ceil(count / CHUNK), workers):
+        done = _chunk_file(work, chunk, "json")
+        # A chunk with damaged files is read again: they may have been copied again since.
+        if done.exists() and done.read_bytes() == b"[]":
             continue
-        mine = range(chunk * CHUNK, min((chunk + 1) * CHUNK, count))
-        with pydicom.config.disable_value_validation():  # the competition's identifiers are not what the standard wants
-            reads = (functools.partial(_read_header, os.path.join(folder, names[number])) for number in mine)
-            read = list(zip(mine, run_ahead(reads, READ_AHEAD), strict=True))
-        headers = [(number, *header) for number, header in read if isinstance(header, tuple)]
-        others = [[number, why] for number, why in read if isinstance(why, str)]
-        write_file(_kept(Path(work), chunk, "npy"), npy(numpy.array(headers, header_type())))
-        write_file(kept, json.dumps(others).encode())
+        numbers = range(chunk * CHUNK, min((chunk + 1) * CHUNK, count))
+        paths = [os.path.join(folder, names[number]) for number in numbers]
+        # The competition's identifiers are not valid by the standard.
+        with pydicom.config.disable_value_validation():
+            reads = [functools.partial(_read_header, path) for path in paths]
+            results = list(zip(numbers, run_ahead(reads, READ_AHEAD), strict=True))
+        headers = [(number, *read) for number, read in results if isinstance(read, _Header)]
+        others = [[number, reason] for number, reason in results if isinstance(reason, str)]
+        write_file(_chunk_file(work, chunk, "npy"), npy(numpy.array(headers, header_type())))
+        write_file(done, json.dumps(others).encode())
 
 
-def _read_header(path: str) -> tuple | str | None:
-    """Return what is kept of one header, or why it is no CT slice; None of what is not DICOM, by name and content."""
+def _read_header(path: str) -> _Header | str | None:
+    """Return a header, or the reason why the file is not a CT slice.
+
+    None stands for a file that is not DICOM, by name and content.
+    """
     import pydicom
 
     try:
         file = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
         _, missing = find_scale(file, path)
-        uids = [str(file[name].value).encode() for name in _TAGS[1:4]]
-        position, orientation = (
-            [float(number) for number in file.get(name) or [float("nan")] * count]
-            for name, count in (("ImagePositionPatient", 3), ("ImageOrientationPatient", 6))
-        )
-        if (len(position), len(orientation)) != (3, 6):
+        position = _numbers(file, "ImagePositionPatient", count=3)
+        orientation = _numbers(file, "ImageOrientationPatient", count=6)
+        if len(position) != 3 or len(orientation) != 6:
             return "its ImagePositionPatient or ImageOrientationPatient is not complete"
-        shape = int(file.Rows), int(file.Columns)
-        syntax = str(file.file_meta.TransferSyntaxUID).encode()
-        number = int(file.get("InstanceNumber") or 0)
+        return _Header(
+            *[str(file[name].value).encode() for name in _IDS],
+            syntax=str(file.file_meta.TransferSyntaxUID).encode(),
+            number=int(file.get("InstanceNumber") or 0),
+            position=position,
+            orientation=orientation,
+            shape=(int(file.Rows), int(file.Columns)),
+            unscaled=bool(missing),
+            unnamed=not file.get("Modality"),
+        )
     except OSError:
         raise
     except pydicom.errors.InvalidDicomError:
-        ours = path.lower().endswith(_ENDINGS)
-        return f"not a DICOM file ({os.path.getsize(path):,} bytes)" if ours else None
+        if path.lower().endswith(_ENDINGS):
+            return f"not a DICOM file ({os.path.getsize(path):,} bytes)"
+        return None
     except NotACTSlice as error:
         return found_in(error)
-    except Exception as error:  # whatever pydicom raises for a damaged header
+    except Exception as error:  # pydicom raises many types for a damaged header
         return f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return *uids, syntax, number, position, orientation, shape, bool(missing), not file.get("Modality")
+
+
+def _numbers(file, name: str, *, count: int) -> list[float]:
+    """Return the numbers of a tag; `count` times NaN if it is missing or empty."""
+    return [float(number) for number in file.get(name) or [math.nan] * count]
 
 
 def without_others(folder, names: list[str], others: list) -> list:
-    """Say which files another kind of scanner made, and return the rest of those that are no CT slices."""
-    for fact in of_other_modalities(names, others):
-        print(f"left out {fact[0]} in {folder}, for instance {fact[1]}: only CT has Hounsfield units")
+    """Print the files of other modalities than CT, and return the rest of the non-slices."""
+    for files, example in of_other_modalities(names, others):
+        reason = "only CT has Hounsfield units"
+        print(f"left out {files} in {folder}, for instance {example}: {reason}")
     return [other for other in others if not other[1].startswith(OTHER_MODALITY)]
 
 
 def of_other_modalities(names: list[str], others: list) -> list[tuple[str, str]]:
-    """Return how many files there are of each modality but CT, in words, and an example."""
+    """Return the number of files of each modality but CT, in words, and an example."""
     found = {}
-    for number, why in others:
-        if why.startswith(OTHER_MODALITY):
-            found.setdefault(why, []).append(names[number])
-    return [(f"{len(files):,} files of {why}", files[0]) for why, files in found.items()]
+    for number, reason in others:
+        if reason.startswith(OTHER_MODALITY):
+            found.setdefault(reason, []).append(names[number])
+    return [(f"{len(files):,} files of {modality}", files[0]) for modality, files in found.items()]
 
 
 def arrange(headers) -> tuple:
-    """Order slices by series, and along the body in each; return the order, and sentences on what was noticed.
+    """Sort slices by series, and along the body in each.
 
-    Along the body is along the normal of the slices, from the feet to the head where they are axial, whichever way they
-    were numbered or the patient lay. Slices without a place, or of another orientation than most of their series, come
-    first, in the order of their numbers.
+    The numbers of the slices and the position of the patient do not matter. Slices without a
+    place, or of another orientation than most of their series, come first, sorted by number.
+
+    Returns:
+        (N,) the order, and sentences on anything unusual.
     """
     import numpy
 
     _, series = numpy.unique(headers["series"], return_inverse=True)
     along, noticed = find_places(headers, series)
     order = numpy.lexsort((headers["number"], along, series))
-    return order, [f"{count:,} {what}; series {first}" for what, (count, first) in noticed.items()]
+    sentences = [f"{count:,} {fact}; series {first}" for fact, (count, first) in noticed.items()]
+    return order, sentences
 
 
 def find_places(headers, series) -> tuple:
-    """Return the (N,) places along the body in mm, -inf where there is none; and what to notice, of which series first.
+    """Return the place of each slice along the body, and anything unusual.
 
-    `series` is the number of each header's series.
+    Args:
+        headers: (N,) of `header_type`.
+        series: (N,) the number of each header's series, from 0.
+
+    Returns:
+        (N,) mm, -inf for slices without a place; and a dict from the unusual fact to how often it
+        was found and to the first series that has it.
     """
     import numpy
 
-    along, noticed = numpy.full(len(headers), -numpy.inf), {}
-    for member in numpy.split(numpy.argsort(series, kind="stable"), numpy.bincount(series).cumsum()[:-1]):
-        along[member], found = _along_body(headers[member])
-        for what, count in found.items():
+    along = numpy.full(len(headers), -numpy.inf)
+    noticed = {}
+    ends = numpy.bincount(series).cumsum()[:-1]
+    for rows in numpy.split(numpy.argsort(series, kind="stable"), ends):
+        along[rows], found = _along_body(headers[rows])
+        for fact, count in found.items():
             if count:
-                before, first = noticed.get(what, (0, headers["series"][member[0]].decode()))
-                noticed[what] = before + int(count), first
+                name = headers["series"][rows[0]].decode()
+                before, first = noticed.get(fact, (0, name))
+                noticed[fact] = (before + int(count), first)
     return along, noticed
 
 
 def _along_body(slices) -> tuple:
-    """Return each slice's place along the body in mm, -inf where there is none, for one series; and what to notice."""
+    """Return the places of the slices of a series, and how often each fact holds."""
     import numpy
 
     place = numpy.full(len(slices), -numpy.inf)
-    given = numpy.isfinite(slices["position"]).all(1) & numpy.isfinite(slices["orientation"]).all(1)
-    unscaled = sum(slices["unscaled"])
+    orientations = slices["orientation"]
+    has_place = numpy.isfinite(slices["position"]).all(1) & numpy.isfinite(orientations).all(1)
     noticed = {
-        "series of a single slice": len(slices) == 1,
-        "series whose slices differ in size": len(numpy.unique(slices["shape"], axis=0)) > 1,
-        UNSCALED: unscaled,
+        _SINGLE: len(slices) == 1,
+        _SIZES: len(numpy.unique(slices["shape"], axis=0)) > 1,
+        UNSCALED: sum(slices["unscaled"]),
         UNNAMED: sum(slices["unnamed"]),
-        "slices without a place: they are in the order of their InstanceNumber, before the others": sum(~given),
+        _NO_PLACE: sum(~has_place),
     }
-    if not given.any():
+    if not has_place.any():
         return place, noticed
-    directions = _usual_orientation(slices["orientation"][given])
-    same = (abs(slices["orientation"][given] - directions) < _SAME_ORIENTATION).all(1)
-    mine = numpy.flatnonzero(given)[same]
+    directions = _usual_orientation(orientations[has_place])
+    is_usual = (abs(orientations[has_place] - directions) < _SAME_ORIENTATION).all(1)
+    rows = numpy.flatnonzero(has_place)[is_usual]
     normal = numpy.cross(directions[:3], directions[3:])
-    normal *= numpy.sign(normal[abs(normal).argmax()])  # to the left, the back or the head, as DICOM's axes
-    place[mine] = slices["position"][mine] @ normal
-    noticed["slices of another orientation than their series, such as a localizer"] = (~same).sum()
+    # To the left, the back or the head, as the axes of DICOM point.
+    normal *= numpy.sign(normal[abs(normal).argmax()])
+    place[rows] = slices["position"][rows] @ normal
+    noticed[_OTHER_ORIENTATION] = (~is_usual).sum()
     noticed[TURNED] = turn(directions) is not None
-    return place, noticed | _steps(place[mine], slices["number"][mine])
+    return place, noticed | _steps(place[rows], slices["number"][rows])
 
 
 def _steps(place, number) -> dict:
-    """Return what to notice about the steps from slice to slice of one series."""
+    """Return how often each fact about the steps between the slices of a series holds."""
     import numpy
 
     steps = numpy.diff(numpy.sort(place))
-    apart = steps > 0.01  # mm; a place is rounded when it is written
-    if not apart.any():
-        return {"slices at the place of another one of their series": len(steps)}
-    usual = numpy.quantile(steps[apart], 0.5, method="lower")  # as in exam_check
-    wide = steps[steps > 1.5 * usual]
-    descending = numpy.ptp(number) > 0 and numpy.corrcoef(place, number)[0, 1] < 0
+    is_step = steps > _SAME_STEP
+    if not is_step.any():
+        return {_SAME_PLACE: len(steps)}
+    usual = numpy.quantile(steps[is_step], 0.5, method="lower")  # as in exam_check
+    wide = steps[steps > _WIDE * usual]
+    has_numbers = numpy.ptp(number) > 0
     return {
-        "slices at the place of another one of their series": (~apart).sum(),
-        "slices are missing between others of their series": (numpy.round(wide / usual) - 1).sum(),
-        "series numbered from the head to the feet, from the left or from the back: put in order": descending,
+        _SAME_PLACE: (~is_step).sum(),
+        _MISSING: (numpy.round(wide / usual) - 1).sum(),
+        _DESCENDING: has_numbers and numpy.corrcoef(place, number)[0, 1] < 0,
     }
 
 
 def _usual_orientation(orientations):
-    """Return the (6,) directions that most of (N, 6) have, whichever digits they were rounded to."""
+    """Return the (6,) most frequent orientation of (N, 6), the mean over its rounding errors."""
     import numpy
 
-    _, which, counts = numpy.unique(orientations.round(2), axis=0, return_inverse=True, return_counts=True)
-    return orientations[which.reshape(-1) == counts.argmax()].mean(0)
+    rounded = orientations.round(2)
+    kinds, counts = numpy.unique(rounded, axis=0, return_counts=True)
+    is_most_frequent = (rounded == kinds[counts.argmax()]).all(1)
+    return orientations[is_most_frequent].mean(0)
 
 
 def turn(orientation) -> str | None:
-    """Return which of Pillow's transpositions puts an axial image of this orientation upright; None where it is.
+    """Return the transposition of Pillow that puts an axial image upright; None for none.
 
-    Upright is as radiologists look: the patient's back below, the left side on the right. A patient who lies on the
-    belly or on a side, or feet first, may be stored otherwise, and left and right are labels. Other planes stay as they
-    are.
+    Upright is the view of radiologists: the patient's back below, the left side on the right. The
+    image of a patient who lies on the belly or on a side, or feet first, may be stored otherwise,
+    and left and right are labels. Images of other planes are not turned.
+
+    Args:
+        orientation: six numbers, the directions of a row and of a column, each as (left, back,
+            head).
     """
-    (left, back), (down_left, down_back) = orientation[:2], orientation[3:5]  # of a row; of a column
-    if abs(left * down_back - back * down_left) < 0.7:  # of 1 where the slice is across the body
+    row_left, row_back = orientation[:2]
+    column_left, column_back = orientation[3:5]
+    if abs(row_left * column_back - row_back * column_left) < _AXIAL:
         return None
-    lying = abs(back) + abs(down_left) > abs(left) + abs(down_back)
-    across, down = (down_left, back) if lying else (left, down_back)
-    return _TURNS[lying, across < 0, down < 0]
+    is_lying = abs(row_back) + abs(column_left) > abs(row_left) + abs(column_back)
+    if is_lying:
+        return _TURNS[True, column_left < 0, row_back < 0]
+    return _TURNS[False, row_left < 0, column_back < 0]

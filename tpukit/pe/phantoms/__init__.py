@@ -1,1 +1,1 @@
-"""Synthetic chest CTs in the competition's layout: drawn, so that everything runs without its data."""
+"""Synthetic chest CTs in the competition's layout, so that everything runs without its data."""

@@ -1,17 +1,26 @@
 """The patient of a phantom: measures, vessels and findings, drawn from a seed.
 
-Loads numpy, so only the functions that draw a phantom import it.
+    make_patient(rng, Findings(left=True, acute=True))
+      1. sizes and the centre lines of the great vessels, PATHS, stretched to these sizes
+      2. the small vessels of both lungs, grown from the ends of the great ones
+      3. findings: clots in the arteries, a wide right ventricle, opacities, fluid
 
-Millimetres throughout. x grows to the patient's left (the right of the picture), y to the back, z to the feet. (0, 0)
-is the middle of the chest; z is 0 at the lung apices and `HEIGHT` below the domes of the diaphragm.
+All lengths are in mm. x points to the patient's left (the right of the picture), y to the back, z
+to the feet. (0, 0) is the middle of the chest; z is 0 at the lung apices, and HEIGHT below the
+domes of the diaphragm. A "level" is a share of HEIGHT.
+
+The order in which random numbers are drawn must not change: a seed would give another picture.
+The module imports numpy, so only the functions that draw a phantom import it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import numpy as np
 
 HEIGHT = 250.0  # mm from the apices to the last slice
-LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # heights, as shares of HEIGHT, at which OUTLINES are given
+LEVELS = (0.0, 0.08, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0)  # of the measures in OUTLINES
 OUTLINES = {
     "cavity_width": (58, 86, 110, 120, 127, 134, 138, 137),  # half of the inside of the rib cage
     "cavity_depth": (38, 54, 70, 77, 81, 85, 87, 85),
@@ -22,96 +31,104 @@ OUTLINES = {
     "mediastinum": (29, 29, 27, 26, 25, 24, 20, 17),  # half its width, without the heart
 }
 
-# Centre lines of the great vessels and airways: x, y (mm), level (share of HEIGHT), radius (mm).
+# Centre lines of the great vessels and airways: x, y (mm), level, radius (mm).
+# fmt: off
 PATHS = {
     "aorta": (
-        (8, -4, 0.61, 15),
-        (-6, -16, 0.55, 16),
-        (-15, -20, 0.47, 16),
-        (-14, -18, 0.36, 15),
-        (-9, -12, 0.295, 14),
-        (4, 2, 0.265, 13),
-        (16, 20, 0.275, 12.5),
-        (24, 36, 0.33, 12),
-        (25, 43, 0.45, 12),
-        (23, 45, 0.65, 11.5),
-        (17, 45, 0.85, 11),
-        (10, 42, 1.05, 10.5),
+        (8, -4, 0.61, 15), (-6, -16, 0.55, 16), (-15, -20, 0.47, 16), (-14, -18, 0.36, 15),
+        (-9, -12, 0.295, 14), (4, 2, 0.265, 13), (16, 20, 0.275, 12.5), (24, 36, 0.33, 12),
+        (25, 43, 0.45, 12), (23, 45, 0.65, 11.5), (17, 45, 0.85, 11), (10, 42, 1.05, 10.5),
     ),
-    "brachiocephalic artery": ((-8, -8, 0.27, 6.5), (-16, -6, 0.16, 6), (-22, 2, 0.02, 5), (-24, 4, -0.1, 5)),
+    "brachiocephalic artery": (
+        (-8, -8, 0.27, 6.5), (-16, -6, 0.16, 6), (-22, 2, 0.02, 5), (-24, 4, -0.1, 5),
+    ),
     "left carotid": ((4, 2, 0.26, 4.5), (10, 4, 0.12, 4), (16, 6, -0.1, 4)),
-    "left subclavian": ((13, 16, 0.27, 5), (22, 18, 0.14, 5), (34, 14, -0.02, 4.5), (60, 0, -0.06, 4)),
+    "left subclavian": (
+        (13, 16, 0.27, 5), (22, 18, 0.14, 5), (34, 14, -0.02, 4.5), (60, 0, -0.06, 4),
+    ),
     "cava": ((-25, -14, 0.15, 9), (-28, -12, 0.3, 9.5), (-29, -8, 0.45, 10), (-29, -4, 0.58, 12)),
-    "left brachiocephalic vein": ((48, -26, 0.03, 6), (22, -32, 0.12, 7), (-8, -27, 0.17, 7.5), (-25, -14, 0.21, 8)),
-    "right brachiocephalic vein": ((-42, -22, 0.02, 6), (-30, -18, 0.09, 7.5), (-25, -14, 0.17, 8.5)),
+    "left brachiocephalic vein": (
+        (48, -26, 0.03, 6), (22, -32, 0.12, 7), (-8, -27, 0.17, 7.5), (-25, -14, 0.21, 8),
+    ),
+    "right brachiocephalic vein": (
+        (-42, -22, 0.02, 6), (-30, -18, 0.09, 7.5), (-25, -14, 0.17, 8.5),
+    ),
     "trunk": ((8, -40, 0.60, 15), (17, -34, 0.54, 15), (23, -24, 0.49, 14.5), (22, -10, 0.455, 14)),
     "right main": (
-        (21, -9, 0.46, 12),
-        (8, 1, 0.465, 11.5),
-        (-12, 4, 0.47, 11.5),
-        (-32, 5, 0.48, 11),
+        (21, -9, 0.46, 12), (8, 1, 0.465, 11.5), (-12, 4, 0.47, 11.5), (-32, 5, 0.48, 11),
         (-43, 8, 0.5, 10),
     ),
-    "left main": ((22, -10, 0.455, 12.5), (33, 3, 0.43, 12), (43, 16, 0.425, 11), (50, 23, 0.45, 10)),
+    "left main": (
+        (22, -10, 0.455, 12.5), (33, 3, 0.43, 12), (43, 16, 0.425, 11), (50, 23, 0.45, 10),
+    ),
     "right interlobar": (
-        (-43, 8, 0.5, 10),
-        (-48, 13, 0.56, 9.2),
-        (-51, 22, 0.64, 8.2),
-        (-54, 33, 0.74, 6.5),
+        (-43, 8, 0.5, 10), (-48, 13, 0.56, 9.2), (-51, 22, 0.64, 8.2), (-54, 33, 0.74, 6.5),
         (-57, 42, 0.82, 4.5),
     ),
     "left interlobar": (
-        (50, 23, 0.45, 10),
-        (54, 25, 0.53, 9.2),
-        (56, 30, 0.62, 8),
-        (59, 38, 0.72, 6.4),
+        (50, 23, 0.45, 10), (54, 25, 0.53, 9.2), (56, 30, 0.62, 8), (59, 38, 0.72, 6.4),
         (62, 45, 0.81, 4.5),
     ),
-    "right upper": ((-32, 2, 0.475, 8), (-44, -4, 0.42, 7.2), (-55, -8, 0.36, 6), (-62, -10, 0.28, 4.2)),
+    "right upper": (
+        (-32, 2, 0.475, 8), (-44, -4, 0.42, 7.2), (-55, -8, 0.36, 6), (-62, -10, 0.28, 4.2),
+    ),
     "left upper": ((42, 14, 0.425, 8), (50, 6, 0.38, 7), (56, -4, 0.33, 5.8), (62, -10, 0.26, 4.2)),
     "trachea": ((0, 8, -0.1, 8.2), (-1, 16, 0.15, 8.5), (-2, 24, 0.36, 9)),
     "right bronchus": (
-        (-3, 25, 0.37, 8),
-        (-22, 24, 0.45, 7),
-        (-38, 23, 0.52, 5.8),
-        (-43, 33, 0.64, 4.6),
+        (-3, 25, 0.37, 8), (-22, 24, 0.45, 7), (-38, 23, 0.52, 5.8), (-43, 33, 0.64, 4.6),
         (-47, 44, 0.78, 3),
     ),
     "left bronchus": (
-        (1, 25, 0.37, 7.5),
-        (24, 28, 0.47, 6.3),
-        (42, 32, 0.54, 5),
-        (47, 41, 0.66, 4),
+        (1, 25, 0.37, 7.5), (24, 28, 0.47, 6.3), (42, 32, 0.54, 5), (47, 41, 0.66, 4),
         (52, 50, 0.78, 2.8),
     ),
     "right upper bronchus": ((-20, 23, 0.44, 5), (-42, 14, 0.42, 3.8), (-58, 6, 0.36, 2.4)),
     "left upper bronchus": ((38, 29, 0.51, 4.6), (48, 10, 0.47, 3.6), (58, -6, 0.42, 2.4)),
-    "right superior vein": ((-18, 17, 0.57, 8), (-36, 0, 0.55, 6.5), (-50, -16, 0.5, 5), (-62, -26, 0.42, 3.2)),
-    "left superior vein": ((22, 16, 0.56, 8), (38, 0, 0.53, 6.5), (50, -18, 0.48, 5), (60, -30, 0.42, 3.2)),
-    "right inferior vein": ((-18, 28, 0.62, 8), (-38, 36, 0.65, 6.5), (-56, 46, 0.7, 4.4), (-66, 52, 0.76, 3)),
-    "left inferior vein": ((22, 28, 0.61, 8), (40, 36, 0.64, 6.5), (58, 48, 0.69, 4.4), (70, 54, 0.76, 3)),
+    "right superior vein": (
+        (-18, 17, 0.57, 8), (-36, 0, 0.55, 6.5), (-50, -16, 0.5, 5), (-62, -26, 0.42, 3.2),
+    ),
+    "left superior vein": (
+        (22, 16, 0.56, 8), (38, 0, 0.53, 6.5), (50, -18, 0.48, 5), (60, -30, 0.42, 3.2),
+    ),
+    "right inferior vein": (
+        (-18, 28, 0.62, 8), (-38, 36, 0.65, 6.5), (-56, 46, 0.7, 4.4), (-66, 52, 0.76, 3),
+    ),
+    "left inferior vein": (
+        (22, 28, 0.61, 8), (40, 36, 0.64, 6.5), (58, 48, 0.69, 4.4), (70, 54, 0.76, 3),
+    ),
     "azygos": ((-9, 42, 0.42, 4), (-8, 46, 0.7, 3.8), (-8, 44, 1.05, 3.5)),
 }
-ARTERIES = ("trunk", "right main", "left main", "right interlobar", "left interlobar", "right upper", "left upper")
+# fmt: on
+ARTERIES = (
+    "trunk",
+    "right main",
+    "left main",
+    "right interlobar",
+    "left interlobar",
+    "right upper",
+    "left upper",
+)
 VEINS = tuple(name for name in PATHS if name.endswith("ior vein"))
+_SIDES = {"right": -1, "left": 1}  # signs of x
+_MOVED = ("aorta", "cava", "azygos")  # vessels whose place varies from patient to patient
 
 
 @dataclass(frozen=True)
 class Findings:
-    """What a radiologist would report about one exam; the labels and the images follow from it."""
+    """The report of an exam; its labels and its images follow from it."""
 
     left: bool = False
     right: bool = False
     central: bool = False
     chronic: bool = False
     acute: bool = False
-    rv_lv_ratio: float = 0.8  # short-axis diameter of the right ventricle divided by that of the left
+    rv_lv_ratio: float = 0.8  # short-axis diameter of the right ventricle over that of the left
     indeterminate: bool = False
     motion: bool = False
     poor_contrast: bool = False
     flow_artifact: bool = False
-    defect_not_pe: bool = False  # a filling defect in the left atrium, where no pulmonary embolus can be
-    extent: float = 0.0  # mm along the body that each embolus has; 0 for as long as its artery
+    defect_not_pe: bool = False  # a defect in the left atrium, which cannot be a pulmonary embolus
+    extent: float = 0.0  # mm of each embolus along the body; 0 for the whole length of its artery
 
     @property
     def positive(self) -> bool:
@@ -120,15 +137,15 @@ class Findings:
 
     @property
     def labels(self) -> dict[str, int]:
-        """The labels of train.csv that all images of a study share."""
-        wide = self.rv_lv_ratio >= 1
+        """The labels of train.csv that all images of an exam share."""
+        is_wide = self.rv_lv_ratio >= 1
         labels = {
             "negative_exam_for_pe": not self.positive and not self.indeterminate,
             "qa_motion": self.motion,
             "qa_contrast": self.poor_contrast,
             "flow_artifact": self.flow_artifact,
-            "rv_lv_ratio_gte_1": self.positive and wide,
-            "rv_lv_ratio_lt_1": self.positive and not wide,
+            "rv_lv_ratio_gte_1": self.positive and is_wide,
+            "rv_lv_ratio_lt_1": self.positive and not is_wide,
             "leftsided_pe": self.left,
             "chronic_pe": self.chronic and not self.acute,
             "true_filling_defect_not_pe": self.defect_not_pe,
@@ -138,6 +155,15 @@ class Findings:
             "indeterminate": self.indeterminate,
         }
         return {name: int(value) for name, value in labels.items()}
+
+
+class Segment(NamedTuple):
+    """A piece of a vessel: a truncated cone."""
+
+    start: np.ndarray  # (3,) mm
+    end: np.ndarray  # (3,) mm
+    start_radius: float
+    end_radius: float
 
 
 @dataclass(frozen=True)
@@ -153,35 +179,43 @@ class Tubes:
     def along(points: np.ndarray) -> "Tubes":
         """Make a chain of the (n, 4) points x, y, z, radius."""
         points = np.asarray(points, np.float32)
-        return Tubes(points[:-1, :3], points[1:, :3], points[:-1, 3], points[1:, 3])
+        places = points[:, :3]
+        radii = points[:, 3]
+        return Tubes(places[:-1], places[1:], start_radius=radii[:-1], end_radius=radii[1:])
 
     @staticmethod
     def joined(parts: list["Tubes"]) -> "Tubes":
-        """Put several chains into one."""
-        names = ("start", "end", "start_radius", "end_radius")
-        # float32, as the slices are: a single float64 number would double the size of every array it is combined with.
-        return Tubes(*(np.concatenate([getattr(part, name) for part in parts], dtype=np.float32) for name in names))
+        """Join several chains.
 
-    def near(self, z: float) -> list[tuple]:
+        The result is float32, as the slices are: a single float64 number would double the size of
+        every array that it is combined with.
+        """
+        joined = {}
+        for name in ("start", "end", "start_radius", "end_radius"):
+            arrays = [getattr(part, name) for part in parts]
+            joined[name] = np.concatenate(arrays, dtype=np.float32)
+        return Tubes(**joined)
+
+    def near(self, z: float) -> list[Segment]:
         """Return the segments that a slice at z cuts."""
         low = np.minimum(self.start[:, 2] - self.start_radius, self.end[:, 2] - self.end_radius)
         high = np.maximum(self.start[:, 2] + self.start_radius, self.end[:, 2] + self.end_radius)
-        hits = np.flatnonzero((low < z) & (z < high))
-        return [(self.start[i], self.end[i], self.start_radius[i], self.end_radius[i]) for i in hits]
+        ends = (self.start, self.end, self.start_radius, self.end_radius)
+        return [Segment(*(of[i] for of in ends)) for i in np.flatnonzero((low < z) & (z < high))]
 
 
 @dataclass(frozen=True)
 class Embolus:
-    """A clot in one artery. An acute one lies in the middle of the lumen, a chronic one along its wall."""
+    """A clot in one artery: an acute one in the middle of the lumen, a chronic one at the wall."""
 
     clot: Tubes
-    lumen: Tubes | None  # chronic: the channel that is left open
+    lumen: Tubes | None  # chronic: the channel that stays open
     calcium: Tubes | None
     hu: float
-    extent: tuple[float, float] | None = None  # first and last z; None for all of the clot
+    extent: tuple[float, float] | None = None  # first and last z; None for the whole clot
 
     def at(self, z: float) -> bool:
-        """Tell whether a slice at z may cut the clot."""
+        """Return whether a slice at z may cut the clot."""
         return self.extent is None or self.extent[0] <= z < self.extent[1]
 
 
@@ -198,20 +232,29 @@ class Chamber:
     angle: float  # radians from +x towards +y
 
     def at(self, z: float) -> float:
-        """Return the scale of the cross-section at z, 0 where the slice misses the chamber."""
+        """Return the scale of the cross-section at z, 0 if the slice misses the chamber."""
         return float(np.sqrt(max(0.0, 1 - ((z - self.z) / self.height) ** 2)))
+
+
+class Opacity(NamedTuple):
+    """A consolidation in the lung, in mm."""
+
+    x: float
+    y: float
+    z: float
+    radius: float
 
 
 @dataclass(frozen=True)
 class Patient:
-    """Everything that one exam's slices have in common."""
+    """Everything that the slices of an exam have in common."""
 
     findings: Findings
     field_of_view: float  # mm
     turn: float  # radians
     shift: tuple[float, float]  # mm
-    outline: dict[str, float]  # factors by which OUTLINES are scaled
-    waves: np.ndarray  # (6, 5): amplitude (mm), kx, ky, kz (1/mm), phase: three bend x, three bend y
+    outline: dict[str, float]  # factors for OUTLINES
+    waves: np.ndarray  # (6, 5): amplitude (mm), kx, ky, kz (1/mm), phase; three bend x, three y
     breasts: float  # 0 for none
     fat: float  # mm added under the skin
     domes: tuple[float, float]  # levels of the right and left dome of the diaphragm
@@ -220,7 +263,7 @@ class Patient:
     emboli: list[Embolus]
     flow: Tubes | None
     contrast: dict[str, float]  # Hounsfield units
-    opacities: list[tuple] = field(default_factory=list)  # consolidations in the lung: x, y, z, radius
+    opacities: list[Opacity] = field(default_factory=list)
     effusion: tuple[float, float] = (0.0, 0.0)  # mm of fluid behind the right and the left lung
     noise: float = 18.0  # HU
     air: float = -860.0  # HU of lung without vessels
@@ -228,98 +271,229 @@ class Patient:
 
     def measure(self, name: str, z: float) -> float:
         """Return one of OUTLINES at z, scaled to this patient."""
-        return float(np.interp(z / HEIGHT, LEVELS, OUTLINES[name])) * self.outline.get(name, 1.0)
+        value = float(np.interp(z / HEIGHT, LEVELS, OUTLINES[name]))
+        return value * self.outline.get(name, 1.0)
+
+
+class _Size(NamedTuple):
+    """The scale of a patient: 1 is the mean."""
+
+    whole: float  # also of the depth
+    width: float
+    domes: tuple[float, float]  # as in `Patient`
+
+
+def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
+    """Draw a patient who has the findings; everything else varies as patients do."""
+    whole = rng.normal(1, 0.05)
+    width = whole * rng.normal(1, 0.03)
+    size = _Size(whole, width, (rng.uniform(0.77, 0.84), rng.uniform(0.81, 0.88)))
+    paths = _vessel_paths(rng, findings, size)
+    blood = _blood(rng, findings)
+    vessels = _vessels(rng, paths, size)
+    flow = _flow(rng, findings, paths)
+    opacities = _opacities(rng, findings, size)
+    effusion = tuple(_fluid(rng, findings) for _ in _SIDES)
+    waves = _waves(rng)
+    return Patient(
+        findings=findings,
+        field_of_view=rng.uniform(288, 318) * max(width, 0.98),
+        turn=np.radians(rng.normal(0, 2.5)),
+        shift=tuple(rng.normal(0, 4, 2)),
+        outline=_outline_factors(size) | {"mediastinum": rng.normal(1, 0.1)},
+        waves=waves,
+        breasts=rng.uniform(0.7, 1.15) if rng.random() < 0.45 else 0.0,
+        fat=rng.uniform(-6, 10),
+        domes=size.domes,
+        chambers=make_heart(rng, findings.rv_lv_ratio, whole * rng.normal(1, 0.04)),
+        vessels=vessels,
+        emboli=place_emboli(rng, findings, paths),
+        flow=flow,
+        contrast=blood | {"muscle": rng.uniform(45, 65), "liver": rng.uniform(70, 110)},
+        opacities=opacities,
+        effusion=effusion,
+        noise=rng.uniform(14, 26) * (1.5 if findings.indeterminate else 1.0),
+        air=rng.uniform(-880, -800),
+        rib_phase=rng.uniform(0, 1),
+    )
+
+
+def _outline_factors(size: _Size) -> dict[str, float]:
+    return {name: size.width if name.endswith("width") else size.whole for name in OUTLINES}
+
+
+def _vessel_paths(rng: np.random.Generator, findings: Findings, size: _Size) -> dict:
+    """Return (n, 4) points along each of PATHS, scaled to a patient."""
+    widths = {name: rng.normal(1, 0.05) for name in PATHS}
+    for name in ARTERIES:
+        widths[name] *= _widening(findings, name)
+    shifts = {name: rng.normal(0, 1.5, 3) for name in _MOVED}
+    paths = {}
+    for name, given in PATHS.items():
+        points = np.array(given, float)
+        points *= [1, 1, HEIGHT, widths[name]]
+        shift = shifts.get(name, np.zeros(3))
+        points[:, :3] = points[:, :3] * [size.width, size.whole, 1] + shift
+        paths[name] = smooth(points)
+    return paths
+
+
+def _widening(findings: Findings, artery: str) -> float:
+    """Return the factor by which the findings widen an artery."""
+    has_clot = ("right" in artery and findings.right) or ("left" in artery and findings.left)
+    # A short clot does not widen its artery: the network could see that in the other slices.
+    is_swollen = has_clot and "main" not in artery and not findings.extent
+    is_strained = findings.rv_lv_ratio >= 1
+    factor = 1.0
+    if is_strained:
+        factor *= 1.12
+    if is_swollen:
+        factor *= 1.22
+    return factor
 
 
 def smooth(points: np.ndarray, steps: int = 5) -> np.ndarray:
     """Return a Catmull-Rom curve through (n, 4) points, with `steps` points per span."""
-    padded = np.concatenate([2 * points[:1] - points[1:2], points, 2 * points[-1:] - points[-2:-1]])
+    before = 2 * points[:1] - points[1:2]
+    after = 2 * points[-1:] - points[-2:-1]
+    padded = np.concatenate([before, points, after])
     t = np.linspace(0, 1, steps, endpoint=False)[:, None]
     spans = []
     for a, b, c, d in zip(padded[:-3], padded[1:-2], padded[2:-1], padded[3:], strict=True):
-        spans.append(0.5 * (2 * b + (c - a) * t + (2 * a - 5 * b + 4 * c - d) * t**2 + (3 * b - a - 3 * c + d) * t**3))
+        square = 2 * a - 5 * b + 4 * c - d
+        cube = 3 * b - a - 3 * c + d
+        spans.append(0.5 * (2 * b + (c - a) * t + square * t**2 + cube * t**3))
     return np.concatenate([*spans, points[-1:]])
 
 
-def lung_tree(rng: np.random.Generator, stems: list[np.ndarray], side: int, inside) -> Tubes:
-    """Grow branches from the stems to points all over one lung; a vessel's width follows from how many it feeds."""
-    targets = rng.uniform((0, -95, 0.03 * HEIGHT), (140, 100, 0.9 * HEIGHT), (1000, 3)) * (side, 1, 1)
+def _blood(rng: np.random.Generator, findings: Findings) -> dict[str, float]:
+    """Return the Hounsfield units of blood with contrast: pulmonary, systemic, and in the cava."""
+    poor = findings.poor_contrast
+    artery = rng.uniform(120, 165) if poor else rng.uniform(260, 400)
+    left = artery * rng.uniform(0.55, 0.95)
+    cava = rng.uniform(300, 420) if poor else rng.uniform(420, 800)
+    return {"artery": artery, "left": left, "cava": cava}
+
+
+def _vessels(rng: np.random.Generator, paths: dict, size: _Size) -> dict[str, Tubes]:
+    """Return all vessels by name, and joined: "arteries", "lung arteries" and the veins as well."""
+    vessels = {name: Tubes.along(path) for name, path in paths.items()}
+    vessels["arteries"] = Tubes.joined([vessels[name] for name in ARTERIES])
+    vessels["veins"] = Tubes.joined([vessels[name] for name in VEINS])
+    for kind, stems in (("arteries", ARTERIES[3:]), ("veins", VEINS)):
+        trees = []
+        for word, side in _SIDES.items():
+            of_side = [paths[name] for name in stems if word in name]
+            trees.append(lung_tree(rng, of_side, side, lambda points: _is_in_lung(points, size)))
+        vessels[f"lung {kind}"] = Tubes.joined(trees)
+    return vessels
+
+
+def _is_in_lung(points: np.ndarray, size: _Size) -> np.ndarray:
+    """Return (n,) bool for (n, 3) points: inside the rib cage, above the diaphragm."""
+    x = points[:, 0]
+    y = points[:, 1]
+    level = points[:, 2] / HEIGHT
+    a = np.interp(level, LEVELS, OUTLINES["cavity_width"]) * size.width - 6
+    b = np.interp(level, LEVELS, OUTLINES["cavity_depth"]) * size.whole - 6
+    from_middle = y - np.interp(level, LEVELS, OUTLINES["cavity_y"]) * size.whole
+    from_dome = np.hypot(np.abs(x) - 65, y) / 100
+    lowest = np.where(x < 0, *size.domes) + 0.35 * from_dome**2
+    is_in_cage = (x / a) ** 2 + (from_middle / b) ** 2 < 1
+    is_in_mediastinum = np.abs(x) <= 26
+    return (level < lowest) & is_in_cage & ~is_in_mediastinum
+
+
+def lung_tree(
+    rng: np.random.Generator,
+    stems: list[np.ndarray],
+    side: int,
+    inside: Callable,
+) -> Tubes:
+    """Grow branches from the stems to points all over a lung.
+
+    The width of a branch follows from the number of branches that it feeds.
+    """
+    box = ((0, -95, 0.03 * HEIGHT), (140, 100, 0.9 * HEIGHT))
+    targets = rng.uniform(*box, (1000, 3)) * (side, 1, 1)
     targets = targets[inside(targets)]
     stem = np.concatenate([stem[len(stem) // 3 :, :3] for stem in stems])
     targets = targets[np.argsort(np.linalg.norm(targets - stem.mean(0), axis=1))]
     count = len(stem)
-    nodes, cost = np.zeros((count + 3 * len(targets), 3)), np.zeros(count + 3 * len(targets))
+    nodes = np.zeros((count + 3 * len(targets), 3))
+    cost = np.zeros(len(nodes))  # mm from the stem along the branches
     nodes[:count] = stem
     parents = [-1] * count
     for target in targets:
-        # A path along existing vessels costs less than a new one, so branches share trunks instead of fanning out.
-        parent = int((np.linalg.norm(nodes[:count] - target, axis=1) + 0.45 * cost[:count]).argmin())
-        start, span = nodes[parent], target - nodes[parent]
+        # A path along existing vessels costs less than a new one, so branches share trunks.
+        distance = np.linalg.norm(nodes[:count] - target, axis=1)
+        parent = int((distance + 0.45 * cost[:count]).argmin())
+        start = nodes[parent]
+        span = target - start
         wiggle = rng.normal(0, 0.03 * np.linalg.norm(span), (3, 3))
         for share, off in zip((0.35, 0.7, 1.0), wiggle, strict=True):
             nodes[count] = start + share * span + off
             cost[count] = cost[parent] + np.linalg.norm(nodes[count] - nodes[parent])
             parents.append(parent)
-            parent, count = count, count + 1
+            parent = count
+            count += 1
+    return _branches(nodes, parents)
+
+
+def _branches(nodes: np.ndarray, parents: list[int]) -> Tubes:
+    """Return the tubes of a tree: parents come before their children, and stems have -1."""
     feeds = np.zeros(len(nodes))
     for node in range(len(nodes) - 1, -1, -1):
         feeds[node] = max(feeds[node], 1)
         if parents[node] >= 0:
             feeds[parents[node]] += feeds[node]
-    radius = np.minimum(0.95 * feeds ** (1 / 2.7), 4.0)  # Murray's law, with the exponent measured in lungs
+    radius = np.minimum(0.95 * feeds ** (1 / 2.7), 4.0)  # Murray's law, the exponent as in lungs
     grown = [node for node in range(len(nodes)) if parents[node] >= 0]
     above = [parents[node] for node in grown]
-    return Tubes(nodes[above], nodes[grown], np.minimum(radius[above], radius[grown] * 1.25), radius[grown])
+    first = np.minimum(radius[above], radius[grown] * 1.25)
+    return Tubes(nodes[above], nodes[grown], start_radius=first, end_radius=radius[grown])
 
 
-def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> list[Embolus]:
-    """Place clots as the findings say: on each affected side, and in the trunk and main arteries if central."""
-    sites = []  # artery, first and last share of its length
-    for side, affected in (("right", findings.right), ("left", findings.left)):
-        if not affected:
-            continue
-        sites.append((f"{side} interlobar", rng.uniform(0.0, 0.12), rng.uniform(0.6, 0.85)))
-        if rng.random() < 0.6:
-            sites.append((f"{side} upper", rng.uniform(0.0, 0.2), rng.uniform(0.5, 0.75)))
-        if findings.central:
-            sites.append((f"{side} main", rng.uniform(0.1, 0.3), rng.uniform(0.8, 1.0)))
-    if findings.central:  # alone, or riding on the fork of the trunk
-        sites.append(("trunk", rng.uniform(0.35, 0.5), 1.0))
-    emboli = []
-    for number, (artery, first, last) in enumerate(sites):
-        path = paths[artery]
-        part = path[int(first * (len(path) - 1)) : int(np.ceil(last * (len(path) - 1))) + 1]
-        old = findings.chronic and (not findings.acute or number % 2 == 0)
-        emboli.append(old_clot(rng, part) if old else fresh_clot(rng, part))
-        if findings.extent:  # in the first half, where the artery is wide enough for it to be seen
-            middle = part[int(rng.uniform(0.1, 0.5) * (len(part) - 1)), 2]
-            extent = middle - findings.extent / 2, middle + findings.extent / 2
-            emboli[-1] = replace(emboli[-1], extent=extent)
-    return emboli
+def _flow(rng: np.random.Generator, findings: Findings, paths: dict) -> Tubes | None:
+    """Return the stretch of an artery that contrast has not reached yet, None for none."""
+    if not findings.flow_artifact:
+        return None
+    artery = str(rng.choice(["right interlobar", "left interlobar", "trunk"]))
+    return Tubes.along(paths[artery][2:-3] * [1, 1, 1, 0.9])
 
 
-def fresh_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
-    """Fill the middle of an artery, with a rim of contrast around the clot; some clots fill and widen the artery."""
-    clot = path.copy()
-    if path[0, 3] > 10.5:  # a clot has the width of the leg vein it formed in, less than that of these arteries
-        clot[:, 3] *= rng.uniform(0.62, 0.8)
-    else:
-        clot[:, 3] *= rng.uniform(0.74, 0.88) if rng.random() < 0.6 else rng.uniform(1.0, 1.12)
-    return Embolus(Tubes.along(clot), None, None, rng.uniform(45, 70))
+def _opacities(rng: np.random.Generator, findings: Findings, size: _Size) -> list[Opacity]:
+    """Place consolidations at the outer edge of the lungs, more of them with an embolus."""
+    opacities = []
+    for _ in range(rng.poisson(1.3 if findings.positive else 0.15)):
+        if not findings.positive or findings.left == findings.right:
+            side = rng.choice([-1.0, 1.0])
+        elif findings.left:
+            side = 1.0
+        else:
+            side = -1.0
+        angle = rng.uniform(-0.2, 1.1)
+        x = side * 122 * size.width * np.cos(angle)
+        y = (8 + 76 * np.sin(angle)) * size.whole
+        z = HEIGHT * rng.uniform(0.45, 0.85)
+        opacities.append(Opacity(x, y, z, rng.uniform(22, 36)))
+    return opacities
 
 
-def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
-    """Line the wall of an artery, leaving an eccentric channel; half of these clots contain calcium."""
-    angle = rng.uniform(0, 2 * np.pi)
-    away = np.array([np.cos(angle), np.sin(angle), 0])
-    clot, lumen, calcium = path.copy(), path.copy(), path[len(path) // 3 : 2 * len(path) // 3 + 2].copy()
-    clot[:, 3] *= 1.03
-    lumen[:, 3] *= rng.uniform(0.42, 0.55)
-    lumen[:, :3] += away * (path[:, 3:] - lumen[:, 3:] - 0.5)
-    calcium[:, :3] -= away * calcium[:, 3:] * 0.8
-    calcium[:, 3] = 1.3
-    chalk = Tubes.along(calcium) if rng.random() < 0.5 else None
-    return Embolus(Tubes.along(clot), Tubes.along(lumen), chalk, rng.uniform(40, 60))
+def _fluid(rng: np.random.Generator, findings: Findings) -> float:
+    """Return the mm of fluid behind a lung."""
+    probability = 0.55 if findings.positive else 0.1
+    if rng.random() >= probability:
+        return 0.0
+    return rng.uniform(10, 34)
+
+
+def _waves(rng: np.random.Generator) -> np.ndarray:
+    """Draw the waves of a patient; see `Patient.waves`."""
+    numbers = rng.uniform(0.012, 0.045, (6, 3)) * rng.choice([-1, 1], (6, 3)) * [1, 1, 0.6]
+    amplitudes = rng.uniform(0.8, 2.2, 6)
+    phases = rng.uniform(0, 6.28, 6)
+    return np.column_stack([amplitudes, numbers, phases]).astype(np.float32)
 
 
 def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str, Chamber]:
@@ -329,97 +503,99 @@ def make_heart(rng: np.random.Generator, ratio: float, scale: float) -> dict[str
     if ratio >= 1:  # a strained right heart squeezes the left one
         left *= 0.9
     right = ratio * left
-    along, across = np.array([np.cos(turn), np.sin(turn)]), np.array([np.sin(turn), -np.cos(turn)])
     septum = 9 * scale
-    ventricle = np.array([38.0, 6.0]) * scale
-    other = ventricle + across * (left + septum + right) - along * 6 * scale
+    along = np.array([np.cos(turn), np.sin(turn)])
+    across = np.array([np.sin(turn), -np.cos(turn)])
+    left_at = np.array([38.0, 6.0]) * scale
+    right_at = left_at + across * (left + septum + right) - along * 6 * scale
     z = HEIGHT * np.array([0.735, 0.725, 0.675, 0.605]) + rng.normal(0, 2)
-    return {
-        "left ventricle": Chamber(*ventricle, z[0], 32 * scale, left, 0.165 * HEIGHT, turn),
-        "right ventricle": Chamber(*other, z[1], 36 * scale, right, 0.18 * HEIGHT, turn),
-        "right atrium": Chamber(-30 * scale, -4, z[2], 27 * scale, 21 * scale, 0.16 * HEIGHT, np.radians(100)),
-        "left atrium": Chamber(0, 24, z[3], 34 * scale, 17 * scale, 0.095 * HEIGHT, 0.0),
+    chambers = {  # x, y, long axis, short axis, height, angle
+        "left ventricle": (*left_at, 32 * scale, left, 0.165 * HEIGHT, turn),
+        "right ventricle": (*right_at, 36 * scale, right, 0.18 * HEIGHT, turn),
+        "right atrium": (-30 * scale, -4, 27 * scale, 21 * scale, 0.16 * HEIGHT, np.radians(100)),
+        "left atrium": (0, 24, 34 * scale, 17 * scale, 0.095 * HEIGHT, 0.0),
     }
+    heart = {}
+    for middle, (name, (x, y, *axes)) in zip(z, chambers.items(), strict=True):
+        heart[name] = Chamber(x, y, middle, *axes)
+    return heart
 
 
-def make_patient(rng: np.random.Generator, findings: Findings) -> Patient:
-    """Draw one patient who has the findings; everything else varies as patients do."""
-    size = rng.normal(1, 0.05)
-    width = size * rng.normal(1, 0.03)
-    domes = (rng.uniform(0.77, 0.84), rng.uniform(0.81, 0.88))
+class _Site(NamedTuple):
+    """The place of a clot: a part of an artery."""
 
-    def inside(points):
-        x, y, level = points[:, 0], points[:, 1], points[:, 2] / HEIGHT
-        a = np.interp(level, LEVELS, OUTLINES["cavity_width"]) * width - 6
-        b = np.interp(level, LEVELS, OUTLINES["cavity_depth"]) * size - 6
-        from_middle = y - np.interp(level, LEVELS, OUTLINES["cavity_y"]) * size
-        low = np.where(x < 0, *domes) + 0.35 * (np.hypot(np.abs(x) - 65, y) / 100) ** 2
-        return (level < low) & ((x / a) ** 2 + (from_middle / b) ** 2 < 1) & (np.abs(x) > 26)
+    artery: str
+    first: float  # share of its length
+    last: float
 
-    strained = findings.rv_lv_ratio >= 1
-    widths = {name: rng.normal(1, 0.05) for name in PATHS}
-    for name in ARTERIES:
-        clotted = findings.right if "right" in name else findings.left if "left" in name else False
-        swollen = clotted and "main" not in name and not findings.extent  # else it would give a short clot away
-        widths[name] *= (1.12 if strained else 1.0) * (1.22 if swollen else 1.0)
-    shift = dict.fromkeys(PATHS, np.zeros(3)) | {n: rng.normal(0, 1.5, 3) for n in ("aorta", "cava", "azygos")}
-    paths = {}
-    for name, given in PATHS.items():
-        points = np.array(given, float) * [1, 1, HEIGHT, widths[name]]
-        points[:, :3] = points[:, :3] * [width, size, 1] + shift[name]
-        paths[name] = smooth(points)
-    artery = rng.uniform(120, 165) if findings.poor_contrast else rng.uniform(260, 400)
-    left = artery * rng.uniform(0.55, 0.95)
-    cava = rng.uniform(300, 420) if findings.poor_contrast else rng.uniform(420, 800)
-    vessels = {name: Tubes.along(path) for name, path in paths.items()}
-    vessels["arteries"] = Tubes.joined([vessels[name] for name in ARTERIES])
-    vessels["veins"] = Tubes.joined([vessels[name] for name in VEINS])
-    for kind, stems in (("arteries", ARTERIES[3:]), ("veins", VEINS)):
-        sides = [([paths[name] for name in stems if word in name], side) for word, side in (("right", -1), ("left", 1))]
-        vessels[f"lung {kind}"] = Tubes.joined([lung_tree(rng, of_side, side, inside) for of_side, side in sides])
 
-    flow = None
-    if findings.flow_artifact:
-        path = paths[str(rng.choice(["right interlobar", "left interlobar", "trunk"]))].copy()
-        flow = Tubes.along(path[2:-3] * [1, 1, 1, 0.9])
+def place_emboli(rng: np.random.Generator, findings: Findings, paths: dict) -> list[Embolus]:
+    """Place clots as the findings say.
 
-    def lung_side() -> float:
-        if findings.positive and findings.left != findings.right:
-            return 1.0 if findings.left else -1.0
-        return rng.choice([-1.0, 1.0])
+    They lie on each affected side, and in the trunk and the main arteries if one is central.
+    """
+    emboli = []
+    for number, (artery, first, last) in enumerate(_sites(rng, findings)):
+        path = paths[artery]
+        steps = len(path) - 1
+        part = path[int(first * steps) : int(np.ceil(last * steps)) + 1]
+        is_old = findings.chronic and (not findings.acute or number % 2 == 0)
+        embolus = old_clot(rng, part) if is_old else fresh_clot(rng, part)
+        if findings.extent:
+            # In the first half, because the artery is wide enough there to show the clot.
+            middle = part[int(rng.uniform(0.1, 0.5) * (len(part) - 1)), 2]
+            half = findings.extent / 2
+            embolus = replace(embolus, extent=(middle - half, middle + half))
+        emboli.append(embolus)
+    return emboli
 
-    opacities = []
-    for _ in range(rng.poisson(1.3 if findings.positive else 0.15)):
-        side, angle = lung_side(), rng.uniform(-0.2, 1.1)
-        x, y = side * 122 * width * np.cos(angle), (8 + 76 * np.sin(angle)) * size
-        opacities.append((x, y, HEIGHT * rng.uniform(0.45, 0.85), rng.uniform(22, 36)))
-    fluid = [rng.uniform(10, 34) if rng.random() < (0.55 if findings.positive else 0.1) else 0.0 for _ in range(2)]
-    wave = rng.uniform(0.012, 0.045, (6, 3)) * rng.choice([-1, 1], (6, 3)) * [1, 1, 0.6]
-    waves = np.column_stack([rng.uniform(0.8, 2.2, 6), wave, rng.uniform(0, 6.28, 6)]).astype(np.float32)
-    return Patient(
-        findings=findings,
-        field_of_view=rng.uniform(288, 318) * max(width, 0.98),
-        turn=np.radians(rng.normal(0, 2.5)),
-        shift=tuple(rng.normal(0, 4, 2)),
-        outline={n: (width if n.endswith("width") else size) for n in OUTLINES} | {"mediastinum": rng.normal(1, 0.1)},
-        waves=waves,
-        breasts=rng.uniform(0.7, 1.15) if rng.random() < 0.45 else 0.0,
-        fat=rng.uniform(-6, 10),
-        domes=domes,
-        chambers=make_heart(rng, findings.rv_lv_ratio, size * rng.normal(1, 0.04)),
-        vessels=vessels,
-        emboli=place_emboli(rng, findings, paths),
-        flow=flow,
-        contrast={
-            "artery": artery,
-            "left": left,
-            "cava": cava,
-            "muscle": rng.uniform(45, 65),
-            "liver": rng.uniform(70, 110),
-        },
-        opacities=opacities,
-        effusion=tuple(fluid),
-        noise=rng.uniform(14, 26) * (1.5 if findings.indeterminate else 1.0),
-        air=rng.uniform(-880, -800),
-        rib_phase=rng.uniform(0, 1),
+
+def _sites(rng: np.random.Generator, findings: Findings) -> list[_Site]:
+    sites = []
+    for side, is_affected in (("right", findings.right), ("left", findings.left)):
+        if not is_affected:
+            continue
+        sites.append(_Site(f"{side} interlobar", rng.uniform(0.0, 0.12), rng.uniform(0.6, 0.85)))
+        if rng.random() < 0.6:
+            sites.append(_Site(f"{side} upper", rng.uniform(0.0, 0.2), rng.uniform(0.5, 0.75)))
+        if findings.central:
+            sites.append(_Site(f"{side} main", rng.uniform(0.1, 0.3), rng.uniform(0.8, 1.0)))
+    if findings.central:  # on its own, or on the fork of the trunk, as a saddle embolus
+        sites.append(_Site("trunk", rng.uniform(0.35, 0.5), 1.0))
+    return sites
+
+
+def fresh_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
+    """Fill the middle of an artery, with a rim of contrast; some clots fill all of it and widen it.
+
+    `path` is the (n, 4) part of the artery's centre line.
+    """
+    clot = path.copy()
+    # A clot is as wide as the leg vein in which it formed: less than the arteries above 10.5 mm.
+    if path[0, 3] > 10.5:
+        clot[:, 3] *= rng.uniform(0.62, 0.8)
+    elif rng.random() < 0.6:
+        clot[:, 3] *= rng.uniform(0.74, 0.88)
+    else:
+        clot[:, 3] *= rng.uniform(1.0, 1.12)
+    return Embolus(Tubes.along(clot), lumen=None, calcium=None, hu=rng.uniform(45, 70))
+
+
+def old_clot(rng: np.random.Generator, path: np.ndarray) -> Embolus:
+    """Line the wall of an artery, around an eccentric channel; half of these clots have calcium."""
+    angle = rng.uniform(0, 2 * np.pi)
+    away = np.array([np.cos(angle), np.sin(angle), 0])
+    clot = path.copy()
+    clot[:, 3] *= 1.03
+    lumen = path.copy()
+    lumen[:, 3] *= rng.uniform(0.42, 0.55)
+    lumen[:, :3] += away * (path[:, 3:] - lumen[:, 3:] - 0.5)
+    calcium = path[len(path) // 3 : 2 * len(path) // 3 + 2].copy()
+    calcium[:, :3] -= away * calcium[:, 3:] * 0.8
+    calcium[:, 3] = 1.3
+    return Embolus(
+        Tubes.along(clot),
+        lumen=Tubes.along(lumen),
+        calcium=Tubes.along(calcium) if rng.random() < 0.5 else None,
+        hu=rng.uniform(40, 60),
     )

@@ -1,53 +1,73 @@
-"""Slices of a phantom as DICOM files, with what a reader of real ones needs to find."""
+"""Write the slices of a phantom as DICOM files, with the tags that real ones have."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
+_SAME_IN_ALL = {
+    "PatientPosition": "HFS",  # head first, on the back
+    "SamplesPerPixel": 1,
+    "PhotometricInterpretation": "MONOCHROME2",
+    "BitsAllocated": 16,
+    "BitsStored": 16,
+    "HighBit": 15,
+    "PixelRepresentation": 1,  # signed
+    "RescaleSlope": 1,
+    "RescaleIntercept": -1024,
+    "RescaleType": "HU",
+    "WindowCenter": 40,  # for viewers; the network has its own windows
+    "WindowWidth": 400,
+}
+
 
 @dataclass(frozen=True)
 class Place:
-    """Where a slice belongs: three identifiers, its number in the series; z, its pixels and the next slice in mm.
-
-    `orientation` is how it is stored: the directions of a row and of a column.
-    """
+    """The place of a slice in its exam and in the body; lengths in mm."""
 
     study: str
     series: str
     image: str
-    number: int
-    z: float
-    pixel: float
-    apart: float = 1.0
-    orientation: tuple[int, ...] = (1, 0, 0, 0, 1, 0)
+    number: int  # in the series
+    z: float  # towards the head
+    pixel: float  # width and height of a pixel
+    apart: float = 1.0  # from this slice to the next
+    orientation: tuple[int, ...] = (1, 0, 0, 0, 1, 0)  # the directions of a row and of a column
     modality: str = "CT"
 
 
 def write_dicom(path: Path, hounsfield, place: Place) -> None:
-    """Write (H, W) Hounsfield units as a CT image, explicit VR little endian: int16, slope 1, intercept -1024."""
+    """Write (H, W) Hounsfield units as a CT image.
+
+    The file is explicit VR little endian, with int16 values, slope 1 and intercept -1024.
+    """
     import numpy as np
     import pydicom
     from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
     stored = np.clip(np.round(hounsfield) + 1024, -32768, 32767).astype("<i2")
-    # The identifiers are hexadecimal, as in the competition's files, and not what the standard wants.
+    rows, columns = stored.shape
+    corner = round(-place.pixel * (rows - 1) / 2, 3)
+    left, back = (place.orientation[axis] + place.orientation[3 + axis] for axis in (0, 1))
+    # The identifiers are hexadecimal, as in the competition's files, so they are not valid UIDs.
     with pydicom.config.disable_value_validation():
         file = pydicom.Dataset()
         file.file_meta = pydicom.dataset.FileMetaDataset()
         file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-        file.file_meta.MediaStorageSOPClassUID = file.SOPClassUID = CTImageStorage
-        file.file_meta.MediaStorageSOPInstanceUID = file.SOPInstanceUID = place.image
-        file.StudyInstanceUID, file.SeriesInstanceUID = place.study, place.series
-        file.Modality, file.PatientPosition, file.InstanceNumber = place.modality, "HFS", place.number
+        file.file_meta.MediaStorageSOPClassUID = CTImageStorage
+        file.file_meta.MediaStorageSOPInstanceUID = place.image
+        file.SOPClassUID = CTImageStorage
+        file.SOPInstanceUID = place.image
+        file.StudyInstanceUID = place.study
+        file.SeriesInstanceUID = place.series
+        file.InstanceNumber = place.number
+        file.Modality = place.modality
         file.ImageOrientationPatient = list(place.orientation)
-        corner = round(-place.pixel * (stored.shape[0] - 1) / 2, 3)
-        across, back = (place.orientation[axis] + place.orientation[3 + axis] for axis in (0, 1))
-        file.ImagePositionPatient = [across * corner, back * corner, round(place.z, 3)]
+        file.ImagePositionPatient = [left * corner, back * corner, round(place.z, 3)]
         file.PixelSpacing = [round(place.pixel, 4)] * 2
-        file.SliceLocation, file.SliceThickness = round(place.z, 3), round(place.apart, 3)
-        file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-        file.Rows, file.Columns = stored.shape
-        file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation = 16, 16, 15, 1
-        file.RescaleSlope, file.RescaleIntercept, file.RescaleType = 1, -1024, "HU"
-        file.WindowCenter, file.WindowWidth = 40, 400  # what a viewer shows first; the network has windows of its own
+        file.SliceLocation = round(place.z, 3)
+        file.SliceThickness = round(place.apart, 3)
+        file.Rows = rows
+        file.Columns = columns
+        for name, value in _SAME_IN_ALL.items():
+            setattr(file, name, value)
         file.PixelData = stored.tobytes()
         file.save_as(path, enforce_file_format=True)

@@ -1,4 +1,13 @@
-"""Phantom studies: chest CTs with and without emboli, drawn from a seed, in the layout of Kaggle's JPEG set."""
+"""Phantom exams: chest CTs with and without emboli, drawn from a seed, in the competition's layout.
+
+    phantom(folder, studies=300)
+      1. `decide_findings`: the report of every exam, so that the shares of positive exams are met
+      2. `draw_study`, in several processes: a patient with these findings, slice by slice
+      3. train.csv, from the rows that each process wrote
+
+Each exam has its own random numbers, made from the seed and its number. Therefore the number of
+processes changes nothing.
+"""
 
 import hashlib
 import os
@@ -13,13 +22,24 @@ from tpukit.pe.labels import COLUMNS
 from tpukit.pe.phantoms.dicom_files import Place, write_dicom
 
 SHORT = (2.0, 6.0)  # mm along the body
-RECIPE = 1  # raise it whenever the same arguments would draw another picture
+RECIPE = 1  # increase it whenever the same arguments would draw another picture
+_PLACES = {  # probability of (left, right, central), about as in the competition
+    (True, False, False): 0.18,
+    (False, True, False): 0.22,
+    (True, True, False): 0.28,
+    # More central emboli than in the competition, because they are the easiest to see.
+    (True, True, True): 0.22,
+    (False, True, True): 0.06,
+    (True, False, True): 0.04,
+}
 
 
 class PhantomFolder(ResumableFolder):
     """A folder that `phantom` writes."""
 
-    kind, version, manifest_name = "phantom", 1, "phantom.json"
+    kind = "phantom"
+    version = 1
+    manifest_name = "phantom.json"
     outputs = ("train-jpegs", "train", "masks", "train.csv")
     make = "phantom(folder)"
     repair = "call it again with the same arguments: it draws everything again"
@@ -39,145 +59,201 @@ def phantom(
     workers: int | None = None,
     progress: str | None = None,
 ) -> Path:
-    """Draw synthetic chest-CT studies as JPEGs, with labels, for practice without the competition's data.
+    """Draw synthetic chest CTs with labels, for practice without the competition's data.
 
-    They contain no patient: the anatomy is a few hundred curves and ellipses, the emboli are filling defects in the
-    contrast, and the labels say what was drawn. A model trained on phantoms has learned nothing about medicine.
+    They show no patient: the anatomy is a few hundred curves and ellipses, the emboli are filling
+    defects in the contrast, and the labels are known because the emboli were drawn. A model that
+    was trained on phantoms has learned nothing about medicine.
 
-    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`, as in the
-    competition's data and in the JPEG set; or, as DICOM, `<folder>/train/<study>/<series>/<image>.dcm`. Called again
-    with the same arguments it returns at once, and after an interruption it makes the phantoms again. Finished ones are
-    never replaced by others: name another folder for those. The same arguments give the same bytes.
+    Writes `<folder>/train.csv` and `<folder>/train-jpegs/<study>/<series>/<position>_<image>.jpg`,
+    as in the competition's data and in the JPEG set. As DICOM the files are
+    `<folder>/train/<study>/<series>/<image>.dcm`. The same arguments give the same bytes. Called
+    again with the same arguments, it returns at once; after an interruption, it draws everything
+    again. Finished phantoms are never replaced: use another folder for others.
 
     Args:
-        folder: an empty or new folder, or one that an earlier call made.
-        studies: exams; at least 2.
-        slices: images per study, evenly spaced from the lung apices to below the diaphragm; at least 2.
+        folder: an empty or new folder, or the folder of an earlier call.
+        studies: number of exams, at least 2.
+        slices: images per exam, evenly spaced from the lung apices to below the diaphragm; at
+            least 2.
         seed: determines everything that is drawn.
-        size: height and width in pixels; at least 32.
-        positive: share of the studies with an embolus, 0 to 1. A sixteenth of all is indeterminate, the rest negative.
-        form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units, uncompressed.
-        short: emboli of 2 to 6 mm along the body, which show on two or three slices of an exam of 150, as many real
-            ones do; without it they span a third of an exam or more.
-        masks: also keep where each embolus was drawn, `<folder>/masks/<study>/<series>/<image>.png` of the slices that
-            show one, for `embolus_masks`; the images are the same with and without.
+        size: height and width in pixels, at least 32.
+        positive: share of the exams with an embolus, 0 to 1. A sixteenth of all exams is
+            indeterminate, the rest is negative.
+        form: "jpeg" for images as in the JPEG set; "dicom" for slices in Hounsfield units,
+            uncompressed.
+        masks: also write the pixels of each embolus, for `embolus_masks`, as
+            `<folder>/masks/<study>/<series>/<image>.png`. The images are the same without.
+        short: draw emboli of 2 to 6 mm along the body. They show on two or three slices of an exam
+            of 150, as many real ones do. Otherwise they span a third of the exam or more.
         workers, progress: as for `tpukit.pack`; the workers draw.
 
     Returns:
         The folder.
 
     Raises:
-        ValueError: a number is out of its range, or not a whole one.
-        FileExistsError: the folder holds other phantoms, or something that is no phantom.
+        ValueError: a number is out of its range, or is not an integer.
+        FileExistsError: the folder contains other phantoms, or other files.
         ImportError: form is "dicom", and pydicom is not installed.
     """
     whole_number("workers", workers, 1)
-    numbers = {"studies": (studies, 2), "slices": (slices, 2), "seed": (seed, 0), "size": (size, 32)}
-    recipe = {"recipe": RECIPE, **{name: whole_number(name, *given) for name, given in numbers.items()}}
-    recipe["positive"] = positive
+    recipe = {
+        "recipe": RECIPE,
+        "studies": whole_number("studies", studies, 2),
+        "slices": whole_number("slices", slices, 2),
+        "seed": whole_number("seed", seed, 0),
+        "size": whole_number("size", size, 32),
+        "positive": positive,
+    }
     if form not in ("jpeg", "dicom"):
         raise ValueError(f'form is "jpeg" or "dicom", got {form!r}')
     if None in recipe.values() or not 0 <= positive <= 1:
+        given = f"got studies={studies}, slices={slices}, size={size}, positive={positive}"
         raise WrongValue(
-            "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, positive between 0 and 1; "
-            f"got studies={studies}, slices={slices}, size={size}, positive={positive}",
+            "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, "
+            f"positive between 0 and 1; {given}",
             fix="phantom(folder, studies=300, slices=12) is enough to train on",
         )
     if form == "dicom":
         recipe["form"] = form
-        load_pydicom()  # before anything is written
+        load_pydicom()  # raises before anything is written
     if masks:
         recipe["masks"] = True
     if short:
         recipe["short"] = True
     target = PhantomFolder(Path(folder), recipe)
-    if not _is_complete(target):
-        with target.locked():
-            if not _is_complete(target):  # else another process has made them meanwhile
-                target.begin(from_scratch=True)  # what is there may be half written, and 300 studies take two minutes
-                workers = how_many(studies, workers)
-                run_in_processes(
-                    "tpukit.pe.phantoms.drawing:_work",
-                    [[recipe, str(target.work), rank, workers] for rank in range(workers)],
-                    label="draw phantoms",
-                    total=studies,
-                    done=lambda: len(list(target.work.glob("*.csv"))),
-                    folder=target.work,
-                    progress=progress,
-                )
-                tables = sorted(part.read_text() for part in target.work.glob("*.csv"))
-                (target.folder / "train.csv").write_text("".join([",".join(COLUMNS) + "\n", *tables]))
-                for made in (_images(recipe), *(["masks"] if masks else [])):
-                    (target.work / made).rename(target.folder / made)
-                target.finish()
+    if _is_complete(target):
+        return target.folder
+    with target.locked():
+        if not _is_complete(target):  # another process may have drawn them meanwhile
+            _draw_all(target, how_many(studies, workers), progress)
     return target.folder
 
 
-def decide_findings(recipe: dict) -> list:
-    """Decide the findings of every study, meeting the shares of the kinds of exam to the nearest study."""
-    import numpy as np
+def _draw_all(target: PhantomFolder, workers: int, progress: str | None) -> None:
+    recipe = target.plan
+    # Files of an earlier call may be incomplete, and 300 exams take two minutes.
+    target.begin(from_scratch=True)
+    run_in_processes(
+        "tpukit.pe.phantoms.drawing:_draw_share",
+        [[recipe, str(target.work), rank, workers] for rank in range(workers)],
+        label="draw phantoms",
+        total=recipe["studies"],
+        done=lambda: len(list(target.work.glob("*.csv"))),
+        folder=target.work,
+        progress=progress,
+    )
+    tables = sorted(part.read_text() for part in target.work.glob("*.csv"))
+    header = ",".join(COLUMNS) + "\n"
+    (target.folder / "train.csv").write_text(header + "".join(tables))
+    outputs = [_images(recipe)]
+    if "masks" in recipe:
+        outputs.append("masks")
+    for name in outputs:
+        (target.work / name).rename(target.folder / name)
+    target.finish()
 
-    from tpukit.pe.phantoms.anatomy import Findings
+
+def decide_findings(recipe: dict) -> list:
+    """Decide the findings of every exam, so that the shares are met to the nearest exam."""
+    import numpy as np
 
     rng = np.random.default_rng([recipe["seed"], 0])
     studies = recipe["studies"]
-    with_embolus = round(studies * recipe["positive"])
-    unclear = min(round(studies / 16), studies - with_embolus)
-    kinds = ["positive"] * with_embolus + ["indeterminate"] * unclear
-    kinds += ["negative"] * (studies - len(kinds))
-    # Location and age in about the competition's proportions, with more central emboli, which are the easiest to see.
-    places = {(1, 0, 0): 0.18, (0, 1, 0): 0.22, (1, 1, 0): 0.28, (1, 1, 1): 0.22, (0, 1, 1): 0.06, (1, 0, 1): 0.04}
+    positive = round(studies * recipe["positive"])
+    indeterminate = min(round(studies / 16), studies - positive)
+    negative = studies - positive - indeterminate
+    kinds = ["positive"] * positive
+    kinds += ["indeterminate"] * indeterminate
+    kinds += ["negative"] * negative
     exams = []
     for kind in rng.permutation(kinds):
         if kind == "positive":
-            left, right, central = (
-                bool(flag) for flag in list(places)[rng.choice(len(places), p=list(places.values()))]
-            )
-            age = rng.random()
-            # The larger the clot, the more it strains the right heart: a wide right ventricle is likelier if central.
-            wide = rng.random() < (0.7 if central else 0.4 if left and right else 0.25)
-            ratio = rng.uniform(1.12, 1.5) if wide else rng.uniform(0.68, 0.88)
-            found = Findings(
-                left,
-                right,
-                central,
-                chronic=age > 0.76,
-                acute=age < 0.9,
-                rv_lv_ratio=ratio,
-                flow_artifact=rng.random() < 0.06,
-            )
-            if "short" in recipe:  # on two slices at least, or the exam would have none that shows it
-                apart = height_of(0, recipe["slices"]) - height_of(1, recipe["slices"])
-                found = replace(found, extent=max(rng.uniform(*SHORT), 2.2 * apart))
+            exams.append(_positive(rng, recipe))
         elif kind == "indeterminate":
-            poor = rng.random() < 0.6
-            found = Findings(
-                indeterminate=True,
-                poor_contrast=poor,
-                motion=not poor or rng.random() < 0.3,
-                rv_lv_ratio=rng.uniform(0.68, 0.9),
-            )
+            exams.append(_indeterminate(rng))
         else:
-            found = Findings(
-                rv_lv_ratio=rng.uniform(0.68, 0.92), flow_artifact=rng.random() < 0.1, defect_not_pe=rng.random() < 0.06
-            )
-        exams.append(found)
+            exams.append(_negative(rng))
     return exams
 
 
-def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
-    """Draw the images of one study into `work`, then write its rows of train.csv beside them."""
+def _positive(rng, recipe: dict):
+    """Draw the findings of an exam with an embolus."""
+    from tpukit.pe.phantoms.anatomy import Findings
+
+    places = list(_PLACES)
+    left, right, central = places[rng.choice(len(places), p=list(_PLACES.values()))]
+    age = rng.random()
+    # The larger the clot, the more it strains the right heart and widens its ventricle.
+    probability = 0.25
+    if central:
+        probability = 0.7
+    elif left and right:
+        probability = 0.4
+    is_wide = rng.random() < probability
+    findings = Findings(
+        left=left,
+        right=right,
+        central=central,
+        chronic=age > 0.76,
+        acute=age < 0.9,
+        rv_lv_ratio=rng.uniform(1.12, 1.5) if is_wide else rng.uniform(0.68, 0.88),
+        flow_artifact=rng.random() < 0.06,
+    )
+    if "short" not in recipe:
+        return findings
+    # On at least two slices, because otherwise no slice of the exam might show it.
+    shortest = 2.2 * _apart(recipe["slices"])
+    return replace(findings, extent=max(rng.uniform(*SHORT), shortest))
+
+
+def _indeterminate(rng):
+    """Draw the findings of an exam that cannot be read: poor contrast, motion, or both."""
+    from tpukit.pe.phantoms.anatomy import Findings
+
+    is_poor = rng.random() < 0.6
+    return Findings(
+        indeterminate=True,
+        poor_contrast=is_poor,
+        motion=not is_poor or rng.random() < 0.3,
+        rv_lv_ratio=rng.uniform(0.68, 0.9),
+    )
+
+
+def _negative(rng):
+    """Draw the findings of an exam without an embolus."""
+    from tpukit.pe.phantoms.anatomy import Findings
+
+    return Findings(
+        rv_lv_ratio=rng.uniform(0.68, 0.92),
+        flow_artifact=rng.random() < 0.1,
+        defect_not_pe=rng.random() < 0.06,
+    )
+
+
+def _draw_share(job: list) -> None:
+    """Draw every `workers`th exam, in a process."""
+    recipe, work, rank, workers = job
+    for number, findings in enumerate(decide_findings(recipe)):
+        if number % workers == rank:
+            draw_study(recipe, number, findings, work=Path(work))
+
+
+def draw_study(recipe: dict, number: int, findings, *, work: Path) -> None:
+    """Draw the images of an exam into `work`, then write its rows of train.csv there."""
     import numpy as np
     from PIL import Image
 
-    from tpukit.pe.phantoms.anatomy import HEIGHT, make_patient
+    from tpukit.pe.phantoms.anatomy import make_patient
     from tpukit.pe.phantoms.scanner import scan
 
-    rng = np.random.default_rng([recipe["seed"], 1, number])
+    seed = recipe["seed"]
+    rng = np.random.default_rng([seed, 1, number])
     patient = make_patient(rng, findings)
-    study, series = study_uid(recipe["seed"], number), _uid(recipe["seed"], number, "series")
-    into = work / _images(recipe) / study / series
-    into.mkdir(parents=True)
+    study = study_uid(seed, number)
+    series = _uid(seed, number, "series")
+    images = work / _images(recipe) / study / series
+    images.mkdir(parents=True)
     masks = work / "masks" / study / series
     if "masks" in recipe:
         masks.mkdir(parents=True)
@@ -185,67 +261,81 @@ def draw_study(recipe: dict, number: int, findings, work: Path) -> None:
     for position in range(recipe["slices"]):
         z = height_of(position, recipe["slices"])
         hounsfield, embolus = scan(patient, z, recipe["size"], rng)
-        image = _uid(recipe["seed"], number, position)
+        image = _uid(seed, number, position)
         if "form" in recipe:
-            mm = patient.field_of_view / recipe["size"]
-            apart = height_of(0, recipe["slices"]) - height_of(1, recipe["slices"])
-            instance = recipe["slices"] - position
-            where = Place(study, series, image, number=instance, z=HEIGHT - z, pixel=mm, apart=apart)
-            write_dicom(into / f"{image}.dcm", hounsfield, where)
+            place = _place(recipe, patient, position, uids=(study, series, image))
+            write_dicom(images / f"{image}.dcm", hounsfield, place)
         else:
-            Image.fromarray(three_windows(hounsfield)).save(into / f"{position:03d}_{image}.jpg", quality=90)
+            picture = Image.fromarray(three_windows(hounsfield))
+            picture.save(images / f"{position:03d}_{image}.jpg", quality=90)
         if "masks" in recipe and embolus.any():
             Image.fromarray(embolus).save(masks / f"{image}.png")
-        row = {"pe_present_on_image": int(embolus.any()), **findings.labels}
-        rows.append([study, series, image, *(row[name] for name in COLUMNS[3:])])
-    # Not in the order of positions, as in the competition's table: code that relies on that order would fail there.
-    text = "".join(",".join(map(str, row)) + "\n" for row in sorted(rows))
-    (work / f"{number}.csv").write_text(text)
+        labels = {"pe_present_on_image": int(embolus.any()), **findings.labels}
+        rows.append([study, series, image, *(labels[name] for name in COLUMNS[3:])])
+    # Sorted by identifier, not by position, as in the competition's table: code that relies on the
+    # order of the rows fails here, too.
+    lines = [",".join(map(str, row)) + "\n" for row in sorted(rows)]
+    (work / f"{number}.csv").write_text("".join(lines))
+
+
+def _place(recipe: dict, patient, position: int, *, uids: tuple[str, str, str]) -> Place:
+    """Return the place of a slice in its exam and in the body, for a DICOM file."""
+    from tpukit.pe.phantoms.anatomy import HEIGHT
+
+    slices = recipe["slices"]
+    return Place(
+        *uids,
+        number=slices - position,
+        z=HEIGHT - height_of(position, slices),
+        pixel=patient.field_of_view / recipe["size"],
+        apart=_apart(slices),
+    )
 
 
 def study_uid(seed: int, number: int) -> str:
-    """Return the identifier of a study."""
+    """Return the StudyInstanceUID of an exam."""
     return _uid(seed, number, "study")
 
 
 def height_of(position: int, slices: int) -> float:
-    """Return z of a slice in mm, as of `anatomy`: position 0 is below the diaphragm, the last one at the shoulders.
+    """Return z of a slice in mm, in the axes of `anatomy`.
 
-    DICOM's z axis points to the head, so a series starts at the feet.
+    Position 0 is below the diaphragm, the last one is at the shoulders: the z axis of DICOM points
+    to the head, so a series starts at the feet.
     """
     from tpukit.pe.phantoms.anatomy import HEIGHT
 
     return HEIGHT * (0.97 - 0.94 * position / (slices - 1))
 
 
-def _work(job: list) -> None:
-    """Draw every `workers`th study, in one of the processes."""
-    recipe, work, rank, workers = job
-    for number, findings in enumerate(decide_findings(recipe)):
-        if number % workers == rank:
-            draw_study(recipe, number, findings, Path(work))
+def _apart(slices: int) -> float:
+    """Return the mm from slice to slice."""
+    return height_of(0, slices) - height_of(1, slices)
 
 
 def _is_complete(target: PhantomFolder) -> bool:
-    """Tell whether the folder holds all of these phantoms.
+    """Return whether the folder contains all of these phantoms.
 
-    FileExistsError where others are finished: whoever drew them, another notebook, say, reads them.
+    Raises:
+        FileExistsError: it contains other phantoms, which another notebook may be reading.
     """
     try:
         made = target.read_manifest()["plan"]
     except (OSError, ValueError):
         return False
-    if others := target.differences(made):
+    others = target.differences(made)
+    if others:
         raise FileExistsError(others)
-    drawn = sum(len(files) for _, _, files in os.walk(target.folder / _images(target.plan)))
-    return drawn == target.plan["studies"] * target.plan["slices"] and (target.folder / "train.csv").is_file()
+    images = sum(len(files) for _, _, files in os.walk(target.folder / _images(target.plan)))
+    is_whole = images == target.plan["studies"] * target.plan["slices"]
+    return is_whole and (target.folder / "train.csv").is_file()
 
 
 def _images(recipe: dict) -> str:
-    """Name the folder of the images, as the competition or the JPEG set does."""
+    """Return the folder of the images, as the competition or the JPEG set names it."""
     return "train" if "form" in recipe else "train-jpegs"
 
 
 def _uid(*parts) -> str:
-    """Make an identifier of twelve hexadecimal digits, like Kaggle's."""
+    """Return an identifier of twelve hexadecimal digits, like Kaggle's."""
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

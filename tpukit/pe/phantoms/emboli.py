@@ -1,4 +1,7 @@
-"""Where the emboli of phantoms are, which no data of patients say: to point at them in a figure."""
+"""The places of the emboli of phantoms, to point at them in a figure.
+
+Data of patients have no such places.
+"""
 
 from pathlib import Path
 
@@ -7,15 +10,16 @@ from tpukit.pe.phantoms.drawing import PhantomFolder, decide_findings, height_of
 
 
 def embolus_places(folder, table):
-    """Return where the largest embolus is on each slice, found from how the phantom was drawn.
+    """Return the place of the largest embolus on each slice of a phantom.
+
 
     Args:
-        folder: where `phantom` drew.
+        folder: that `phantom` wrote.
         table: rows of its labels, as `index_images` returns them.
 
     Returns:
-        (N, 2) float array of x and y, as shares of the width and the height of the slice: (0, 0) is its upper left
-        corner. nan where a slice shows no embolus, and everywhere in a folder that is no phantom's.
+        (N, 2) float array of x and y, as shares of the width and the height of the slice, from its
+        upper left corner. nan if a slice shows no embolus, or if the folder is not of a phantom.
     """
     import numpy as np
 
@@ -32,27 +36,28 @@ def embolus_places(folder, table):
 
 
 def embolus_masks(folder, table, size: int | None = None):
-    """Return where phantoms were drawn with an embolus, for each row of a table.
+    """Return the pixels of emboli in phantoms, for each row of a table.
 
     Args:
-        folder: where `phantom(..., masks=True)` drew.
+        folder: that `phantom(..., masks=True)` wrote.
         table: rows of its labels; only the three identifiers are read.
-        size: height and width in pixels, by the nearest pixel; None for the size that was drawn.
+        size: height and width in pixels, by the nearest pixel; None for the size of the phantoms.
 
     Returns:
-        (N, size, size) bool, all False for a slice that shows none.
+        (N, size, size) bool, all False for a slice without an embolus.
 
     Raises:
-        FileNotFoundError: the folder holds no masks.
+        FileNotFoundError: the folder contains no masks.
     """
     import numpy as np
     from PIL import Image
 
     folder = Path(folder)
     if not (folder / "masks").is_dir():
+        fix = "draw phantoms with pe.phantom(another folder, ..., masks=True)"
         raise NoSuchFile(
             f"{folder} holds no masks of emboli",
-            fix="draw phantoms with pe.phantom(another folder, ..., masks=True); data of patients have none",
+            fix=f"{fix}; data of patients have none",
         )
     size = size or PhantomFolder(folder).read_manifest()["plan"]["size"]
     masks = np.zeros((len(table), size, size), bool)
@@ -66,18 +71,19 @@ def embolus_masks(folder, table, size: int | None = None):
 
 
 def _patient(recipe: dict, study: str):
-    """Draw the patient of a study again: the same seed gives the same one."""
+    """Draw the patient of an exam again: the seed determines it."""
     import numpy as np
 
     from tpukit.pe.phantoms.anatomy import make_patient
 
-    number = next(number for number in range(recipe["studies"]) if study_uid(recipe["seed"], number) == study)
-    rng = np.random.default_rng([recipe["seed"], 1, number])
+    seed = recipe["seed"]
+    number = next(number for number in range(recipe["studies"]) if study_uid(seed, number) == study)
+    rng = np.random.default_rng([seed, 1, number])
     return make_patient(rng, decide_findings(recipe)[number])
 
 
 def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
-    """Return the middle of the largest cross-section of a clot on a slice, as shares of its width and height."""
+    """Return the middle of the largest clot on a slice, as shares of its width and height."""
     import numpy as np
     from scipy import ndimage
 
@@ -86,14 +92,18 @@ def _largest(patient, position: int, recipe: dict) -> tuple[float, float]:
     size = recipe["size"]
     canvas = Canvas(patient, height_of(position, recipe["slices"]), size)
     canvas.hu[:] = 0
-    for embolus in (one for one in patient.emboli if one.at(canvas.z)):
+    for embolus in patient.emboli:
+        if not embolus.at(canvas.z):
+            continue
         canvas.tubes(embolus.clot, 1.0)
-        if embolus.lumen is not None:  # the blood that still flows past an old clot
+        if embolus.lumen is not None:  # blood flows past an old clot
             canvas.tubes(embolus.lumen, 0.0)
     parts, count = ndimage.label(canvas.hu > 0.5)
     if not count:
         return np.nan, np.nan
-    largest = 1 + int(np.argmax(ndimage.sum_labels(np.ones_like(parts), parts, range(1, count + 1))))
-    inside = ndimage.distance_transform_edt(parts == largest)
-    row, column = np.unravel_index(inside.argmax(), inside.shape)  # inside of it even where it is a crescent
+    areas = ndimage.sum_labels(np.ones_like(parts), parts, range(1, count + 1))
+    largest = 1 + int(np.argmax(areas))
+    # The point farthest from the edge is inside the clot even if it is a crescent.
+    depth = ndimage.distance_transform_edt(parts == largest)
+    row, column = np.unravel_index(depth.argmax(), depth.shape)
     return (column + 0.5) / size, (row + 0.5) / size

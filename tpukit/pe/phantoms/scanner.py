@@ -1,107 +1,206 @@
-"""The scanner of a phantom: one axial slice of a patient, in Hounsfield units.
+"""The scanner of a phantom: an axial slice of a patient, in Hounsfield units.
 
-Loads numpy and scipy, so only the functions that draw a phantom import it.
+A slice is painted like a picture: skin, then fat over it, then muscle, lungs, bones, heart, vessels
+and clots. Every shape is a signed distance in mm, negative inside. Shapes combine by their
+distances: `max` of two is their overlap, `melt` is both with a rounded joint.
+
+    canvas.spot(Ellipse(0, 60, a=18, b=14.5), 95)      a disc of the spine: 95 HU, 36 x 29 mm
+
+Lengths are in mm, in the axes of `anatomy`. The arithmetic must not change, nor the order of random
+numbers: a seed would give another picture. The module imports numpy and scipy, so only the
+functions that draw a phantom import it.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 from scipy.ndimage import gaussian_filter, gaussian_filter1d
 
-from tpukit.pe.phantoms.anatomy import HEIGHT, Patient, Tubes
+from tpukit.pe.phantoms.anatomy import HEIGHT, Chamber, Patient, Tubes
 
-FAT, SKIN, MARROW, CORTEX, MYOCARDIUM, FLUID = -100, 20, 210, 620, 105, 8
-SMALLEST_CLOT = 60.0  # mm2 that must change for a slice to count as showing an embolus; less is not drawn at all
+# Hounsfield units
+FAT = -100
+SKIN = 20
+MARROW = 210
+CORTEX = 620
+MYOCARDIUM = 105
+FLUID = 8
+SMALLEST_CLOT = 60.0  # mm2 of an embolus on a slice; a smaller cross-section is not drawn at all
+_EVERYWHERE = (slice(None), slice(None))  # of a canvas
+_BOTH = (-1, 1)  # signs of x: right, left
+
+
+class Ellipse(NamedTuple):
+    """An ellipse in the plane of a slice; a higher power than 2 gives a squarer shape."""
+
+    x: float
+    y: float
+    a: float  # half axis along x
+    b: float  # half axis along y
+    angle: float = 0.0  # radians, from +x towards +y
+    power: float = 2.0
+
+    def distance(self, x, y):
+        """Return the signed distances of points in mm, to first order (exact on the edge)."""
+        a = np.float32(self.a)
+        b = np.float32(self.b)
+        u = x - np.float32(self.x)
+        v = y - np.float32(self.y)
+        if self.angle:
+            c = np.float32(np.cos(self.angle))
+            s = np.float32(np.sin(self.angle))
+            along = u * c + v * s
+            v = v * c - u * s
+            u = along
+        u = np.abs(u) / a
+        v = np.abs(v) / b
+        # To first order the distance is r - 1, divided by the length of the gradient of r.
+        tiny = np.float32(1e-9)
+        if self.power == 2.0:
+            r = np.sqrt(u * u + v * v) + np.float32(1e-6)
+            return (r - 1) * r / (np.sqrt((u / a) ** 2 + (v / b) ** 2) + tiny)
+        power = self.power
+        pu = u ** np.float32(power - 1)
+        pv = v ** np.float32(power - 1)
+        r = (pu * u + pv * v + tiny) ** np.float32(1 / power)
+        slope = np.sqrt((pu / a) ** 2 + (pv / b) ** 2) * r ** np.float32(1 - power)
+        return (r - 1) / (slope + tiny)
+
+
+def melt(first, second, radius: float):
+    """Join two shapes given by their distances, with a fillet of this radius in mm."""
+    h = np.clip(0.5 + 0.5 * (second - first) / radius, 0, 1)
+    return second * (1 - h) + first * h - radius * h * (1 - h)
 
 
 class Canvas:
-    """A slice while it is painted: later paint covers earlier paint, with edges that are soft over one pixel."""
+    """A slice while it is painted.
+
+    Later paint covers earlier paint. Edges are soft over a pixel.
+
+    Attributes:
+        patient, z, size: the slice at z, (size, size) pixels.
+        pixel: mm per pixel.
+        level: z as a share of HEIGHT.
+        x, y: (size, size) mm, the place of each pixel in the patient, who is turned, shifted, and
+            bent by long, shallow waves, so that no organ is a perfect ellipse.
+        hu: (size, size) float32 Hounsfield units.
+    """
 
     def __init__(self, patient: Patient, z: float, size: int):
-        self.patient, self.z, self.size = patient, z, size
+        self.patient = patient
+        self.z = z
+        self.size = size
+        self.level = z / HEIGHT
         self.pixel = patient.field_of_view / size
         axis = (np.arange(size, dtype=np.float32) - (size - 1) / 2) * self.pixel
-        c, s = self.turn = np.cos(patient.turn, dtype=np.float32), np.sin(patient.turn, dtype=np.float32)
-        x = c * axis[None, :] + s * axis[:, None] - np.float32(patient.shift[0])
-        y = c * axis[:, None] - s * axis[None, :] - np.float32(patient.shift[1])
-        # Long, shallow waves bend the grid, so that no organ is a perfect ellipse.
-        bends = [a * np.sin(kx * x + ky * y + (kz * np.float32(z) + phase)) for a, kx, ky, kz, phase in patient.waves]
-        self.x, self.y = x + sum(bends[:3]), y + sum(bends[3:])
-        self.reach = float(patient.waves[:, 0].reshape(2, 3).sum(1).max()) + 2 * self.pixel
+        self._cos = np.cos(patient.turn, dtype=np.float32)
+        self._sin = np.sin(patient.turn, dtype=np.float32)
+        across = axis[None, :]
+        down = axis[:, None]
+        x = self._cos * across + self._sin * down - np.float32(patient.shift[0])
+        y = self._cos * down - self._sin * across - np.float32(patient.shift[1])
+        bends = []
+        for amplitude, kx, ky, kz, phase in patient.waves:
+            bends.append(amplitude * np.sin(kx * x + ky * y + (kz * np.float32(z) + phase)))
+        self.x = x + sum(bends[:3])
+        self.y = y + sum(bends[3:])
+        # The most that the waves move a pixel, so that a window contains the bent shape.
+        bend = float(patient.waves[:, 0].reshape(2, 3).sum(1).max())
+        self._reach = bend + 2 * self.pixel
         self.hu = np.full((size, size), -1000, np.float32)
 
     def window(self, x: float, y: float, radius: float) -> tuple[slice, slice]:
         """Return the rows and columns that can contain a shape of this radius."""
-        c, s = self.turn
-        x, y, half = x + self.patient.shift[0], y + self.patient.shift[1], radius + self.reach
-        column, row = (c * x - s * y) / self.pixel + self.size / 2, (s * x + c * y) / self.pixel + self.size / 2
-        half = half / self.pixel
-        return tuple(slice(max(0, int(v - half)), max(0, int(v + half) + 2)) for v in (row, column))
+        x = x + self.patient.shift[0]
+        y = y + self.patient.shift[1]
+        column = (self._cos * x - self._sin * y) / self.pixel + self.size / 2
+        row = (self._sin * x + self._cos * y) / self.pixel + self.size / 2
+        half = (radius + self._reach) / self.pixel
+        return _clipped(row, half), _clipped(column, half)
+
+    def distance(self, shape: Ellipse):
+        """Return the signed distance of every pixel to an ellipse."""
+        return shape.distance(self.x, self.y)
 
     def cover(self, distance):
-        """Convert signed distances in mm (negative inside) into coverage, 0 to 1."""
+        """Convert signed distances in mm into coverage, 0 to 1."""
         return np.clip(0.5 - distance / self.pixel, 0, 1)
 
-    def paint(self, distance, value, window=(slice(None), slice(None)), limit=None, strength: float = 1.0):
-        """Paint a value, or an array of values, where the distance is negative."""
+    def paint(self, distance, value, *, window=_EVERYWHERE, limit=None, strength: float = 1.0):
+        """Paint a value, or an array of values, on the pixels with a negative distance.
+
+        Args:
+            distance: of the pixels of the window.
+            value: Hounsfield units.
+            window: rows and columns to paint.
+            limit: (size, size) coverage of another shape, beyond which nothing is painted.
+            strength: 0 to 1, below 1 to blend with earlier paint.
+        """
         cover = self.cover(distance) * strength
         if limit is not None:
             cover = cover * limit[window]
         self.hu[window] += cover * (value - self.hu[window])
 
-    def ellipse(self, x, y, a, b, angle: float = 0.0, power: float = 2.0):
-        """Return the window and the signed distances of an ellipse; a higher power gives a squarer shape."""
-        window = self.window(x, y, max(a, b))
-        return window, ellipse(self.x[window], self.y[window], x, y, a, b, angle, power)
+    def spot(self, shape: Ellipse, value, *, limit=None):
+        """Paint an ellipse."""
+        window = self.window(shape.x, shape.y, max(shape.a, shape.b))
+        distance = shape.distance(self.x[window], self.y[window])
+        self.paint(distance, value, window=window, limit=limit)
 
-    def spot(self, x, y, a, b, value, angle: float = 0.0, power: float = 2.0, limit=None):
-        """Paint one ellipse."""
-        window, distance = self.ellipse(x, y, a, b, angle, power)
-        self.paint(distance, value, window, limit)
+    def bone(self, shape: Ellipse, *, shell: float = 2.0, marrow: float = MARROW):
+        """Paint an ellipse of marrow with a shell of dense bone."""
+        window = self.window(shape.x, shape.y, max(shape.a, shape.b))
+        distance = shape.distance(self.x[window], self.y[window])
+        self.paint(distance, CORTEX, window=window)
+        self.paint(distance + shell, marrow, window=window)
 
-    def bone(self, x, y, a, b, angle: float = 0.0, power: float = 2.0, shell: float = 2.0, marrow: float = MARROW):
-        """Paint one ellipse of marrow with a shell of dense bone."""
-        window, distance = self.ellipse(x, y, a, b, angle, power)
-        self.paint(distance, CORTEX, window)
-        self.paint(distance + shell, marrow, window)
+    def tubes(self, tubes: Tubes, value, *, grow=0.0, limit=None, soft=0.0, strength=1.0):
+        """Paint the cross-sections of vessels.
 
-    def tubes(self, tubes: Tubes, value: float, grow: float = 0.0, limit=None, soft: float = 0.0, strength=1.0):
-        """Paint the cross-sections of vessels, widened by `grow` mm, soft over 1 + `soft` pixels at the edges."""
-        for start, end, r0, r1 in tubes.near(self.z):
-            low, high = np.minimum(start, end), np.maximum(start, end)
-            half = np.hypot(*(high - low)[:2]) / 2 + max(r0, r1) + grow
-            window = self.window(*((low + high) / 2)[:2], half)
-            x, y = self.x[window] - start[0], self.y[window] - start[1]
+        Args:
+            tubes: the vessels; only the segments near this slice are painted.
+            value: Hounsfield units.
+            grow: mm by which the vessels are widened.
+            soft: the edges are soft over 1 + `soft` pixels.
+            limit, strength: as for `paint`.
+        """
+        for start, end, start_radius, end_radius in tubes.near(self.z):
+            low = np.minimum(start, end)
+            high = np.maximum(start, end)
+            middle = (low + high) / 2
+            half = np.hypot(*(high - low)[:2]) / 2 + max(start_radius, end_radius) + grow
+            window = self.window(middle[0], middle[1], half)
+            x = self.x[window] - start[0]
+            y = self.y[window] - start[1]
+            z = self.z - start[2]
+            # The nearest point of the centre line, as a share of the segment.
             along = end - start
-            share = np.clip((x * along[0] + y * along[1] + (self.z - start[2]) * along[2]) / (along @ along), 0, 1)
-            above = self.z - start[2] - share * along[2]
-            away = np.sqrt((x - share * along[0]) ** 2 + (y - share * along[1]) ** 2 + above**2)
-            distance = away - (r0 + grow + share * (r1 - r0))
-            self.paint(distance / (1 + soft), value, window, limit, strength)
+            product = x * along[0] + y * along[1] + z * along[2]
+            share = np.clip(product / (along @ along), 0, 1)
+            above = z - share * along[2]
+            squares = (x - share * along[0]) ** 2 + (y - share * along[1]) ** 2 + above**2
+            radius = start_radius + grow + share * (end_radius - start_radius)
+            distance = (np.sqrt(squares) - radius) / (1 + soft)
+            self.paint(distance, value, window=window, limit=limit, strength=strength)
 
 
-def ellipse(x, y, cx, cy, a, b, angle: float = 0.0, power: float = 2.0):
-    """Return the signed distance to an ellipse, to first order (exact on its edge)."""
-    u, v = x - np.float32(cx), y - np.float32(cy)
-    if angle:
-        c, s = np.float32(np.cos(angle)), np.float32(np.sin(angle))
-        u, v = u * c + v * s, v * c - u * s
-    u, v = np.abs(u) / np.float32(a), np.abs(v) / np.float32(b)
-    if power == 2.0:
-        r = np.sqrt(u * u + v * v) + np.float32(1e-6)
-        return (r - 1) * r / (np.sqrt((u / np.float32(a)) ** 2 + (v / np.float32(b)) ** 2) + np.float32(1e-9))
-    pu, pv = u ** np.float32(power - 1), v ** np.float32(power - 1)
-    r = (pu * u + pv * v + np.float32(1e-9)) ** np.float32(1 / power)
-    slope = np.sqrt((pu / np.float32(a)) ** 2 + (pv / np.float32(b)) ** 2) * r ** np.float32(1 - power)
-    return (r - 1) / (slope + np.float32(1e-9))
+def _clipped(middle: float, half: float) -> slice:
+    return slice(max(0, int(middle - half)), max(0, int(middle + half) + 2))
 
 
-def melt(first, second, radius: float):
-    """Join two shapes given by their distances, with a fillet of this radius."""
-    h = np.clip(0.5 + 0.5 * (second - first) / radius, 0, 1)
-    return second * (1 - h) + first * h - radius * h * (1 - h)
+def _below(level: float, top: float, span: float) -> float:
+    """Return 1 for levels up to `top - span`, 0 from `top` on, and a ramp between."""
+
+    return np.clip((top - level) / span, 0, 1)
 
 
 def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
-    """Draw the slice at z; return (size, size) float32 Hounsfield units, and (size, size) bool: what is embolus."""
+    """Draw the slice at z.
+
+    Returns:
+        (size, size) float32 Hounsfield units, and (size, size) bool, the pixels of emboli.
+    """
     canvas = Canvas(patient, z, size)
     cavity = draw_wall(canvas)
     heart = heart_distance(canvas)
@@ -115,126 +214,200 @@ def scan(patient: Patient, z: float, size: int, rng: np.random.Generator):
 
 
 def draw_wall(canvas: Canvas):
-    """Paint the table, skin, fat and muscle, and return the distance to the inside of the rib cage."""
-    p, z = canvas.patient, canvas.z
-    level, x, y = z / HEIGHT, canvas.x, canvas.y
-    a, b, cy = p.measure("cavity_width", z), p.measure("cavity_depth", z), p.measure("cavity_y", z)
-    body = ellipse(x, y, 0, 8, p.measure("body_width", z) + p.fat, p.measure("body_depth", z) + p.fat, power=2.5)
-    back = 8 + p.measure("body_depth", z) + p.fat
-    table = np.abs(np.hypot(x, y - (back + 4 - 420)) - 420 - 8)
-    canvas.paint(table - 7, -880)
-    canvas.paint(np.abs(table - 7) - 0.8, -250)
-    cavity = ellipse(x, y, 0, cy, a, b, power=2.25)
-    front = cy - b
-    swell = p.breasts * np.sqrt(max(0.0, 1 - ((level - 0.6) / 0.24) ** 2))
-    if swell > 0.15:
-        for side in (-1, 1):
-            breast = ellipse(x, y, side * 78, front - 20, 58 * swell, 40 * swell, side * 0.3)
-            body = melt(body, breast, 14)
+    """Paint the table, skin, fat and muscle.
+
+    Returns:
+        The distance to the inside of the rib cage.
+    """
+    p = canvas.patient
+    z = canvas.z
+    width = p.measure("body_width", z) + p.fat
+    depth = p.measure("body_depth", z) + p.fat
+    body = canvas.distance(Ellipse(0, 8, width, depth, power=2.5))
+    _draw_table(canvas, back=8 + p.measure("body_depth", z) + p.fat)
+    a = p.measure("cavity_width", z)
+    b = p.measure("cavity_depth", z)
+    middle = p.measure("cavity_y", z)
+    cavity = canvas.distance(Ellipse(0, middle, a, b, power=2.25))
+    front = middle - b
+    swell = p.breasts * np.sqrt(max(0.0, 1 - ((canvas.level - 0.6) / 0.24) ** 2))
+    has_breasts = swell > 0.15
+    if has_breasts:
+        for side in _BOTH:
+            shape = Ellipse(side * 78, front - 20, 58 * swell, 40 * swell, angle=side * 0.3)
+            body = melt(body, canvas.distance(shape), 14)
     canvas.paint(body, SKIN)
     canvas.paint(body + 2.2, FAT)
-    if swell > 0.15:
-        for side in (-1, 1):
-            gland = ellipse(x, y, side * 80, front - 24, 30 * swell, 17 * swell, side * 0.4)
-            canvas.paint(gland + 7 * np.sin(0.37 * x + 0.1 * z) * np.sin(0.41 * y) + 3, -5, strength=0.7)
-    muscle = p.contrast["muscle"]
-    canvas.paint(np.maximum(cavity - 15, body + 5), muscle)
-    within = canvas.cover(body + 6)
-    upper = np.clip((0.52 - level) / 0.15, 0, 1)
-    for side in (-1, 1):
-        # Pectorals in front, the shoulder blade's muscles and latissimus at the side, the erectors beside the spine.
-        if upper:
-            canvas.spot(side * 62, front - 14 - 4 * upper, 54, 5 + 8 * upper, FAT, side * 0.24, limit=within)
-            canvas.spot(side * 66, front - 13 - 4 * upper, 54, 3 + 8 * upper, muscle, side * 0.26, limit=within)
-            blade = max(a - 4, 94)
-            canvas.spot(side * blade, 50, 50, 6 + 20 * upper, FAT, -side * 0.8, limit=within)
-            canvas.spot(side * blade, 50, 48, 2 + 20 * upper, muscle, -side * 0.8, limit=within)
-            high = np.clip((0.3 - level) / 0.15, 0, 1)
-            canvas.spot(side * 66, p.measure("spine_y", z) + 36, 58, 9 * high + 1, muscle, -side * 0.22, limit=within)
-            canvas.spot(side * 152, 6, 40 * high + 1, 46 * high + 1, muscle, limit=within)
-        canvas.spot(side * (a + 15), 12, 5.5, 48, FAT, limit=within)
-        canvas.spot(side * (a + 18), 18, 5, 46, muscle, limit=within)
-        canvas.spot(side * 24, p.measure("spine_y", z) + 40, 19, 12, muscle, side * 0.25, limit=within)
+    if has_breasts:
+        for side in _BOTH:
+            shape = Ellipse(side * 80, front - 24, 30 * swell, 17 * swell, angle=side * 0.4)
+            lobes = 7 * np.sin(0.37 * canvas.x + 0.1 * z) * np.sin(0.41 * canvas.y)
+            canvas.paint(canvas.distance(shape) + lobes + 3, -5, strength=0.7)
+    canvas.paint(np.maximum(cavity - 15, body + 5), p.contrast["muscle"])
+    _draw_muscles(canvas, canvas.cover(body + 6), a, front)
     return cavity
 
 
+def _draw_table(canvas: Canvas, *, back: float) -> None:
+    """Paint the table under the patient: a shell of two arcs around the same far centre."""
+    middle = back + 4 - 420
+    table = np.abs(np.hypot(canvas.x, canvas.y - middle) - 420 - 8)
+    canvas.paint(table - 7, -880)  # foam
+    canvas.paint(np.abs(table - 7) - 0.8, -250)  # its shell
+
+
+def _draw_muscles(canvas: Canvas, within, a: float, front: float) -> None:
+    """Paint the muscles around the rib cage, each over a layer of fat.
+
+    These are the pectorals in front, latissimus and the muscles of the shoulder blade at the side,
+    and the erectors next to the spine.
+    """
+    muscle = canvas.patient.contrast["muscle"]
+    spine = canvas.patient.measure("spine_y", canvas.z)
+    upper = _below(canvas.level, 0.52, 0.15)
+    high = _below(canvas.level, 0.3, 0.15)
+    blade = max(a - 4, 94)
+    for side in _BOTH:
+        shapes = []
+        if upper:
+            outer = front - 14 - 4 * upper
+            inner = front - 13 - 4 * upper
+            shapes += [
+                (Ellipse(side * 62, outer, 54, 5 + 8 * upper, angle=side * 0.24), FAT),
+                (Ellipse(side * 66, inner, 54, 3 + 8 * upper, angle=side * 0.26), muscle),
+                (Ellipse(side * blade, 50, 50, 6 + 20 * upper, angle=-side * 0.8), FAT),
+                (Ellipse(side * blade, 50, 48, 2 + 20 * upper, angle=-side * 0.8), muscle),
+                (Ellipse(side * 66, spine + 36, 58, 9 * high + 1, angle=-side * 0.22), muscle),
+                (Ellipse(side * 152, 6, 40 * high + 1, 46 * high + 1), muscle),
+            ]
+        shapes += [
+            (Ellipse(side * (a + 15), 12, 5.5, 48), FAT),
+            (Ellipse(side * (a + 18), 18, 5, 46), muscle),
+            (Ellipse(side * 24, spine + 40, 19, 12, angle=side * 0.25), muscle),
+        ]
+        for shape, value in shapes:
+            canvas.spot(shape, value, limit=within)
+
+
 def draw_lungs(canvas: Canvas, cavity, heart):
-    """Paint the inside of the rib cage except heart and vessels, and return the distance to the lungs."""
-    p, z, x, y = canvas.patient, canvas.z, canvas.x, canvas.y
-    level, spine = z / HEIGHT, p.measure("spine_y", z)
-    width = p.measure("mediastinum", z)
-    cy, b = p.measure("cavity_y", z), p.measure("cavity_depth", z)
-    column = ellipse(x, y, 2, 6, width, 54, power=2.3)
-    strip = np.maximum(np.abs(x - 3) - 3.5 - 16 * np.clip((0.24 - level) / 0.1, 0, 1), y - 10)
-    column = melt(column, strip, 18)
-    column = melt(column, ellipse(x, y, 0, spine + 6, 24, 27), 10)
-    column = melt(column, ellipse(x, y, 0, spine + 32, 30, 30), 8)
-    if heart is not None:
-        column = melt(column, heart - 5, 12)
-    organs = {}
-    for side, dome in ((-1, p.domes[0]), (1, p.domes[1])):
-        rise = 1 - ((1.22 - level) / (1.22 - dome)) ** 2
-        if rise > 0:
-            r = np.sqrt(rise)
-            organs[side] = ellipse(x, y, side * 62, -6, 118 * r, 108 * r)
+    """Paint the inside of the rib cage except heart and vessels.
+
+    Args:
+        canvas: to paint on.
+        cavity: distance to the inside of the rib cage.
+        heart: distance to the heart, None if the slice misses it.
+
+    Returns:
+        The distance to the lungs.
+    """
+    p = canvas.patient
+    z = canvas.z
+    x = canvas.x
+    y = canvas.y
     canvas.paint(cavity, FAT + 10 * np.sin(x * 0.21 + z * 0.1) * np.sin(y * 0.17))
-    lung = np.maximum(cavity + 1.2, -column)
+    lung = np.maximum(cavity + 1.2, -_mediastinum(canvas, heart))
+    organs = _organs(canvas)
     for organ in organs.values():
         lung = np.maximum(lung, -organ)
     canvas.paint(lung - 1.2, 20)  # pleura
-    for side, depth in zip((-1, 1), p.effusion, strict=True):
-        fluid = depth * np.clip((level - 0.4) / 0.35, 0, 1)
+    for side, depth in zip(_BOTH, p.effusion, strict=True):
+        fluid = depth * np.clip((canvas.level - 0.4) / 0.35, 0, 1)
         if fluid > 2:
-            edge = (cy + b - 6 - fluid) + 0.0012 * (x - side * 70) ** 2 - y
+            back = p.measure("cavity_y", z) + p.measure("cavity_depth", z)
+            edge = (back - 6 - fluid) + 0.0012 * (x - side * 70) ** 2 - y
             pool = np.maximum(edge, -side * x)
             canvas.paint(np.maximum(pool, lung - 2), FLUID)
             lung = np.maximum(lung, -pool)
-    for ox, oy, oz, r in p.opacities:
-        scale = np.sqrt(max(0.0, 1 - ((z - oz) / r) ** 2))
+    for opacity in p.opacities:
+        scale = np.sqrt(max(0.0, 1 - ((z - opacity.z) / opacity.radius) ** 2))
         if scale > 0.2:
-            ragged = 5 * np.sin(x * 0.14 + oz) * np.sin(y * 0.17 + z * 0.1)
+            ragged = 5 * np.sin(x * 0.14 + opacity.z) * np.sin(y * 0.17 + z * 0.1)
             ragged += 1.5 * np.sin(x * 0.5) * np.sin(y * 0.43 + z)
-            solid = ellipse(x, y, ox, oy, r * scale, r * scale * 0.8) + ragged
-            canvas.paint(np.maximum(solid, lung - 2), 25)
+            radius = opacity.radius * scale
+            shape = Ellipse(opacity.x, opacity.y, radius, radius * 0.8)
+            solid = canvas.distance(shape) + ragged
+            canvas.paint(np.maximum(solid, lung - 2), 25)  # consolidated lung
             lung = np.maximum(lung, -solid)
-    air = p.air + 45 * (y / 90) + 14 * np.sin(x * 0.05 + z * 0.04) * np.sin(y * 0.06 + z * 0.03)
-    canvas.paint(lung, air)
+    clouds = 14 * np.sin(x * 0.05 + z * 0.04) * np.sin(y * 0.06 + z * 0.03)
+    canvas.paint(lung, p.air + 45 * (y / 90) + clouds)
     if organs:
         draw_belly(canvas, cavity, organs)
     return lung
 
 
+def _mediastinum(canvas: Canvas, heart):
+    """Return the distance to everything between the lungs."""
+    p = canvas.patient
+    spine = p.measure("spine_y", canvas.z)
+    column = canvas.distance(Ellipse(2, 6, p.measure("mediastinum", canvas.z), 54, power=2.3))
+    from_edge = np.abs(canvas.x - 3) - 3.5 - 16 * _below(canvas.level, 0.24, 0.1)
+    column = melt(column, np.maximum(from_edge, canvas.y - 10), 18)
+
+    column = melt(column, canvas.distance(Ellipse(0, spine + 6, 24, 27)), 10)
+    column = melt(column, canvas.distance(Ellipse(0, spine + 32, 30, 30)), 8)
+    if heart is not None:
+        column = melt(column, heart - 5, 12)
+    return column
+
+
+def _organs(canvas: Canvas) -> dict:
+    """Return the distances to the organs under the domes of the diaphragm that the slice cuts."""
+    organs = {}
+    for side, dome in zip(_BOTH, canvas.patient.domes, strict=True):
+        rise = 1 - ((1.22 - canvas.level) / (1.22 - dome)) ** 2
+        if rise > 0:
+            r = np.sqrt(rise)
+            organs[side] = canvas.distance(Ellipse(side * 62, -6, 118 * r, 108 * r))
+    return organs
+
+
 def draw_belly(canvas: Canvas, cavity, organs: dict):
-    """Paint the liver on the right, the stomach and spleen on the left, each under its dome."""
-    p, z, x, y = canvas.patient, canvas.z, canvas.x, canvas.y
+    """Paint the liver on the right, the stomach and the spleen on the left, each under its dome."""
+    z = canvas.z
+    x = canvas.x
+    y = canvas.y
     within = canvas.cover(cavity + 3)
-    liver = p.contrast["liver"]
-    if -1 in organs:
-        canvas.paint(np.maximum(organs[-1], x - 8), liver, limit=within)
+    liver = canvas.patient.contrast["liver"]
+    right, left = _BOTH
+    if right in organs:
+        canvas.paint(np.maximum(organs[right], x - 8), liver, limit=within)
         for k in range(5):
-            vein = -95 + 17 * k + 6 * np.sin(k * 9 + z * 0.05), 12 * np.sin(k * 5.1 + z * 0.03)
-            canvas.spot(*vein, 4, 2.5, liver + 30, k, limit=within)
-    if 1 in organs:
-        canvas.paint(np.maximum(organs[1], 8 - x), FAT, limit=within)
-        deeper = organs[1] + 5
-        spleen = np.maximum(deeper, ellipse(x, y, 105, 38, 44, 36, 0.9))
-        canvas.paint(spleen, p.contrast["liver"] + 45 + 18 * np.sin(x * 0.35 + z) * np.sin(y * 0.3), limit=within)
-        stomach = np.maximum(deeper, ellipse(x, y, 58, -14, 42, 38))
-        canvas.paint(stomach, 45, limit=within)
-        canvas.paint(stomach + 4, 15, limit=within)
+            vein_x = -95 + 17 * k + 6 * np.sin(k * 9 + z * 0.05)
+            vein_y = 12 * np.sin(k * 5.1 + z * 0.03)
+            canvas.spot(Ellipse(vein_x, vein_y, 4, 2.5, angle=k), liver + 30, limit=within)
+    if left in organs:
+        canvas.paint(np.maximum(organs[left], 8 - x), FAT, limit=within)
+        deeper = organs[left] + 5
+        spleen = np.maximum(deeper, canvas.distance(Ellipse(105, 38, 44, 36, angle=0.9)))
+        spots = 18 * np.sin(x * 0.35 + z) * np.sin(y * 0.3)
+        canvas.paint(spleen, liver + 45 + spots, limit=within)
+        stomach = np.maximum(deeper, canvas.distance(Ellipse(58, -14, 42, 38)))
+        canvas.paint(stomach, 45, limit=within)  # muscle
+        canvas.paint(stomach + 4, 15, limit=within)  # contents
+        # Air collects in front, because the patient lies on the back.
         canvas.paint(np.maximum(stomach + 4, y + 28), -950, limit=within)
 
 
+def _cross_section(chamber: Chamber, z: float, *, wall: float = 0.0) -> Ellipse:
+    """Return a chamber in the slice at z, enlarged by its wall."""
+    scale = chamber.at(z)
+    a = chamber.long * scale + wall
+    b = chamber.short * scale + wall
+    return Ellipse(chamber.x, chamber.y, a, b, angle=chamber.angle)
+
+
+def _is_cut(chamber: Chamber, z: float) -> bool:
+    return chamber.at(z) >= 0.1
+
+
 def heart_distance(canvas: Canvas):
-    """Return the distance to the heart, or None where the slice misses it."""
+    """Return the distance to the heart, or None if the slice misses it."""
     heart = None
     for name, chamber in canvas.patient.chambers.items():
-        scale = chamber.at(canvas.z)
-        if scale < 0.1:
+        if not _is_cut(chamber, canvas.z):
             continue
         wall = 11 if name == "left ventricle" else 3
-        a, b = chamber.long * scale + wall, chamber.short * scale + wall
-        outside = ellipse(canvas.x, canvas.y, chamber.x, chamber.y, a, b, chamber.angle)
+        outside = canvas.distance(_cross_section(chamber, canvas.z, wall=wall))
         heart = outside if heart is None else melt(heart, outside, 10)
     return heart
 
@@ -242,142 +415,193 @@ def heart_distance(canvas: Canvas):
 def draw_heart(canvas: Canvas, heart):
     """Paint pericardium, fat, muscle and the blood in the four chambers."""
     p = canvas.patient
-    canvas.paint(heart - 5, 30)
-    canvas.paint(heart - 4, FAT + 10)
+    canvas.paint(heart - 5, 30)  # pericardium
+    canvas.paint(heart - 4, FAT + 10)  # fat under it
     canvas.paint(heart, MYOCARDIUM)
-    right = {"right ventricle": p.contrast["artery"], "right atrium": 1.08 * p.contrast["artery"]}
+    right = {
+        "right ventricle": p.contrast["artery"],
+        "right atrium": 1.08 * p.contrast["artery"],
+    }
     for name, chamber in p.chambers.items():
-        scale = chamber.at(canvas.z)
-        if scale >= 0.1:
+        if _is_cut(chamber, canvas.z):
             blood = right.get(name, p.contrast["left"])
-            canvas.spot(chamber.x, chamber.y, chamber.long * scale, chamber.short * scale, blood, chamber.angle)
-            if name == "left ventricle" and scale > 0.5:  # papillary muscles
-                c, s = np.cos(chamber.angle), np.sin(chamber.angle)
-                for along, across in ((8, 0.55), (12, -0.5)):
-                    off = across * chamber.short * scale
-                    x, y = chamber.x + c * along - s * off, chamber.y + s * along + c * off
-                    canvas.spot(x, y, 4.5, 3, MYOCARDIUM, chamber.angle)
+            canvas.spot(_cross_section(chamber, canvas.z), blood)
+            if name == "left ventricle":
+                _draw_papillary_muscles(canvas, chamber)
     left = p.chambers["left atrium"]
-    if p.findings.defect_not_pe and left.at(canvas.z) > 0.3:
-        canvas.spot(left.x + 17, left.y - 3, 10 * left.at(canvas.z), 8 * left.at(canvas.z), 60)
+    scale = left.at(canvas.z)
+    if p.findings.defect_not_pe and scale > 0.3:
+        canvas.spot(Ellipse(left.x + 17, left.y - 3, 10 * scale, 8 * scale), 60)
+
+
+def _draw_papillary_muscles(canvas: Canvas, chamber: Chamber) -> None:
+    scale = chamber.at(canvas.z)
+    if scale <= 0.5:
+        return
+    c = np.cos(chamber.angle)
+    s = np.sin(chamber.angle)
+    for along, across in ((8, 0.55), (12, -0.5)):
+        off = across * chamber.short * scale
+        x = chamber.x + c * along - s * off
+        y = chamber.y + s * along + c * off
+        canvas.spot(Ellipse(x, y, 4.5, 3, angle=chamber.angle), MYOCARDIUM)
 
 
 def draw_vessels(canvas: Canvas, inside):
-    """Paint airways, the vessels of the lung and the great vessels, the arteries of the lung last."""
-    p, blood = canvas.patient, canvas.patient.contrast
+    """Paint airways, the vessels of the lung and the great vessels; pulmonary arteries come last.
+
+    `inside` is the coverage of the lungs, which limits the small vessels.
+    """
+    p = canvas.patient
+    blood = p.contrast
     tubes = p.vessels
     spine = p.measure("spine_y", canvas.z)
     canvas.tubes(tubes["lung veins"], blood["left"], limit=inside)
     canvas.tubes(tubes["lung arteries"], blood["artery"], limit=inside)
-    canvas.spot(5, spine - 26, 8, 5.5, 45)  # oesophagus
-    canvas.spot(6, spine - 26, 2.5, 1.2, -500)
+    canvas.spot(Ellipse(5, spine - 26, 8, 5.5), 45)  # oesophagus
+    canvas.spot(Ellipse(6, spine - 26, 2.5, 1.2), -500)  # a little air in it
     canvas.tubes(tubes["azygos"], blood["left"] * 0.7)
     airways = [tubes[name] for name in tubes if "trachea" in name or "bronchus" in name]
     for airway in airways:
         canvas.tubes(airway, 30, grow=1.3)
+    # The air after all of the tissue, so that it stays open at the branches.
     for airway in airways:
         canvas.tubes(airway, -990)
-    for name in ("right brachiocephalic vein", "left brachiocephalic vein", "cava"):
-        strength = 0.55 if name.startswith("right") else 1.0  # contrast comes from one arm
-        canvas.tubes(tubes[name], blood["cava"] * strength)
+    # The contrast comes from one arm, so the vein of the other one is paler.
+    canvas.tubes(tubes["right brachiocephalic vein"], blood["cava"] * 0.55)
+    for name in ("left brachiocephalic vein", "cava"):
+        canvas.tubes(tubes[name], blood["cava"])
     canvas.tubes(tubes["veins"], blood["left"])
     for name in ("brachiocephalic artery", "left carotid", "left subclavian", "aorta"):
         canvas.tubes(tubes[name], 60, grow=1.2)
         canvas.tubes(tubes[name], blood["left"])
+    # 1 mm of tissue around the blood.
     canvas.tubes(tubes["arteries"], 50, grow=1.0)
     canvas.tubes(tubes["arteries"], blood["artery"])
-    if p.flow is not None:  # blood without contrast so far: darker, but blurred, and never as dark as a clot
+    if p.flow is not None:
+        # Blood without contrast so far: darker, but blurred, and never as dark as a clot.
         canvas.tubes(p.flow, 0.62 * blood["artery"], soft=3.0, strength=0.8)
 
 
 def draw_emboli(canvas: Canvas):
-    """Paint clots, and return the mask of what they changed: all False, and nothing painted, if too little of it."""
+    """Paint clots, and return (size, size) bool, the pixels that they changed.
+
+    If they changed less than SMALLEST_CLOT, nothing is painted, and all is False.
+    """
     before = canvas.hu.copy()
     artery = canvas.patient.contrast["artery"]
-    for embolus in (one for one in canvas.patient.emboli if one.at(canvas.z)):
+    for embolus in canvas.patient.emboli:
+        if not embolus.at(canvas.z):
+            continue
         canvas.tubes(embolus.clot, embolus.hu)
         if embolus.lumen is not None:
             canvas.tubes(embolus.lumen, artery)
         if embolus.calcium is not None:
             canvas.tubes(embolus.calcium, 450)
-    mask = np.abs(canvas.hu - before) > 60
-    if np.count_nonzero(mask) * canvas.pixel**2 < SMALLEST_CLOT:
-        canvas.hu, mask = before, np.zeros_like(mask)
+    mask = np.abs(canvas.hu - before) > 60  # HU: less would not show in the noise
+    area = np.count_nonzero(mask) * canvas.pixel**2
+    if area < SMALLEST_CLOT:
+        canvas.hu = before
+        return np.zeros_like(mask)
     return mask
 
 
 def draw_bones(canvas: Canvas, cavity):
     """Paint ribs, breastbone, shoulder blades, collar bones and the spine."""
-    p, z, x, y = canvas.patient, canvas.z, canvas.x, canvas.y
-    level, spine = z / HEIGHT, p.measure("spine_y", z)
-    a, b, cy = p.measure("cavity_width", z), p.measure("cavity_depth", z), p.measure("cavity_y", z)
-    # One formula for all ribs: each descends 75 mm from back to front, and they are 25 mm apart.
-    from_back = np.arctan2(np.abs(x), (y - cy)) / np.pi
-    turns = (z - 75 * from_back) / 25 + p.rib_phase
+    p = canvas.patient
+    level = canvas.level
+    a = p.measure("cavity_width", canvas.z)
+    middle = p.measure("cavity_y", canvas.z)
+    front = middle - p.measure("cavity_depth", canvas.z)
+    _draw_ribs(canvas, cavity, middle)
+    if 0.13 < level < 0.86:  # breastbone
+        wide = 15 + 14 * _below(level, 0.32, 0.12)
+        canvas.bone(Ellipse(0, front - 7, wide, 6.5, power=2.6), shell=1.6, marrow=130)
+    if level < 0.17:  # collar bones
+        for side in _BOTH:
+            drop = (0.17 - level) / 0.17
+            x = side * (24 + 70 * drop)
+            y = front - 8 - 4 * drop
+            canvas.bone(Ellipse(x, y, 15 + 8 * drop, 6.5, angle=side * 0.35), shell=2)
+    if level < 0.5:
+        for side in _BOTH:
+            _draw_shoulder(canvas, side, max(a - 2, 96))
+    draw_spine(canvas, p.measure("spine_y", canvas.z))
+
+
+def _draw_ribs(canvas: Canvas, cavity, middle: float) -> None:
+    """Paint all ribs by one formula: each descends 75 mm to the front, and they are 25 mm apart."""
+    from_back = np.arctan2(np.abs(canvas.x), (canvas.y - middle)) / np.pi
+    turns = (canvas.z - 75 * from_back) / 25 + canvas.patient.rib_phase
     gap = (turns - np.round(turns)) * 25
     rib = (np.hypot((cavity - 6.5) / 4.2, gap / 6.8) - 1) * 4.2
     rib = np.maximum(rib, np.maximum(0.12 - from_back, from_back - 0.9) * 300)
-    chalky = from_back > 0.78  # cartilage towards the breastbone
-    canvas.paint(rib, np.where(chalky, 110, CORTEX))
-    canvas.paint(rib + 1.9, np.where(chalky, 90, MARROW))
-    if 0.13 < level < 0.86:
-        wide = 15 + 14 * np.clip((0.32 - level) / 0.12, 0, 1)
-        canvas.bone(0, cy - b - 7, wide, 6.5, power=2.6, shell=1.6, marrow=130)
-    if level < 0.17:
-        for side in (-1, 1):
-            drop = (0.17 - level) / 0.17
-            canvas.bone(side * (24 + 70 * drop), cy - b - 8 - 4 * drop, 15 + 8 * drop, 6.5, side * 0.35, shell=2)
-    if level < 0.5:
-        for side in (-1, 1):
-            shrink = np.clip((0.55 - level) / 0.3, 0.25, 1)
-            blade = max(a - 2, 96)
-            canvas.bone(side * blade, 50, 36 * shrink, 3.2, -side * 0.8, shell=1.4)
-            if level < 0.24:
-                canvas.bone(side * (blade + 16), 56, 26, 3.4, side * 0.3, shell=1.4)
-                canvas.bone(side * (blade + 30), 24, 11, 9, -side * 0.6, shell=2)
-            if level < 0.08:
-                canvas.bone(side * 156, 0, 21, 20, shell=2.5)
-    draw_spine(canvas, spine)
+    is_cartilage = from_back > 0.78  # next to the breastbone
+    canvas.paint(rib, np.where(is_cartilage, 110, CORTEX))
+    canvas.paint(rib + 1.9, np.where(is_cartilage, 90, MARROW))
+
+
+def _draw_shoulder(canvas: Canvas, side: int, blade: float) -> None:
+    """Paint the shoulder blade, and higher up the joint and the arm."""
+    shrink = np.clip((0.55 - canvas.level) / 0.3, 0.25, 1)
+    canvas.bone(Ellipse(side * blade, 50, 36 * shrink, 3.2, angle=-side * 0.8), shell=1.4)
+    if canvas.level < 0.24:
+        canvas.bone(Ellipse(side * (blade + 16), 56, 26, 3.4, angle=side * 0.3), shell=1.4)
+        canvas.bone(Ellipse(side * (blade + 30), 24, 11, 9, angle=-side * 0.6), shell=2)
+    if canvas.level < 0.08:
+        canvas.bone(Ellipse(side * 156, 0, 21, 20), shell=2.5)
 
 
 def draw_spine(canvas: Canvas, spine: float):
     """Paint a vertebra, or the disc between two, with its arch, processes and canal."""
     phase = (canvas.z / 23 + canvas.patient.rib_phase) % 1
-    disc = phase < 0.2
+    is_disc = phase < 0.2
     if phase < 0.55:
-        for side in (-1, 1):
-            canvas.bone(side * 27, spine + 24, 15, 5, side * 0.35, shell=1.8)
-    canvas.bone(0, spine + 38, 3.4, 17, shell=1.5)
-    for side in (-1, 1):
-        canvas.bone(side * 11, spine + 27, 13, 4.2, side * 0.6, shell=1.5)
-        if not disc:
-            canvas.bone(side * 12, spine + 15, 4.5, 8, shell=1.6)
-    if disc:
-        canvas.spot(0, spine, 18, 14.5, 95, power=2.3)
+        for side in _BOTH:
+            canvas.bone(Ellipse(side * 27, spine + 24, 15, 5, angle=side * 0.35), shell=1.8)
+    canvas.bone(Ellipse(0, spine + 38, 3.4, 17), shell=1.5)
+    for side in _BOTH:
+        canvas.bone(Ellipse(side * 11, spine + 27, 13, 4.2, angle=side * 0.6), shell=1.5)
+        if not is_disc:
+            canvas.bone(Ellipse(side * 12, spine + 15, 4.5, 8), shell=1.6)
+    body = Ellipse(0, spine, 18, 14.5, power=2.3)
+    if is_disc:
+        canvas.spot(body, 95)  # denser than muscle, softer than bone
     else:
-        canvas.bone(0, spine, 18, 14.5, power=2.3, shell=1.9, marrow=170)
-    canvas.spot(0, spine + 19, 9.5, 7.5, -10)
-    canvas.spot(0, spine + 19, 6, 4.8, 35)
+        canvas.bone(body, shell=1.9, marrow=170)
+    canvas.spot(Ellipse(0, spine + 19, 9.5, 7.5), -10)  # canal
+    canvas.spot(Ellipse(0, spine + 19, 6, 4.8), 35)  # spinal cord
 
 
 def expose(canvas: Canvas, rng: np.random.Generator):
-    """Add what a real scanner adds: streaks, blur, motion and grainy noise."""
-    p, size, pixel, hu = canvas.patient, canvas.size, canvas.pixel, canvas.hu
-    level = canvas.z / HEIGHT
-    if 0.1 < level < 0.5:  # dense contrast in the vena cava causes streaks
-        x, y = canvas.x + 28, canvas.y + 12
-        fan = np.sin(np.arctan2(y, x) * 14 + rng.uniform(0, 6)) + np.sin(np.arctan2(y, x) * 22 + rng.uniform(0, 6))
+    """Return the slice with the artefacts of a real scanner: streaks, blur, motion and noise."""
+    p = canvas.patient
+    pixel = canvas.pixel
+    hu = canvas.hu
+    if 0.1 < canvas.level < 0.5:  # dense contrast in the vena cava causes streaks
+        x = canvas.x + 28
+        y = canvas.y + 12
+        angle = np.arctan2(y, x)
+        fan = np.sin(angle * 14 + rng.uniform(0, 6)) + np.sin(angle * 22 + rng.uniform(0, 6))
         hu += fan * (p.contrast["cava"] / 45) * np.exp(-np.hypot(x, y) / 30)
     hu = gaussian_filter(hu, 0.75 / pixel)
     if p.findings.motion:
         step = rng.uniform(3, 7, 2) / pixel * rng.choice([-1, 1], 2)
-        hu = 0.5 * hu + 0.5 * np.roll(hu, tuple(np.round(step).astype(int)), (0, 1))
-        hu = gaussian_filter(hu, 1.3 / pixel)
-    grain = gaussian_filter(rng.standard_normal((size, size), np.float32), 0.8)
-    grain = grain / grain.std() + 0.35 * rng.standard_normal((size, size), np.float32)
-    shoulder = np.clip((0.2 - level) / 0.2, 0, 1)
+        # Two positions of a patient who breathed, each with half of the rays.
+        moved = np.roll(hu, tuple(np.round(step).astype(int)), (0, 1))
+        hu = gaussian_filter(0.5 * hu + 0.5 * moved, 1.3 / pixel)
+    # Most rays are absorbed in the middle of the body, so the noise is strongest there.
+    middle = 0.7 + 0.6 * np.exp(-(canvas.x**2 + canvas.y**2) / 110**2)
+    return hu + p.noise * middle * _grain(canvas, rng)
+
+
+def _grain(canvas: Canvas, rng: np.random.Generator):
+    """Return the noise of a slice, about 1 HU, with horizontal lines at the shoulders."""
+    shape = (canvas.size, canvas.size)
+    grain = gaussian_filter(rng.standard_normal(shape, np.float32), 0.8)
+    grain = grain / grain.std() + 0.35 * rng.standard_normal(shape, np.float32)
+    shoulder = _below(canvas.level, 0.2, 0.2)
     if shoulder:
-        lines = gaussian_filter1d(rng.standard_normal((size, size), np.float32), 14, axis=1)
+        lines = gaussian_filter1d(rng.standard_normal(shape, np.float32), 14, axis=1)
         grain += 1.5 * shoulder * lines / lines.std()
-    middle = 0.7 + 0.6 * np.exp(-(canvas.x**2 + canvas.y**2) / 110**2)  # most rays are absorbed in the middle
-    return hu + p.noise * middle * grain
+    return grain
