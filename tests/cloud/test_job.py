@@ -13,9 +13,9 @@ import zipfile
 from contextlib import suppress
 from pathlib import Path
 
-import nbformat
 import papermill
 import pytest
+from executed import outputs
 
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.job import OVER, CellFailedError, Job, JobFailedError, find, jobs, submit
@@ -79,11 +79,6 @@ def handle(job):
 
 def place(job, name):
     return Path(job.address, name)
-
-
-def outputs(path):
-    book = nbformat.read(path, as_version=4)
-    return [(cell.source, [dict(one) for one in cell.get("outputs", [])]) for cell in book.cells]
 
 
 def wait_for(condition, job=None, seconds=120):

@@ -102,7 +102,11 @@ def test_parameters_are_names_that_the_cell_assigns(make_notebook):
         check_parameters(read_notebook(make_notebook("n = 1")), {"n": 1})
 
 
-@pytest.mark.parametrize("value", [Path("x"), {1: 2}, {"a": object()}, [b"x"], 1j, {1, 2}], ids=repr)
+@pytest.mark.parametrize(
+    "value",
+    [Path("x"), {1: 2}, {"a": object()}, [b"x"], 1j, {1, 2}],
+    ids=["path", "number as a key", "object", "bytes", "complex", "set"],
+)
 def test_values_that_json_does_not_keep_are_refused(make_notebook, value):
     book = read_notebook(make_notebook(parameters="n = 1"))
     with pytest.raises(TypeError, match="parameter n cannot be sent"):

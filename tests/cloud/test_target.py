@@ -5,8 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import nbformat
 import pytest
+from executed import outputs
 from rehearsals.cloud_tools import CloudTools
 from rehearsals.vertex_stand_in import processes_of
 
@@ -76,11 +76,6 @@ def platform(request, cloud):
     return SimpleNamespace(
         name=name, target=target, send=send, preempt=preempt, processes=lambda job: processes_of(machine_of(job))
     )
-
-
-def outputs(path):
-    book = nbformat.read(path, as_version=4)
-    return [(cell.source, [dict(one) for one in cell.get("outputs", [])]) for cell in book.cells]
 
 
 def wait_for(condition, job):
