@@ -16,7 +16,6 @@ from tpukit.essentials.run.topology import (
     choose_topology,
     refuse_if_in_use,
     refuse_one_process_variables,
-    why_this_package,
 )
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task, seed_of
@@ -238,8 +237,6 @@ def launch(
                     who = f"{topology.device} of one process stand"
                 note = runtimes()[topology.backend].note
                 display.line(f"a rehearsal: {who} in for TPU cores{note}")
-            if backend is None and (chosen := why_this_package(host, topology)):
-                display.line(chosen)
             if topology.cores > topology.processes > 0:
                 display.line(
                     "cores that share a chip share the host's random numbers: those of the device and of datasets in "
