@@ -2,8 +2,6 @@
 
 import contextlib
 import io
-import re
-import struct
 
 from tpukit.essentials.show import WrongValue
 
@@ -11,10 +9,7 @@ from tpukit.essentials.show import WrongValue
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
 NEARLY_BLACK = 64  # of 255: an image of 16 bits that uses 14 of them is
 _ORIENTATION = 0x0112  # the tag of EXIF
-_KINDS = {3: "H", 4: "I", 6: "b", 8: "h", 9: "i"}  # its kinds of whole numbers; Pillow takes others for none
-_EXIF = b"Exif\0\0"  # what its segment of a JPEG begins with
-_SEGMENT = struct.Struct(">HH")  # how one of a JPEG begins: its marker, and its length without that
-_XMP = re.compile(rb'tiff:Orientation(?:="|>)([1-8])')  # where EXIF says nothing, as Pillow reads it
+_NOTES = (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0")  # how EXIF and XMP begin in a JPEG
 
 
 def to_rgb(image, window: tuple[float, float] | None = None):
@@ -81,11 +76,16 @@ def turn_of(image) -> int:
     if image.format is None:  # whoever changed it has turned it, or has drawn a mask over it as it is
         return 1
     image.load()  # a PNG may have its EXIF behind the pixels; a TIFF is turned by that
+    return _noted_turn(image)
+
+
+def _noted_turn(image) -> int:
+    """Return what the EXIF of an open file says, or else its XMP, as Pillow reads them; 1 where they are damaged."""
     # Not ImageOps.exif_transpose: it writes all other tags, too, and raises where one of them is damaged.
     with contextlib.suppress(Exception):
         how = image.getexif().get(_ORIENTATION, 1)
         return how if how in range(1, 9) else 1
-    return _of_tags(image.info.get("exif", b"").removeprefix(_EXIF)) or 1
+    return 1
 
 
 def apply_window(values, window: tuple[float, float]):
@@ -145,43 +145,15 @@ def check_window(window) -> tuple[float, float] | None:
 
 
 def orientation(data) -> int:
-    """Return how a JPEG says to turn it, 1 (not) to 8, by EXIF or else XMP, without opening it with Pillow."""
-    at, noted = 2, None
-    # Up to the scan, segment by segment: 2 us, where a search through 13 KB takes 11. What is cut off here is no whole
-    # image, as its decoder says.
-    try:
-        while True:
-            marker, size = _SEGMENT.unpack_from(data, at)
-            if marker == 0xFFE1:
-                part = bytes(data[at + 4 : at + 2 + size])
-                if part.startswith(_EXIF):
-                    if how := _of_tags(part[len(_EXIF) :]):
-                        return how
-                elif noted is None and (found := _XMP.search(part)):
-                    noted = int(found[1])
-            elif marker == 0xFFDA or marker < 0xFF00:
-                break
-            at += 1 if marker == 0xFFFF else 2 + size  # it may be filled up
-    except struct.error:
-        pass
-    return noted or 1
+    """Return how a JPEG says to turn it, 1 (not) to 8, by EXIF or else XMP."""
+    data = bytes(data)
+    if not any(note in data for note in _NOTES):  # 30 us for 20 KB, where opening takes 70
+        return 1
+    from PIL import Image
 
-
-def _of_tags(exif: bytes) -> int | None:
-    """Return the orientation that EXIF's tags hold, None where they hold none or are damaged."""
-    order = "<" if exif[:2] == b"II" else ">"
-    try:
-        (at,) = struct.unpack_from(order + "I", exif, 4)
-        (count,) = struct.unpack_from(order + "H", exif, at)
-        for number in range(count):
-            tag, kind, values = struct.unpack_from(order + "HHI", exif, at + 2 + 12 * number)
-            if tag == _ORIENTATION:
-                code = _KINDS.get(kind) if values == 1 else None
-                value = struct.unpack_from(order + code, exif, at + 10 + 12 * number)[0] if code else 1
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return None
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
+        return _noted_turn(image)
+    return 1  # what is no whole image its decoder says
 
 
 def turn(pixels, how: int):
