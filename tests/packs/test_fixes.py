@@ -1356,30 +1356,12 @@ def _(folder):
     )
 
 
-ARGUMENTS = {"size": [(8, 8), 8.5, "8", 0], "seed": [-1], "shard": [0], "workers": [0]}
-
-
-@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in ARGUMENTS.items() for value in values])
-def test_a_number_that_is_none_is_said_with_the_one_that_was_meant(name, value, tmp_path):
-    def call(**options):
-        pack(items(), "pack", progress="off", **options)
-
-    def mended(fix):
-        call(**eval(f"dict({fix})"))
-
-    fixes.check(
-        "checked_files: {} is a whole number, {} or more, got {}",
-        lambda _: (lambda: call(**{name: value}), mended),
-        tmp_path,
-    )
-
-
 @fixes("checked_files: {} is a whole number, {} or more, got {}")
 def _(folder):
     made = quietly(items())
     return (
         lambda: build_cache(made, size=16, workers=0, progress="off"),
-        lambda fix: build_cache(made, size=16, progress="off", **eval(f"dict({fix})")),
+        lambda fix: build_cache(made, size=16, progress="off", **eval(f"dict({fix.partition('such as ')[2]})")),
     )
 
 
