@@ -171,7 +171,6 @@ class WorkerGroup:
                 self.memory[rank] = max(peak, self.memory.get(rank, 0))
                 first = self._first_memory.setdefault(rank, own)
                 self.grown[rank] = max(most - first, self.grown.get(rank, 0))
-                self.states.memory(rank, own - first)
             case ("failed", failure):
                 self.failures.add(failure)
             case ("log", _, rows):
