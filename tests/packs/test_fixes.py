@@ -1322,25 +1322,6 @@ def _(folder):
     return reads({"labels": ("boxes",)}, says="labels=(...)", labels=("target",))
 
 
-@fixes("tfrecords: {} is compressed with zlib, which is not read here")
-def _(folder):
-    file, new = "a.tfrec", "new.tfrec"
-    Path(file).write_bytes(zlib.compress(Path(tfrecord(example(image=b"x", target=1))).read_bytes()))
-
-    def mended(fix):
-        eval(fix.partition(": ")[2], {"open": open_closed, "zlib": zlib, "file": file, "new": new})
-        list(read_tfrecords(new))
-
-    return read, mended
-
-
-def open_closed(name, mode):
-    """Open a file that needs nobody to close it, as those of a cell do not."""
-    if "r" in mode:
-        return io.BytesIO(Path(name).read_bytes())
-    return mock.Mock(write=Path(name).write_bytes)
-
-
 @fixes("tfrecords: {} is no tf.train.Example")
 def _(folder):
     tfrecord(b"\xff\xff\xff")

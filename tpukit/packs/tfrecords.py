@@ -129,12 +129,6 @@ def _length(head: bytes, file, number: int, offset: int) -> int:
     if _fits(head[:8], head[8:]):
         return int.from_bytes(head[:8], "little")
     if number == 0:
-        if head[0] == 0x78 and int.from_bytes(head[:2]) % 31 == 0:  # how zlib begins; gzip is read
-            raise SystemFailed(
-                f"{file} is compressed with zlib, which is not read here",
-                found=f"it begins with {head[:2]!r}",
-                fix="decompress it: open(new, 'wb').write(zlib.decompress(open(file, 'rb').read()))",
-            )
         what = f"{file} is no TFRecord file, or is damaged at its start"
         raise _damaged(what, f"{head!r}, which begin no record: the checksum of its length does not fit")
     what = f"{file} is damaged where record {number} begins, at byte {offset:,}"
