@@ -163,7 +163,7 @@ def _(folder):
     )
 
 
-@fixes("batches: the state is {} samples into an epoch {}; here it is {}")
+@fixes("batches: the state is {} samples into an epoch that was divided in another way")
 def _(folder):
     def begun(**options):
         batches = core.batches(range(16), **options)
