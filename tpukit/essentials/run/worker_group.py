@@ -317,7 +317,7 @@ class InProcessGroup(WorkerGroup):
 
         try:
             with numbers_kept():  # the notebook's own, of which the next launch takes its seed
-                worker.run_core(self.task, Cpu(0, 1, None), send, cores=[])
+                worker.run_core(self.task, Cpu(0, 1, None), send, [], self.topology.world_size)
         finally:
             self.ended = time.monotonic()
         failure = self.failures.first()
