@@ -74,14 +74,6 @@ def whole_number(name: str, value, least: int) -> int | None:
         number = None
     if number is None or isinstance(value, bool) or number < least:
         raise WrongValue(
-            f"{name} is a whole number, {least} or more, got {value!r}", fix=f"{name}={_near(value, least)}"
+            f"{name} is a whole number, {least} or more, got {value!r}", fix=f"one whole number, such as {name}=8"
         )
     return number
-
-
-def _near(value, least: int) -> int:
-    """Return the whole number that was meant: of (224, 224), "224" and 224.0 it is 224."""
-    try:
-        return max(least, int(value[0] if isinstance(value, tuple | list) else value))
-    except (TypeError, ValueError, IndexError, OverflowError):
-        return least

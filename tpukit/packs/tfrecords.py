@@ -196,14 +196,6 @@ def _length(head: bytes, position: _Position) -> int:
     if number > 0:
         problem = f"{file} is damaged where record {number} begins, at byte {offset:,}"
         raise _damaged(problem, "the checksum of its length does not fit")
-    # A file of zlib begins so: the first two bytes, as a number, are a multiple of 31.
-    if head[0] == 0x78 and int.from_bytes(head[:2]) % 31 == 0:
-        decompress = "zlib.decompress(open(file, 'rb').read())"
-        raise SystemFailed(
-            f"{file} is compressed with zlib, which is not read here",
-            found=f"it begins with {head[:2]!r}",
-            fix=f"decompress it: open(new, 'wb').write({decompress})",
-        )
     evidence = f"{head!r}, which begin no record: the checksum of its length does not fit"
     raise _damaged(f"{file} is no TFRecord file, or is damaged at its start", evidence)
 

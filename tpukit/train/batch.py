@@ -91,16 +91,10 @@ def call(model, inputs: object) -> object:
         raise WrongType(
             f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name",
             found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
-            fix=f"leave it out of the dataset, or prepare=lambda inputs: {{{_first(inputs, parameters)}}}",
+            fix="leave it out of the dataset, or pass what forward takes: "
+            'prepare=lambda inputs: {"image": inputs["image"]}',
         )
     return model(**{name: value for name, value in inputs.items() if name in parameters})
-
-
-def _first(inputs: Mapping, parameters: Mapping) -> str:
-    """Return how a mapping for the model's first argument is written."""
-    name = next(iter(parameters), "name")
-    source = name if name in inputs else next(iter(inputs))
-    return f'"{name}": inputs["{source}"]'
 
 
 def _check_tensors(batch: object) -> None:

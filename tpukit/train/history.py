@@ -64,9 +64,7 @@ class History:
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where a state was saved."""
-        # Rows of an earlier tpukit have no seconds, and a rate of one core: they keep their place and weigh nothing.
-        self.intervals = [{"seconds": 0.0, **row} for row in state["intervals"]]
-        self.epochs, self.best = state["epochs"], state["best"]
+        self.intervals, self.epochs, self.best = state["intervals"], state["epochs"], state["best"]
 
     def __repr__(self) -> str:
         return "\n".join([self._table("to_string"), *self._notes()]).strip() or "History: no steps yet"

@@ -96,8 +96,7 @@ class StepLosses:
 
     def load_state_dict(self, state: dict) -> None:
         """Continue where a state was saved."""
-        self._since_log, self._intervals = state["since_log"], state["intervals"]
-        self.lr = state.get("lr", math.nan)  # checkpoints of an earlier tpukit have none
+        self._since_log, self._intervals, self.lr = state["since_log"], state["intervals"], state["lr"]
 
 
 def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None) -> NotFinite:

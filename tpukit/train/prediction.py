@@ -97,10 +97,7 @@ def host_steps(
             inputs, targets = split(batch)
             outputs = forward(core, model, prepare(inputs) if prepare else inputs, bf16=bf16)
             # Of every step, though only the last has padding: a cut in one step would be one more graph.
-            if isinstance(outputs, torch.Tensor) and isinstance(targets, torch.Tensor):
-                waiting.append((rows(outputs), rows(targets)))  # the usual case: tree_map takes 10 microseconds
-            else:
-                waiting.append(tree.tree_map(rows, (outputs, targets)))
+            waiting.append(tree.tree_map(rows, (outputs, targets)))
         if between_steps:
             between_steps()
         if len(waiting) == 1:

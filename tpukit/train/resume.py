@@ -148,8 +148,8 @@ class RunState:
                 f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}",
                 fix="another folder, or remove that one; resume=True continues from there",
             )
-        # Of another kernel, whose generator nobody seeded, the seed is another one; checkpoints of 0.1.0 have none.
-        self._core.seed_of_launch = checkpoint.state.get("seed", self._core.seed_of_launch)
+        # Of another kernel, whose generator nobody seeded, the seed is another one.
+        self._core.seed_of_launch = checkpoint.state["seed"]
         before = _settings(self._parts["optimizer"])
         for name, part in self._parts.items():
             if part is None or checkpoint.state.get(name) is None:

@@ -163,7 +163,7 @@ def _(folder):
     )
 
 
-@fixes("batches: the state is {} samples into an epoch {}; here it is {}")
+@fixes("batches: the state is {} samples into an epoch that was divided in another way")
 def _(folder):
     def begun(**options):
         batches = core.batches(range(16), **options)
@@ -351,7 +351,7 @@ def _(folder):
     loader = DataLoader(TensorDataset(torch.arange(2)), batch_size=4, sampler=sampler)
 
     def mended(fix):
-        drawn = does(fix.rpartition("behind: ")[2], loader=loader)
+        drawn = does(fix.rpartition("not used: ")[2], loader=loader)
         assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(drawn, batch_size=4)))
 
     return lambda: core.batches(loader, batch_size=4), mended
@@ -361,7 +361,7 @@ def _(folder):
 def _(folder):
     loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4, shuffle=True, drop_last=True)
     return lambda: core.batches(loader, batch_size=4), lambda fix: all_of(
-        does(fix.rpartition(", samples")[0], loader=loader)
+        does(fix.partition(", samples")[0], loader=loader)
     )
 
 

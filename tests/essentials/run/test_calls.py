@@ -59,39 +59,31 @@ def test_what_is_meant_for_the_function_is_still_passed_on():
 
 
 @pytest.mark.parametrize(
-    ("fn", "args", "said", "fixed"),
+    ("fn", "args", "said"),
     [
-        (no_core, (), "no_core() cannot be called with (core): too many", "def no_core(core)"),
-        (no_core_but_config, (3,), "cannot be called with (core, int)", "def no_core_but_config(core, config)"),
-        (no_core, (3,), "cannot be called with (core, int)", "def no_core(core, config)"),
-        (no_core, (3, 4), "cannot be called with (core, int, int)", "def no_core(core, *others)"),
-        (lambda core: 1, (3,), "cannot be called", "def <lambda>(core, config)"),
+        (no_core, (), "no_core() cannot be called with (core): too many"),
+        (no_core_but_config, (3,), "cannot be called with (core, int)"),
+        (no_core, (3, 4), "cannot be called with (core, int, int)"),
+        (two_settings, (3,), "missing a required argument: 'rate'"),
+        (rate_by_keyword, (), "missing a required argument: 'rate'"),
+        (lambda core: 1, (3,), "cannot be called"),
     ],
 )
-def test_a_function_without_core_is_told_before_anything_is_forked(fn, args, said, fixed):
+def test_a_call_that_does_not_fit_is_refused_before_anything_is_forked(fn, args, said):
     with pytest.raises(WrongType, match=re.escape(said)) as error:
         launch(fn, *args)
-    assert of_fix(error) == fixed
-    there = {}
-    exec(fixed.replace("<lambda>", "corrected") + ": return 1", there)
-    assert launch(*[one for name, one in there.items() if name != "__builtins__"], *args).results == [1, 1]
+    assert error.value.fix.startswith(f"def {fn.__name__}(core, ...): ")
 
 
-def test_an_argument_that_is_missing_is_named():
-    with pytest.raises(WrongType, match="missing a required argument: 'rate'") as error:
-        launch(two_settings, 3)
-    assert of_fix(error) == "launch(functools.partial(two_settings, rate=...), ...)"
-    assert launch(functools.partial(two_settings, rate=4), 3).results == [(3, 4)] * 2
+def test_a_call_that_fits_as_the_fix_says_runs():
+    assert launch(train, 3).results == [3, 3]
     assert launch(two_settings, 3, 4).results == [(3, 4)] * 2
-    with pytest.raises(WrongType, match="rate") as error:
-        launch(rate_by_keyword)
-    assert of_fix(error) == "launch(functools.partial(rate_by_keyword, rate=...), ...)"
+    assert launch(functools.partial(rate_by_keyword, rate=0.1)).results == [0.1, 0.1]
 
 
 def test_jobs_are_told_the_same():
-    with pytest.raises(WrongType) as error:
+    with pytest.raises(WrongType, match=r"cannot be called with \(core, int\)"):
         tpukit.launch_each(no_core, [1, 2], progress="off")
-    assert of_fix(error) == "def no_core(core, config)"
     jobs = tpukit.launch_each(train, [1, 2], cores=1, backend="cpu", progress="off")
     assert [run.results for run in jobs.runs] == [[1], [2]]
 

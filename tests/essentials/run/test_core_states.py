@@ -116,17 +116,6 @@ def test_cores_have_a_line_each_only_where_they_differ():
     ]
 
 
-def test_a_core_that_is_behind_or_takes_more_memory_is_shown():
-    states = run({0: (200, None, None), 1: (100, None, None)})
-    assert states.rows() == [("core 0", "working"), ("core 1", "behind, at 50% of the first")]
-    states = run({0: (200, None, None), 1: (200, None, None), 2: (200, None, None)})
-    for rank, grown in enumerate((2 * 2**30, 2 * 2**30, 5 * 2**30)):
-        states.memory(rank, grown)
-    states.rows()
-    states._clock.now += 3
-    assert states.rows()[2] == ("core 2", "5.0 GiB of memory, others 2.0 GiB")
-
-
 def test_a_difference_of_a_moment_is_not_shown():
     assert run({0: (1, None, FIRST), 1: (1, None, None)}, 2).rows() == []
 

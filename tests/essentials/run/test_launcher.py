@@ -676,3 +676,23 @@ def test_what_every_workers_first_optimizer_imports_is_there_before_the_fork():
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "[True]" in ran.stdout, ran.stderr
+
+
+def test_the_core_that_grew_most_is_named_and_what_is_shared_or_mapped_does_not_count(tmp_path):
+    """No heartbeat comes in this run: what is held for a moment only is in the peak that the system keeps."""
+    shared = numpy.ones(80 * 2**20 // 8)
+    file = tmp_path / "cache.npy"
+    numpy.save(file, shared)
+
+    kept = []  # until the process ends, as a dataset is
+
+    def work(core):
+        kept.append(numpy.load(file, mmap_mode="r") if core.rank == 2 else shared)
+        own = numpy.ones(60 * 2**20 // 8) if core.rank == 1 else shared[:1]
+        return float(kept[0].sum() + own.sum())
+
+    run = launch(work, cores=3, backend="cpu", progress="off", heartbeat=600)
+    assert len(run.grown) == 3
+    assert "core 1 grew most, by " in repr(run)
+    assert 50 * 2**20 < run.grown[1] < 100 * 2**20
+    assert max(run.grown[0], run.grown[2]) < 30 * 2**20

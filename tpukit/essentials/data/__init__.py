@@ -13,11 +13,11 @@ from tpukit.essentials.data.seeding import (
     seed_in_turn,
     seeded_in_turn,
 )
-from tpukit.essentials.data.shared_state import refuse_shared, remember, seen_by
+from tpukit.essentials.data.shared_state import refuse_shared, remember
 from tpukit.essentials.data.sources import BatchSource, MapDataset, inside, only_iterates, refuse_loader, split_masks
 
 __all__ = [
     "BatchSource", "Batches", "MapDataset", "ShardedSampler", "TURN", "collate", "host_numbers",
     "inside", "iterate_loader", "numbers_kept", "only_iterates", "put_back", "refuse_loader",
-    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "seen_by", "split_masks",
+    "refuse_shared", "remember", "run_ahead", "seed_host", "seed_in_turn", "seeded_in_turn", "split_masks",
 ]  # fmt: skip

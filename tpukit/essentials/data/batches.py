@@ -164,10 +164,11 @@ class Batches:
     def state_dict(self) -> dict:
         """Return the position in the data; batches that are prepared but not yet received do not count."""
         sampler, done = self.sampler, {"epoch": self.epoch, "samples": self._done, "seed": self._seed}
-        layout = None if sampler.shuffle else [sampler.world_size, sampler.batch_size, sampler.drop_last]
+        layout = {"cores": sampler.world_size, "batch_size": sampler.batch_size, "drop_last": sampler.drop_last}
         if self.buckets is not None:
-            layout = [sampler.world_size, sampler.batch_size, sampler.drop_last, sampler.shuffle]
-            layout += [list(sampler.lengths), sampler.checksum()]
+            layout |= {"shuffle": sampler.shuffle, "buckets": list(sampler.lengths), "lengths": sampler.checksum()}
+        elif sampler.shuffle:
+            layout = {"shuffle": True}
         return {**done, "count": sampler.count, "layout": layout}
 
     def end_epoch(self) -> None:
@@ -195,15 +196,11 @@ class Batches:
             )
         saved, here = state["layout"], self.state_dict()["layout"]
         if 0 < state["samples"] < state["count"] and saved != here:
-            was = f"{_order(saved)}, on {_in_words(*saved)}" if saved else "that was shuffled"
-            now = f"on {_in_words(*here)}" if saved and here else _order(here) if here else "shuffled"
-            same = "cores, batch size, drop_last and order" if len(here or saved) == 3 else "all of these, and lengths,"
             raise WrongValue(
-                f"the state is {state['samples']} samples into an epoch {was}; here it is {now}",
-                fix=(
-                    f"use the same {same} as when it was saved; with shuffle=True from the start, and no buckets, "
-                    "cores and batch size may change"
-                ),
+                f"the state is {state['samples']} samples into an epoch that was divided in another way",
+                found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
+                fix="the same values as when it was saved; with shuffle=True from the start, and no buckets, cores and "
+                "batch size may change",
             )
         self.epoch, self._done, self._seed = state["epoch"], state["samples"], state["seed"]
         if not self.sampler.steps(self._done):  # saved after the last batch: what remains is the next epoch
@@ -280,14 +277,8 @@ def _with_mask(batch: object, real) -> object:
     return (*batch, real) if isinstance(batch, list | tuple) else (batch, real)
 
 
-def _in_words(world_size: int, batch_size: int, drop_last: bool, shuffle: bool = False, lengths=(), checksum=0) -> str:
-    cores = "1 core" if world_size == 1 else f"{world_size} cores"
-    buckets = f", {'shuffled' if shuffle else 'in order'}, buckets {lengths}, samples' lengths {checksum:08x}"
-    return f"{cores} with batches of {batch_size}{', drop_last' * drop_last}{buckets if lengths else ''}"
-
-
-def _order(layout: list) -> str:
-    return "in order" if len(layout) == 3 else "by length"
+def _in_words(layout: Mapping[str, object]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in layout.items())
 
 
 def _with_dicts(batch: object) -> object:

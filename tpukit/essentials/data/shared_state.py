@@ -29,10 +29,10 @@ _FIXES = {
 def remember(fn, args: tuple) -> None:
     """Note in the kernel, before it forks, what a worker function gets of this kind: arguments, what its code names."""
     _BEFORE.clear()
-    _BEFORE.update(id(held) for value in (*args, *seen_by(fn)) for _, _, held in _held(value, "", _DEPTH, set()))
+    _BEFORE.update(id(held) for value in (*args, *_seen_by(fn)) for _, _, held in _held(value, "", _DEPTH, set()))
 
 
-def seen_by(fn) -> Iterator[object]:
+def _seen_by(fn) -> Iterator[object]:
     """Yield what a function gets beside its arguments: what it encloses, the globals that its code names."""
     while isinstance(fn, functools.partial):
         yield from (*fn.args, *fn.keywords.values())

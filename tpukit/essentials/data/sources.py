@@ -107,25 +107,15 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
             fix="of a table, torch.utils.data.TensorDataset(torch.tensor(table[inputs].to_numpy()), torch.tensor(...))"
             "; of a dict of tensors, TensorDataset(*tensors.values())",
         )
-    if not any(kind.__name__.endswith("DataLoader") for kind in type(dataset).__mro__):
-        return
-    samples = getattr(dataset, "dataset", None)
-    options = ["loader.dataset", f"batch_size={getattr(dataset, 'batch_size', None) or batch_size}"]
-    if only_iterates(samples):
-        options.append("steps=1000")
-    else:
-        options += ["shuffle=True"] * (type(getattr(dataset, "sampler", None)).__name__ == "RandomSampler")
-        options += ["drop_last=True"] * bool(getattr(dataset, "drop_last", False))
-    collate = getattr(getattr(dataset, "collate_fn", None), "__name__", "default_collate")
-    is_torchs = collate in ("default_collate", "default_convert")
-    padded = "" if is_torchs else f"; its {collate} stays behind: buckets= pads, the dataset does the rest"
-    sampler = type(getattr(dataset, "sampler", None)).__name__
-    if sampler not in ("SequentialSampler", "RandomSampler", "_InfiniteConstantSampler", "DistributedSampler"):
-        padded += f"; its {sampler} stays behind: torch.utils.data.Subset(loader.dataset, list(loader.sampler))"
-    raise WrongType(
-        f"a {type(dataset).__name__} holds batches already, and core.batches makes each core's own of samples",
-        fix=f"core.batches({', '.join(options)}), samples a core and step{padded}",
-    )
+    if any(kind.__name__.endswith("DataLoader") for kind in type(dataset).__mro__):
+        size = getattr(dataset, "batch_size", None) or batch_size
+        raise WrongType(
+            f"a {type(dataset).__name__} holds batches already, and core.batches makes each core's own of samples",
+            fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with shuffle= and "
+            "drop_last= as the loader has them, and with steps= if its dataset can only be read in order;"
+            "\nits collate_fn is not used: buckets= pads, and the dataset does the rest;"
+            "\nits sampler is not used: torch.utils.data.Subset(loader.dataset, list(loader.sampler))",
+        )
 
 
 def _stands_for_getitem(dataset: object, method: str) -> bool:

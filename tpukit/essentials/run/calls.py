@@ -38,24 +38,9 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         called = f"core{', ' * bool(args)}{', '.join(type(one).__name__ for one in args)}"
         raise WrongType(
             f"{_name(fn)}{signature} cannot be called with ({called}): {error}",
-            fix=_a_call_that_fits(fn, signature, args),
+            fix=f"def {_name(fn)}(core, ...): a worker function takes its core first, then what follows it in launch; "
+            f"what it takes by keyword, functools.partial({_name(fn)}, rate=0.1)",
         ) from None
-
-
-def _a_call_that_fits(fn: Callable, signature: inspect.Signature, args: tuple) -> str:
-    name, every = _name(fn), signature.parameters.values()
-    takes = [one.name for one in every if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    if len(takes) <= len(args):
-        others = takes[takes[:1] == ["core"] :]
-        others += ["config"] * (len(others) == 0 and len(args) == 1) or ["*others"] * (len(others) < len(args))
-        return (
-            f"def {name}({', '.join(['core', *others])}): a worker function takes its core first, then what follows it"
-        )
-    given = {None, *takes[: 1 + len(args)]}
-    left = [
-        one.name for one in every if one.name not in given and one.default is one.empty and one.kind != one.VAR_KEYWORD
-    ]
-    return f"launch(functools.partial({name}, {', '.join(f'{one}=...' for one in left)}), ...), or pass it after {name}"
 
 
 def refuse_options(fn: Callable, unknown: dict, launch: Callable) -> None:

@@ -5,15 +5,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from tpukit.essentials.backends import Compiling
-from tpukit.essentials.show import duration, human_size
+from tpukit.essentials.show import duration
 
 # A step, an exchange or a batch of less is no news; a compile is, as soon as a heartbeat tells of it.
 _QUIET_SECONDS, _COMPILE_SECONDS = 2.0, 0.5
 _SILENT_SECONDS = 10.0  # without a step, a message or a word on why
 _HEARTBEATS_MISSED = 5
 _MOST_ROWS = 16  # of cores
-_BEHIND, _BEHIND_COUNT = 0.8, 20  # of what the first core has done, and by how much at least
-_MORE_MEMORY, _MORE_BYTES = 1.5, 2**30  # than the core in the middle, and by how much at least
 
 
 @dataclass
@@ -36,7 +34,6 @@ class CoreStates:
         self._began = clock()
         self._states: dict[int, CoreState] = {}
         self._compiled: dict[int, Compiling] = {}  # that was over before it was said to be
-        self._memory: dict[int, int] = {}
         self._differ_since: float | None = None
 
     def started(self, rank: int) -> None:
@@ -55,10 +52,6 @@ class CoreStates:
                 doing = None
         same = (last.activity, last.waiting, last.doing) == (activity, waiting, doing)
         self._states[rank] = CoreState(activity, waiting, doing, last.since if same else now, now)
-
-    def memory(self, rank: int, grown: int) -> None:
-        """Note by how many bytes the process of a core has grown."""
-        self._memory[rank] = grown
 
     def words(self, returned: Collection[int] = ()) -> str:
         """Return in one line why nothing moves; "" where something does."""
@@ -94,7 +87,7 @@ class CoreStates:
         return f"no step and no message for {duration(seconds)}" if seconds > _SILENT_SECONDS else ""
 
     def rows(self, returned: Collection[int] = ()) -> list[tuple[str, str]]:
-        """Return (core, what it does) for each core if one of them does something else, is behind or takes more.
+        """Return (core, what it does) for each core if one of them does something else.
 
         Call it often: what differs for a moment only, between two heartbeats, is not told.
         """
@@ -104,26 +97,17 @@ class CoreStates:
         return rows if rows and now - self._differ_since > _QUIET_SECONDS else []
 
     def _rows(self, ranks: Sequence[int], returned: Collection[int], now: float) -> list[tuple[str, str]]:
-        words = {rank: [] if rank in returned else self._about(rank, now) for rank in ranks}
-        if len({tuple(_kind(part) for part in found) for found in words.values()}) < 2:
+        words = {rank: "" if rank in returned else self._about(rank, now) for rank in ranks}
+        if len({_kind(found) for found in words.values()}) < 2:
             return []
         shown = ranks if len(ranks) <= _MOST_ROWS else [rank for rank in ranks if words[rank]][:_MOST_ROWS]
         others = {rank: "done" if rank in returned else "working" for rank in shown}
-        return [(f"core {rank}", ", ".join(words[rank]) or others[rank]) for rank in shown]
+        return [(f"core {rank}", words[rank] or others[rank]) for rank in shown]
 
-    def _about(self, rank: int, now: float) -> list[str]:
-        """Return what there is to say of a core: what holds it up, that it is behind, that it takes more memory."""
-        state, found = self._states[rank], []
-        if (self._quiet(rank, now) > _QUIET_SECONDS or self._compiles(rank, now)) and (doing := self._doing(rank, now)):
-            found.append(doing)
-        furthest = max(one.activity for one in self._states.values())
-        if state.activity < _BEHIND * furthest and furthest - state.activity >= _BEHIND_COUNT:
-            found.append(f"behind, at {state.activity / furthest:.0%} of the first")
-        grown, sizes = self._memory.get(rank, 0), sorted(self._memory.get(one, 0) for one in self._states)
-        usual = sizes[(len(sizes) - 1) // 2]
-        if grown > _MORE_MEMORY * usual and grown - usual > _MORE_BYTES:
-            found.append(f"{human_size(grown)} of memory, others {human_size(usual)}")
-        return found
+    def _about(self, rank: int, now: float) -> str:
+        """Return what holds a core up; "" for nothing."""
+        is_held_up = self._quiet(rank, now) > _QUIET_SECONDS or self._compiles(rank, now)
+        return self._doing(rank, now) if is_held_up else ""
 
     def _compiles(self, rank: int, now: float) -> bool:
         state = self._states[rank]

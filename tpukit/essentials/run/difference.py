@@ -1,6 +1,6 @@
 """What is said of something that differs between cores: what it is, on which, since when, and the most likely fix."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from tpukit.essentials.show import Explained, first_few
 
@@ -28,7 +28,8 @@ _CAUSES = {
     ),
     "weights": (
         "core.optimizer_step(optimizer) in every step; and no weights that forward sets from this core's own batch "
-        "(start values from the first batch: make them before core.model), nor any that are drawn at random after it"
+        "(start values from the first batch: make them before core.model; Embedding(max_norm=...): leave max_norm "
+        "out), nor any that are drawn at random after it"
     ),
     "buffers": (
         "a float buffer, which is averaged over the cores; or the same change on every core, with "
@@ -42,15 +43,12 @@ class Differs(Explained, ValueError):
     """Something that may not differ between the cores does; the message names it, the cores, and since when."""
 
 
-def difference(
-    when: str, everyone: list[dict], *, before: str | None = None, modules: Iterable = (), from_core: bool = True
-) -> Differs:
+def difference(when: str, everyone: list[dict], *, before: str | None = None, from_core: bool = True) -> Differs:
     """Make the error for what each core holds, by rank: by group, short values by name.
 
     Args:
         when: the name of the check that found it.
         before: the name of the last check that the same passed.
-        modules: what was compared, to look for a cause.
         from_core: whether it came from `core.model`.
     """
     groups = [group for group in GROUPS if any(one.get(group) != everyone[0].get(group) for one in everyone)]
@@ -58,11 +56,6 @@ def difference(
     found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
     first = (groups or ["model"])[0]
     fix = _CAUSES[first] if before or from_core or first != "weights" else _UNLIKE
-    if first == "weights" and (names := _with_max_norm(modules)):
-        fix = (
-            f"{first_few(names, 3)} is an Embedding(max_norm=...), which changes weights in forward, by this core's "
-            "samples alone: leave max_norm out"
-        )
     return Differs(f"{_FACTS[first]} ({when})", found="\n".join(found), fix=fix)
 
 
@@ -89,8 +82,3 @@ def _by_value(values: list[str]) -> dict[str, list[int]]:
 
 def _cores(ranks: list[int]) -> str:
     return f"core {ranks[0]}" if len(ranks) == 1 else "cores " + first_few(ranks, 8)
-
-
-def _with_max_norm(modules: Iterable) -> list[str]:
-    parts = [part for one in modules if hasattr(one, "named_modules") for part in one.named_modules()]
-    return [name for name, part in parts if getattr(part, "max_norm", None) is not None]

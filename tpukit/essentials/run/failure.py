@@ -152,7 +152,10 @@ def process_ended(rank: int, exitcode: int, *, started: bool, memory: int | None
         when = 0.0  # no core's failure kills another: it was the first, even if a busy kernel sees it last
         seen = f"; at its last word it had used {memory / 2**20:,.0f} MiB" if memory else ""
         what = f"was killed by SIGKILL, which is what happens where host memory runs out{seen}"
-        fix = "a smaller batch_size, fewer DataLoader workers, or a dataset that is read from disk, not held in memory"
+        fix = (
+            "a smaller batch_size, fewer cores= or DataLoader workers, or a dataset that is read from disk, "
+            "not held in memory"
+        )
     elif exitcode < 0:
         what = f"was killed by {_signal_name(-exitcode)}" + " before its device was up" * (not started)
         fix = "a native library ended it; see what it printed last" if started else _fix_of_a_start(last_output)

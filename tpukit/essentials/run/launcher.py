@@ -9,7 +9,6 @@ from tpukit.essentials.backends import Hosts, Topology, runtimes
 from tpukit.essentials.machine import Folders, Host, folders_of, wait_for_chips
 from tpukit.essentials.run.calls import refuse_call, refuse_options
 from tpukit.essentials.run.failure import Failure, message
-from tpukit.essentials.run.host_memory import memory_warning
 from tpukit.essentials.run.same import apart
 from tpukit.essentials.run.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
 from tpukit.essentials.run.topology import (
@@ -17,7 +16,6 @@ from tpukit.essentials.run.topology import (
     choose_topology,
     refuse_if_in_use,
     refuse_one_process_variables,
-    why_this_package,
 )
 from tpukit.essentials.run.watchdog import Limits
 from tpukit.essentials.run.worker import Task, seed_of
@@ -237,10 +235,6 @@ def launch(
                     who = f"{topology.device} of one process stand"
                 note = runtimes()[topology.backend].note
                 display.line(f"a rehearsal: {who} in for TPU cores{note}")
-            if backend is None and (chosen := why_this_package(host, topology)):
-                display.line(chosen)
-            if topology.processes and (warning := memory_warning(fn, args, topology)):
-                display.line(warning)
             if topology.cores > topology.processes > 0:
                 display.line(
                     "cores that share a chip share the host's random numbers: those of the device and of datasets in "

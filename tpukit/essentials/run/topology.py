@@ -55,19 +55,6 @@ def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topol
     return runtime.topology(host, cores)
 
 
-def why_this_package(host: Host, topology: Topology) -> str | None:
-    """Return which of torch_xla and torch_tpu a run on chips takes, and why; None where not both are installed."""
-    both = {"xla": "torch_xla", "torch_tpu": "torch_tpu"}
-    there = {backend: package for backend, package in both.items() if host.versions.get(package)}
-    if len(there) < 2 or topology.backend not in there:
-        return None
-    (other,) = there.keys() - {topology.backend}
-    return (
-        f"{there[topology.backend]} drives the chips: of the two that are installed it goes with torch "
-        f"{host.versions['torch']}; backend={other!r} asks for {there[other]}"
-    )
-
-
 def choose_device(host: Host, device: int, cores: int | None, backend: str | None) -> Topology:
     """Return a run of one process on the one chip or GPU of that number; a CPU process stands in for it.
 

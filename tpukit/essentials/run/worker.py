@@ -169,7 +169,8 @@ def _not_one_run(core: Core, world_size: int) -> Failed:
     return Failed(
         f"the devices did not become one run: {core.world_size} of its {world_size} cores are joined here",
         found=f"this is rank {core.rank} of {core.world_size} by {type(core.backend).__name__}; {', '.join(left)}",
-        fix="the environment of a run on all chips: restart the kernel without variables meant for one process",
+        fix="the environment of a run on all chips: restart the kernel without variables meant for one process;\n"
+        "of several hosts, those of one slice, each with TPU_WORKER_HOSTNAMES, TPU_WORKER_ID and TPU_HOST_BOUNDS",
     )
 
 

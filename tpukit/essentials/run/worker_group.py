@@ -171,7 +171,6 @@ class WorkerGroup:
                 self.memory[rank] = max(peak, self.memory.get(rank, 0))
                 first = self._first_memory.setdefault(rank, own)
                 self.grown[rank] = max(most - first, self.grown.get(rank, 0))
-                self.states.memory(rank, own - first)
             case ("failed", failure):
                 self.failures.add(failure)
             case ("log", _, rows):
@@ -318,7 +317,7 @@ class InProcessGroup(WorkerGroup):
 
         try:
             with numbers_kept():  # the notebook's own, of which the next launch takes its seed
-                worker.run_core(self.task, Cpu(0, 1, None), send, cores=[])
+                worker.run_core(self.task, Cpu(0, 1, None), send, [], self.topology.world_size)
         finally:
             self.ended = time.monotonic()
         failure = self.failures.first()
