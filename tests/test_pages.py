@@ -26,6 +26,7 @@ PASSED_ON = {
     "launch_each": "the same",
     "_run": "the same",
     "read": "what a dataset of the reader's own raised",
+    "read_one": "the same",
     "__getitem__": "what was told when the file was packed",
     "watch": "what the cloud says of a job",
 }

@@ -36,7 +36,9 @@ class CloudTools:
         self.bin.mkdir(parents=True)
         for name in _TOOLS:
             program = self.bin / name
-            program.write_text(f"#!{sys.executable} -I\n{_PROGRAM.format(file=str(HERE), name=name)}")
+            # A `#!` line cannot name a path with a blank, so the shell starts Python.
+            python = [sys.executable, "-I", "-c", _PROGRAM.format(file=str(HERE), name=name)]
+            program.write_text(f'#!/bin/sh\nexec {shlex.join(python)} "$@"\n')
             program.chmod(0o755)
         self.cloud = VertexStandIn(self.folder / "buckets")
 
