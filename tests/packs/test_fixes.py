@@ -338,8 +338,9 @@ def test_the_fixes_work_for_caches():
         build_cache("pack", size=16)
     build_cache(fix.code(".*", folder="pack"), size=16)
 
-    with fixes("build_pixel_cache: size is the height and width in pixels, got {}") as fix:
-        build_cache(made, size=None)
+    for size in (0, -1, 12.5, True, None):
+        with fixes("build_pixel_cache: size is the height and width in pixels, got {}") as fix:
+            build_cache(made, size=size)
     fix.run(f"build_cache(made, {fix.text}, folder='small')", made=quietly(items(), size=128))
 
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
@@ -1137,8 +1138,10 @@ def test_the_fixes_work_for_stored_images_that_are_asked_for():
     for call in re.findall(r"[\w.]+\([\w, ]*indices\)", fix.text):
         assert len(fix.run(call, images=made, indices=indices)) == 2
 
-    with fixes("stored_images: take writes {} uint8, and out is {} {}") as fix:
-        made.take([0], out=np.empty(3))
+    wrong = [((3,), np.uint8), ((2, 16, 16, 3), np.uint8), ((1, 16, 16, 3), np.float32)]
+    for shape, dtype in wrong:
+        with fixes("stored_images: take writes {} uint8, and out is {} {}") as fix:
+            made.take([0], out=np.empty(shape, dtype))
     made.take([0], out=fix.code(r"(?<=out=).*?(?=, or)"))
     made.take([0])
 
@@ -1273,9 +1276,10 @@ def test_the_fixes_work_for_tfrecord_files():
         list(read_tfrecords(["b.tfrec", "a.tfrec"]))
     read()
 
-    file.write_bytes(zlib.compress(whole))
-    with fixes("tfrecords: {} is compressed with zlib, which is not read here") as fix:
-        read()
+    for level in (1, 6, 9):
+        file.write_bytes(zlib.compress(whole, level))
+        with fixes("tfrecords: {} is compressed with zlib, which is not read here") as fix:
+            read()
     fix.code(r"(?<=: ).*", open=open_closed, file="a.tfrec", new="new.tfrec")
     list(read_tfrecords("new.tfrec"))
 

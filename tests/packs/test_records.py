@@ -21,6 +21,8 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
+from helpers.files import contents, flip, mounted  # noqa: E402
+
 from tpukit.packs.checked_files import seal, unseal  # noqa: E402
 from tpukit.packs.packing import pack  # noqa: E402
 from tpukit.packs.records import PackFolder, Records  # noqa: E402
@@ -78,12 +80,6 @@ def pixels(table, tmp_path_factory):
 @pytest.fixture
 def copy(packed, tmp_path):
     return shutil.copytree(packed, tmp_path / "copy")
-
-
-def contents(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
-    }
 
 
 def shards(folder):
@@ -388,10 +384,7 @@ print("then", len(pack(images, disk / "str", size=256, shard=8, progress="off", 
 
 
 def test_a_full_disk_says_so_and_an_older_pack_stays_usable(images, tmp_path):
-    script = 'mount -t tmpfs -o size=5m tmpfs "$0" && exec "$@"'
-    tiny = ["unshare", "--mount", "sh", "-c", script, tmp_path]  # seen by that process alone
-    if not shutil.which("unshare") or subprocess.run([*tiny, "true"], capture_output=True).returncode:
-        pytest.skip("a tiny file system can only be mounted as root")
+    tiny = mounted(tmp_path, "size=5m")
     ran = subprocess.run([*tiny, sys.executable, "-c", FULL, images, tmp_path], cwd=KIT, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     lines = [line for line in ran.stdout.splitlines() if not line.startswith("pack: ")]
@@ -405,12 +398,6 @@ def test_a_full_disk_says_so_and_an_older_pack_stays_usable(images, tmp_path):
 
 def cut(file, share=0.7):
     os.truncate(file, int(file.stat().st_size * share))
-
-
-def flip(file, at=0.5):
-    data = bytearray(file.read_bytes())
-    data[int(len(data) * at)] ^= 1
-    file.write_bytes(data)
 
 
 def swap(one, other):

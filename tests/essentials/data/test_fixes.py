@@ -77,8 +77,9 @@ def test_the_fixes_work_for_images_and_labels_of_another_form():
 
 
 def test_the_fixes_work_for_options_of_augment():
-    with fixes("augment: outside is a class number, -256 to 255, got {}") as fix:
-        Augment(outside=300)
+    for outside in (256, -257, 1.0, True):
+        with fixes("augment: outside is a class number, -256 to 255, got {}") as fix:
+            Augment(outside=outside)
     for number in fix.text.split(", or "):
         Augment(outside=int(number))
 
@@ -169,8 +170,9 @@ def test_the_fixes_work_for_numbers_of_batches():
     for option in fix.text.split(", or "):
         all_of(six(**fix.run(f"dict({option})")))
 
-    with fixes("batches: batch_size is the number of samples per core and step, ...") as fix:
-        core.batches(range(8), batch_size=0)
+    for dataset, options in ((Stream(), {"steps": 2}), (range(8), {})):
+        with fixes("batches: batch_size is the number of samples per core and step, ...") as fix:
+            core.batches(dataset, batch_size=0, **options)
     all_of(fix.run(f"core.batches(range(8), {fix.text})"))
 
     with fixes("batches: threads is 1 or more and workers 0 or more, got threads={}, ...") as fix:
@@ -199,8 +201,9 @@ class Matrices(Texts):
 
 
 def test_the_fixes_work_for_what_fills_samples_up():
-    with fixes("buckets: which parts of a sample vary in length has to be said, and ...") as fix:
-        padded(pad=None)
+    for pad in ({"words": 0}, None):
+        with fixes("buckets: which parts of a sample vary in length has to be said, ...") as fix:
+            padded(pad=pad)
     made = fix.code(r"^.*?(?=, without)")
     padded(pad=made.pad, lengths=made.lengths)
 
@@ -218,8 +221,9 @@ def test_the_fixes_work_for_what_fills_samples_up():
 
 
 def test_the_fixes_work_for_lengths():
-    with fixes("buckets: buckets are lengths in ascending order, at least 1, got {}") as fix:
-        Buckets((8, 4))
+    for lengths in ((), (0, 4), (8, 4)):
+        with fixes("buckets: buckets are lengths in ascending order, at least 1, got {}") as fix:
+            Buckets(lengths)
     Buckets(fix.code(r"(?<=buckets=).*"))
 
     with fixes("buckets: sample {} has length {}, and the largest bucket is {}{}") as fix:
@@ -362,8 +366,9 @@ def test_the_fixes_work_for_streams():
         core.batches(range(8), steps=2, batch_size=2)
     all_of(core.batches(range(8), batch_size=2))
 
-    with fixes("streams: a stream comes in its own order, in full batches of one shape"):
-        core.batches(Stream(), steps=2, batch_size=2, shuffle=True)
+    for options in ({"shuffle": True}, {"mask": True}, {"buckets": (4,)}):
+        with fixes("streams: a stream comes in its own order, in full batches of one shape"):
+            core.batches(Stream(), steps=2, batch_size=2, **options)
     all_of(core.batches(Stream(), steps=2, batch_size=2))
 
 
@@ -374,8 +379,9 @@ def test_the_fixes_work_for_shares_of_a_stream():
 
         return all_of(core.batches(share, steps=2, batch_size=2, workers=workers))
 
-    with fixes("streams: share {} of {} of the stream holds no sample, so a core would ..."):
-        read()
+    for options in ({}, {"shards": 0, "workers": 0}):
+        with fixes("streams: share {} of {} of the stream holds no sample, so a core would ..."):
+            read(**options)
     read(workers=1)
     read(shards=2)
 
