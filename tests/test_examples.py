@@ -16,7 +16,7 @@ import numpy
 import pandas
 import pytest
 import torch
-from packs.test_tfrecords import example, framed
+from helpers.tfrecords import example, framed
 from PIL import Image
 
 import tpukit

@@ -8,7 +8,6 @@ import os
 import re
 import resource
 import shutil
-import struct
 import sys
 import zlib
 from pathlib import Path
@@ -22,6 +21,7 @@ import torch
 from helpers.fixes import Fixes
 from helpers.pictures import folder_of, picture, png_of
 from helpers.pictures import quietly as packed
+from helpers.tfrecords import example, write
 from one_process import in_this_process
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset
@@ -40,7 +40,6 @@ from tpukit.packs import (
     read_tfrecords,
     records,
     room,
-    tfrecords,
 )
 from tpukit.packs.splitting import split_by_group
 
@@ -1179,29 +1178,6 @@ def test_the_fixes_work_for_labels_put_in_place():
 # TFRecord files
 
 
-def example(**features):
-    """Return a tf.train.Example: bytes, whole numbers or fractions by name."""
-    made = tfrecords._example()()
-    for name, values in features.items():
-        values = values if isinstance(values, list) else [values]
-        kind = {bytes: "bytes_list", int: "int64_list", float: "float_list"}[type(values[0])]
-        getattr(made.features.feature[name], kind).value.extend(values)
-    return made.SerializeToString()
-
-
-def tfrecord(*records, name="a.tfrec"):
-    import google_crc32c
-
-    file = Path(name)
-    with file.open("wb") as written:
-        for data in records:
-            for part in (struct.pack("<Q", len(data)), data):
-                crc = google_crc32c.value(part)
-                masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-                written.write(part + struct.pack("<I", masked))
-    return file
-
-
 def read(**options):
     return list(read_tfrecords("a.tfrec", **options))
 
@@ -1247,7 +1223,7 @@ FEATURES = {
 @pytest.mark.parametrize("key", FEATURES)
 def test_the_fixes_work_for_features_of_tfrecord_files(key):
     features, refused, words, mended = FEATURES[key]
-    tfrecord(*(example(**one) for one in features))
+    write(Path("a.tfrec"), *(example(**one) for one in features))
     with fixes(key) as fix:
         read(**refused)
     assert words in fix
@@ -1255,7 +1231,7 @@ def test_the_fixes_work_for_features_of_tfrecord_files(key):
 
 
 def test_the_fixes_work_for_tfrecord_files():
-    file = tfrecord(example(image=b"x", target=1))
+    file = write(Path("a.tfrec"), example(image=b"x", target=1))
     whole = file.read_bytes()
     with fixes("tfrecords: read_tfrecords got no files") as fix:
         read_tfrecords([])
@@ -1271,7 +1247,7 @@ def test_the_fixes_work_for_tfrecord_files():
     file.write_bytes(whole)
     read()
 
-    tfrecord(b"\xff\xff\xff", name="b.tfrec")
+    write(Path("b.tfrec"), b"\xff\xff\xff")
     with fixes("tfrecords: {} is no tf.train.Example"):
         list(read_tfrecords(["b.tfrec", "a.tfrec"]))
     read()
