@@ -27,6 +27,7 @@ def mounted(folder, options, then=":"):
     """
     script = f'mount -t tmpfs -o {options} tmpfs "{folder}" && {then} && exec "$@"'
     command = ["unshare", "--mount", "sh", "-c", script, "sh"]
-    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
+    has_unshare = shutil.which("unshare") is not None
+    if not has_unshare or subprocess.run([*command, "true"], capture_output=True).returncode != 0:
         pytest.skip("mounting needs Linux and root")
     return command

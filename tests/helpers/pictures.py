@@ -4,6 +4,7 @@ import struct
 import zlib
 
 import numpy as np
+import pandas
 from PIL import Image
 
 from tpukit.packs import pack
@@ -20,6 +21,13 @@ def folder_of(path, *files):
         (path / file).parent.mkdir(parents=True, exist_ok=True)
         picture(number).save(path / file, {"jfif": "JPEG"}.get(file.rpartition(".")[2]))
     return path
+
+
+def table_of(count, folder, **columns):
+    """Return a table of so many pictures, which it writes into a folder."""
+    names = [f"{number}.png" for number in range(count)]
+    folder_of(folder, *names)
+    return pandas.DataFrame({"path": names, **columns})
 
 
 def png_of(width, height, bits, kind, rows):

@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Pixels:
-    """A source whose image `i` is `i` in every pixel. `asked` keeps what it was told to read ahead."""
+    """A source whose image `i` is `i` in every pixel. `asked` keeps the samples to read ahead."""
 
     shape = (2, 2, 3)
 

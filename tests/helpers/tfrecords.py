@@ -36,8 +36,10 @@ def feature(value) -> bytes:
 
 
 def example(**features) -> bytes:
-    entries = [field(1, field(1, name.encode()) + field(2, feature(value))) for name, value in features.items()]
-    return field(1, b"".join(entries))
+    entries = b""
+    for name, value in features.items():
+        entries += field(1, field(1, name.encode()) + field(2, feature(value)))
+    return field(1, entries)
 
 
 def write(file, *payloads: bytes):

@@ -18,9 +18,9 @@ import pandas
 import PIL.Image
 import pytest
 import torch
+from helpers import pictures
 from helpers.fixes import Fixes
 from helpers.pictures import folder_of, picture, png_of
-from helpers.pictures import quietly as packed
 from helpers.tfrecords import example, write
 from one_process import in_this_process
 from PIL import Image, ImageOps
@@ -55,7 +55,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 
 def quietly(source, folder=None, **options):
     """Make a pack in the folder of the call that was refused before, or in a new one."""
-    return packed(source, folder or next_folder(), **options)
+    return pictures.quietly(source, folder or next_folder(), **options)
 
 
 def next_folder():
@@ -97,9 +97,7 @@ def with_option(fix, option, source, **names):
 
 def table_of(count=4, **columns):
     """Return a table of pictures in this folder."""
-    names = [f"{number}.png" for number in range(count)]
-    folder_of(Path(), *names)
-    return pandas.DataFrame({"path": names, **columns})
+    return pictures.table_of(count, Path(), **columns)
 
 
 def items(count=4):

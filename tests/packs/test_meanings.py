@@ -10,7 +10,7 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from helpers.pictures import folder_of, picture, png_of, quietly
+from helpers.pictures import folder_of, picture, png_of, quietly, table_of
 from one_process import in_this_process
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
@@ -39,8 +39,7 @@ def note(orientation):
 def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_before_10(tmp_path):
     train = quietly(folder_of(tmp_path / "train", "0/a.png", "2/a.png", "10/a.png"), tmp_path / "a")
     assert train.classes == ["0", "2", "10"]
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "kind": [10, 2]})
+    table = table_of(2, tmp_path, kind=[10, 2])
     valid = quietly(table, tmp_path / "b", root=tmp_path, labels="kind", classes=train.classes)
     assert dict(zip(valid.rows.tolist(), valid.labels.tolist(), strict=True)) == {0: 2, 1: 1}
     grades = quietly(table, tmp_path / "c", root=tmp_path, labels="kind", classes=range(1, 11))
@@ -53,15 +52,13 @@ def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_befo
 
 @pytest.mark.parametrize("classes", [["dog", "Dog "], ["é", "é"], ["1", "01"], ["cat", "cat"]])
 def test_classes_that_look_alike_are_refused(tmp_path, classes):
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "kind": classes})
+    table = table_of(2, tmp_path, kind=classes)
     with pytest.raises(ValueError, match="look like one|names a class twice"):
         quietly(table, tmp_path / "pack", root=tmp_path, labels="kind", classes=classes)
 
 
 def test_a_categorical_column_has_classes_and_whole_numbers_are_asked_about(tmp_path, capsys):
-    folder_of(tmp_path, *(f"{number}.png" for number in range(6)))
-    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(6)], "grade": [0, 1, 2] * 2})
+    table = table_of(6, tmp_path, grade=[0, 1, 2] * 2)
     categorical = table.assign(grade=table.grade.astype("category"))
     assert quietly(categorical, tmp_path / "a", root=tmp_path, labels="grade").classes == ["0", "1", "2"]
     assert not quietly(table, tmp_path / "b", root=tmp_path, labels="grade").classes
@@ -100,8 +97,7 @@ def called(records):
 
 @pytest.mark.parametrize("kind", ["column", "categorical"])
 def test_true_and_false_are_called_so_whatever_the_order_of_the_classes(tmp_path, kind):
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "ill": [True, False]})
+    table = table_of(2, tmp_path, ill=[True, False])
     options = {"root": tmp_path, "labels": "ill"}
     if kind == "column":
         options["classes"] = ["True", "False"]
@@ -112,8 +108,7 @@ def test_true_and_false_are_called_so_whatever_the_order_of_the_classes(tmp_path
 
 
 def test_a_column_of_intervals_has_them_as_classes(tmp_path):
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "age": pandas.cut([70, 20], [0, 50, 90])})
+    table = table_of(2, tmp_path, age=pandas.cut([70, 20], [0, 50, 90]))
     assert called(quietly(table, tmp_path / "a", root=tmp_path, labels="age")) == ["(50, 90]", "(0, 50]"]
 
 
@@ -148,13 +143,7 @@ def grey(value):
     return Image.new("RGB", (16, 16), (value,) * 3)
 
 
-class Greys(torch.utils.data.Dataset):
-    def __init__(self, classes, targets):
-        self.classes, self.targets = list(classes), list(targets)
-
-    def __len__(self):
-        return len(self.targets)
-
+class Greys(Pictures):
     def __getitem__(self, index):
         return grey(10 * index), self.targets[index]
 
@@ -194,8 +183,7 @@ def test_numbers_that_are_places_among_other_numbers_are_said(tmp_path, capsys):
     "names", [["dog", "d\u200bog"], ["dog", "dog\ufeff"], ["big dog", "big  dog"], ["1", "01", "x"]]
 )
 def test_classes_that_differ_by_what_nobody_sees_are_refused(tmp_path, names):
-    folder_of(tmp_path, *(f"{number}.png" for number in range(len(names))))
-    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(len(names))], "kind": names})
+    table = table_of(len(names), tmp_path, kind=names)
     with pytest.raises(ValueError, match="look like one"):
         quietly(table, tmp_path / "a", root=tmp_path, labels="kind")
 
@@ -589,8 +577,7 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
 
 @pytest.fixture
 def table(tmp_path):
-    folder_of(tmp_path, *(f"{number}.png" for number in range(4)))
-    return pandas.DataFrame({"path": [f"{number}.png" for number in range(4)], "kind": ["cat", "dog"] * 2})
+    return table_of(4, tmp_path, kind=["cat", "dog"] * 2)
 
 
 def test_a_zipped_table_is_read(tmp_path, table):
