@@ -4,7 +4,7 @@
 # The path of this folder may have blanks: recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin bundles
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin
 .PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
@@ -38,16 +38,11 @@ test: $(installed)  ## all that CI runs
 	$(python) -m codespell_lib $(spelled)
 	$(python) -m pytest $(streams) --durations=20
 
-test-cloud: .venv/clouded .platforms/tensorflow/installed  ## minutes: health, jobs for Vertex AI and others, two hosts under Ray, all on this machine
+test-cloud: .venv/clouded  ## minutes: notebooks as jobs on doubles of Vertex AI, gcloud and SkyPilot, health, two hosts, all on this machine
 	$(python) -m pytest tests/cloud tests/chip/test_remote.py tests/test_examples.py
 	$(python) -m pytest tests/notebooks -k 11_beyond
-	for one in skypilot==0.14.1 dstack==0.22.5; do \
-	    $(python) -m uv run --quiet --no-project --python $(python) --with $$one --with pytest \
-	        python -m pytest -o filterwarnings= tests/cloud/test_handover.py -k "$${one%%=*} and itself" || exit; \
-	done
-
-bundles: $(installed)  ## two minutes: notebook functions of every construct, in the notebook and as the bundle of a job; none may differ
-	$(python) tests/cloud/bundles.py
+	$(python) -m uv run --quiet --no-project --python $(python) --with skypilot==0.14.1 --with pytest \
+	    python -m pytest -o filterwarnings= tests/cloud/test_skypilot.py -k itself
 
 torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on stand-in chips, notebooks 01 to 06 too; NOTEBOOKS=none without
 	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON="$$PWD/$(python)" PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/standin/torchtpu.py
@@ -160,12 +155,7 @@ chip-report: $(installed)  ## a proof on a chip as a row of docs/evidence.md; FI
 	$(uv_install) --compile-bytecode --editable ".[test,browser,chip]"
 	@touch .venv/chipped
 
-# TensorFlow and TorchTPU each want versions of their own of what torch_xla pins.
-.platforms/tensorflow/installed: $(installed)
-	$(python) -m uv venv --quiet --python $(python) .platforms/tensorflow
-	$(python) -m uv pip install --python .platforms/tensorflow/bin/python tensorflow-cpu==2.21.0
-	@touch $@
-
+# TorchTPU wants versions of its own of what torch_xla pins.
 .platforms/torchtpu/installed: $(installed)
 	$(python) -m uv venv --quiet --clear --python "$$(command -v $(PYTHON))" .platforms/torchtpu
 	grep -vE '^torch(_xla)?[>=<]' requirements.txt > .platforms/torchtpu/requirements.txt

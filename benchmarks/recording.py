@@ -1,9 +1,9 @@
-"""How long does the host take for a step? As PyTorch records it, as the kit does, and as the kit replays it.
+"""How long does the host take for a step? As PyTorch records it, as `fit` does, and with `fit(replay=True)`.
 
 A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least that long. The step is
 that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16 autocast, Adam. It is recorded on XLA:CPU and
-never run, so the size of the images does not matter. The kit records Adam as one operation for each parameter
-(`tpukit/runtimes/adam.py`), and runs the program of a recorded step again (`tpukit/train/replay.py`). What
+never run, so the size of the images does not matter. tpukit records Adam as one operation for each parameter
+(`tpukit/runtimes/adam.py`), and on request runs the program of a captured step again (`tpukit/train/replay.py`). What
 a replayed step takes is seen in steps that are run, on images of 32 pixels: the seconds are of the thread that trains,
 and XLA:CPU computes in others.
 
@@ -21,7 +21,7 @@ from unittest import mock
 STEPS, LEFT_OUT = 12, 4
 TARGET, REPLAY_TARGET, CHIP_TARGET = 0.4, 0.15, 0.25
 CHIP_MS = 9.0  # a step of 128 images of 128 px on a v5e, by the TPU compiler's count: benchmarks/preflight.py
-KINDS = ("as PyTorch has it", "with a short Adam", "replayed")
+KINDS = ("PyTorch's Adam", "fit, the default", "fit(replay=True)")
 
 
 def main() -> None:
@@ -54,10 +54,10 @@ def measure(network: str, kind: str) -> float:
     """Return the median seconds of a step, in a process of its own."""
     from tpukit import launch
 
-    is_theirs = kind == "as PyTorch has it"
+    is_theirs = kind == KINDS[0]
     kept = mock.patch("tpukit.runtimes.adam.shorten_adam") if is_theirs else contextlib.nullcontext()
     with kept:
-        return launch(stepped, network, kind == "replayed", cores=1, backend="xla:cpu", progress="off").results[0]
+        return launch(stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off").results[0]
 
 
 def stepped(core, network: str, replayed: bool) -> float:
@@ -71,7 +71,7 @@ def stepped(core, network: str, replayed: bool) -> float:
     model = core.model(getattr(models, network)(weights=None, num_classes=10)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     loss = torch.nn.BCEWithLogitsLoss()
-    options = {"prepare": normalize, "bf16": True, "shapes": STEPS, "replay": None if replayed else False}
+    options = {"prepare": normalize, "bf16": True, "shapes": STEPS, "replay": replayed}
     step = TrainStep(core, model, optimizer, loss, lambda batch: batch, **options)
     batch = core.to_device([torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 10)])
     (flag,) = core.to_device([torch.zeros(())])

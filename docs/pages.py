@@ -23,7 +23,7 @@ EXECUTED = (
     ("notebooks/{name}", "*Shown without outputs: open it, and run it, to see them.*"),
 )
 ROOMS = ["data", "machine", "run", "show", "backends"]  # of the essentials
-FIRST = ["from_pytorch", "from_others", "from_torch_xla_1x", "cheat_sheet", "after_torch_xla"]
+FIRST = ["from_pytorch", "from_others", "from_torch_xla_1x", "jobs", "cheat_sheet", "after_torch_xla"]
 KINDS = {"function": "autofunction", "class": "autoclass", "module": "automodule"}
 
 

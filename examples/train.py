@@ -1,25 +1,35 @@
-"""A trainer for large batches on any TPU: linear scaling of the rate, warmup, LARS, and images a second first.
+"""A training for large batches on any TPU: linear scaling of the rate, warmup and LARS.
 
-A hundred steps tell what a machine is worth; then the same trainer runs as long as it should:
+As a job, from a clone:
 
-    python -m tpukit job examples/train.py:train --target vertex --args '["gs://my-bucket/packed", 100]' ...
-    python -m tpukit job examples/train.py:train --target vertex --args '["gs://my-bucket/packed", 5000, 10]' ...
+    python -m tpukit job examples/train.py --to vertex --chip v5e-8 --bucket gs://my-bucket/jobs \\
+        -p pack /gcs/my-bucket/packed -p steps 5000 -p epochs 10
 
-The pack is what `tpukit.pack("images", "packed")` writes for a folder with one sub-folder per class.
+The pack is what `tpukit.pack("images", "packed")` writes for a folder with one subfolder per class. In a job of Vertex
+AI a bucket is the folder /gcs/my-bucket. A hundred steps show how many images per second the machine trains.
 """
+
+import json
 
 import torch
 from torch import nn
 
 import tpukit
-from tpukit.cloud.folders import checkpoint_folder, model_folder, mounted
+
+# %% tags=["parameters"]
+pack = "packed"
+steps = 100  # per epoch
+epochs = 1
+batch_size = 128  # per core
+size = 128
 
 
-def train(core, pack: str, steps: int = 100, epochs: int = 1, batch_size: int = 128, size: int = 128) -> dict:
-    """Train ResNet-18 on a pack; return the images a second of all cores, and the last row of the history."""
+# %%
+def train(core, pack, steps, epochs, batch_size, size):
+    """Train ResNet-18 on a pack; return the images per second of all cores, and the last row of the history."""
     import torchvision
 
-    images = tpukit.Records(mounted(pack), size=size)
+    images = tpukit.Records(pack, size=size)
     parts = [torch.utils.data.Subset(images, part) for part in images.split(valid=0.2, stratify=True)]
     batches = core.batches(parts[0], batch_size=batch_size, shuffle=True, drop_last=True)
     valid = core.batches(parts[1], batch_size=batch_size)
@@ -40,9 +50,14 @@ def train(core, pack: str, steps: int = 100, epochs: int = 1, batch_size: int = 
         schedule=schedule,
         prepare=lambda pixels: pixels / 255,
         bf16=True,
-        folder=checkpoint_folder("runs/checkpoints") / f"{steps}x{epochs}",  # the hundred steps are a run of their own
+        folder=f"checkpoints/{steps}x{epochs}",  # relative: a job that is started again continues from there
     )
-    folder = model_folder("runs/model")
-    folder.mkdir(parents=True, exist_ok=True)
-    core.save(model.state_dict(), folder / "model.pt")
+    core.save(model.state_dict(), "model.pt")
     return {"images_per_second": round(history.samples_per_second, 1), **history.epochs[-1]}
+
+
+# %%
+run = tpukit.launch(train, pack, steps, epochs, batch_size, size)
+with open("metrics.json", "w") as file:
+    json.dump(run.results[0], file)
+print(run.results[0])

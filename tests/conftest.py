@@ -18,6 +18,7 @@ LONGEST = (
     "test_browser.py",
     "test_notebooks.py",
     "test_dicom_packing.py",
+    "test_job.py",
     "test_pages.py",
     "test_kit.py",
     "test_trainer.py",

@@ -1,6 +1,8 @@
-"""Machines that tests hand to the kit in place of the one they run on."""
+"""Machines for tests, in place of the one they run on."""
 
+import contextlib
 from dataclasses import replace
+from unittest import mock
 
 from tpukit.essentials.machine.host_facts import Host
 
@@ -21,3 +23,10 @@ COLAB = replace(
     chips=1,
     versions={"python": "3.13.5", "torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1"},
 )
+
+
+@contextlib.contextmanager
+def on_machine(host: Host):
+    """Have a launch plan for this machine within."""
+    with mock.patch.object(Host, "read", return_value=host):
+        yield host

@@ -2,17 +2,22 @@
 
 import contextlib
 import importlib
+import io
+import itertools
 import json
 import warnings
+from types import SimpleNamespace
 from unittest import mock
 
 
-def _run(task: str, jobs: list, **_) -> None:
+def _run(task: str, jobs: list, feeds=(), **_) -> None:
     module, function = task.split(":")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # a process that ends closes its files
-        for job in jobs:
-            getattr(importlib.import_module(module), function)(json.loads(json.dumps(job)))
+        for job, feed in itertools.zip_longest(jobs, feeds, fillvalue=()):
+            read = SimpleNamespace(buffer=io.BytesIO(b"".join(feed)))
+            with mock.patch("sys.stdin", read):
+                getattr(importlib.import_module(module), function)(json.loads(json.dumps(job)))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,13 @@
 """What a step that is run again has to compute like a recorded one, and what it may not be run again for."""
 
+import copy
 import gc
 import random
+import secrets
+import time
+from pathlib import Path
 
+import numpy
 import torch
 from replay_workers import Trained, net
 from torch import nn
@@ -110,6 +115,91 @@ def helped(core):
     return one
 
 
+def taught_by_copies(core):
+    """The weights as they were, by which the loss keeps the new ones near, as L2-SP and FedProx do."""
+    one = Trained(core)
+    old = copy.deepcopy(one.model).requires_grad_(False)
+
+    def loss(outputs, targets):
+        pairs = zip(one.model.parameters(), old.parameters(), strict=True)
+        return nn.functional.mse_loss(outputs, targets) + 0.1 * sum((new - was).square().sum() for new, was in pairs)
+
+    one.loss = loss
+    return looking_at(one, lambda: old[0].weight)
+
+
+def copied_after_an_epoch(core):
+    one, kept = Trained(core), []
+
+    def on_epoch(history):
+        kept.append(copy.deepcopy(one.model))
+        core.end_graph()
+
+    one.options = {"on_epoch": on_epoch}
+    run = one.run
+    one.run = lambda *how: (found := run(*how)) | {"state": [found["state"], core.to_host([x[0].weight for x in kept])]}
+    return one
+
+
+class Both(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.left, self.right = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, left, right):
+        return self.left(left) - self.right(right)
+
+
+class InAnyOrder(Pairs):
+    """Every second batch of four has its entries in another order."""
+
+    def __getitem__(self, index):
+        left, right = self.images[index, 0, 0, :4], self.images[index, 0, 1, :4]
+        entries = {"left": left, "right": right, "labels": self.targets[index]}
+        return entries if index % 8 < 4 else dict(reversed(entries.items()))
+
+
+def in_any_order(core):
+    one = Trained(core, Both())
+    one.data = InAnyOrder(64 * core.world_size)
+    one.batches = {"batch_size": 4, "drop_last": True}
+    return one
+
+
+def evaluated(core):
+    one = Trained(core, net(norm=False))
+    one.options = {"valid": core.batches(Pairs(16), batch_size=4), "metrics": {"error": nn.functional.l1_loss}}
+    return one
+
+
+class Reading(Pairs):
+    model = None
+
+    def __getitem__(self, index):
+        image, target = super().__getitem__(index)
+        return image, target + float(self.model[-1].bias.detach().cpu().sum())
+
+
+def read_by_dataset(core):
+    one = Trained(core)
+    one.data = Reading(64 * core.world_size)
+    one.data.model = one.model
+    return one
+
+
+def decayed(core):
+    one = Trained(core, optimizer=torch.optim.AdamW, weight_decay=0.1)
+
+    def rate(step):
+        for group in one.optimizer.param_groups:
+            group["weight_decay"] = 0.1 + 0.001 * step
+        return 1.0
+
+    one.options = {"schedule": torch.optim.lr_scheduler.LambdaLR(one.optimizer, rate)}
+    return one
+
+
 def right():
     sgd, adamw = {"optimizer": torch.optim.SGD, "momentum": 0.9}, {"optimizer": torch.optim.AdamW}
     return {
@@ -134,6 +224,13 @@ def right():
         "random images of a pack": packed,
         "buckets, a program for each length": in_buckets,
         "on the device what Python did": helped,
+        "copies made before": taught_by_copies,
+        "keys in another order": in_any_order,
+        "a hook on a layer": hooked,
+        "metrics and an evaluation": evaluated,
+        "weights that the dataset reads": read_by_dataset,
+        "a copy made after an epoch": copied_after_an_epoch,
+        "weight decay by a schedule": decayed,
         "a rate that falls after an epoch": lambda core: scheduled(
             core, lambda optimizer, _: torch.optim.lr_scheduler.StepLR(optimizer, 6, 0.5), lr=0.1, **sgd
         ),
@@ -154,11 +251,6 @@ class Own(nn.Module):
 def counted(self, images):
     self.calls += 1
     return self.calls / 10
-
-
-def branched(self, images):
-    self.calls += 1
-    return 2.0 if self.calls > 9 else 0.5
 
 
 def in_own(act):
@@ -190,6 +282,24 @@ def after_an_epoch(change):
         return one
 
     return make
+
+
+class Phases(Pairs):
+    """Samples that change a number of the model before the tenth batch, in the middle of an epoch."""
+
+    model, left = None, 4 * 9
+
+    def __getitem__(self, index):
+        self.left -= 1
+        self.model.calls = 2.0 if self.left < 0 else 0.5
+        return super().__getitem__(index)
+
+
+def changed_by_the_dataset(core):
+    one = Trained(core, Own(lambda self, images: self.calls))
+    one.data = Phases(64)
+    one.data.model = one.model
+    return one
 
 
 def hooked(core):
@@ -263,37 +373,122 @@ def growing(core):
     return one
 
 
+class Lookahead(torch.optim.SGD):
+    """Goes half of the way back every five steps."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        super().step()
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            state.setdefault("slow", weight.detach().clone())
+            state["count"] = state.get("count", 0) + 1
+            if state["count"] % 5 == 0:
+                weight.copy_(state["slow"].lerp_(weight, 0.5))
+
+
+def with_loss_that_reads(find):
+    """Return a row whose loss decides by a number that `find` gets from a run, in every seventh step or so."""
+
+    def make(core):
+        one = scheduled(core)
+        found = find(one)
+        one.loss = lambda outputs, targets: nn.functional.mse_loss(outputs, targets) * (4.0 if found() > 6 else 1.0)
+        return one
+
+    return make
+
+
+def count_of(one):
+    weight = one.model[0].weight
+    return lambda: int(one.optimizer.state[weight]["step"]) if weight in one.optimizer.state else 0
+
+
+def kept_count_of(one):
+    """The count itself, which the loss has kept from its second step on."""
+    kept = []
+
+    def count():
+        kept.extend([one.optimizer.state[one.model[0].weight]["step"]] if one.optimizer.state and not kept else [])
+        return float(kept[0]) if kept else 0
+
+    return count
+
+
+def augmented_by(draw):
+    """Return a row whose augmentation doubles images if a fresh generator says so: never, so that runs are equal."""
+
+    def make(core):
+        one = Trained(core)
+        one.options = {"augment": lambda images, targets: (images * (2.0 if draw() > 2 else 1.0), targets)}
+        return one
+
+    return make
+
+
+def with_hook_of_optimizer(core):
+    one = Trained(core)
+    one.optimizer.register_step_post_hook(lambda *_: None)
+    return one
+
+
+def with_step_of_ones_own(core):
+    one = Trained(core)
+    one.optimizer.step = lambda closure=None: torch.optim.Adam.step(one.optimizer)
+    return one
+
+
 def guarded():
     step, epoch = "every step is recorded: ", "every step is recorded from step 7 on: "
+    entropy = step + "it asks the operating system for random numbers"
+    reads = step + "the model or the loss reads the optimizer, a count or the schedule"
     return {
-        "a number that grows": (in_own(counted), step + "model.calls was 0 and is 1"),
-        "a branch on the step": (in_own(branched), step + "model.calls was 0 and is 1"),
+        "a number that grows": (in_own(counted), step + "a number of the host was .* and is .*"),
         "a layer left out at random": (
             in_own(lambda self, images: 1.0 if random.random() < 0.5 else 2.0),
             step + "it draws random numbers on the host",
         ),
-        "a hook": (hooked, step + "BatchNorm2d has a hook"),
         "a tensor that is kept": (keeping, step + "a tensor that it computes is kept"),
         "a loss that keeps itself": (keeping_the_loss, step + "a tensor of it is held a second time"),
         "weights that are held twice": (weights_twice, step + "a tensor of it is held a second time"),
         "a tensor that is looked at": (reading, step + "it reads from the device, or runs a part of its work"),
         "a parameter that is frozen": (
             after_an_epoch(lambda one: one.model[0].requires_grad_(False)),
-            epoch + r"model.0.\w+ was 'trained, \(.*\)' and is 'not trained, \(.*\)'",
+            epoch + "the host counts otherwise than before$",
         ),
-        "a hook that comes late": (
-            after_an_epoch(lambda one: one.model[1].register_forward_hook(lambda layer, given, found: found * 1.5)),
-            epoch + "BatchNorm2d has a hook",
-        ),
-        "a setting of torch": (
-            after_an_epoch(lambda one: torch.use_deterministic_algorithms(True)),
-            epoch + r"torch's settings was \(.*\) and is \(",
-        ),
-        "a number that nobody can see": (with_threshold, epoch + "a number of the host was 2 and is 3"),
-        "an optimiser with numbers of its own": (
+        "a number that an epoch changes": (with_threshold, epoch + "a number of the host was 2 and is 3$"),
+        "an optimizer with numbers of its own": (
             lambda core: Trained(core, amsgrad=True),
             step + "a number of the host was .* and is .*",
         ),
+        "a class of optimizer of one's own": (
+            lambda core: Trained(core, optimizer=Lookahead),
+            step + "replay_rows.Lookahead is not one of torch.optim's own optimizers",
+        ),
+        "a hook of the optimizer": (with_hook_of_optimizer, step + "Adam has a hook"),
+        "another step of the optimizer": (with_step_of_ones_own, step + "the step of Adam is replaced"),
+        "an average with a function of its own": (
+            lambda core: averaged(core, {"avg_fn": lambda old, new, count: old + (new - old) / (count + 1)}),
+            step + "the average or its function is not torch's own, and it gets a count",
+        ),
+        "the count of the optimizer": (with_loss_that_reads(count_of), reads),
+        "the same, kept elsewhere": (with_loss_that_reads(kept_count_of), reads),
+        "the rate, by the schedule": (
+            with_loss_that_reads(lambda one: lambda: 100 * one.options["schedule"].get_last_lr()[0]),
+            reads,
+        ),
+        "the count of the schedule": (
+            with_loss_that_reads(lambda one: lambda: one.options["schedule"].last_epoch),
+            reads,
+        ),
+        "numpy without a seed": (augmented_by(lambda: numpy.random.default_rng().random()), entropy),
+        "old numpy without a seed": (augmented_by(lambda: numpy.random.RandomState().random_sample()), entropy),
+        "Python without a seed": (augmented_by(lambda: random.Random().random()), entropy),
+        "the system's random numbers": (augmented_by(lambda: random.SystemRandom().random()), entropy),
+        "secrets": (augmented_by(lambda: secrets.randbelow(2)), entropy),
+        "a generator of torch without a seed": (augmented_by(lambda: torch.Generator().seed() * 0), entropy),
+        "the clock": (augmented_by(lambda: time.monotonic() * 0), step + "it asks time.monotonic"),
+        "a file": (augmented_by(lambda: Path("/no/such/file").exists()), step + "it asks pathlib.*"),
     }
 
 

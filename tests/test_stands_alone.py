@@ -57,7 +57,7 @@ import tpukit
 from tpukit.essentials.backends import runtimes
 
 sys.path.append(FOLDER_OF_TESTS)
-from machines import KAGGLE
+from machines import KAGGLE, on_machine
 
 HOST, TORCH_TPU = KAGGLE, {{"torch": "2.11.0", "torch_tpu": "0.2.0"}}
 
@@ -133,8 +133,14 @@ def test_a_backend_of_a_missing_part_is_named(alone):
     ("call", "said"),
     [
         ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the part tpukit.runtimes"),
-        ("tpukit.launch(print, shard='fsdp', host=HOST)", "launch(shard=...) needs the part tpukit.runtimes"),
-        ("tpukit.launch(print, host=replace(HOST, versions=TORCH_TPU))", "the torch_tpu backend needs the part"),
+        (
+            "with on_machine(HOST): tpukit.launch(print, shard='fsdp')",
+            "launch(shard=...) needs the part tpukit.runtimes",
+        ),
+        (
+            "with on_machine(replace(HOST, versions=TORCH_TPU)): tpukit.launch(print)",
+            "the torch_tpu backend needs the part",
+        ),
         ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the part tpukit.train"),
         ("runtimes()['xla'].open_kept([], print)", "keep_compiles needs the part tpukit.runtimes"),
         ("tpukit.Augment()", "tpukit.Augment needs the part tpukit.train"),

@@ -1,15 +1,15 @@
 """Modules without a test file of their name, by the test file that runs them; `test_repository.py` keeps it true."""
 
 TESTED_THROUGH = {
-    "cloud/test_bundle.py": [
-        "cloud/contents.py",
-        "cloud/folders.py",
-        "cloud/job_start.py",
+    "cloud/test_gcloud.py": ["cloud/container.py", "cloud/external_tools.py"],
+    "cloud/test_job.py": [
         "cloud/kit_wheel.py",
-        "cloud/notebook_source.py",
-        "cloud/run_trainer.py",
+        "cloud/local.py",
+        "cloud/run_notebook.py",
+        "cloud/start_script.py",
     ],
-    "cloud/test_handover.py": ["__main__.py", "cloud/job_command.py"],
+    "cloud/test_job_command.py": ["__main__.py"],
+    "cloud/test_job_notebook.py": ["cloud/secret_texts.py"],
     "cloud/test_tpu_health.py": ["cloud/device_files.py", "cloud/health_command.py", "cloud/tpu_vm.py"],
     "cloud/test_vertex.py": ["cloud/answers.py", "cloud/vertex_api.py"],
     "runtimes/test_hosts.py": ["essentials/backends/protocol.py"],
@@ -100,7 +100,11 @@ TESTED_THROUGH = {
     "test_stands_alone.py": ["essentials/show/parts.py"],
     "train/test_early_stopping.py": ["essentials/show/measures.py"],
     "train/test_metrics.py": ["train/evaluation.py"],
-    "train/test_host_state.py": ["train/host_parts.py"],
-    "train/test_replay.py": ["runtimes/programs.py", "train/outside.py", "train/told.py"],
+    "train/test_replay.py": [
+        "runtimes/programs.py",
+        "train/python_calls.py",
+        "train/replay_obstacles.py",
+        "train/step_numbers.py",
+    ],
     "train/test_trainer.py": ["train/history.py", "train/losses.py", "train/resume.py", "train/step.py"],
 }

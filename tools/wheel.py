@@ -2,7 +2,7 @@
 
     python tools/wheel.py dist
 
-What notebooks 07 and 11 read beside the package, in a clone, goes into it: tpukit/notebooks, tpukit/tests.
+Files beside the package that notebooks 07 and 11 read in a clone go into it: tpukit/notebooks, tpukit/tests.
 """
 
 import importlib.util
@@ -14,7 +14,12 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BESIDE = ("notebooks/scenes.py", "tests/rehearsals/vertex_stand_in.py", "tests/rehearsals/ray_rehearsal.py")
+BESIDE = (
+    "notebooks/01_setup.ipynb",
+    "notebooks/scenes.py",
+    "tests/rehearsals/ray_rehearsal.py",
+    "tests/rehearsals/vertex_stand_in.py",
+)
 SETUPTOOLS = 77  # what pyproject.toml asks for; without it pip fetches one
 
 

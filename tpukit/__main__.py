@@ -9,7 +9,8 @@ from tpukit.essentials.machine import check, host
 from tpukit.essentials.run import WorkerFailed
 from tpukit.essentials.show import Explained, NotInstalled, WrongValue, load_part
 
-# By name: the module whose `add_arguments` and `run` make the command, what it does, and its description.
+# By name: the module whose `add_arguments` and `run` make the command (or an object of it, after a colon), what it
+# does, and its description.
 _OF_ROOMS = {
     "health": (
         "tpukit.cloud.health_command",
@@ -18,14 +19,22 @@ _OF_ROOMS = {
     ),
     "job": (
         "tpukit.cloud.job_command",
-        "a trainer as one file, and what gcloud, SkyPilot, dstack or Vertex AI take to run it",
-        "Write a trainer into one file, and print what the tool takes to run it on a TPU.",
+        "run a notebook on a TPU, on Vertex AI or by gcloud or SkyPilot, or a dry run of that here",
+        "Check, show and send a notebook or a script. Exit status: 0, or 1 if it was refused.",
     ),
     "lint": (
         "tpukit.migrate.lint_command",
         "old names of torch_xla and of libraries beside it in notebooks and scripts, and what to write today",
         "Find old names in notebooks and scripts. Exit status: 0 for none, 1 for some, 2 for unreadable input.",
     ),
+    "jobs": ("tpukit.cloud.job_command:jobs_command", "list the jobs of a folder", "List jobs and their states."),
+    "logs": ("tpukit.cloud.job_command:logs_command", "the output of a job so far", "Print the output of a job."),
+    "result": (
+        "tpukit.cloud.job_command:result_command",
+        "wait for a job and fetch its executed notebook and files",
+        "Fetch the results of a job. Exit status: 0, or 1 if the job failed.",
+    ),
+    "cancel": ("tpukit.cloud.job_command:cancel_command", "end a job", "End a job; the files it saved stay."),
     "preflight": (
         "tpukit.preflight.command",
         "what a TPU will do with a step: memory, time, cost, from its own compiler, without a TPU",
@@ -57,6 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     module = None
     for name, (place, what, description) in _OF_ROOMS.items():
+        place, _, part = place.partition(":")
         room = place.rpartition(".")[0]
         if importlib.util.find_spec(room) is None:
             what = f"needs the part {room}, which this copy of the kit does not have"
@@ -67,6 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
             except NotInstalled as error:  # before argparse finds fault with arguments that it does not know
                 print(error, file=sys.stderr)
                 return 1
+            module = getattr(module, part) if part else module
             module.add_arguments(command)
     given = parser.parse_args(arguments)
     if given.command == "host":

@@ -16,6 +16,8 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+from tools.wheel import BESIDE
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = {path.name.partition("_")[0]: path for path in (ROOT / "notebooks").glob("*.ipynb")}
 HANGS = 600  # seconds
@@ -106,7 +108,7 @@ def bare(tmp_path, packages):
 def clone(folder):
     """Make what git would bring: the package, and what notebooks read beside it."""
     shutil.copytree(ROOT / "tpukit", folder / "tpukit", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("notebooks/scenes.py", "tests/rehearsals/vertex_stand_in.py", "tests/rehearsals/ray_rehearsal.py"):
+    for name in BESIDE:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, folder / name)
     return folder

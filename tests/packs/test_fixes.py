@@ -609,7 +609,7 @@ def test_the_fixes_work_for_datasets_that_are_not_the_same_twice():
     assert fix.code(r"(?<=augment=)[\w.]+\([^)]*\)").flip == 0.5
 
     mixed = [(np.zeros((side, side, 3), np.uint8), 0) for side in (8, 9)]
-    with fixes("items: item {} is not like those before: {}"):
+    with fixes("items: item {} is not like the first one: {}"):
         quietly(mixed)
     quietly(mixed, size=8)
     quietly([(png(1), 0), (png(2), 0)])

@@ -1,10 +1,12 @@
-"""Items: read once, whatever ended the reading; one that cannot be read is named or left out."""
+"""Items: packed once, whatever ended the packing; one that cannot be read is named or left out."""
 
+import contextlib
 import io
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,9 +17,11 @@ Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
 from tpukit.packs.packing import pack  # noqa: E402
+from tpukit.packs.resumable import ResumableFolder  # noqa: E402
 
 KIT = Path(__file__).parents[2]
 QUIET = {"progress": "off", "workers": 1}
+SHARD = 8
 LOOKS = 1 + 2 * 14 + 40  # of forty items, before they are packed: at the first, at some twice, at all
 
 
@@ -30,8 +34,8 @@ def encoded(number):
 class Dataset:
     """Items, some of which raise; it notes which were read."""
 
-    def __init__(self, count=40, broken=(), stop=None, arrays=False):
-        self.count, self.broken, self.stop, self.arrays, self.read = count, broken, stop, arrays, []
+    def __init__(self, count=40, broken=(), arrays=False):
+        self.count, self.broken, self.arrays, self.read = count, broken, arrays, []
 
     def __len__(self):
         return self.count
@@ -40,71 +44,151 @@ class Dataset:
         self.read.append(number)
         if number in self.broken:
             raise KeyError(f"no file for {number}")
-        if number == self.stop and len(self.read) > LOOKS:
-            raise KeyboardInterrupt
         return (np.full((8, 8, 3), number * 6, np.uint8) if self.arrays else encoded(number)), number
 
 
 @pytest.mark.parametrize("arrays", [False, True])
-def test_reading_goes_on_where_it_was_interrupted(tmp_path, arrays, capsys):
+def test_interrupted_packing_keeps_the_files_that_are_finished(tmp_path, arrays):
+    how = {"damaged": "skip", "shard": SHARD, **QUIET}
+    order = np.random.default_rng(0).permutation(40)
+
+    class Interrupted(Dataset):
+        def __getitem__(self, number):
+            if number == order[35] and len(self.read) >= LOOKS:
+                while len(list(tmp_path.glob("out/*.array_record"))) < 3:
+                    time.sleep(0.01)
+                raise KeyboardInterrupt
+            return super().__getitem__(number)
+
     with pytest.raises(KeyboardInterrupt):
-        pack(Dataset(stop=33, broken=[5], arrays=arrays), tmp_path / "out", damaged="skip", **QUIET)
+        pack(Interrupted(broken=[5], arrays=arrays), tmp_path / "out", **how)
+    kept = SHARD * len(list(tmp_path.glob("out/*.array_record")))
     again = Dataset(arrays=arrays, broken=[5])
-    records = pack(again, tmp_path / "out", damaged="skip", **QUIET)
-    assert again.read[LOOKS:] == list(range(33, 40))
-    assert "goes on after the 33 items that an earlier call has read" in capsys.readouterr().out
+    records = pack(again, tmp_path / "out", **how)
+    assert again.read[LOOKS:] == order[kept:].tolist()
     assert sorted(records.labels[:, 0].tolist()) == [n for n in range(40) if n != 5]
-    whole = pack(Dataset(arrays=arrays, broken=[5]), tmp_path / "whole", damaged="skip", **QUIET)
+    whole = pack(Dataset(arrays=arrays, broken=[5]), tmp_path / "whole", **how)
     assert records.read(range(39)) == whole.read(range(39))
     assert np.array_equal(records.labels, whole.labels)
     assert records.skipped == whole.skipped
-
-
-@pytest.mark.parametrize("harm", ["data cut", "data changed", "notes cut", "failed cut"])
-def test_what_a_power_cut_has_lost_is_read_again(tmp_path, harm):
-    with pytest.raises(KeyboardInterrupt):
-        pack(Dataset(stop=33, broken=[5]), tmp_path / "out", damaged="skip", **QUIET)
-    name, how = harm.split()
-    file = tmp_path / "out" / "unfinished" / "items" / name
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1 if how == "changed" else 0
-    file.write_bytes(data[: None if how == "changed" else -3])
-    again = Dataset(broken=[5])
-    records = pack(again, tmp_path / "out", damaged="skip", **QUIET)
-    assert len(again.read) - LOOKS in range(8, 30) if name != "failed" else True
-    whole = pack(Dataset(broken=[5]), tmp_path / "whole", damaged="skip", **QUIET)
-    assert (records.read(range(39)), records.skipped) == (whole.read(range(39)), whole.skipped)
 
 
 KILLED = """
 import sys, time
 sys.path.insert(0, "tests")
 from tpukit.packs.packing import pack
-from packs.test_items import LOOKS, Dataset
+from packs.test_items import LOOKS, SHARD, Dataset
 class Slow(Dataset):
     def __getitem__(self, number):
         if len(self.read) >= LOOKS: time.sleep(0.02)
         return super().__getitem__(number)
-pack(Slow(), sys.argv[1], progress="off", workers=1)
+pack(Slow(arrays=True), sys.argv[1], progress="off", workers=2, shard=SHARD)
 """
 
 
-def test_reading_that_is_killed_again_and_again_ends_with_every_item_once(tmp_path):
-    notes = tmp_path / "out" / "unfinished" / "items" / "notes"
-    reached = []
-    for _ in range(4):
+def test_packing_that_is_killed_again_and_again_ends_with_every_item_once(tmp_path):
+    def finished():
+        return {file: file.stat().st_mtime_ns for file in tmp_path.glob("out/*.array_record")}
+
+    for _ in range(2):
+        before = finished()
         process = subprocess.Popen([sys.executable, "-c", KILLED, tmp_path / "out"], cwd=KIT)
-        before = notes.stat().st_size if notes.exists() else 0
-        while not notes.exists() or notes.stat().st_size <= before:
+        while len(finished()) == len(before):
             assert process.poll() is None
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
-        reached.append(notes.stat().st_size)
-    assert reached == sorted(set(reached))
-    records = pack(Dataset(), tmp_path / "out", **QUIET)
+        assert before.items() <= finished().items()
+    records = pack(Dataset(arrays=True), tmp_path / "out", shard=SHARD, **QUIET)
     assert sorted(records.labels[:, 0].tolist()) == list(range(40))
     assert all(records.take([i])[0, 0, 0, 0] == records.labels[i, 0] * 6 for i in range(40))
+
+
+def photos(folder):
+    for number in range(40):
+        file = folder / f"{number % 2}" / f"{number}.png"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(noise(number)[0])
+    return folder
+
+
+def noise(number):
+    pixels = np.random.default_rng(number).integers(0, 256, (96, 96, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue(), number
+
+
+class Noise(Dataset):
+    def __getitem__(self, number):
+        return noise(number)
+
+
+SOURCES = {  # and how many times the finished pack they may take while it is made
+    "a folder": (photos, {}, 1.1),
+    "a folder as pixels": (photos, {"size": 64}, 1.1),
+    "a list": (lambda folder: [noise(number) for number in range(40)], {}, 1.1),
+    "a dataset": (lambda folder: Noise(), {}, 1.1),
+    "a dataset as pixels": (lambda folder: Noise(arrays=True), {"size": 64}, 1.1),
+    "a stream": (lambda folder: map(noise, range(40)), {}, 2.1),
+}
+
+
+@pytest.mark.parametrize("what", SOURCES)
+def test_no_more_than_the_pack_lies_on_the_disk_while_it_is_made(what, tmp_path, peak_of):
+    make, options, most = SOURCES[what]
+    source = make(tmp_path / "photos")
+    peak = peak_of(tmp_path / "out")
+    pack(source, tmp_path / "out", shard=20, **options, **QUIET | {"workers": 2})
+    assert most - 0.3 < peak() < most
+
+
+def test_no_more_than_the_pack_of_slices_lies_on_the_disk_while_it_is_made(tmp_path, peak_of):
+    pytest.importorskip("pydicom")
+    from tpukit import pe
+
+    scans = pe.phantom(tmp_path / "scans", 2, 12, size=96, form="dicom", **QUIET) / "train"
+    peak = peak_of(tmp_path / "out")
+    pe.pack_dicom(scans, tmp_path / "out", size=96, form="int16", shard=SHARD, **QUIET)
+    assert peak() < 1.1
+
+
+@pytest.fixture
+def peak_of(monkeypatch):
+    """Return a function that watches a folder; what it returns tells the peak, as a multiple of the size at the end."""
+    stopped = threading.Event()
+    watching = []
+
+    def size(folder):
+        total = 0
+        for inside, _, names in os.walk(folder):
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):  # it has got another name meanwhile
+                    total += os.stat(os.path.join(inside, name)).st_size
+        return total
+
+    def watch(folder):
+        sizes = []
+        finish = ResumableFolder.finish
+
+        def finish_and_see(target, **facts):
+            sizes.append(size(folder))  # all that was needed is still there: at any speed this moment is seen
+            finish(target, **facts)
+
+        monkeypatch.setattr(ResumableFolder, "finish", finish_and_see)
+
+        def look():
+            while not stopped.wait(0.002):
+                sizes.append(size(folder))
+
+        watching.append(threading.Thread(target=look))
+        watching[-1].start()
+        return lambda: max(sizes) / size(folder)
+
+    yield watch
+    stopped.set()
+    for thread in watching:
+        thread.join()
 
 
 def test_an_item_that_raises_is_named_and_can_be_left_out(tmp_path, capsys):

@@ -150,7 +150,7 @@ def test_what_is_no_mask_is_told_and_never_taken_for_labels(what, tmp_path):
 
 def test_an_item_without_its_mask_is_told(tmp_path):
     items = [(encoded(image_of(0)), mask_of(0)), (encoded(image_of(1)), ())]
-    with pytest.raises(ValueError, match="item 1 is not like those before: bytes and 0 labels\n.*bytes and masks"):
+    with pytest.raises(ValueError, match="item 1 is not like the first one: bytes and 0 labels\n.*bytes and masks"):
         pack(items, tmp_path / "out", **QUIET)
 
 

@@ -248,7 +248,7 @@ def test_a_folder_with_somebodys_files_is_left_alone(table, tmp_path):
 
 
 def test_a_pack_that_failed_before_its_first_file_is_no_other_pack(table, tmp_path):
-    with pytest.raises(ValueError, match=r"item 1 is not like those before: bytes and 1 labels\n  found: .* 2 labels"):
+    with pytest.raises(ValueError, match=r"item 1 is not like the first one: bytes and 1 labels\n  found: .* 2 labels"):
         pack([(encoded(0), [1, 2]), (encoded(1), 1)], tmp_path, **QUIET)
     assert len(pack(table, tmp_path, **HOW)) == COUNT
 

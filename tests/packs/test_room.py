@@ -63,13 +63,32 @@ def test_files_that_cannot_fit_are_refused_before_anything_is_packed(photos, tmp
     assert len(pack(photos, tmp_path / "packed", **options, **QUIET)) == 40
 
 
-def test_items_are_written_twice_and_the_second_copy_needs_room_too(items, tmp_path, disks):
-    disks["packed"] = 40_000  # 16 x 16 x 3 x 40 are 30,720 bytes
-    with pytest.raises(NoRoom, match="need about 60 KiB"):
-        pack(items, tmp_path / "packed", size=16, **QUIET)
-    disks["unknown"] = 20_000
-    with pytest.raises(NoRoom, match="these images need about 3[0-9] KiB, and 20 KiB are free"):
-        pack(iter(items), tmp_path / "unknown", **QUIET)
+class Stream:
+    """What can only be iterated, and says how much it yields."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __iter__(self):
+        return iter(self.items)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "options", "needed"),
+    [
+        (list, {"size": 16}, "40 images need about 30 KiB, and 20 KiB"),  # 16 x 16 x 3 x 40 are 30,720 bytes
+        (list, {}, "40 images need about 3[0-9] KiB, and 20 KiB"),
+        (Stream, {"size": 16}, "40 images need about 60 KiB, and 20 KiB"),
+        (iter, {}, "these images need about 3[0-9] KiB, and 20 KiB"),  # the second copy, when the first is there
+    ],
+)
+def test_items_need_room_once_and_a_stream_twice(items, tmp_path, disks, wrap, options, needed):
+    disks["packed"] = 20_480
+    with pytest.raises(NoRoom, match=needed):
+        pack(wrap(items), tmp_path / "packed", **options, **QUIET)
 
 
 def test_of_several_folders_the_first_with_room_is_taken_and_found_again(photos, tmp_path, disks, capsys):

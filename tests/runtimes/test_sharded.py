@@ -6,7 +6,7 @@ import os
 import re
 
 import pytest
-from machines import COLAB, KAGGLE
+from machines import COLAB, KAGGLE, on_machine
 
 import tpukit
 from tpukit.essentials.backends import Hosts, runtimes
@@ -58,8 +58,8 @@ def test_one_chip_is_an_ordinary_launch():
     ],
 )
 def test_what_is_refused_beside_it(options, words, fix):
-    given = {"shard": "fsdp", "host": LAPTOP} | options
-    with pytest.raises(ValueError, match=re.escape(words)) as refused:
+    given = {"shard": "fsdp"} | options
+    with on_machine(LAPTOP), pytest.raises(ValueError, match=re.escape(words)) as refused:
         tpukit.launch(work, progress="off", **given)
     assert re.search(fix, refused.value.fix)
 

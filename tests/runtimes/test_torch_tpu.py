@@ -234,6 +234,7 @@ def with_the_package(code):
         warnings.simplefilter("ignore")
         import torch, torch_tpu, tpukit
         from dataclasses import replace
+        from tpukit.essentials.machine import Host
         from torch_tpu._internal.utils import hardware
         hardware._scan_pci_tpus = lambda: (1, hardware._V5E_TOPOLOGY)
         machine = replace(tpukit.host(), chips=1, generation="v5e")
@@ -295,7 +296,8 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
         def work(core):
             return {name: value for name, value in os.environ.items() if name.startswith("TORCH_TPU_")}, core.mean(2.0)
 
-        run = tpukit.launch(work, host=machine, progress="text")
+        Host.read = lambda: machine
+        run = tpukit.launch(work, progress="text")
         (environ, mean), = run.results
         print("RUN", run.device, mean, sorted(environ), environ["TORCH_TPU_TOPOLOGY"])
         print("KERNEL", dict(os.environ) == before, TorchTpuRuntime().is_started())
@@ -309,7 +311,8 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
 def test_a_forked_worker_gets_as_far_as_libtpu_that_finds_no_chip(package):
     said = with_the_package("""
         try:
-            tpukit.launch(lambda core: core.rank, host=machine, timeout=600)
+            Host.read = lambda: machine
+            tpukit.launch(lambda core: core.rank, timeout=600)
         except tpukit.WorkerFailed as error:
             print("FAILED", error)
         print("KERNEL", torch.tpu.is_initialized())

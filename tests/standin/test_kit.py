@@ -16,6 +16,7 @@ from unittest import mock
 
 import pytest
 import torch
+from machines import on_machine
 from standin.machine import machines
 from torch import nn
 from workers import Branches, Pairs, Tied, small_net
@@ -47,14 +48,15 @@ def played(shape, **environ):
     plugin = build.find_plugin().library
     with shared_memory.meeting_place() as path, mock.patch.dict(os.environ):
         os.environ |= shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
-        tpukit.prepare(host=host)
-        yield host
+        with on_machine(host):
+            tpukit.prepare()
+            yield
 
 
 def on(shape, fn, *args, environ=None, **options):
     """Launch on a machine as its user would."""
-    with played(shape, **(environ or {})) as host:
-        return launch(fn, *args, host=host, progress="off", **options)
+    with played(shape, **(environ or {})):
+        return launch(fn, *args, progress="off", **options)
 
 
 def everything(core):
@@ -562,8 +564,8 @@ def its_chip(core, config):
 @EVERY_MACHINE
 def test_each_job_has_a_chip_of_its_own(machine):
     shape = shapes.SHAPES[machine]
-    with played(shape) as host:
-        jobs = tpukit.launch_each(its_chip, range(shape.chips + 1), host=host, progress="off")
+    with played(shape):
+        jobs = tpukit.launch_each(its_chip, range(shape.chips + 1), progress="off")
     assert not jobs.failures, jobs
     assert [result["cores"] for result in jobs.results] == [(1, 1, 0)] * (shape.chips + 1)
     assert [result["sum"].tolist() for result in jobs.results] == [[n, n] for n in range(shape.chips + 1)]
@@ -579,8 +581,8 @@ def test_a_run_on_one_chosen_chip_has_that_one():
 
 
 def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
-    with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 25)) as host:
-        jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, host=host, progress="off")
+    with played(shapes.SHAPES["kaggle v5e-8"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 25)):
+        jobs = tpukit.launch_each(its_chip, [1, 2], cores=2, progress="off")
     assert not jobs.failures, jobs
     assert jobs.seconds > 3
     assert capsys.readouterr().out.count("[job 0] its chip does not start, it may be busy; trying for 60 s") == 1
@@ -588,6 +590,6 @@ def test_a_job_waits_for_a_chip_that_is_busy_with_the_job_before(capsys):
 
 def test_a_job_whose_chip_stays_busy_is_told_to_be(monkeypatch):
     monkeypatch.setattr("tpukit.train.jobs._BUSY_SECONDS", 4.0)
-    with played(shapes.SHAPES["colab v5e-1"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 600)) as host:
-        jobs = tpukit.launch_each(its_chip, [1], host=host, progress="off")
+    with played(shapes.SHAPES["colab v5e-1"], STANDIN_BUSY_UNTIL=str(int(time.time()) + 600)):
+        jobs = tpukit.launch_each(its_chip, [1], progress="off")
     assert "chips stay busy for some seconds" in str(jobs.failures[0])

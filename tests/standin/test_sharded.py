@@ -10,6 +10,7 @@ import time
 
 import pytest
 import torch
+from machines import on_machine
 from sharded_workers import GPT, TRIED, by_fit, loss, odd_net, on_each_chip, pictures, seeded, steps, text, tried
 from standin.test_kit import on
 from torch import nn
@@ -214,7 +215,8 @@ def test_over_one_chip_it_is_an_ordinary_launch(capsys):
 
 def test_without_a_chip_chips_are_played():
     laptop = dataclasses.replace(tpukit.host(), chips=0, cpus=2)
-    run = tpukit.launch(lambda core: core.chips, backend="xla", shard="fsdp", host=laptop, progress="off")
+    with on_machine(laptop):
+        run = tpukit.launch(lambda core: core.chips, backend="xla", shard="fsdp", progress="off")
     assert run.results == [2]
 
 

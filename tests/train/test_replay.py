@@ -3,14 +3,15 @@
 import functools
 import re
 import runpy
+import threading
 from pathlib import Path
 
 import pytest
-from replay_rows import growing, guarded, guarded_rows, right, scheduled, with_threshold
-from replay_workers import STEPS, assert_same, both
+from replay_rows import changed_by_the_dataset, growing, guarded, guarded_rows, right, scheduled, with_threshold
+from replay_workers import STEPS, Trained, assert_same, both, net
 from workers import Pairs
 
-from tpukit import launch
+from tpukit import WorkerFailed, launch
 from tpukit.train.replay import Replay
 
 pytestmark = pytest.mark.xla
@@ -42,30 +43,89 @@ def test_what_cannot_be_replayed_is_recorded_with_the_right_numbers_and_said_onc
     assert re.match(guarded()[row][1], said[0]), said[0]
 
 
-def test_a_step_says_since_when_it_was_replayed_if_it_may_not_be():
-    line = launched(guarded_rows, 12)[0]["a number that nobody can see"][0]["lines"][-1]
-    assert line.endswith("; steps 6 to 6 were replayed as step 5 was"), line
+def test_a_late_discovery_names_the_steps_that_were_replayed_without_it():
+    """The contract says that nothing notices a number of one's own in time."""
+    replayed, recorded = launched(lambda: {"late": changed_by_the_dataset}, 12)[0]["late"]
+    assert replayed["losses"] != recorded["losses"]
+    assert replayed["lines"][-1] == (
+        "every step is recorded from step 12 on: a number of the host was 0.5 and is 2; "
+        "4 of steps 8 to 11 were replayed as step 7 was"
+    )
 
 
 def unchecked(core):
-    """Train where nothing is looked at again after an epoch; return what came out, and of the recorded run."""
-    write_back = Replay.write_back
+    """Train without a look at the ends of an epoch; return what came out, and of the recorded run."""
+    methods = {name: getattr(Replay, name) for name in ("begin_step", "look_again", "write_back")}
 
-    def lazy(self, *, and_check=False):
+    def lazy(self):
         state = self._state
-        write_back(self)
+        methods["write_back"](self)
         self._state = state
 
+    Replay.begin_step, Replay.look_again = lambda self, number, is_last: None, lambda self: None
     Replay.write_back = lazy
-    found = with_threshold(core).run(None, 12)
-    Replay.write_back = write_back
+    found = with_threshold(core).run(True, 12)
+    for name, method in methods.items():
+        setattr(Replay, name, method)
     return found, with_threshold(core).run(False, 12)
 
 
-def test_without_the_look_after_each_interval_a_number_would_be_wrong_in_silence():
+def test_without_the_look_after_each_epoch_a_number_would_be_wrong_in_silence():
     replayed, recorded = launch(unchecked, cores=1, backend="xla:cpu", progress="off", seed=5).results[0]
     assert replayed["losses"] != recorded["losses"]
     assert not any("every step is recorded" in line for line in replayed["lines"])
+
+
+def looked_at_by_a_thread(core):
+    """Return the error of a thread that reads the weights in the middle of replayed steps."""
+    one, errors = Trained(core), []
+
+    def read():
+        try:
+            one.model[0].weight.sum()
+        except Exception as error:
+            errors.append(str(error))
+
+    class InTheMiddle(Pairs):
+        read = 0
+
+        def __getitem__(self, index):
+            self.read += 1
+            if self.read == 4 * 5:
+                thread = threading.Thread(target=read, name="logger")
+                thread.start()
+                thread.join()
+            return super().__getitem__(index)
+
+    one.data = InTheMiddle(64)
+    one.run(True, 6)
+    return errors
+
+
+def test_a_thread_that_reads_the_weights_is_told_how_it_can():
+    (error,) = launch(looked_at_by_a_thread, cores=1, backend="xla:cpu", progress="off").results[0]
+    assert re.search(r"found: thread 'logger'\n  fix:   fit\(replay=False\), or use them in on_epoch", error), error
+
+
+def test_what_replay_is_must_be_true_or_false():
+    with pytest.raises(WorkerFailed, match="replay is True or False, got 'on'"):
+        launch(with_text, cores=1, backend="cpu", progress="off")
+
+
+def with_text(core):
+    Trained(core).run("on", 6)
+
+
+def by_default(core):
+    short, long = Trained(core, net(norm=False)), Trained(core, net(norm=False))
+    short.options = {"steps_per_epoch": 2}
+    return Trained(core).run(False)["lines"], [short.run(True, 12), long.run(True, 12)]
+
+
+def test_on_plain_cpu_processes_replay_changes_nothing_and_prints_nothing():
+    lines, (short, long) = launch(by_default, cores=1, backend="cpu", progress="off", seed=5).results[0]
+    assert lines == long["lines"] == []
+    assert short["lines"] == ["replay=True has no effect: of an epoch of 2 steps none is replayed"]
 
 
 def test_another_group_in_the_optimiser_is_another_program():
@@ -90,7 +150,7 @@ class Ending(Pairs):
 def ended(core, folder):
     """Return states: of runs that an interrupt ended, replayed and recorded, and of one resumed and one not."""
     left = []
-    for replay in (None, False):
+    for replay in (True, False):
         one = scheduled(core)
         one.data, one.options = Ending(4 * 9), one.options | {"log_every": 50}
         with pytest.raises(KeyboardInterrupt):
@@ -102,12 +162,12 @@ def ended(core, folder):
         one.data = Ending(4 * steps, error)
         one.options |= {"log_every": 2, "save_every": 0, "folder": folder}
         with pytest.raises(error):
-            one.run(None, 24)
+            one.run(True, 24)
     ends = []
     for where in ({"folder": folder}, {}):
         one = scheduled(core)
         one.options |= {"log_every": 2, **where}
-        ends.append(one.run(None, 24))
+        ends.append(one.run(True, 24))
     return left, ends
 
 

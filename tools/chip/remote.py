@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tools.chip.result import code_that_runs, find_result
-from tpukit.cloud import Bundle
+from tpukit.cloud.kit_wheel import zipped
 from tpukit.essentials.show import Explained, WrongValue, explain
 
 MOST_BYTES = 1_000_000  # of a script: what Kaggle takes is not documented, so it is kept below a megabyte
@@ -63,7 +63,7 @@ def script(platform: str, arguments: Sequence[str], *, root: Path | None = None)
     # Old notebooks are nothing that a chip proves.
     sent = [path for path in sent if path.suffix in (".py", ".c", ".h") and path.parent.name != "migrate"]
     files = {path.relative_to(root).as_posix(): path.read_bytes() for path in sent}
-    packed = base64.encodebytes(Bundle("tpukit", files, (), launches=False, tried="").to_bytes()).decode().strip()
+    packed = base64.encodebytes(zipped(files)).decode().strip()
     text = _TEMPLATE.format(platform=platform, kit=packed, arguments=list(arguments), end=_END[platform])
     if len(text) > MOST_BYTES:
         raise ValueError(f"the script has {len(text):,} bytes, more than {MOST_BYTES:,}, which Kaggle may refuse")

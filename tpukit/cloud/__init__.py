@@ -1,8 +1,12 @@
-"""The same worker function as a job; many hosts; the health of a TPU."""
+"""Notebooks as jobs on a TPU; several hosts; the health of a TPU."""
 
-from tpukit.cloud import ray_train, vertex
+from tpukit.cloud import ray_train
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.bundle import Bundle
+from tpukit.cloud.job import CellFailedError, Job, JobFailedError, Result, find, jobs, submit
+from tpukit.cloud.target import JobOptions
 from tpukit.cloud.tpu_health import Health, health, local_health
 
-__all__ = ["Bundle", "CloudFailed", "Health", "health", "local_health", "ray_train", "vertex"]
+__all__ = [
+    "CellFailedError", "CloudFailed", "Health", "Job", "JobFailedError", "JobOptions", "Result", "find", "health",
+    "jobs", "local_health", "ray_train", "submit",
+]  # fmt: skip

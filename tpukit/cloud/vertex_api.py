@@ -10,8 +10,8 @@ from tpukit.essentials.show import NotInstalled
 
 _T = TypeVar("_T")
 _ROLE = "roles/aiplatform.user"
-LABEL = "tpukit-job"  # by which a job is found again whose answer was lost
-TRAINER = "tpukit-trainer"  # by which a job of the same name is known to do the same
+LABEL = "tpukit-job"  # unique: finds a job whose answer was lost
+DIGEST = "tpukit-digest"  # of everything that was sent: finds a running job that does the same
 
 
 class VertexApi:
@@ -57,28 +57,6 @@ class VertexApi:
         options = {"api_endpoint": endpoint or f"{region}-aiplatform.googleapis.com"}
         with self._service.asked("Vertex AI"):
             self._client = aiplatform_v1.JobServiceClient(transport=transport, client_options=options, **given)
-
-    def upload(self, data: bytes, bucket: str, path: str) -> None:
-        """Write a file into a bucket, where there is none; the same bytes again change nothing.
-
-        Raises:
-            CloudFailed: it was not written; 412 where another file has this name.
-        """
-        from google.cloud import storage
-
-        fixes = {412: "another name: the file is another job's, and it is never replaced"}
-        role = "roles/storage.objectAdmin"
-        cloud = Service("Cloud Storage", "storage.googleapis.com", role, self._project, fixes)
-        with storage.Client(project=self._project, credentials=self._credentials) as client:
-            blob = client.bucket(bucket).blob(path)
-            limits = {"timeout": self._timeout, "retry": None}
-            new = {"content_type": "application/zip", "if_generation_match": 0, **limits}
-            try:
-                self._repeat(f"gs://{bucket}/{path}", lambda: blob.upload_from_string(data, **new), cloud)
-            except CloudFailed as error:
-                with cloud.asked(f"gs://{bucket}/{path}"):
-                    if error.status != 412 or blob.download_as_bytes(**limits) != data:
-                        raise
 
     def create(self, request: dict, label: str):
         """Create a job and return it.
@@ -133,12 +111,12 @@ class VertexApi:
         once = {"retry": None, "timeout": self._timeout}
         self._repeat(f"the end of job {resource}", lambda: self._client.cancel_custom_job(name=resource, **once))
 
-    def _repeat(self, what: str, ask: Callable[[], _T], service: Service | None = None) -> _T:
+    def _repeat(self, what: str, ask: Callable[[], _T]) -> _T:
         """Ask again, after a pause, what changes nothing when it is asked twice."""
         pauses = iter(self._pauses)
         while True:
             try:
-                with (service or self._service).asked(what):
+                with self._service.asked(what):
                     return ask()
             except CloudFailed as error:
                 pause = next(pauses, None)

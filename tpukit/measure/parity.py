@@ -5,7 +5,6 @@ import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tpukit.essentials.machine import Host
 from tpukit.essentials.run import Core, launch
 from tpukit.essentials.show import Table, WrongValue
 
@@ -55,14 +54,11 @@ class Comparison(Table):
         layers: in the order in which they were computed; the model's own output is the last.
         device: in words.
         bits: significant bits that the device's products keep of a float32: 8 are bfloat16, 24 are all.
-        biased: BatchNorm layers of images, whose running variance training on this device would divide by n, not by
-            n - 1 as on the host: XLA's. Here, in evaluation, nothing shows it.
     """
 
     layers: tuple[LayerDifference, ...]
     device: str
     bits: int
-    biased: tuple[str, ...] = ()
 
     @property
     def first(self) -> LayerDifference | None:
@@ -89,8 +85,7 @@ class Comparison(Table):
             )
             for layer in self.layers
         ]
-        after = [("warning", f"{name}: running_var", "in training", "divided by n", "n - 1") for name in self.biased]
-        return [heading, *rows, *after]
+        return [heading, *rows]
 
 
 def compare(
@@ -100,7 +95,6 @@ def compare(
     backend: str | None = None,
     precision: str | None = None,
     timeout: float | None = None,
-    host: Host | None = None,
 ) -> Comparison:
     """Run a model on the host in float32 and on one core, and compare the outputs layer by layer.
 
@@ -116,7 +110,7 @@ def compare(
         model: a torch.nn.Module on the CPU.
         batch: what it is called with: a tensor, a tuple of its arguments, or a dict of them by name. A few samples are
             enough: the output of every layer is held three times.
-        backend, precision, timeout, host: as in `launch`.
+        backend, precision, timeout: as in `launch`.
 
     Raises:
         TypeError: the model is no module.
@@ -127,15 +121,13 @@ def compare(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"compare takes a torch.nn.Module, got {type(model).__name__}")
 
-    options = {"backend": backend, "precision": precision, "timeout": timeout, "host": host}
+    options = {"backend": backend, "precision": precision, "timeout": timeout}
     run = launch(_layer_differences, model, batch, precision, cores=1, progress="off", **options)
-    bits, layers, traced = run.results[0]
-    large = torch.nn.BatchNorm2d | torch.nn.BatchNorm3d
-    norms = [name for name, part in model.named_modules() if isinstance(part, large)]
-    return Comparison(tuple(layers), run.device, bits, tuple(norms) if traced else ())
+    bits, layers = run.results[0]
+    return Comparison(tuple(layers), run.device, bits)
 
 
-def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple[int, list[LayerDifference], bool]:
+def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple[int, list[LayerDifference]]:
     import torch
     from torch.utils import _pytree as tree
 
@@ -153,7 +145,7 @@ def _layer_differences(core: Core, model, batch, precision: str | None) -> tuple
             fix="compare with a batch for which its forward() does not decide by values or by the device",
         )
     layers = [_judge(*layer, output, rounded.get(layer, output), device[layer], bits) for layer, output in host.items()]
-    return bits, layers, core.backend.traced
+    return bits, layers
 
 
 def _product_bits(backend, precision: str | None) -> int:

@@ -21,7 +21,7 @@ class Tpu:
     bandwidth: float  # bytes of memory a second and core, at most
     clock: float  # cycles a second
     topology: str  # as libtpu names it
-    accelerator_type: str  # as the Cloud TPU API, gcloud, SkyPilot and dstack name it
+    accelerator_type: str  # as the Cloud TPU API, gcloud and SkyPilot name it
     dollars: float  # about what its chips cost an hour; see PRICES_OF
 
 

@@ -1,17 +1,21 @@
-"""Items without files, such as a dataset's: read once, one after the other, and stored until they are packed."""
+"""Items without files, such as a dataset's.
+
+Items with numbers are read in the order in which they are packed, and written once. A stream has one order only: its
+items are stored beside the pack first, and read from there in the order of the pack.
+"""
 
 import hashlib
-import json
 import os
+import pickle
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 
 from tpukit.essentials.data import inside, only_iterates
 from tpukit.essentials.show import SystemFailed, WrongValue, first_few, screen
-from tpukit.packs.checked_files import write_file
+from tpukit.packs.checked_files import npy, write_file
 from tpukit.packs.image_modes import NEARLY_BLACK
 from tpukit.packs.item_parts import Columns, brightest_of, check_item, label_columns
 from tpukit.packs.label_arrays import are_other_numbers
@@ -21,8 +25,17 @@ _TWICE = 16  # items of a dataset that are read once more: one that is flipped n
 _SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
 
 
+class StoredItem(NamedTuple):
+    """An item as it is stored: the bytes of a file, or those of pixels."""
+
+    image: bytes
+    labels: object  # (L,) float32
+    dark: tuple[int, ...] = ()  # the brightest value of an image of 16 bits that came out nearly black
+    failure: str = ""  # the reason why it could not be read
+
+
 class Items:
-    """The items of a source, read from any of them on where it has numbers.
+    """The items of a source.
 
     Attributes:
         length: how many there are, if the source says so.
@@ -32,11 +45,14 @@ class Items:
         columns: the keys of the labels where items are dicts; else None.
         classes: what the numbers of a single label stand for, if classes= or the dataset says so; else empty.
         has_masks: True where each has a mask.
-        dark: the brightest value of each that `store_items` has read, is of 16 bits, and came out nearly black.
+        dark: of a stream, the brightest value of each stored image of 16 bits that came out nearly black.
+        sizes: of a source with numbers, the bytes that some of its images take as they are, before `size` applies.
     """
 
     def __init__(self, source, columns: Columns | None = None, classes=None):
-        self.source, self.dark = source, []
+        self.source = source
+        self.dark: list[int] = []
+        self.sizes: list[int] = []
         self._columns = replace(columns or Columns(), classes=classes or ())
         self.length = len(source) if hasattr(source, "__len__") else None
         self.by_number = self.length is not None and hasattr(source, "__getitem__") and not only_iterates(source)
@@ -48,7 +64,7 @@ class Items:
                 fix = "pandas.DataFrame(source)" if are_words else f"pass one of its parts: source[{name!r}]"
             raise WrongValue(f"pack cannot read a {type(source).__name__}", fix=fix)
         self._iterator = None if self.by_number else iter(source)
-        self._ahead = []
+        self._ahead = None  # the first item of a stream, which was read to know what it holds
         failed = None
         for number, item in self.read():
             if isinstance(item, Failed):
@@ -62,7 +78,7 @@ class Items:
             kind = _kind(self.first[0])
             self._refuse_random()
             self.has_masks = kind == "bytes and masks" if isinstance(kind, str) else kind[2] == 4
-            self._ahead = [] if self.by_number else [(number, item)]
+            self._ahead = None if self.by_number else item
             return
         if failed:
             failed[1].stop(failed[0])
@@ -88,10 +104,49 @@ class Items:
         """Return the image and the labels of one item, see `check_item`."""
         return check_item(item, number, self._columns)
 
-    def note_dark(self, item, pixels) -> None:
-        """Note the brightest value of an item of 16 bits of which its pixels show next to nothing."""
-        if self._columns.window is None and pixels.max() < NEARLY_BLACK:
-            self.dark += [value for value in [brightest_of(item, self._columns)] if value]
+    def shape(self, size: int | None) -> tuple[int, ...] | None:
+        """Return the shape in which all images are stored as pixels; None if they are stored as files."""
+        image, _ = self.first
+        if isinstance(image, bytes):
+            return None
+        height, width, channels = image.shape
+        return (height, width, channels) if size is None else (size, size, channels)
+
+    def prepare(self, item, number: int, size: int | None) -> StoredItem:
+        """Return an item as it is stored; ValueError if it is not of the same kind as the first one."""
+        image, labels = self.check(item, number)
+        dark = ()
+        if not isinstance(image, bytes):
+            if self._columns.window is None and image[..., :3].max() < NEARLY_BLACK:
+                dark = tuple(value for value in [brightest_of(item, self._columns)] if value)
+            image = resize(image, size)
+        shape = self.shape(size)
+        expected = _kind(self.first[0]) if shape is None else list(shape)
+        if (_kind(image), len(labels)) != (expected, self.labels):
+            raise WrongValue(
+                f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
+                found=f"the first one: {_in_words(expected, self.labels)}",
+                fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
+            )
+        return StoredItem(image if isinstance(image, bytes) else image.tobytes(), labels, dark)
+
+    def read_one(self, number: int, size: int | None, *, skip: bool) -> StoredItem:
+        """Read an item by its number, as it is stored.
+
+        Raises:
+            ValueError: the item is not like the first one.
+            OSError: the item cannot be read, and `skip` is False.
+        """
+        import numpy
+
+        try:
+            item = self.source[number]
+        except Exception as error:
+            failed = Failed(error)
+            if not skip:
+                failed.stop(number)
+            return StoredItem(b"", numpy.zeros(self.labels, numpy.float32), failure=failed.why)
+        return self.prepare(item, number, size)
 
     def _classes(self, asked: list[str] | None) -> list[str]:
         if asked and self.labels != 1:
@@ -115,23 +170,26 @@ class Items:
             print(f"pack: the numbers of items are places in classes=, from 0: 0 stands for {asked[0]!r}")
         return asked
 
-    def read(self, start: int = 0) -> Iterator[tuple]:
-        """Yield the number of each item and the item; `Failed` for one that cannot be read, where others follow it."""
-        if not self.by_number:
-            while self._ahead:
-                yield self._ahead.pop()
-            start = getattr(self, "_reached", 0)
-        number = start
-        while self.length is None or number < self.length or not self.by_number:
+    def read(self) -> Iterator[tuple]:
+        """Yield the number of each item and the item; `Failed` for one that cannot be read, if others follow it."""
+        if self.by_number:
+            for number in range(self.length):
+                try:
+                    item = self.source[number]
+                except Exception as error:
+                    item = Failed(error)
+                yield number, item
+            return
+        if self._ahead is not None:
+            yield 0, self._ahead
+        number = 0 if self._ahead is None else 1
+        while True:
             try:
-                item = self.source[number] if self.by_number else next(self._iterator)
+                item = next(self._iterator)
             except StopIteration:
                 return
             except Exception as error:
-                item = Failed(error)
-                if not self.by_number:
-                    item.stop(number)
-            self._reached = number + 1
+                Failed(error).stop(number)
             yield number, item
             number += 1
 
@@ -147,6 +205,7 @@ class Items:
             chosen = (self._one(number) for number in range(0, self.length, step))
         digest = hashlib.sha256(_all_labels(self.source) + self._columns_of_labels())
         for data, values in chosen:
+            self.sizes.append(getattr(data, "nbytes", len(data)))
             digest.update(zlib.crc32(data).to_bytes(4) + len(data).to_bytes(8) + values.tobytes())
         return digest.digest()
 
@@ -249,85 +308,49 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     return [str(name) for name in names]
 
 
-def store_items(items: Items, folder: Path, size: int | None, *, skip: bool, progress: str | None):
-    """Write the items one after the other, in their order; return their labels, (N, L) float32.
-
-    What an earlier call has written is kept, where the source has numbers and so can be read from there on.
+def store_items(items: Items, folder: Path, size: int | None, *, progress: str | None):
+    """Write the items of a stream in their order; return their labels, (N, L) float32.
 
     Raises:
         ValueError: an item is not like the first one.
-        OSError: an item cannot be read, and `skip` is False.
+        OSError: an item cannot be read.
     """
     import numpy
 
     folder.mkdir(exist_ok=True)
-    kept = _keep(folder, items) if items.by_number else 0
-    if kept:
-        print(f"pack: goes on after the {kept:,} items that an earlier call has read")
-    else:
-        for name in ("data", "notes", "failed"):
-            (folder / name).write_bytes(b"")
-    shape, number = _read_shape(folder), kept - 1
-    # Without buffers, the note after its data: a note that is there tells of data that is there.
-    with (
-        open(folder / "data", "ab", buffering=0) as file,
-        open(folder / "notes", "ab", buffering=0) as notes,
-        screen(progress) as display,
-    ):
-        end = file.tell()
-        for number, item in items.read(kept):
-            if isinstance(item, Failed):
-                if not skip:
-                    item.stop(number)
-                with open(folder / "failed", "a") as failed:
-                    failed.write(json.dumps([number, item.why]) + "\n")
-                stored, values, checked = b"", numpy.zeros(items.labels, numpy.float32), item.why.encode()
-            else:
-                data, values = items.check(item, number)
-                if not isinstance(data, bytes):
-                    items.note_dark(item, data[..., :3])
-                    data = resize(data, size)
-                mine = _kind(data)
-                if shape is None:
-                    shape = mine
-                    write_file(folder / "shape.json", json.dumps(shape).encode())
-                if (mine, len(values)) != (shape, items.labels):
-                    raise WrongValue(
-                        f"item {number} is not like those before: {_in_words(mine, len(values))}",
-                        found=f"until then {_in_words(shape, items.labels)}",
-                        fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
-                    )
-                stored = checked = data if isinstance(data, bytes) else data.tobytes()
-            end += _write(file, stored)
-            note = numpy.array([(end, zlib.crc32(checked), values)], _note_type(items.labels))
-            _write(notes, note.tobytes())
+    ends, labels = [], []
+    end = 0
+    with open(folder / "data", "wb", buffering=0) as file, screen(progress) as display:
+        for number, item in items.read():
+            stored = items.prepare(item, number, size)
+            items.dark += stored.dark
+            end += _write(file, stored.image)
+            ends.append(end)
+            labels.append(stored.labels)
             display.bar("read images", number + 1, items.length)
             display.draw()
         os.fsync(file.fileno())
-        os.fsync(notes.fileno())
-    if items.length not in (None, number + 1):
+    if items.length not in (None, len(ends)):
         raise WrongValue(
-            f"the source yields {number + 1:,} items, and the source has a length of {items.length:,}",
+            f"the source yields {len(ends):,} items, and the source has a length of {items.length:,}",
             fix="as many of one as of the other",
         )
-    return numpy.fromfile(folder / "notes", _note_type(items.labels))["labels"]
+    write_file(folder / "ends.npy", npy(numpy.array([0, *ends])))
+    return numpy.stack(labels)
 
 
 class StoredItems:
-    """What `store_items` wrote: `[n]` is the bytes of an item's image, `shape` that of pixels, None of encoded ones."""
+    """The images that `store_items` wrote: `[n]` is the bytes of one; `shape` is None if they are encoded."""
 
-    def __init__(self, folder: Path, labels: int):
+    def __init__(self, folder: Path, shape: tuple[int, ...] | None):
         import numpy
 
         self._file = open(folder / "data", "rb")  # noqa: SIM115 (as long as this lives)
-        self._ends = numpy.concatenate([[0], numpy.fromfile(folder / "notes", _note_type(labels))["end"]])
-        self._failed = dict(map(json.loads, (folder / "failed").read_text().splitlines()))
-        shape = _read_shape(folder)
-        self.shape, self.encoding = (None, "jpeg") if isinstance(shape, str) else (tuple(shape), "uint8")
+        self._ends = numpy.load(folder / "ends.npy")
+        self.shape = shape
+        self.encoding = "jpeg" if shape is None else "uint8"
 
     def __getitem__(self, number: int) -> bytes:
-        if number in self._failed:
-            raise ValueError(self._failed[number])
         begin, end = self._ends[number : number + 2].tolist()
         return os.pread(self._file.fileno(), end - begin, begin)
 
@@ -336,43 +359,30 @@ class StoredItems:
         return f"item {number}"
 
 
-def _keep(folder: Path, items: Items) -> int:
-    """Cut what an interrupted call has written to the items that are whole; return how many those are."""
-    import numpy
+class ReceivedItems:
+    """The items that another process reads and sends, in the order in which they are packed."""
 
-    try:
-        notes = numpy.fromfile(folder / "notes", _note_type(items.labels))
-        lines = (folder / "failed").read_text().splitlines(keepends=True)
-        whys = dict(json.loads(line) for line in lines if line.endswith("\n"))
-        file = open(folder / "data", "r+b")  # noqa: SIM115
-    except FileNotFoundError:
-        return 0
-    kept, end = 0, 0
-    with file:
-        for note in notes:  # checked: a power cut keeps what it likes
-            data = file.read(int(note["end"]) - end)
-            checked = data or whys.get(kept, "").encode()
-            if len(data) != note["end"] - end or zlib.crc32(checked) != note["crc"]:
-                break
-            kept, end = kept + 1, int(note["end"])
-        file.truncate(end)
-    os.truncate(folder / "notes", kept * notes.dtype.itemsize)
-    failed = [json.dumps([number, why]) + "\n" for number, why in whys.items() if number < kept]
-    write_file(folder / "failed", "".join(failed).encode())
-    return kept
+    def __init__(self, stream: BinaryIO, shape: tuple[int, ...] | None):
+        self._stream = stream
+        self._received: dict[int, StoredItem] = {}
+        self.shape = shape
+        self.encoding = "jpeg" if shape is None else "uint8"
 
+    def receive(self, number: int) -> StoredItem:
+        """Wait for the next item, which has this number; its image can then be had once by `[number]`."""
+        item = pickle.load(self._stream)
+        self._received[number] = item
+        return item
 
-def _read_shape(folder: Path):
-    try:
-        return json.loads((folder / "shape.json").read_bytes())
-    except FileNotFoundError:
-        return None
+    def __getitem__(self, number: int) -> bytes:
+        item = self._received.pop(number)
+        if item.failure:
+            raise ValueError(item.failure)
+        return item.image
 
-
-def _note_type(labels: int):
-    import numpy
-
-    return numpy.dtype([("end", "<i8"), ("crc", "<u4"), ("labels", "<f4", (labels,))])
+    def name(self, number: int) -> str:
+        """Say which item it is."""
+        return f"item {number}"
 
 
 def _write(file, data: bytes) -> int:

@@ -6,10 +6,12 @@ import glob
 import importlib
 import json
 import os
+import pickle
 import struct
+import sys
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tpukit.essentials.data import run_ahead
@@ -19,7 +21,7 @@ from tpukit.packs.array_records import Shards, write_shard
 from tpukit.packs.checked_files import write_file
 from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import NEARLY_BLACK, brightest, has_frames
-from tpukit.packs.items import StoredItems
+from tpukit.packs.items import Items, ReceivedItems, StoredItems
 from tpukit.packs.masks import is_masked, palette_of, parts_of
 from tpukit.packs.pack_sources import PackSource
 from tpukit.packs.processes import how_many, run_in_processes
@@ -39,17 +41,47 @@ def write_shards(described: PackSource, target: PackFolder, skip: bool, workers,
     workers = how_many(len(shard_files(target, count)), workers)
     counts = target.work / "counts"  # 8 bytes per process: how many images it has packed
     counts.write_bytes(bytes(8 * workers))
+    missing = [_missing(target, rank, workers) for rank in range(workers)]
+    written = count - sum(len(rows) for mine in missing for _, rows in mine)
+    items, size = described.items, target.plan["size"]
+    is_received = items is not None and items.by_number
     job = {"folder": str(target.folder), "plan": target.plan, "root": described.root, "skip": skip}
-    job |= {"reader": described.reader, "labels": len(described.label_names)}
+    job |= {"reader": described.reader, "is_received": is_received, "workers": workers}
+    job["shape"] = None if items is None else items.shape(size)
     run_in_processes(
         "tpukit.packs.pack_shards:_work",
-        [{**job, "workers": workers, "rank": rank} for rank in range(workers)],
+        [{**job, "rank": rank} for rank in range(workers)],
         label="pack images",
         total=count,
-        done=lambda: int(numpy.fromfile(counts, "<i8").sum()),
+        done=lambda: written + int(numpy.fromfile(counts, "<i8").sum()),
         folder=target.work,
         progress=progress,
+        feeds=[_feed(items, mine, size, skip=skip) for mine in missing] if is_received else (),
     )
+
+
+def _missing(target: PackFolder, rank: int, workers: int) -> list[tuple]:
+    """Return file and rows of each shard that is not written yet, of every `workers`th."""
+    import numpy
+
+    rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
+    length = target.plan["shard"]
+    missing = []
+    for number, file in enumerate(shard_files(target, len(rows))):
+        if number % workers == rank and not file.exists():
+            missing.append((file, rows[number * length : (number + 1) * length]))
+    return missing
+
+
+def _feed(items: Items, missing: list[tuple], size: int | None, *, skip: bool) -> Iterator[bytes]:
+    """Read the items of some shards, in their order, for `ReceivedItems` in the process that packs them.
+
+    This process reads them, one after the other: a dataset may hold what no other process can use at the same time,
+    such as an open file. Those processes decode and write meanwhile.
+    """
+    for _, rows in missing:
+        for number in rows["row"].tolist():
+            yield pickle.dumps(items.read_one(number, size, skip=skip))
 
 
 def read_shards_so_far(target: PackFolder) -> Shards:
@@ -93,12 +125,17 @@ def digest(stored) -> bytes:
     return struct.pack("<II", zlib.crc32(stored), zlib.adler32(stored))
 
 
-def _work(job: dict) -> None:
-    """Write every `workers`th shard."""
+def labels_of(target: PackFolder, shard: Path):
+    """Return the labels of a shard of received items, which were read with their images, all in one row."""
     import numpy
 
+    return numpy.fromfile(note_of(target, shard).with_suffix(".labels"), "<f4")
+
+
+def _work(job: dict) -> None:
+    """Write every `workers`th shard."""
     target = PackFolder(Path(job["folder"]), job["plan"])
-    rows = numpy.load(target.work / "rows.npy", mmap_mode="r")
+    missing = _missing(target, job["rank"], job["workers"])
     source, done = _open_source(target, job), 0
     with open(target.work / "counts", "r+b", buffering=0) as counts:
 
@@ -107,36 +144,41 @@ def _work(job: dict) -> None:
             done += images
             os.pwrite(counts.fileno(), done.to_bytes(8, "little"), 8 * job["rank"])
 
-        for number, file in enumerate(shard_files(target, len(rows))):
-            if number % job["workers"] == job["rank"]:
-                mine = rows[number * target.plan["shard"] : (number + 1) * target.plan["shard"]]
-                if file.exists():
-                    count(len(mine))
-                else:
-                    _write(target, file, mine, source, job["skip"], count)
+        for file, rows in missing:
+            _write(target, file, rows.copy(), source, job["skip"], count)
 
 
-def _open_source(target: PackFolder, job: dict) -> Files | StoredItems:
+def _open_source(target: PackFolder, job: dict) -> Files | StoredItems | ReceivedItems:
     """Return what reads the images by their numbers."""
     if job["reader"]:
         module, reader = job["reader"].split(":")
         return getattr(importlib.import_module(module), reader)(target.work, job["root"], target.plan)
+    shape = job["shape"] and tuple(job["shape"])
+    if job["is_received"]:
+        return ReceivedItems(sys.stdin.buffer, shape)
     items = target.work / "items"
     if items.exists():
-        return StoredItems(items, job["labels"])
+        return StoredItems(items, shape)
     masks = Names(target.work / "masks") if (target.work / "masks").exists() else None
     return Files(Names(target.work / "names"), job["root"], masks)
 
 
-def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, skip: bool, count) -> None:
+def _write(target: PackFolder, file: Path, rows, source, skip: bool, count) -> None:
     """Write a shard, and the note on it before the shard gets its name: a file under its own name is whole."""
     size, window, skipped, shapes = target.plan["size"], target.plan.get("window"), [], set()
     contents, dark, classes, frames, colours = [], [], set(), 0, defaultdict(set)
 
+    def reads() -> Iterator[Callable]:
+        for place, number in enumerate(rows["row"].tolist()):
+            if isinstance(source, ReceivedItems):
+                item = source.receive(number)
+                rows["labels"][place] = item.labels
+                dark.extend(item.dark)
+            yield functools.partial(prepare, source, number, size, window)
+
     def records() -> Iterator[bytes]:
         nonlocal frames
-        reads = (functools.partial(prepare, source, int(row["row"]), size, window) for row in rows)
-        for row, (payload, shape, seen) in zip(rows, run_ahead(reads, _READ_AHEAD), strict=True):
+        for row, (payload, shape, seen) in zip(rows, run_ahead(reads(), _READ_AHEAD), strict=True):
             number = int(row["row"])
             if shape is not None:
                 shapes.add(shape)
@@ -168,6 +210,8 @@ def _write(target: PackFolder, file: Path, rows, source: Files | StoredItems, sk
     note |= {"frames": frames, "dark": len(dark), "brightest": max(dark, default=0), "masks": sorted(classes)}
     note["colours"] = {number: sorted(mine)[:2] for number, mine in colours.items()}
     write_file(note_of(target, file).with_suffix(".contents"), b"".join(contents))
+    if isinstance(source, ReceivedItems):
+        write_file(note_of(target, file).with_suffix(".labels"), rows["labels"].tobytes())
     write_file(note_of(target, file), json.dumps(note).encode())
     os.replace(part, file)
 
@@ -190,7 +234,7 @@ def _right_path(path: str) -> str:
     return f"check the path{'' if os.path.isabs(path) else f', from {os.getcwd()}'}"
 
 
-def prepare(source: Files | StoredItems, number: int, size: int | None, window=None) -> tuple:
+def prepare(source: Files | StoredItems | ReceivedItems, number: int, size: int | None, window=None) -> tuple:
     """Return what is to be stored, the shape of its image, what `_look` saw; of a damaged one why, None and its fix."""
     try:
         data = source[number]

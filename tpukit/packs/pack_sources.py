@@ -66,6 +66,11 @@ class PackSource:
         return self.items.length if self.items is not None else self.weight and self.weight.count
 
     @property
+    def is_stream(self) -> bool:
+        """True for items that can only be iterated, which are stored before they are packed."""
+        return self.items is not None and not self.items.by_number
+
+    @property
     def has_masks(self) -> bool:
         """Tell whether each image has a mask."""
         return bool(self.mask_names) or (self.items is not None and self.items.has_masks)

@@ -17,7 +17,15 @@ from tpukit.packs.checked_files import find_fault, npy, size_and_checksum, whole
 from tpukit.packs.decoding import jpeg_decoder
 from tpukit.packs.item_parts import Columns
 from tpukit.packs.items import store_items
-from tpukit.packs.pack_shards import contents_of, note_of, prepare, read_shards_so_far, shard_files, write_shards
+from tpukit.packs.pack_shards import (
+    contents_of,
+    labels_of,
+    note_of,
+    prepare,
+    read_shards_so_far,
+    shard_files,
+    write_shards,
+)
 from tpukit.packs.pack_sources import PackSource, describe_source, make_rows
 from tpukit.packs.records import PackFolder, Records
 from tpukit.packs.room import Room
@@ -67,8 +75,9 @@ def pack(
             The image is the bytes of its file, which are stored as they are; a Pillow image of any mode, or an array
             (H, W, C) or tensor (C, H, W) of 1 or 3 channels, uint8, bool, uint16 or floats in [0, 1], stored as
             pixels. Labels are one number or several.
-            Items are written twice, in their order and then in the random one, so until the end they take twice the
-            disk. Interrupted, a source with numbers is read on from where it stopped, any other from its start.
+            A dataset with numbers is read in the random order, by this process, and written once; interrupted, the
+            files of `shard` images that are finished are kept. What can only be iterated is stored first, in its own
+            order, so until the end it takes twice the disk; interrupted, it is read from its start again.
         folder: a new or empty folder, or one where the same pack was begun; or several, of which the first is taken
             that holds this pack or has room for it, which is said.
         labels: the columns that are labels, of a table; of items their names, which are the keys of dicts (None:
@@ -165,7 +174,7 @@ def pack_described(
                     if fault := find_fault(target.folder / name, records.files[name]):
                         raise target.damaged(fault)
                 _compare_files(described, target, target.folder, records.shards)
-            elif not described.items.by_number:
+            elif described.is_stream:
                 print(f"pack: {target.folder} is finished; of a source without numbers only the first was compared")
             target.remove_work()  # which an earlier call had no time for
         else:
@@ -190,14 +199,13 @@ def _fill(target: PackFolder, described: PackSource, share: float, workers: int 
     begun = target.unfinished_plan()
     if begun and target.find_outputs() and (another := target.differences(begun)):
         raise FileExistsError(another)  # not cleared: it may be hours of work
-    # What can only be iterated may have changed behind its first item; headers of the same files have not.
-    keep = target.find_outputs() or described.look or (described.items and described.items.by_number)
-    target.begin(from_scratch=not keep)
+    # A stream may have changed behind its first item; headers of the same files have not.
+    target.begin(from_scratch=described.is_stream and not target.find_outputs())
     try:
         if described.look:
             described = described.look(target.work)
-        _lay_out(described, target, share > 0, progress)
-        if described.items is not None:
+        _lay_out(described, target, progress)
+        if described.is_stream:
             room.check(target, stored=True)
         write_shards(described, target, share > 0, workers, progress)
         _finish(described, target, share)
@@ -209,7 +217,7 @@ def _fill(target: PackFolder, described: PackSource, share: float, workers: int 
         target.remove_parts()
 
 
-def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: str | None) -> None:
+def _lay_out(described: PackSource, target: PackFolder, progress: str | None) -> None:
     """Write the rows of all images in the order they are packed in, and where the images are."""
     import numpy
 
@@ -228,7 +236,11 @@ def _lay_out(described: PackSource, target: PackFolder, skip: bool, progress: st
         return
     rows = described.rows
     if described.items is not None:
-        values = store_items(described.items, work / "items", plan["size"], skip=skip, progress=progress)
+        items = described.items
+        if items.by_number:  # their labels are known when they have been read
+            values = numpy.zeros((items.length, items.labels), numpy.float32)
+        else:
+            values = store_items(items, work / "items", plan["size"], progress=progress)
         rows = make_rows(values, described.groups)
     if described.shuffled:
         rows = rows[numpy.random.default_rng(plan["seed"]).permutation(len(rows))]
@@ -259,6 +271,9 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
 
     planned = numpy.load(target.work / "rows.npy")
     files = shard_files(target, len(planned))
+    if described.items is not None and described.items.by_number:
+        labels = numpy.concatenate([labels_of(target, file) for file in files])
+        planned["labels"] = labels.reshape(planned["labels"].shape)
     notes = [json.loads(note_of(target, file).read_bytes()) for file in files]
     skipped = sorted((image for note in notes for image in note["skipped"]), key=lambda image: image["row"])
     if len(skipped) == len(planned):

@@ -5,13 +5,14 @@ import contextlib
 import importlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from tpukit.essentials.machine import cpus
@@ -40,6 +41,7 @@ def run_in_processes(
     folder,
     progress: str | None = None,
     environ: Mapping[str, str] = os.environ,
+    feeds: Sequence[Iterator[bytes]] = (),
 ) -> None:
     """Run one fresh Python process for each job, all at once, and wait until the last has ended.
 
@@ -55,6 +57,8 @@ def run_in_processes(
         folder: where `process-<n>.log` holds what they print, until all have ended without an error.
         progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
         environ: their environment; each uses one thread.
+        feeds: for each process what it reads from `sys.stdin.buffer`; none if the processes read nothing. This process
+            makes them, a piece of each in turn, and raises what they raise.
 
     Raises:
         ValueError, OSError: a task raised it, and all processes were ended; the text and errno are the task's own.
@@ -62,7 +66,10 @@ def run_in_processes(
     """
     logs = [Path(folder) / f"process-{rank}.log" for rank in range(len(jobs))]
     with contextlib.ExitStack() as running:
-        processes = [running.enter_context(_started(task, *each, environ)) for each in zip(jobs, logs, strict=True)]
+        processes = []
+        for job, log in zip(jobs, logs, strict=True):
+            processes.append(running.enter_context(_started(task, job, log, environ)))
+        open_feeds = list(zip(processes, feeds, strict=True)) if feeds else []
         display = running.enter_context(screen(progress))
         while True:
             statuses = [process.poll() for process in processes]
@@ -73,9 +80,26 @@ def run_in_processes(
                     raise _failure(label, status, process.stdout.read(), log)
             if None not in statuses:
                 break
-            time.sleep(0.1)
+            _feed(open_feeds)
     for log in logs:
         log.unlink()
+
+
+def _feed(open_feeds: list) -> None:
+    """Write a piece to each process in turn for a tenth of a second; wait as long if there is nothing to write."""
+    until = time.monotonic() + 0.1
+    while open_feeds and time.monotonic() < until:
+        for process, feed in list(open_feeds):
+            piece = next(feed, None)
+            if piece is None:
+                open_feeds.remove((process, feed))
+                continue
+            try:
+                process.stdin.write(piece)
+                process.stdin.flush()
+            except BrokenPipeError:  # it has ended, and its status will show why
+                open_feeds.remove((process, feed))
+    time.sleep(max(0, until - time.monotonic()))
 
 
 @contextlib.contextmanager
@@ -115,12 +139,12 @@ def _failure(label: str, status: int, report: bytes, log: Path) -> Exception:
 
 
 def _run(task: str) -> None:
-    """Do the job that is the first line of stdin; that stdin ends shows that the parent is gone."""
+    """Do the job that is the first line of stdin; the task may read the rest."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends these
     report = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what is printed goes to the log
     job = json.loads(sys.stdin.buffer.readline())
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=_end_with_parent, args=[report.fileno()], daemon=True).start()
     module, function = task.split(":")
     try:
         getattr(importlib.import_module(module), function)(job)
@@ -133,6 +157,9 @@ def _run(task: str) -> None:
         sys.exit(1)
 
 
-def _end_with_parent() -> None:
-    os.read(0, 1)
+def _end_with_parent(report: int) -> None:
+    """End this process when no other can read its report any more, because the parent is gone."""
+    poll = select.poll()
+    poll.register(report, 0)  # errors are reported always, and nothing else is of interest
+    poll.poll()
     os._exit(1)

@@ -73,7 +73,7 @@ class Room:
     def check(self, target: PackFolder, *, stored: bool = False) -> None:
         """Raise NoRoom where a pack cannot fit, with what would; say what a large one needs.
 
-        `stored`: its items are written already, and their second copy is what needs room.
+        `stored`: the items of a stream are written already, and their second copy is what needs room.
         """
         written = _bytes_in(target.work / "items")
         needed = max(0, written - _bytes_of(target)) if stored else self._left(target)
@@ -110,8 +110,8 @@ class Room:
         described, count, size = self._described, self._described.count, plan["size"]
         if not count:
             return None
-        if size is not None:  # pixels; of items they are written twice
-            return count * size * size * (3 + described.has_masks) * (1 + (described.items is not None))
+        if size is not None:  # pixels; of a stream they are written twice
+            return count * size * size * (3 + described.has_masks) * (1 + described.is_stream)
         if described.weight and count * described.weight.at_most(plan) < min(enough, _NOT_WORTH_A_SAMPLE):
             return 0
         key = repr(plan)
@@ -121,8 +121,10 @@ class Room:
         return None if mean is None else int(count * mean)
 
     def _sizes(self) -> list[int]:
-        """Return the sizes of some files, which are stored as they are."""
+        """Return the sizes of some images, which are stored as they are."""
         described = self._described
+        if described.items is not None:
+            return [] if described.is_stream else described.items.sizes
         rows = spread(len(described.names), _FILES)
         files, masks = ([names[row] for row in rows if names] for names in (described.names, described.mask_names))
         sizes = look_at(files, described.root, masks)["size"]
@@ -137,7 +139,7 @@ class Room:
                 kinds.add(name)
                 ways.append(f"{name}={value}")
         if not described.weight and count:
-            each = (3 + described.has_masks) * (1 + (described.items is not None))
+            each = (3 + described.has_masks) * (1 + described.is_stream)
             size = math.isqrt(int(free / count / each)) // 16 * 16
             ways += [f"size={size}, which stores pixels"] * (size >= 32)
         for place in self._passing:

@@ -1,15 +1,17 @@
-"""The program of all that a step has recorded, run again with other inputs, without recording it.
+"""Compile a captured step as one program, and run that program again with other inputs.
 
-torch_xla's bridge to torch.compile does so with a model's forward and backward pass; here it is given a whole step. It
-cannot run what `sync` has compiled: the hash by which torch_xla keeps a program says which of the two asked for it, and
-only for the bridge does it note the shapes of what comes out (`CollectSyncTensors` and `GetGraphHash` in torch_xla's
-xla_graph_executor.cpp). But with the outputs in a sync's order, that of the tensors' ids, and the same inputs given
-away, it is the same program to the last operation: the same bits come out. And since the steps that are recorded run
-through here as well, nothing is compiled twice.
+torch_xla's bridge to torch.compile does so with a model's forward and backward pass. Here it gets a whole step. It
+cannot run a program that `sync` has compiled: the hash by which torch_xla keeps a program says which of the two asked
+for it, and only for the bridge does torch_xla note the shapes of the results (`CollectSyncTensors` and `GetGraphHash`
+in torch_xla's xla_graph_executor.cpp). With the outputs in the order of a sync, that of the tensors' ids, the program
+has the same operations, so the same bits come out. Captured steps run through here as well, so nothing is compiled
+twice.
+
+No input is donated to a program. torch_xla lets a weight and its copies share one buffer, and nothing tells which
+buffers are shared, so a donated weight could take its copies with it. The price is room for a second set of the state.
 """
 
 import gc
-from collections.abc import Collection
 
 
 class Programs:
@@ -26,22 +28,13 @@ class Programs:
         self.seed_id = self._api._get_seed_info_id()
         self._compiled: set[bytes] = set()
 
-    def compile(self, outputs: list, replaced: Collection[int]) -> tuple[bytes, list[tuple[int, object]]]:
-        """Compile what computes these tensors, in the order of their ids; return its key, and its inputs with ids.
-
-        The inputs whose ids are in `replaced` are lost when it runs: the results may take their memory.
-        """
-        from torch_xla.utils.buffer_donor_context import alias_with_buffer_donor_config
-
+    def compile(self, outputs: list) -> tuple[bytes, list[tuple[int, object]]]:
+        """Compile the program of these tensors, in the order of their ids; return its key, and its inputs with ids."""
         ids, values = self._api._get_tensors_xla_device_data_node(outputs)
-        for one, value in zip(ids, values, strict=True):
-            if one in replaced:
-                self._api._set_buffer_donation(value, True)  # as a sync does by itself; else old and new are both kept
-        with alias_with_buffer_donor_config():
-            key = self._api._get_graph_hash(outputs)
-            if key not in self._compiled:
-                self._api._xla_warm_up_cache(outputs, [])
-                self._compiled.add(key)
+        key = self._api._get_graph_hash(outputs)
+        if key not in self._compiled:
+            self._api._xla_warm_up_cache(outputs, [])
+            self._compiled.add(key)
         return key, list(zip(ids, values, strict=True))
 
     def run(self, key: bytes, inputs: list) -> list:
@@ -79,6 +72,11 @@ class Programs:
         """Return how often so far this process ran a graph, or copied a tensor to the host."""
         graphs = sum(self._api._xla_counter_value(name) or 0 for name in ("CachedCompile", "UncachedCompile"))
         return graphs + (self._api._xla_metric_data("TransferFromDeviceTime") or (0,))[0]
+
+    def executions(self) -> tuple[int, float]:
+        """Return how many programs have ended so far, and their seconds from the hand-over to the end."""
+        count, nanoseconds, *_ = self._api._xla_metric_data("ExecuteTime") or (0, 0)
+        return count, nanoseconds / 1e9
 
     def next_seed(self):
         """Return what the random numbers of a step start from, a tensor, and move on as a sync does."""

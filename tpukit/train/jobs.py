@@ -92,7 +92,6 @@ def launch_each(
     progress: str | None = None,
     precision: str | None = None,
     keep_compiles: Folders | bool | None = None,
-    host: Host | None = None,
 ) -> Jobs:
     """Run `fn(core, config)` for each config, as many at a time as there are cores, each alone on its core.
 
@@ -105,7 +104,7 @@ def launch_each(
         configs: the second argument of each job: a fold, a seed, a dict of settings.
         cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
             two cores, of which its job uses one.
-        backend, heartbeat, precision, keep_compiles, host: as in `launch`.
+        backend, heartbeat, precision, keep_compiles: as in `launch`.
         seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         stall: as in `launch`, of each job.
@@ -117,7 +116,7 @@ def launch_each(
         RuntimeInUse: this process has started the XLA or CUDA runtime.
         Interrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
     """
-    host = host or Host.read()
+    host = Host.read()
     configs = list(configs)
     if not configs:
         raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")

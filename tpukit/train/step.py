@@ -2,6 +2,7 @@
 
 import contextlib
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from tpukit.essentials.show import WrongType, WrongValue
 from tpukit.measure import RecompileMonitor
 from tpukit.runtimes import programs_of
 from tpukit.train.batch import call, inputs_and_targets
+from tpukit.train.host_time import Moment, advice
 from tpukit.train.replay import Replay
 
 
@@ -57,22 +59,29 @@ class TrainStep:
     average: object = None
     shapes: int = 1
     masked: bool = False
-    replay: bool | None = False
+    replay: bool = False
 
     def __post_init__(self):
         _check_optimizer(self.optimizer)
         self._buffers = averaged_places(self.model, self.loss)
         self._replay = None
+        self._recording = 0.0  # this thread's seconds for the Python of all steps so far
+        self._began, self._is_advised = None, False
         self.begin_augmenting(self.augment)
+        backend = self.core.backend
+        if self.replay and not self._replay and backend.traced and not backend.is_recording:
+            self.core.print("replay=True has no effect here: on this backend a step is more than one program")
 
     def begin_augmenting(self, augment: Callable | None) -> None:
         """Change the batches of all steps from here on: another graph, whose first compile is expected."""
         self.write_back()
         self.augment = augment
         self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
-        programs = programs_of(self.core.backend) if self.replay is not False else None
-        called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average", "optimizer")}
-        self._replay = Replay(self.core, programs, self.optimizer, called) if programs else None
+        self._replay = None
+        self._programs = programs_of(self.core.backend)
+        if self.replay and self._programs:
+            called = {name: getattr(self, name) for name in ("model", "loss", "prepare", "augment", "average")}
+            self._replay = Replay(self.core, self._programs, self.optimizer, called, self.schedule)
 
     @property
     def evaluated_model(self):
@@ -85,33 +94,66 @@ class TrainStep:
         lr = self.optimizer.param_groups[0]["lr"]
         return lr.detach().clone() if hasattr(lr, "detach") else float(lr)  # a schedule changes a tensor in place
 
-    def __call__(self, number: int, batches: tuple, flag) -> tuple:
+    def __call__(self, number: int, batches: tuple, flag, *, is_last: bool = False) -> tuple:
         """Train on batches, whose gradients are added up; return two float32 tensors that stay on the device.
+
+        `is_last` says that an epoch ends with this step.
 
         Returns:
             this core's loss, (); and the means over the cores of the loss and of `flag`, (2,).
         """
-        losses = self._replay.step(number, batches, flag) if self._replay else None
+        losses = None
+        if self._replay:
+            self._replay.begin_step(number, is_last=is_last)
+            losses = self._replay.step(number, batches, flag)
         losses = losses or self._record(number, batches, flag)
         if self.schedule:
             self.schedule.step()
         return losses
 
-    def write_back(self, *, and_check: bool = False) -> None:
-        """Have model, average and optimiser hold what the steps have computed, before anybody looks at them.
+    def write_back(self) -> None:
+        """Give model, average and optimizer the results of replayed steps, before anybody reads them.
 
-        With `and_check`, on all cores, the next step is recorded, to see whether it is still the same.
+        A use by Python is noticed and does so by itself. This is for code below Python, and for several cores at once.
         """
         if self._replay:
-            self._replay.write_back(and_check=and_check)
+            self._replay.write_back()
+
+    def end_epoch(self) -> None:
+        """Write back, and have all cores capture the next step: between epochs anything may have changed."""
+        if self._replay:
+            self._replay.write_back()
+            self._replay.look_again()
+
+    def start_interval(self) -> None:
+        """Begin to measure host and device, if `fit` may recommend replay; no step may be running."""
+        # XLA:CPU shares its processors with Python, so only a TPU is measured.
+        if self._programs and self.core.backend.in_graph and not (self._replay or self._is_advised):
+            self._began = self._now()
+
+    def end_interval(self, steps: int) -> None:
+        """Print once that replay would save time, if the interval of so many steps has shown it."""
+        before, self._began = self._began, None
+        if before is None:
+            return
+        if line := advice(before, self._now(), steps):
+            self._is_advised = True
+            self.core.print(line)
+
+    def _now(self) -> Moment:
+        return Moment(self._recording, *self._programs.executions(), self.monitor.compiles)
 
     def _record(self, number: int, batches: tuple, flag) -> tuple:
         import torch
 
         self.monitor.start_step(batches)
-        recording = self._replay.recording(batches, flag) if self._replay else contextlib.nullcontext([])
-        with self.core.step(), recording as losses:
-            local = self._backward(batches)
+        capturing, forward = contextlib.nullcontext([]), contextlib.nullcontext()
+        if self._replay:
+            capturing, forward = self._replay.capturing(number, batches, flag), self._replay.watching_forward()
+        with self.core.step(), capturing as losses:
+            began = time.thread_time()
+            with forward:
+                local = self._backward(batches)
             # The loss and the flag travel in the message of the gradients: a collective of their own would be one more
             # wait for the slowest core in every step.
             reduced = torch.stack([local, flag])
@@ -120,6 +162,7 @@ class TrainStep:
             if self.average:
                 self.average.update_parameters(self.model)
             losses += local, reduced
+            self._recording += time.thread_time() - began
         if message := self.monitor.end_step(number):
             self.core.print(message)
         if self._replay and self._replay.agree(number):

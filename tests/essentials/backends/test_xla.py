@@ -289,9 +289,19 @@ def test_what_is_computed_again_in_backward_is_what_was_computed_dropout_include
         assert all(torch.allclose(plain, one, atol=1e-5) for one in again)
 
 
+TRACKING = {  # layers of four channels and the shapes of their batches
+    "a table": ("BatchNorm1d", (8, 4)),
+    "sequences": ("BatchNorm1d", (3, 4, 5)),
+    "maps of one pixel": ("BatchNorm2d", (8, 4, 1, 1)),
+    "large maps": ("BatchNorm2d", (2, 4, 30, 30)),
+    "volumes": ("BatchNorm3d", (2, 4, 2, 2, 2)),
+    "instances": ("InstanceNorm2d", (3, 4, 3, 2)),
+}
+
+
 @pytest.mark.xla
 @pytest.mark.parametrize("backend", ["xla:cpu", "xla:standin"])
-def test_the_running_variance_of_batchnorm_is_that_of_n_minus_1_samples_as_pytorchs(backend):
+def test_running_variances_are_of_n_minus_1_samples_as_pytorchs(backend):
     import pickle
 
     import torch
@@ -300,21 +310,39 @@ def test_the_running_variance_of_batchnorm_is_that_of_n_minus_1_samples_as_pytor
     from tpukit import launch
     from tpukit.train import sync_batchnorm
 
-    x, norm = torch.randn(8, 4) * 3, nn.BatchNorm1d(4)
+    class OwnForward(nn.BatchNorm2d):  # as timm's BatchNormAct2d has
+        def forward(self, x):
+            return nn.functional.batch_norm(
+                x, self.running_mean, self.running_var, self.weight, self.bias, self.training, 0.1, self.eps
+            )
 
-    def train(core, norm):
-        norm, (data,) = core.model(norm), core.to_device([x])
+    def layers():
+        made = {
+            what: getattr(nn, kind)(4, affine=True, track_running_stats=True) for what, (kind, _) in TRACKING.items()
+        }
+        return nn.ModuleDict(made | {"a forward of its own": OwnForward(4)})
+
+    data = {what: torch.randn(shape) * 3 for what, (_, shape) in TRACKING.items()}
+    data["a forward of its own"] = torch.randn(8, 4, 1, 1) * 3
+
+    def train(core, norms):
+        norms = core.model(norms)
         synced = sync_batchnorm(core, core.model(nn.BatchNorm1d(4)))
+        batches = core.to_device(data)
         for _ in range(2):
             with core.step():
-                (norm(data) + norm(2 * data)).sum().backward()  # twice in a step
-                synced(data).sum().backward()
-        pickle.dumps(norm)
-        return core.to_host([norm.running_var, synced.running_var])
+                sum((norms[what](x) + norms[what](2 * x)).sum() for what, x in batches.items()).backward()
+                synced(batches["a table"]).sum().backward()
+        pickle.dumps(norms["a table"])
+        variances = {what: norms[what].running_var for what in batches}
+        return core.to_host(variances | {"synced": synced.running_var})
 
-    ((own, synced),) = launch(train, norm, cores=1, backend=backend, progress="off").results
-    for of, batches in ((own, [x, 2 * x] * 2), (synced, [x] * 2)):
-        right = nn.BatchNorm1d(4)
-        for batch in batches:
-            right(batch)
-        assert torch.allclose(of, right.running_var, rtol=1e-4)
+    (found,) = launch(train, layers(), cores=1, backend=backend, progress="off").results
+    right = layers()
+    synced = nn.BatchNorm1d(4)
+    for _ in range(2):
+        for what, x in data.items():
+            right[what](x), right[what](2 * x)
+        synced(data["a table"])
+    expected = {what: right[what].running_var for what in data} | {"synced": synced.running_var}
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

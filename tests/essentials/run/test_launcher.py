@@ -14,6 +14,7 @@ import numpy
 import psutil
 import pytest
 import torch
+from machines import on_machine
 
 import tpukit
 from tpukit import WorkerFailed, launch
@@ -347,8 +348,8 @@ def test_xla_without_a_chip_is_rehearsed_on_the_stand_in_where_it_can_be_had(obs
 )
 def test_what_cannot_be_had_is_refused_with_the_fix(facts, options, message):
     facts = {"versions": WITH_XLA, **facts}
-    with pytest.raises(ValueError, match=message):
-        quietly(lambda core: None, host=machine(**facts), **options)
+    with on_machine(machine(**facts)), pytest.raises(ValueError, match=message):
+        quietly(lambda core: None, **options)
 
 
 def in_python(code, **environ):
@@ -570,8 +571,8 @@ def test_a_torch_that_is_older_than_the_kit_can_run_is_refused_before_a_fork():
     here = tpukit.host()
     old = dataclasses.replace(here, versions={**here.versions, "torch": "2.7.0", "torch_xla": "2.7.0"})
     for backend in ("cpu", "xla"):
-        with pytest.raises(ValueError, match=r"torch 2\.7\.0 is older than this kit can run"):
-            launch(lambda core: core.rank, cores=1, backend=backend, host=old, progress="off")
+        with on_machine(old), pytest.raises(ValueError, match=r"torch 2\.7\.0 is older than this kit can run"):
+            launch(lambda core: core.rank, cores=1, backend=backend, progress="off")
 
 
 def test_a_core_that_is_alone_in_a_run_of_four_fails_before_the_worker_function():

@@ -1,36 +1,43 @@
-"""BatchNorm's running variance on XLA, of n - 1 samples as PyTorch's is: torch_xla's own layer divides by n.
+"""The running variance of BatchNorm and InstanceNorm on XLA, with n - 1 as PyTorch has it.
 
-A model that trained with 8 samples a core would be evaluated with a variance that is an eighth too small.
+torch_xla 2.8 and 2.9 divide by n. A model that trained with 8 values per channel, as images of one pixel have them in
+the last layers of a network, would be evaluated with a variance that is an eighth too small.
 """
 
 import functools
 
-# Of so many values a channel the two differ by less than 0.2 %. Layers of images have more of them, and are left alone:
-# to multiply the statistics of each would make the recording of a ResNet-34's step a fifth longer.
-_MANY = 512
-
 
 @functools.cache
 def correct_running_variance() -> None:
-    """Have the BatchNorm of tables and sequences divide by n - 1 on XLA, in this process, for good."""
-    from torch.nn.modules.batchnorm import _BatchNorm
+    """Divide by n - 1 on XLA devices, in this process, for good."""
+    import torch
 
-    whole = _BatchNorm.forward
+    # All layers end in these two, those with a forward of their own as well (timm's BatchNormAct2d).
+    for name, channel_has in {"batch_norm": _per_channel, "instance_norm": _per_channel_of_an_image}.items():
+        setattr(torch, name, _corrected(getattr(torch, name), channel_has))
 
+
+def _per_channel(x) -> int:
+    return x.numel() // x.shape[1] if x.ndim > 1 and x.shape[1] else 0
+
+
+def _per_channel_of_an_image(x) -> int:
+    return x.shape[2:].numel()
+
+
+def _corrected(whole, channel_has):
+    # torch.nn.functional gives the arguments by position.
     @functools.wraps(whole)
-    def forward(layer, x):
-        return _forward(whole, layer, x)
+    def normalize(x, weight, bias, running_mean, running_var, training, *options):
+        is_tracked = training and running_var is not None and x.device.type == "xla"
+        n = channel_has(x) if is_tracked else 0
+        if n < 2:
+            return whole(x, weight, bias, running_mean, running_var, training, *options)
+        # (1 - m) * old + m * variance, of n: both are scaled, so that the old part is the same afterwards.
+        # Of `data`: backward is handed the tensor itself, and only uses it in evaluation.
+        running_var.data.mul_((n - 1) / n)
+        outputs = whole(x, weight, bias, running_mean, running_var, training, *options)
+        running_var.data.mul_(n / (n - 1))
+        return outputs
 
-    _BatchNorm.forward = forward
-
-
-def _forward(whole, layer, x):
-    tracked = layer.training and layer.running_var is not None and x.device.type == "xla" and 1 < x.ndim < 4
-    n = x.numel() // x.shape[1] if tracked else 0
-    if not 1 < n < _MANY:
-        return whole(layer, x)
-    # Of `data`: backward is handed the tensor itself, and only uses it in evaluation.
-    layer.running_var.data.mul_((n - 1) / n)  # so that what it holds already is the same afterwards
-    outputs = whole(layer, x)
-    layer.running_var.data.mul_(n / (n - 1))
-    return outputs
+    return normalize

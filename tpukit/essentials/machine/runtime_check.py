@@ -93,6 +93,7 @@ def check(machine: Machine = THIS_MACHINE, *, host: Host | None = None) -> Check
             _shm(host),
             _fork(host, environ, machine.can_fork),
             _rehearsal(host, machine.no_stand_in()),
+            *_fixes_of_upstream(host),
         ),
         host=host,
     )
@@ -300,6 +301,17 @@ def _rehearsal(host: Host, no_stand_in: str | None) -> Finding:
         return Finding(name, "ok", fact)
     fact = f'{cpu}, or torch_xla\'s own TPU client over a stand-in for libtpu (`backend="xla"`)'
     return Finding(name, "ok", fact)
+
+
+def _fixes_of_upstream(host: Host) -> list[Finding]:
+    """List the defects of installed packages that a launch corrects, in one row; none if there are none."""
+    if host.tpu_package == "torch_tpu":
+        fact = "TorchTPU 0.2.0: running statistics of BatchNorm and InstanceNorm are updated"
+    elif host.versions.get("torch_xla"):
+        fact = "torch_xla 2.8, 2.9: running variances by n - 1; Adam is one operation, with the same bits"
+    else:
+        return []
+    return [Finding("corrected", "info", f"{fact} (no issue upstream; docs/same_on_every_core.md)")]
 
 
 def _unset(variable: str) -> str:

@@ -138,7 +138,6 @@ def launch(
     keep_compiles: Folders | bool | None = None,
     hosts: Hosts | None = None,
     shard: str | None = None,
-    host: Host | None = None,
     **unknown: object,
 ) -> Run:
     """Run `fn(core, *args)` on every core, each in a process of its own, and return when all are done.
@@ -188,7 +187,6 @@ def launch(
             and each has a part of every weight and of the optimiser's state, and computes its share of the batch. The
             same function runs; `batch_size` is of the whole run, and `core.chips` divides it. Checkpoints are those of
             the plain model. For torch_xla alone; without a chip one CPU process holds all of it, and says so.
-        host: the `Host` to plan for, if not this one.
         **unknown: refused: every keyword is an option of launch. What `fn` takes by keyword goes through
             `functools.partial(fn, lr=0.1)`.
 
@@ -206,7 +204,7 @@ def launch(
     if unknown:
         refuse_options(fn, unknown, launch)
     refuse_call(fn, args)
-    host = host or Host.read()
+    host = Host.read()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     if shard is not None:
         choose = functools.partial(choose_topology, host, backend=backend)

@@ -10,7 +10,7 @@ class Finding:
     """One thing that was examined. `fix` says what to do, in the words of the platform; empty where all is well."""
 
     name: str
-    state: str  # ok, warning or failure
+    state: str  # ok, info, warning or failure
     fact: str
     fix: str = ""
 

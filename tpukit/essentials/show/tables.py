@@ -10,7 +10,7 @@ _NARROWEST = 8  # characters; no column is made narrower than this
 
 # Mid-tones: each has a contrast of 3:1 or more on white and on #111 (WCAG 2.1, 1.4.11). Only the dot is coloured; the
 # words inherit the notebook's own colour, so they are legible in any theme.
-_DOTS = {"ok": "#2f9e5f", "warning": "#c77d0a", "failure": "#dc4c4c"}
+_DOTS = {"ok": "#2f9e5f", "info": "#3b7dd8", "warning": "#c77d0a", "failure": "#dc4c4c"}
 
 
 class Table:

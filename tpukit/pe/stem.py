@@ -10,61 +10,39 @@ Mean and variance are still those of all values. It is the same function, with t
 (Where a weight is exactly zero all values of a window end as the same number, so that pooling has no one gradient: here
 the weight gets the largest value's, and not the first one's.)
 
-By the TPU compiler's own count it saves a twelfth of a ResNet-34's step, see `benchmarks/preflight.py`.
+By the estimates of the TPU's compiler it saves a twelfth of a ResNet-34's step, see `benchmarks/preflight.py`.
 """
-
-import contextlib
-from collections.abc import Iterator
 
 import torch
 from torch import nn
 from torch.nn import functional
 from torchvision.models.resnet import ResNet
 
-
-@contextlib.contextmanager
-def pooling_first(model) -> Iterator[int]:
-    """Have torchvision's ResNets in a model pool before they normalise, in training, within; yield how many do.
-
-    Their class changes, and with it what they do when they are called; whoever calls their layers sees no difference.
-    Nothing happens to a class or a forward of somebody's own, to other layers than torchvision's, and where a hook
-    would no longer be called.
-    """
-    found = [part for part in model.modules() if _is_known(part)]
-    for part in found:
-        part.__class__ = PoolingFirst
-    try:
-        yield len(found)
-    finally:
-        for part in found:
-            part.__class__ = ResNet
-
-
-def _is_known(part) -> bool:
-    if type(part) is not ResNet or "_forward_impl" in vars(part):
-        return False
-    norm, layers = part.bn1, (part.conv1, part.bn1, part.relu, part.maxpool)
-    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return (
-        [type(layer) for layer in layers] == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]
-        and not any("forward" in vars(layer) or any(getattr(layer, name) for name in hooks) for layer in layers)
-        and norm.affine
-        and norm.track_running_stats
-        and norm.momentum is not None
-        and part.conv1.bias is None
-        and not part.maxpool.return_indices
-    )
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 class PoolingFirst(ResNet):
-    """torchvision's ResNet with another order in its stem."""
+    """torchvision's ResNet with another order in its stem, in training on XLA."""
+
+    devices = ("xla",)  # on a CPU it is not faster
 
     def _forward_impl(self, x):
-        if not self.bn1.training:
+        if x.device.type not in self.devices or not self.bn1.training or not self._has_plain_stem():
             return super()._forward_impl(x)
         x = self.relu(_stem(self.conv1, self.bn1, self.maxpool, x))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return self.fc(torch.flatten(self.avgpool(x), 1))
+
+    def _has_plain_stem(self) -> bool:
+        """Tell whether the layers of the stem are torchvision's, and nobody has a hook that would not be called."""
+        layers = (self.conv1, self.bn1, self.relu, self.maxpool)
+        if [type(layer) for layer in layers] != [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.MaxPool2d]:
+            return False
+        if any("forward" in vars(layer) or any(getattr(layer, name) for name in _HOOKS) for layer in layers):
+            return False
+        norm = self.bn1
+        has_usual_statistics = norm.affine and norm.track_running_stats and norm.momentum is not None
+        return has_usual_statistics and self.conv1.bias is None and not self.maxpool.return_indices
 
 
 def _stem(conv, norm, pool, x):

@@ -1,0 +1,72 @@
+"""The files of a job: those that were named, and no secret by accident."""
+
+import os
+
+import pytest
+
+from tpukit.cloud.job_files import named_files
+
+HIDDEN_OR_KEY = [
+    ".env", ".git/config", "sub/.netrc", "id_ed25519", "server.pem", "kaggle.json", "prod.env", "token",
+    "application_default_credentials.json", "client_secret_123.json", "secrets.toml",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HIDDEN_OR_KEY)
+def test_hidden_files_and_keys_are_refused_in_a_folder_and_sent_by_name(tmp_path, name):
+    file = tmp_path / "project" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("x")
+    (tmp_path / "project/classes.txt").write_text("cat")
+    with pytest.raises(ValueError, match="hidden|key") as caught:
+        named_files(tmp_path, ["project"])
+    assert name in str(caught.value)
+    assert list(named_files(tmp_path, [f"project/{name}"])) == [f"project/{name}"]
+
+
+def test_a_key_is_known_by_its_content_too(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/my-project-1234.json").write_text('{"type": "service_account", "private_key": "x"}')
+    with pytest.raises(ValueError, match="looks like a key"):
+        named_files(tmp_path, ["data"])
+
+
+def test_links_out_of_a_folder_are_refused_unless_named(tmp_path):
+    (tmp_path / "book/data/inside").mkdir(parents=True)
+    (tmp_path / "secret.txt").write_text("x")
+    (tmp_path / "book/data/a.txt").write_text("a")
+    (tmp_path / "book/data/link.txt").symlink_to(tmp_path / "secret.txt")
+    with pytest.raises(ValueError, match=r"data/link.txt is a link out of data"):
+        named_files(tmp_path / "book", ["data"])
+    assert list(named_files(tmp_path / "book", ["data/link.txt"])) == ["data/link.txt"]
+    (tmp_path / "book/data/link.txt").unlink()
+    (tmp_path / "book/data/same.txt").symlink_to("a.txt")
+    assert sorted(named_files(tmp_path / "book", ["data"])) == ["data/a.txt", "data/same.txt"]
+    (tmp_path / "book/data/folder").symlink_to(tmp_path)
+    with pytest.raises(ValueError, match="data/folder is a link to a folder"):
+        named_files(tmp_path / "book", ["data"])
+
+
+@pytest.mark.parametrize("name", ["../secret.txt", "absolute", "missing.txt", "socket"])
+def test_what_the_machine_could_not_have_is_refused(tmp_path, name):
+    (tmp_path / "book").mkdir()
+    (tmp_path / "secret.txt").write_text("x")
+    os.mkfifo(tmp_path / "book/socket")
+    named = tmp_path / "secret.txt" if name == "absolute" else name
+    with pytest.raises((ValueError, FileNotFoundError), match=r"not below|no such file|is no file"):
+        named_files(tmp_path / "book", [named])
+
+
+def test_a_module_with_a_token_is_refused(tmp_path):
+    (tmp_path / "helpers.py").write_text("TOKEN = 'hf_" + "a" * 34 + "'")
+    with pytest.raises(ValueError, match=r"helpers.py contains what looks like a secret"):
+        named_files(tmp_path, ["helpers.py"])
+    assert named_files(tmp_path, ["helpers.py"], not_secret=("hf_aaaaaaaa",))
+
+
+def test_names_are_paths_from_the_notebook(tmp_path):
+    (tmp_path / "data/deep").mkdir(parents=True)
+    (tmp_path / "data/deep/a b.txt").write_text("x")
+    (tmp_path / "top.txt").write_text("x")
+    found = named_files(tmp_path, ["./data", tmp_path / "top.txt", "data/deep/a b.txt"])
+    assert sorted(found) == ["data/deep/a b.txt", "top.txt"]

@@ -1,0 +1,511 @@
+"""Send a notebook as a job, follow it from any process, and bring back its results.
+
+All that is known of a job is in its folder, so any kernel can take it up:
+
+    job = submit("train.ipynb", chip="v5e-8", to="vertex", bucket="gs://my-bucket/runs")
+    job.state                 "queued", "starting", "running", "interrupted", or how it ended
+    job.result().notebook     the executed notebook; an error of a cell raises here
+    job = find("train-1125-1730-3f2a", "gs://my-bucket/runs")     later, in another kernel
+"""
+
+import hashlib
+import importlib
+import json
+import math
+import os
+import re
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+
+from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.job_files import named_files, read_requirements
+from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
+from tpukit.cloud.job_notebook import JobNotebook, check_parameters, read_notebook
+from tpukit.cloud.kit_wheel import NAME as WHEEL
+from tpukit.cloud.kit_wheel import kit_wheel
+from tpukit.cloud.options import check_plan, largest_cost
+from tpukit.cloud.secret_texts import check_allowed, refuse_secret
+from tpukit.cloud.start_script import package_list, start_script
+from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target
+from tpukit.essentials.show import Explained, NoSuchFile, Table, WrongValue, as_text, human_size
+from tpukit.measure import find_tpu, parse_duration
+
+_TARGETS = {
+    "local": ("tpukit.cloud.local", "LocalTarget"),
+    "vertex": ("tpukit.cloud.vertex", "VertexTarget"),
+    "gcloud": ("tpukit.cloud.gcloud", "GcloudTarget"),
+    "skypilot": ("tpukit.cloud.skypilot", "SkyPilotTarget"),
+}
+TARGETS = tuple(_TARGETS)
+OVER = ("succeeded", "failed", "cancelled", "timed out")
+_LOG_LINES = 30  # of the log's end, in an error
+_SECONDS_BETWEEN_LINES = 60.0  # of wait, while nothing changes
+_PATIENCE = 900.0  # seconds without an answer, of wait
+
+
+class JobFailedError(Explained, RuntimeError):
+    """A job ended without a result: its set-up, its machine, its time limit, or a cancellation.
+
+    Attributes:
+        state: failed, cancelled, timed out, or interrupted.
+    """
+
+    state = ""
+
+
+class CellFailedError(JobFailedError):
+    """A cell of a job raised an error. The message has its traceback; nothing is unpickled.
+
+    Attributes:
+        cell: the number of the cell in the notebook that was sent, from 0, with Markdown cells.
+        ename: the name of the error's class.
+        evalue: its message.
+        traceback: its traceback, as text.
+    """
+
+    cell = -1
+    ename = ""
+    evalue = ""
+    traceback = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """The results of a job, on this machine.
+
+    Attributes:
+        notebook: the executed notebook.
+        page: the same as an HTML page; None if it was not made.
+        files: the files of its working directory that are new or changed, by name.
+        metrics: the contents of its metrics.json, with attempts and seconds of the job.
+    """
+
+    notebook: Path | None
+    page: Path | None
+    files: dict[str, Path]
+    metrics: dict
+
+
+def submit(
+    notebook: str | os.PathLike,
+    *,
+    chip: str | None = None,
+    to: str | Target = "local",
+    parameters: Mapping[str, object] | None = None,
+    files: Sequence[str | os.PathLike] = (),
+    requirements: str | os.PathLike | None = None,
+    name: str | None = None,
+    bucket: str | os.PathLike | None = None,
+    timeout: str | float = "1d",
+    secrets: Mapping[str, str] | None = None,
+    options: JobOptions | None = None,
+) -> "Job":
+    """Check, show and send a notebook or a script; return its `Job` at once.
+
+    The notebook runs from top to bottom in a fresh kernel. Its relative paths are in a working
+    directory that has the named files. The directory is copied into the job's folder every few
+    seconds, so `fit(..., folder="run")` continues from its own checkpoints if the platform starts
+    the job again.
+
+    Args:
+        notebook: an .ipynb or .py file. A script with cells (`# %%`) becomes a notebook; another
+            one runs as it is.
+        chip: v5e-1, v5e-4, v5e-8, v6e-1, v6e-4, v6e-8, v2-8, v3-8 and others; None only for
+            `local`.
+        to: "local" (a dry run of the same start command on this machine), "vertex", "gcloud" or
+            "skypilot".
+        parameters: values for names that the cell with the tag "parameters" assigns.
+        files: files and folders beside the notebook that it needs. Hidden files, keys and links out
+            of a folder are refused unless each is named itself.
+        requirements: a requirements.txt with the packages that the notebook needs.
+        name: of the job; None for the notebook's name and the time. Sent again with the same
+            contents, a job that is not over is returned; any other job of that name is refused.
+        bucket: "gs://bucket/folder", in which the job gets a folder of its name; for `local` a
+            path, "jobs" by default.
+        timeout: "8h", "90m" or seconds, counted from the first start, all attempts together.
+        secrets: references by the name of the variable that the notebook reads, such as
+            {"HF_TOKEN": "projects/P/secrets/hf/versions/latest"}, or "env:HF_TOKEN" for skypilot
+            and local.
+        options: zone, region, spot, image and others; see `JobOptions`.
+
+    Raises:
+        ValueError: something would not run, would not be honoured, or contains what looks like a
+            secret.
+        FileNotFoundError: a named file is missing.
+        CloudFailed: the platform did not start the job.
+    """
+    target = _target(to)
+    options = options or JobOptions()
+    check_allowed(options.not_secret)
+    path = Path(notebook).absolute()
+    book = read_notebook(path, not_secret=options.not_secret)
+    values = check_parameters(book, parameters or {})
+    refuse_secret(json.dumps(values), "a parameter", allowed=options.not_secret)
+    sent = _sent_files(path, book, files, requirements, options)
+    name = name or _new_name(path.stem)
+    plan = JobPlan(
+        name=name,
+        target=target.name,
+        folder=address_of(bucket or "jobs", name),
+        tpu=None if chip is None else find_tpu(chip),
+        timeout=parse_duration(timeout, "timeout"),
+        python="{}.{}".format(*sys.version_info),
+        digest="",
+        options=options,
+        secrets=dict(secrets or {}),
+    )
+    check_plan(plan)
+    _check_variables(plan)
+    sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
+    sent[WHEEL] = kit_wheel()
+    about = {"parameters": values, "parameters_cell": book.parameters_cell, "numbers": book.numbers}
+    plan = replace(plan, digest=_digest(sent, [about, _plan_as_json(plan)]))
+    print(_table(plan, sent), flush=True)
+    return _send(target, plan, sent, about)
+
+
+def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about: dict) -> "Job":
+    """Write the job's folder and start the job, unless it was sent before."""
+    folder = open_folder(plan.folder, project=plan.options.project)
+    request = {"plan": _plan_as_json(plan), "sent": time.time()} | about
+    if not folder.create("job.json", json.dumps(request, indent=1).encode()):
+        job = _found(folder, target)
+        is_over = job is not None and job.state in OVER
+        if job is None or job.plan.digest != plan.digest or is_over:
+            ended = f"is over: {job.state}" if is_over else "has other contents"
+            raise WrongValue(f"there is a job {plan.name} already, which {ended}", fix="another name")
+        if folder.read("handle.json"):
+            print(f"{plan.name} was sent before, and is not sent again")
+            return job
+    for name, content in sent.items():
+        if isinstance(content, Path):
+            folder.upload(f"in/{name}", content)
+        else:
+            folder.write(f"in/{name}", content)
+    folder.write("run.sh", start_script(plan, WHEEL).encode())
+    return Job(folder, target, plan).start()
+
+
+class Job:
+    """A job, known by its folder: any process that can read the folder can take it up.
+
+    Attributes:
+        name: of the job, and of its folder.
+        address: of the folder.
+        plan: what was asked of the target.
+    """
+
+    def __init__(self, folder: JobFolder, target: Target, plan: JobPlan):
+        self.folder = folder
+        self.target = target
+        self.plan = plan
+        self.name = plan.name
+        self.address = folder.address
+
+    def __repr__(self) -> str:
+        return f"<job {self.name}: {self.state}, {self.plan.target}, {self.address}>"
+
+    @property
+    def state(self) -> str:
+        """Return the state of the job.
+
+        queued: the platform has no machine yet. starting: the machine installs packages. running.
+        interrupted: the machine was lost and the platform starts no other, but `start()` does.
+        succeeded, failed, cancelled, timed out: the job is over.
+        """
+        return self._look()[0]
+
+    def start(self) -> "Job":
+        """Start the job on a machine, as `submit` does; again after an interruption."""
+        if self._is_over():
+            raise WrongValue(f"{self.name} is over: {self.state}", fix="submit() the notebook under another name")
+        handle = self.target.start(self.plan)
+        write_json(self.folder, "handle.json", handle)
+        where = "" if isinstance(self.folder, PathFolder) else f" --bucket {self.address.rpartition('/')[0]}"
+        print(f"{self.name} was started; follow it: python -m tpukit logs {self.name}{where}", flush=True)
+        return self
+
+    def logs(self) -> str:
+        """Return the output so far; before the first cell, the platform's own log."""
+        pieces = [self.folder.read(name) or b"" for name in self.folder.names("log/")]
+        text = b"".join(pieces).decode(errors="replace")
+        handle = read_json(self.folder, "handle.json")
+        return text or (self.target.logs(handle) if handle else "")
+
+    def wait(self, timeout: str | float | None = None, *, every: float = 5.0) -> str:
+        """Wait until the job is over and return its state; print a line when it changes.
+
+        An interrupt ends the waiting, not the job. When the results are complete in the folder, the
+        machine is deleted.
+
+        Args:
+            timeout: "2h", or seconds; None waits for as long as the job takes.
+            every: seconds between two looks.
+
+        Raises:
+            TimeoutError: the job is not over after that time.
+            JobFailedError: the machine was lost and the platform starts no other.
+        """
+        limit = math.inf if timeout is None else parse_duration(timeout, "timeout")
+        began = time.monotonic()
+        answered = began
+        shown_at = began
+        shown = ""
+        while True:
+            try:
+                state, reason = self._look()
+                answered = time.monotonic()
+            except CloudFailed as error:  # a request may be lost, and the job goes on
+                if not error.may_pass or time.monotonic() - answered > _PATIENCE:
+                    raise
+                state = "no answer"
+                reason = error.fact
+            if state in OVER:
+                if shown:
+                    print(f"{self.name}: {state}", flush=True)
+                self._clean_up()
+                return state
+            if state == "interrupted":
+                raise self._failure(state, reason, fix="job.start() continues from the files that were saved")
+            if state != shown or time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES:
+                print(f"{self.name}: {state}{self._cell(state)} {reason}".rstrip(), flush=True)
+                shown = state
+                shown_at = time.monotonic()
+            if time.monotonic() - began > limit:
+                raise TimeoutError(f"{self.name} is {state} after {limit:g} s")
+            time.sleep(every)
+
+    def cancel(self) -> "Job":
+        """End the job. The cell that runs may save; saved files stay in the folder."""
+        if not self._is_over():
+            self.folder.create("cancel", b"{}")
+            handle = read_json(self.folder, "handle.json")
+            if handle:
+                self.target.cancel(handle)
+        return self
+
+    def result(self, folder: str | os.PathLike | None = None, *, timeout: str | float | None = None) -> Result:
+        """Wait, and return the executed notebook and the files.
+
+        Args:
+            folder: where to put them; None for jobs/<name>, or the job's own folder if it is on
+                this machine.
+            timeout: see `wait`.
+
+        Raises:
+            CellFailedError: a cell raised; its traceback is in the message.
+            JobFailedError: the job failed otherwise, was cancelled, or reached its time limit.
+        """
+        self.wait(timeout)
+        state, reason = self._look()
+        result = read_json(self.folder, "result.json")
+        if "ename" in result:
+            raise CellFailedError(
+                f"cell {result['cell']} of {self.name} raised {result['ename']}: {result['evalue']}",
+                found=result["traceback"],
+                fix="correct the cell and submit it again; job.download() has everything up to there",
+                **{name: result[name] for name in ("cell", "ename", "evalue", "traceback")},
+                state=state,
+            )
+        if state != "succeeded":
+            raise self._failure(state, reason, fix="job.logs() has all output; job.download() the files")
+        return self.download(folder)
+
+    def download(self, folder: str | os.PathLike | None = None) -> Result:
+        """Return the notebook and the files as they are now, without waiting."""
+        is_here = isinstance(self.folder, PathFolder) and folder is None
+        place = Path(self.address) if is_here else Path(folder or Path("jobs", self.name))
+        outputs = self.folder.names("out/")
+        records = [name for name in ("notebook.ipynb", "notebook.html", "metrics.json") if self.folder.names(name)]
+        if not is_here:
+            for name in outputs + records:
+                self.folder.download(name, place / name)
+        return Result(
+            notebook=place / "notebook.ipynb" if "notebook.ipynb" in records else None,
+            page=place / "notebook.html" if "notebook.html" in records else None,
+            files={name.removeprefix("out/"): place / name for name in outputs},
+            metrics=read_json(self.folder, "metrics.json"),
+        )
+
+    def _is_over(self) -> bool:
+        return bool(read_json(self.folder, "result.json"))
+
+    def _look(self) -> tuple[str, str]:
+        """Return the state and the reason for it."""
+        handle = read_json(self.folder, "handle.json")
+        # The platform first: the job may end between the two looks.
+        platform = self.target.state(handle) if handle and not self._is_over() else PlatformState("gone")
+        result = read_json(self.folder, "result.json")
+        if result:
+            return result["state"], result.get("error", "")
+        if not handle:
+            return "starting", "it was not started yet"
+        if platform.word == "queued":
+            return "queued", platform.reason
+        if platform.word == "running":
+            state = read_json(self.folder, "state.json").get("state")
+            return ("running" if state == "running" else "starting"), platform.reason
+        if platform.word == "cancelled" or self.folder.read("cancel") is not None:
+            return "cancelled", platform.reason
+        if platform.word == "gone":
+            return "interrupted", platform.reason or "the machine is gone"
+        missing = f"the platform reports {platform.word}, and the notebook left no result"
+        return "failed", platform.reason or missing
+
+    def _cell(self, state: str) -> str:
+        if state != "running":
+            return ""
+        about = read_json(self.folder, "state.json")
+        return f", cell {about['cell'] + 1} of {about['cells']}" if about.get("cells") else ""
+
+    def _clean_up(self) -> None:
+        """Let the target delete the machine, once all files of the manifest are in the folder."""
+        handle = read_json(self.folder, "handle.json")
+        if not handle or handle.get("is_cleaned_up"):
+            return
+        for name, stored in read_json(self.folder, "manifest.json").items():
+            if self.folder.stored(name) != tuple(stored):
+                raise CloudFailed(
+                    f"the machine of {self.name} was not deleted: {name} is not complete in the folder",
+                    found=f"{self.address}/{name} differs from manifest.json",
+                    fix="job.wait() again; when you have copied the files yourself, delete the machine",
+                )
+        self.target.clean_up(handle)
+        write_json(self.folder, "handle.json", handle | {"is_cleaned_up": True})
+
+    def _failure(self, state: str, reason: str, *, fix: str) -> JobFailedError:
+        end = "\n".join(self.logs().splitlines()[-_LOG_LINES:])
+        why = f"; {reason}" if reason else ""
+        return JobFailedError(f"the job {self.name} has no result: {state}{why}", found=end, fix=fix, state=state)
+
+
+class Jobs(Table, list):
+    """Jobs as a list that shows itself as a table."""
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return name, state, target, chip and time of each job."""
+        rows = []
+        for job in self:
+            sent = read_json(job.folder, "job.json").get("sent", 0)
+            moment = time.strftime("%Y-%m-%d %H:%M", time.localtime(sent))
+            chip = job.plan.tpu.name if job.plan.tpu else "no TPU"
+            rows.append((job.name, job.state, job.plan.target, chip, moment))
+        return rows
+
+
+def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = None) -> Job:
+    """Take up a job by its name, from any process.
+
+    Args:
+        name: of the job.
+        bucket: where it was submitted to.
+        to: the target, if it needs credentials of its own; None for the one that the job was sent
+            to.
+
+    Raises:
+        FileNotFoundError: no such job; the message has those that exist.
+    """
+    folder = open_folder(bucket, project=getattr(to, "project", None))
+    job = _found(folder.below(name), to)
+    if job is None:
+        names = ", ".join(folder.folders()) or "none"
+        raise NoSuchFile(f"no job {name} in {folder.address}", found=f"there are {names}", fix="one of these names")
+    return job
+
+
+def jobs(bucket: str | os.PathLike = "jobs") -> Jobs:
+    """Return all jobs of a folder, the newest last: `jobs()` shows them as a table."""
+    folder = open_folder(bucket)
+    found = [_found(folder.below(name), None) for name in folder.folders()]
+    there = [job for job in found if job is not None]
+    return Jobs(sorted(there, key=lambda job: read_json(job.folder, "job.json").get("sent", 0)))
+
+
+def _found(folder: JobFolder, target: Target | None) -> Job | None:
+    request = read_json(folder, "job.json")
+    if not request:
+        return None
+    plan = _plan_from_json(request["plan"])
+    return Job(folder, target or _target(plan.target), plan)
+
+
+def _target(to: str | Target) -> Target:
+    if not isinstance(to, str):
+        return to
+    if to not in _TARGETS:
+        raise WrongValue(f"to={to!r} is no target", found=f"there are {', '.join(_TARGETS)}", fix='to="local"')
+    module, name = _TARGETS[to]
+    return getattr(importlib.import_module(module), name)()
+
+
+def _sent_files(path: Path, book: JobNotebook, files, requirements, options: JobOptions) -> dict[str, bytes | Path]:
+    """Return all files that are sent, by their names in the folder `in`."""
+    if isinstance(files, str | os.PathLike):
+        raise WrongValue(f"files is a list, got {files!r}", fix=f'files=["{files}"]')
+    named = list(files)
+    if book.script:
+        named.append(book.script.name)
+    found = named_files(path.parent, named, not_secret=options.not_secret)
+    sent: dict[str, bytes | Path] = {"notebook.ipynb": book.content}
+    sent |= {f"files/{name}": file for name, file in found.items()}
+    if requirements is not None:
+        sent["requirements.txt"] = read_requirements(
+            Path(requirements), package_list(options, WHEEL), not_secret=options.not_secret
+        )
+    return sent
+
+
+def _check_variables(plan: JobPlan) -> None:
+    """Refuse a secret that a tool should take from a variable of this process which is not set."""
+    for reference in plan.secrets.values():
+        _, is_variable, variable = reference.partition("env:")
+        if is_variable and variable not in os.environ:
+            raise WrongValue(f"the variable {variable} of secrets= is not set here", fix=f"export {variable}=...")
+
+
+def _new_name(stem: str) -> str:
+    """Return a name that no other job has: the notebook's, the time, and four random letters."""
+    words = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:20].strip("-")
+    begin = words if words[:1].isalpha() else f"job-{words}".rstrip("-")
+    return f"{begin}-{time.strftime('%m%d-%H%M')}-{uuid.uuid4().hex[:4]}"
+
+
+def _digest(sent: Mapping[str, bytes | Path], about: list) -> str:
+    digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, content in sorted(sent.items()):
+        digest.update(f"\n{name}\n".encode())
+        digest.update(content.read_bytes() if isinstance(content, Path) else content)
+    return digest.hexdigest()[:32]
+
+
+def _plan_as_json(plan: JobPlan) -> dict:
+    return asdict(plan) | {"tpu": plan.tpu.name if plan.tpu else None}
+
+
+def _plan_from_json(value: dict) -> JobPlan:
+    """Return a plan from job.json; names that a later tpukit has added are ignored."""
+    known = {one.name: value[one.name] for one in fields(JobPlan) if one.name in value}
+    options = {one.name: value["options"][one.name] for one in fields(JobOptions) if one.name in value["options"]}
+    options["not_secret"] = tuple(options.get("not_secret", ()))
+    known |= {"options": JobOptions(**options), "tpu": find_tpu(value["tpu"]) if value["tpu"] else None}
+    return JobPlan(**known)
+
+
+def _table(plan: JobPlan, sent: Mapping[str, bytes | Path]) -> str:
+    """Return all that is sent, with its size, and what the job may cost at most."""
+    sizes = {
+        name: content.stat().st_size if isinstance(content, Path) else len(content) for name, content in sent.items()
+    }
+    machine = plan.tpu.name if plan.tpu else "this one"
+    if plan.target == "local" and plan.tpu:
+        machine = f"this one, with the packages for {machine}"
+    rows = [(f"in/{name}", human_size(size)) for name, size in sizes.items()]
+    rows += [(f"{len(sizes)} files", human_size(sum(sizes.values())))]
+    rows += [("to", f"{plan.target}, {plan.folder}"), ("machine", machine)]
+    rows += [("secrets", f"{name}, by reference") for name in plan.secrets]
+    rows += [("largest cost", largest_cost(plan))]
+    return f"{plan.name}\n\n{as_text(rows)}\n"

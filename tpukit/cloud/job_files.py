@@ -1,0 +1,127 @@
+"""The files that a job sends: those that were named, and its requirements."""
+
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from tpukit.cloud.secret_texts import refuse_secret
+from tpukit.essentials.machine import RELEASES
+from tpukit.essentials.show import NoSuchFile, WrongValue
+
+_KEY_NAME = re.compile(
+    r"(?i)^id_(rsa|dsa|ecdsa|ed25519)$|[.](pem|key|p12|pfx|jks|keystore|ppk|kdbx|gpg|token|env)$"
+    r"|^(kaggle|token|.*(secret|credential|account).*)[.](json|toml|ya?ml|ini)$|^(token|credentials|[_.]?netrc)$"
+)
+_KEY_CONTENT = re.compile(rb"-----BEGIN [A-Z ]*PRIVATE KEY|\"(refresh_token|private_key)\"\s*:")
+_LONGEST_KEY_FILE = 100_000  # bytes; a key is shorter
+_SHOWN = 8  # refused files in a message
+_LOCAL_PATH = re.compile(
+    r"^\s*(?:(?:-r|-c|-e|-f|--requirement|--constraint|--editable|--find-links)[\s=]*(?![\s=]|https?:|git\+)|[./~]|file:)"
+    r"|^\s*(?!https?:)[^\s#@]+[.](?:whl|zip|tar[.]gz)\b|@\s*file:"
+)
+
+
+def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret: Sequence[str] = ()) -> dict[str, Path]:
+    """Return the files to send by their path from the notebook's folder.
+
+    In a folder that was named, hidden files, keys and links that lead out of it are refused. Such a
+    file is sent only if it is named itself.
+
+    Raises:
+        ValueError: a file is refused; the message names all of them.
+    """
+    found = {}
+    refused = []
+    for one in named:
+        place = folder / one
+        if not place.exists():
+            raise NoSuchFile(f"no such file: {place}", fix=f"a path from {folder}")
+        files = [place]
+        if place.is_dir():
+            files = sorted(path for path in place.rglob("*") if path.is_symlink() or not path.is_dir())
+        for file in files:
+            name = Path(os.path.relpath(file, folder)).as_posix()
+            reason = _reason(file, name, place if place.is_dir() else None)
+            if reason:
+                refused.append(f"{name} {reason}")
+                continue
+            if file.suffix == ".py":
+                refuse_secret(file.read_text(encoding="utf-8", errors="replace"), name, allowed=not_secret)
+            found[name] = file
+    if refused:
+        more = f", and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
+        raise WrongValue(
+            f"{len(refused)} of the named files would not be sent",
+            found="; ".join(refused[:_SHOWN]) + more,
+            fix="name only the files that the job needs; one of these is sent if it is named itself",
+        )
+    return found
+
+
+def _reason(file: Path, name: str, place: Path | None) -> str:
+    """Return the reason why a file is not sent; `place` is the folder that was named, if any."""
+    if name.startswith("../") or Path(name).is_absolute():
+        return "is not below the notebook's folder"
+    if place is None:
+        return "" if file.is_file() else "is no file"
+    if any(part.startswith(".") for part in Path(name).parts):
+        return "is hidden"
+    if file.is_dir():
+        return "is a link to a folder"
+    if not file.exists():
+        return "is a broken link"
+    if not file.resolve().is_relative_to(place.resolve()):
+        return f"is a link out of {place.name}"
+    if not file.is_file():
+        return "is no file"
+    has_key = file.stat().st_size <= _LONGEST_KEY_FILE and _KEY_CONTENT.search(file.read_bytes())
+    return "looks like a key" if has_key or _KEY_NAME.search(file.name) else ""
+
+
+def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequence[str] = ()) -> bytes:
+    """Return the contents of a requirements file that another machine can install.
+
+    Raises:
+        ValueError: a line names a file of this machine, contradicts a pinned package, or contains a
+            secret.
+    """
+    if not path.is_file():
+        raise NoSuchFile(f"no such file: {path}", fix='requirements="requirements.txt"')
+    text = path.read_text(encoding="utf-8")
+    refuse_secret(text, path.name, allowed=not_secret)
+    pins = dict(line.partition(";")[0].split("==") for line in packages if "==" in line)
+    for number, line in enumerate(text.splitlines(), start=1):
+        place = f"line {number} of {path.name}"
+        if _LOCAL_PATH.search(line):
+            raise WrongValue(
+                f"{place} names a file of this machine, which the job does not have",
+                found=line.strip(),
+                fix="write its lines into this file; or name a wheel in files=, and install it in a cell with %pip",
+            )
+        _check_requirement(line, place, pins)
+    return text.encode()
+
+
+def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
+    """Refuse a version that contradicts the pins, and JAX without the library that drives a TPU."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    try:
+        wanted = Requirement(re.split(r"\s#|\s--", line)[0].strip())
+    except InvalidRequirement:  # an empty line, an option, or something that uv will explain
+        return
+    name = re.sub(r"[-_.]+", "_", wanted.name.lower())
+    pinned = pins.get(name)
+    if pinned and not wanted.specifier.contains(pinned, prereleases=True):
+        raise WrongValue(
+            f"{place} contradicts {name}=={pinned}, which every job with this torch installs",
+            found=line.strip(),
+            fix=f'remove the line, or JobOptions(torch="...") with one of {", ".join(RELEASES)}, or torch="none"',
+        )
+    if name == "jax" and not pins and "tpu" not in wanted.extras:
+        raise WrongValue(
+            f"{place} installs JAX without libtpu: it would train on the CPU of the TPU's machine",
+            found=line.strip(),
+            fix=line.strip().replace("jax", "jax[tpu]", 1),
+        )

@@ -1,0 +1,264 @@
+"""The folder of a job: a path, or gs://bucket/folder through Google's own client.
+
+The files of a job, by their names:
+
+    job.json             the request; made only once, so a name belongs to one job
+    run.sh, in/          what is sent: the start script, notebook, packages, files/
+    handle.json          the platform's name for the job
+    cancel               exists if the job should end
+    attempts/0001.json   one for each start on a machine
+    state.json           attempt, cell, time
+    out/                 a copy of the working directory
+    log/01-000001.txt    the output, by attempt, in pieces
+    notebook.ipynb       executed as far as it ran, and at the end notebook.html and metrics.json
+    manifest.json        at the end, all of these with size and checksum
+    result.json          exists only when the job is over; it is written last
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+from tpukit.cloud.answers import Service
+from tpukit.essentials.machine import write_whole
+from tpukit.essentials.show import NotInstalled, WrongValue
+
+_BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
+_SECONDS = 60.0  # for one request
+_UNFINISHED = re.compile(r"[.]\d+[.]part$")  # a file that `write_whole` is writing
+
+
+class Stored(NamedTuple):
+    """Size in bytes and CRC32C checksum of a file, as Cloud Storage writes it."""
+
+    size: int
+    crc32c: str
+
+
+def open_folder(address: str | os.PathLike, *, project: str | None = None, credentials=None) -> "JobFolder":
+    """Return the folder at an address, which need not exist.
+
+    Raises:
+        ValueError: the address is no path and no bucket.
+        ImportError: it is a bucket, and Google's client is not installed.
+    """
+    text = os.fspath(address)
+    if "://" not in text:
+        return PathFolder(Path(text).absolute())
+    found = _BUCKET.fullmatch(text.rstrip("/"))
+    if not found:
+        raise WrongValue(f"{text!r} is no bucket", fix='"gs://my-bucket/runs"')
+    return BucketFolder(found[1], (found[2] or "").strip("/"), project=project, credentials=credentials)
+
+
+def address_of(bucket: str | os.PathLike, name: str) -> str:
+    """Return the address of a folder in another one, without opening it."""
+    text = os.fspath(bucket)
+    return f"{text.rstrip('/')}/{name}" if "://" in text else str(Path(text).absolute() / name)
+
+
+def read_json(folder: "JobFolder", name: str) -> dict:
+    """Return the object in a file; an empty one without the file, or while it is being written."""
+    with contextlib.suppress(ValueError):
+        return json.loads(folder.read(name) or b"{}")
+    return {}
+
+
+def write_json(folder: "JobFolder", name: str, value: dict) -> None:
+    """Write an object as JSON."""
+    folder.write(name, json.dumps(value, indent=1).encode())
+
+
+class PathFolder:
+    """A folder of this machine, or a bucket that is mounted. Each file is whole or not there."""
+
+    def __init__(self, path: Path):
+        self.address = str(path)
+        self._path = path
+
+    def read(self, name: str) -> bytes | None:
+        """Return a file's content; None without the file."""
+        try:
+            return (self._path / name).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file, over one that is there."""
+        with write_whole(self._place(name)) as written:
+            written.write(content)
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Write a file if there is none, and return whether it was written."""
+        # The name is taken first, so a reader may see an empty file for a moment.
+        try:
+            with open(self._place(name), "xb") as written:
+                written.write(content)
+        except FileExistsError:
+            return False
+        return True
+
+    def upload(self, name: str, file: Path) -> None:
+        """Copy a file of this machine into the folder."""
+        with open(file, "rb") as source, write_whole(self._place(name)) as written:
+            shutil.copyfileobj(source, written)
+
+    def download(self, name: str, file: Path) -> None:
+        """Copy a file of the folder to this machine."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(self._path / name, file)
+
+    def delete(self, name: str) -> None:
+        """Delete a file; nothing happens without one."""
+        (self._path / name).unlink(missing_ok=True)
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Return the names of all files that begin with a prefix, sorted."""
+        place = self._path / prefix.rpartition("/")[0]
+        files = [path for path in place.rglob("*") if path.is_file() and not _UNFINISHED.search(path.name)]
+        names = sorted(path.relative_to(self._path).as_posix() for path in files)
+        return [name for name in names if name.startswith(prefix)]
+
+    def stored(self, name: str) -> Stored | None:
+        """Return size and checksum of a file; None without the file."""
+        with contextlib.suppress(FileNotFoundError):
+            return stored_file(self._path / name)
+        return None
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders directly in this one, sorted."""
+        if not self._path.is_dir():
+            return []
+        return sorted(path.name for path in self._path.iterdir() if path.is_dir())
+
+    def below(self, name: str) -> "PathFolder":
+        """Return one of these folders, which need not exist."""
+        return PathFolder(self._path / name)
+
+    def _place(self, name: str) -> Path:
+        place = self._path / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        return place
+
+
+class BucketFolder:
+    """The same for a folder of a bucket. Errors are `CloudFailed`, with the fix."""
+
+    def __init__(self, bucket: str, path: str, *, project: str | None = None, credentials=None):
+        try:
+            from google.cloud import storage
+        except ImportError as error:
+            raise NotInstalled(
+                f"a job's folder in a bucket needs Google's client: {error}",
+                fix="`pip install google-cloud-storage`",
+            ) from error
+        self.address = f"gs://{bucket}/{path}".rstrip("/")
+        self._path = path
+        project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
+        role = "roles/storage.objectAdmin"
+        self._service = Service("Cloud Storage", "storage.googleapis.com", role, project or "the project")
+        with self._service.asked(self.address):
+            # Objects need no project; without one the client would look for it, and may find none.
+            self._client = storage.Client(project=project or "none", credentials=credentials)
+            self._bucket = self._client.bucket(bucket)
+
+    def below(self, name: str) -> "BucketFolder":
+        folder = object.__new__(BucketFolder)
+        folder.__dict__ |= self.__dict__
+        folder.address = f"{self.address}/{name}"
+        folder._path = f"{self._path}/{name}".lstrip("/")
+        return folder
+
+    def read(self, name: str) -> bytes | None:
+        with self._service.asked(f"{self.address}/{name}"), _or_nothing():
+            return self._blob(name).download_as_bytes(timeout=_SECONDS)
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        with self._service.asked(f"{self.address}/{name}"):
+            self._blob(name).upload_from_string(content, timeout=_SECONDS, retry=_retry())
+
+    def create(self, name: str, content: bytes) -> bool:
+        from google.api_core.exceptions import PreconditionFailed
+
+        with self._service.asked(f"{self.address}/{name}"):
+            try:
+                self._blob(name).upload_from_string(content, timeout=_SECONDS, if_generation_match=0)
+            except PreconditionFailed:
+                # A repeated request finds the file that the lost answer was about.
+                return self._blob(name).download_as_bytes(timeout=_SECONDS) == content
+        return True
+
+    def upload(self, name: str, file: Path) -> None:
+        with self._service.asked(f"{self.address}/{name}"):
+            self._blob(name).upload_from_filename(str(file), timeout=_SECONDS, retry=_retry())
+
+    def download(self, name: str, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with self._service.asked(f"{self.address}/{name}"):
+            self._blob(name).download_to_filename(str(file), timeout=_SECONDS)
+
+    def delete(self, name: str) -> None:
+        with self._service.asked(f"{self.address}/{name}"), _or_nothing():
+            self._blob(name).delete(timeout=_SECONDS)
+
+    def names(self, prefix: str = "") -> list[str]:
+        before = f"{self._path}/" if self._path else ""
+        with self._service.asked(self.address):
+            blobs = list(self._client.list_blobs(self._bucket, prefix=before + prefix, timeout=_SECONDS))
+        # The console makes empty objects with a slash at the end, to show folders.
+        return sorted(blob.name.removeprefix(before) for blob in blobs if not blob.name.endswith("/"))
+
+    def stored(self, name: str) -> Stored | None:
+        with self._service.asked(f"{self.address}/{name}"):
+            blob = self._bucket.get_blob(self._full(name), timeout=_SECONDS)
+        return Stored(blob.size, blob.crc32c) if blob else None
+
+    def folders(self) -> list[str]:
+        before = f"{self._path}/" if self._path else ""
+        with self._service.asked(self.address):
+            listing = self._client.list_blobs(self._bucket, prefix=before, delimiter="/", timeout=_SECONDS)
+            list(listing)  # the prefixes are known after the last page
+        return sorted(one.removeprefix(before).rstrip("/") for one in listing.prefixes)
+
+    def _full(self, name: str) -> str:
+        return f"{self._path}/{name}".lstrip("/")
+
+    def _blob(self, name: str):
+        return self._bucket.blob(self._full(name))
+
+
+JobFolder = PathFolder | BucketFolder
+
+
+def stored_file(file: Path) -> Stored:
+    """Return size and checksum of a file of this machine."""
+    import google_crc32c
+
+    checksum = google_crc32c.Checksum()
+    size = 0
+    with open(file, "rb") as opened:
+        while piece := opened.read(2**20):
+            checksum.update(piece)
+            size += len(piece)
+    return Stored(size, base64.b64encode(checksum.digest()).decode())
+
+
+def _retry():
+    """Return the client's policy for requests that may be repeated."""
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return DEFAULT_RETRY
+
+
+@contextlib.contextmanager
+def _or_nothing():
+    from google.api_core.exceptions import NotFound
+
+    with contextlib.suppress(NotFound):
+        yield

@@ -1,0 +1,240 @@
+"""Read a notebook or a script as a job will run it, and refuse one that cannot run.
+
+    # %% tags=["parameters"]     begins a cell of a script; in a notebook, a cell with that tag
+    preset = "cpu"
+    epochs = 1
+
+With these defaults, `-p preset v5e-8 -p epochs 3` gives `{"preset": "v5e-8", "epochs": 3}`.
+"""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tpukit.cloud.secret_texts import refuse_secret
+from tpukit.essentials.show import NoSuchFile, WrongType, WrongValue
+
+_MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
+_OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run
+_PERCENT = re.compile(r"^#[ ]?%%(.*)$", re.MULTILINE)  # begins a cell in Jupytext, VS Code and Spyder
+_KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
+# `runpy` and not %run, which prints the error of a script and then succeeds.
+_RUN_SCRIPT = "import runpy, sys\nsys.argv = [{0!r}]\n_ = runpy.run_path({0!r}, run_name='__main__')"
+
+
+@dataclass(frozen=True)
+class JobNotebook:
+    """A notebook that was checked.
+
+    Attributes:
+        content: the notebook without outputs, as it is sent.
+        numbers: for each cell that is sent, its number in the file, from 0.
+        parameters_cell: the index of the cell with the tag "parameters" among those that are sent;
+            -1 without one.
+        defaults: the expressions of that cell, by name; None for a name without a value.
+        script: a file that the notebook only runs, and that must be sent as well.
+    """
+
+    content: bytes
+    numbers: tuple[int, ...]
+    parameters_cell: int
+    defaults: Mapping[str, ast.expr | None]
+    script: Path | None = None
+
+
+def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
+    """Return the checked notebook of an .ipynb or .py file.
+
+    Raises:
+        ValueError: it is no Python notebook, a cell is no Python, or a cell contains what looks
+            like a secret.
+    """
+    if path.suffix not in (".ipynb", ".py"):
+        raise WrongValue(f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py")
+    if not path.is_file():
+        raise NoSuchFile(f"no such file: {path}", fix="the path of the notebook, from this folder")
+    script = None
+    if path.suffix == ".py":
+        text = path.read_text(encoding="utf-8")
+        refuse_secret(text, path.name, allowed=not_secret)
+        book = _of_script(text, path.name)
+        script = None if _PERCENT.search(text) else path
+        _check_python(text, path.name)
+    else:
+        book = _load(path)
+    numbers = _clean(book)
+    texts = []
+    for number, cell in zip(numbers, book["cells"], strict=True):
+        text = cell["source"]
+        texts.append(text)
+        refuse_secret(text, f"cell {number} of {path.name}", allowed=not_secret)
+        may_fail = "raises-exception" in _tags(cell)
+        if cell["cell_type"] == "code" and not may_fail:
+            _check_python(text, f"cell {number} of {path.name}")
+    tagged = [index for index, cell in enumerate(book["cells"]) if "parameters" in _tags(cell)]
+    index = tagged[0] if tagged else -1
+    defaults = _defaults(texts[index]) if tagged else {}
+    content = json.dumps(book, indent=1, ensure_ascii=False).encode()
+    return JobNotebook(content, numbers, parameters_cell=index, defaults=defaults, script=script)
+
+
+def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) -> dict[str, object]:
+    """Return parameters that the notebook has and that JSON keeps; refuse others."""
+    if parameters and notebook.parameters_cell < 0:
+        raise WrongValue(
+            f"the parameters {', '.join(parameters)} need a cell of parameters, and the notebook has none",
+            found='no cell has the tag "parameters"',
+            fix='give the cell with the defaults that tag; in a script, `# %% tags=["parameters"]` above it',
+        )
+    unknown = [name for name in parameters if name not in notebook.defaults]
+    if unknown:
+        raise WrongValue(
+            f"no such parameter: {', '.join(map(str, unknown))}",
+            found=f"the notebook has {', '.join(notebook.defaults) or 'none in its cell of parameters'}",
+            fix="one of these, or assign the new one in that cell",
+        )
+    for name, value in parameters.items():
+        _check_value(name, value)
+    return dict(parameters)
+
+
+def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> dict[str, object]:
+    """Return the values of `-p name value`: text if the default is text, else a literal."""
+    values = {}
+    for name, text in pairs:
+        check_parameters(notebook, {name: text})
+        default = notebook.defaults[name]
+        if isinstance(default, ast.Constant) and isinstance(default.value, str):
+            values[name] = text
+            continue
+        try:
+            values[name] = ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            shown = "no value" if default is None else ast.unparse(default)
+            raise WrongValue(
+                f"-p {name} {text}: this is no Python literal",
+                found=f"the default of {name} is {shown}, so {text!r} is not taken as text",
+                fix=f"""a number, True, None, a list; or text in two pairs of quotes: -p {name} '"{text}"'""",
+            ) from None
+    return values
+
+
+def _load(path: Path) -> dict:
+    try:
+        book = json.loads(path.read_text(encoding="utf-8"))
+        version = book["nbformat"]
+        language = book.get("metadata", {}).get("kernelspec", {}).get("language", "python")
+        is_notebook = isinstance(book["cells"], list) and version == 4
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise WrongValue(
+            f"{path.name} is no notebook", found=f"{type(error).__name__}: {error}", fix="open and save it in Jupyter"
+        ) from error
+    if not is_notebook:
+        raise WrongValue(f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4")
+    if language.lower() != "python":
+        raise WrongValue(f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python")
+    return book
+
+
+def _of_script(text: str, name: str) -> dict:
+    """Return a script as a notebook: its cells if it has some, else one cell that runs the file."""
+    found = list(_PERCENT.finditer(text))
+    if not found:
+        return _book([_cell("code", _RUN_SCRIPT.format(name), tags=[])])
+    cells = [_cell("code", text[: found[0].start()], tags=[])]
+    ends = [match.start() for match in found[1:]] + [len(text)]
+    for match, end in zip(found, ends, strict=True):
+        source = text[match.end() : end]
+        kind = "markdown" if "[markdown]" in match[1] else "code"
+        if kind == "markdown":
+            source = re.sub("^# ?", "", source.strip(), flags=re.MULTILINE)
+        tags = re.search(r"tags=(\[[^\]]*\])", match[1])
+        cells.append(_cell(kind, source, tags=ast.literal_eval(tags[1]) if tags else []))
+    return _book([cell for cell in cells if cell["source"]])
+
+
+def _book(cells: list[dict]) -> dict:
+    return {"cells": cells, "metadata": {"kernelspec": _KERNEL}, "nbformat": 4, "nbformat_minor": 4}
+
+
+def _cell(kind: str, source: str, *, tags: list[str]) -> dict:
+    return {"cell_type": kind, "metadata": {"tags": tags}, "source": source.strip("\n")}
+
+
+def _clean(book: dict) -> tuple[int, ...]:
+    """Remove outputs and cells of an earlier run; return the numbers of the cells that stay."""
+    numbers = []
+    cells = []
+    for number, cell in enumerate(book["cells"]):
+        source = cell.get("source", "")
+        cell["source"] = source if isinstance(source, str) else "".join(source)
+        cell.setdefault("metadata", {})
+        if not _MADE_BY_PAPERMILL.isdisjoint(_tags(cell)):
+            continue
+        if cell["cell_type"] == "code":
+            cell["outputs"] = []
+            cell["execution_count"] = None
+        numbers.append(number)
+        cells.append(cell)
+    book["cells"] = cells
+    metadata = {name: value for name, value in book.get("metadata", {}).items() if name not in _OF_A_RUN}
+    book["metadata"] = metadata | {"kernelspec": _KERNEL}  # the name of a kernel belongs to the caller's machine
+    return tuple(numbers)
+
+
+def _tags(cell: Mapping) -> list[str]:
+    return cell["metadata"].get("tags", [])
+
+
+def _check_python(text: str, place: str) -> None:
+    """Refuse a syntax error. Without IPython, cells with magics are not looked at."""
+    try:
+        from IPython.core.inputtransformer2 import TransformerManager
+
+        text = TransformerManager().transform_cell(text)
+    except ImportError:
+        if re.search(r"^\s*[%!?]|^[^#]*[!?]\s*$|=\s*[%!]", text, re.MULTILINE):
+            return
+    except SyntaxError:  # the compiler's own words are better
+        pass
+    try:
+        compile(text, place, "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    except SyntaxError as error:
+        line = (error.text or "").strip()
+        raise WrongValue(
+            f"{place} is no Python: {error.msg}",
+            found=f"line {error.lineno}: {line}",
+            fix="correct it, and save the file",
+        ) from None
+
+
+def _defaults(text: str) -> dict[str, ast.expr | None]:
+    """Return the names that the cell of parameters assigns, with their expressions."""
+    lines = [re.sub(r"^\s*[%!].*", "pass", line) for line in text.splitlines()]
+    defaults = {}
+    for statement in ast.parse("\n".join(lines)).body:
+        targets = getattr(statement, "targets", None) or [getattr(statement, "target", None)]
+        for target in targets:
+            names = [node.id for node in ast.walk(target) if isinstance(node, ast.Name)] if target else []
+            is_single = isinstance(target, ast.Name)
+            for name in names:
+                defaults[name] = getattr(statement, "value", None) if is_single else None
+    return defaults
+
+
+def _check_value(name: str, value: object) -> None:
+    if isinstance(value, list | tuple):
+        for one in value:
+            _check_value(name, one)
+    elif isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        for one in value.values():
+            _check_value(name, one)
+    elif type(value) not in (str, bool, int, float, type(None)):
+        raise WrongType(
+            f"the parameter {name} cannot be sent: it has a {type(value).__name__}",
+            found="text, numbers, True, False, None, lists, and dicts with text as keys can be sent",
+            fix=f"{name}=str(...) or float(...)",
+        )

@@ -1,0 +1,197 @@
+"""Which option of a job each target honours, refusals by name, and the largest possible cost.
+
+    spot        vertex: passed on    gcloud: passed on    skypilot: passed on    local: refused
+    zone        vertex: refused      gcloud: required     skypilot: passed on    local: refused
+
+An option that a target does not pass on is an error before anything is sent. It is never ignored.
+"""
+
+import re
+from dataclasses import fields
+
+from tpukit.cloud.slices import MACHINE_SPECS
+from tpukit.cloud.target import JobOptions, JobPlan
+from tpukit.essentials.machine import PRICES_OF
+from tpukit.essentials.show import WrongValue
+from tpukit.measure import find_tpu
+
+# A platform ends a machine this many seconds after the time limit, if the runner did not end it.
+BACKSTOP_SECONDS = 600
+SHORTEST_TIMEOUT = 60
+
+_OF_SKYPILOT = ("SkyPilot takes it from its own configuration", "set it in ~/.sky/config.yaml")
+# Per target the options that it refuses: the reason, and the fix. All others are honoured.
+REFUSED = {
+    "vertex": {
+        "zone": ("a Vertex AI job has a region and no zone", 'region="us-west4"'),
+    },
+    "gcloud": {
+        "region": ("a TPU VM is created in a zone", 'zone="us-west4-a"'),
+    },
+    "skypilot": {
+        "project": _OF_SKYPILOT,
+        "service_account": _OF_SKYPILOT,
+        "reservation": (
+            "SkyPilot does not support reservations of TPU VMs",
+            'to="vertex", or to="gcloud" with reservation="any"',
+        ),
+    },
+    "local": dict.fromkeys(
+        ("zone", "region", "project", "spot", "reservation", "image", "service_account"),
+        ("the local target starts the job on this machine", "leave it out, or choose another target"),
+    ),
+}
+
+_REGION = "[a-z]+(-[a-z]+)+[0-9]+"
+_PROJECT = r"([a-z0-9.-]+:)?[a-z0-9]([a-z0-9-]*[a-z0-9])?"
+# Per option a pattern and an example. They become parts of commands, so nothing else is accepted.
+_PATTERNS = {
+    "zone": (f"{_REGION}-[a-z0-9]+", "us-west4-a"),
+    "region": (_REGION, "us-central1"),
+    "project": (_PROJECT, "my-project"),
+    "service_account": (
+        "[^@\\s'\"$`]+@[a-z0-9.-]+[.]gserviceaccount[.]com",
+        "trainer@my-project.iam.gserviceaccount.com",
+    ),
+    "image": ("[a-z0-9][A-Za-z0-9._/:@-]*", "us-docker.pkg.dev/my-project/images/trainer:1"),
+}
+_NAME = "[a-z]([a-z0-9-]{0,38}[a-z0-9])?"
+_BUCKET = "gs://[a-z0-9][a-z0-9._-]{1,61}[a-z0-9](/[A-Za-z0-9._-]+)+"
+_VARIABLE = "[A-Za-z_][A-Za-z0-9_]*"
+_RESERVATION = f"projects/{_PROJECT}/zones/{_REGION}-[a-z0-9]+/reservations/[a-z0-9-]+"
+_OF_SECRET_MANAGER = "projects/[^/\\s]+/secrets/[A-Za-z0-9_-]+/versions/([0-9]+|latest)"
+_SECRETS = {
+    "vertex": (_OF_SECRET_MANAGER, "projects/my-project/secrets/hf/versions/latest"),
+    "gcloud": (_OF_SECRET_MANAGER, "projects/my-project/secrets/hf/versions/latest"),
+    "skypilot": (f"env:{_VARIABLE}", "env:HF_TOKEN"),
+    "local": (f"env:{_VARIABLE}", "env:HF_TOKEN"),
+}
+
+
+def check_name(name: str) -> str:
+    """Return the name of a job, if every target accepts it."""
+    if not re.fullmatch(_NAME, name):
+        raise WrongValue(
+            f"{name!r} cannot be the name of a job",
+            found="lower-case letters, digits and hyphens; a letter first; at most 40 characters",
+            fix='name="train-1"',
+        )
+    return name
+
+
+def check_place(option: str, given: str | None) -> str | None:
+    """Return a zone, region, project, account or image, if Google Cloud may have it."""
+    pattern, example = _PATTERNS[option]
+    if given is not None and not re.fullmatch(pattern, given):
+        raise WrongValue(f"{given!r} cannot be a {option} of Google Cloud", fix=f'{option}="{example}"')
+    return given
+
+
+def check_plan(plan: JobPlan) -> None:
+    """Raise WrongValue for an option that the target of the plan would not honour.
+
+    Raises:
+        ValueError: the message names the option, the target and the fix.
+    """
+    check_name(plan.name)
+    _check_refused(plan)
+    for option in _PATTERNS:
+        check_place(option, getattr(plan.options, option))
+    _check_reservation(plan)
+    _check_machine(plan)
+    _check_secrets(plan)
+    if not SHORTEST_TIMEOUT <= plan.timeout < float("inf"):
+        raise WrongValue(
+            f"timeout={plan.timeout:g} s is not supported: a job needs a limit of a minute or more",
+            found="the time limit bounds the cost of the job",
+            fix='timeout="8h"',
+        )
+
+
+def _check_refused(plan: JobPlan) -> None:
+    for field in fields(JobOptions):
+        given = getattr(plan.options, field.name)
+        if given == field.default or field.name not in REFUSED[plan.target]:
+            continue
+        reason, fix = REFUSED[plan.target][field.name]
+        raise WrongValue(
+            f"{field.name}={given!r} is not supported by the target {plan.target}",
+            found=reason,
+            fix=fix,
+        )
+
+
+def _check_reservation(plan: JobPlan) -> None:
+    reservation = plan.options.reservation
+    if reservation is None:
+        return
+    if plan.options.spot:
+        raise WrongValue(
+            "spot and reservation exclude each other",
+            found=f"spot=True, reservation={reservation!r}",
+            fix="leave one of them out",
+        )
+    if plan.target == "gcloud" and reservation != "any":
+        raise WrongValue(
+            f"reservation={reservation!r} is not supported by the target gcloud",
+            found="only `gcloud alpha` selects a reservation of TPUs by its name",
+            fix='reservation="any", which uses a reservation of this zone that fits',
+        )
+    if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
+        raise WrongValue(
+            f"reservation={reservation!r} cannot be a reservation of Vertex AI",
+            found="Vertex AI takes the full name",
+            fix='reservation="projects/my-project/zones/us-west4-a/reservations/my-reservation"',
+        )
+
+
+def _check_machine(plan: JobPlan) -> None:
+    """Refuse a missing chip, zone or bucket, and a chip that the target does not have."""
+    if plan.target == "local":
+        if "://" in plan.folder:
+            raise WrongValue(
+                "the target local keeps its jobs in a folder of this machine",
+                found=f"bucket={plan.folder.rpartition('/')[0]!r}",
+                fix='bucket="jobs"',
+            )
+        return
+    if plan.tpu is None:
+        raise WrongValue(f"the target {plan.target} needs a chip", fix='chip="v5e-8"')
+    if plan.target == "vertex":
+        find_tpu(plan.tpu.name, among=MACHINE_SPECS, without="Vertex AI does not train on")
+    if plan.target == "gcloud" and plan.options.zone is None:
+        raise WrongValue(
+            "the target gcloud needs the zone of the TPU VM",
+            fix='options=JobOptions(zone="us-west4-a"), or another zone with quota',
+        )
+    if not re.fullmatch(_BUCKET, plan.folder):
+        raise WrongValue(
+            f"the target {plan.target} needs a bucket for the results of the job",
+            found=f"the folder of this job would be {plan.folder!r}",
+            fix='bucket="gs://my-bucket/jobs"',
+        )
+
+
+def _check_secrets(plan: JobPlan) -> None:
+    pattern, example = _SECRETS[plan.target]
+    for name, reference in plan.secrets.items():
+        is_variable = re.fullmatch(_VARIABLE, name)
+        if not is_variable or not re.fullmatch(pattern, reference):
+            # The reference is not printed: it may be the secret itself.
+            raise WrongValue(
+                f"the secret {name!r} is not a reference that the target {plan.target} reads",
+                found="secrets never travel as text",
+                fix=f'secrets={{"HF_TOKEN": "{example}"}}',
+            )
+
+
+def largest_cost(plan: JobPlan) -> str:
+    """Return the price per hour and the largest possible cost, as one line."""
+    if plan.target == "local" or plan.tpu is None:
+        return "nothing: it runs on this machine"
+    hours = plan.timeout / 3600
+    most = hours * plan.tpu.dollars
+    more = BACKSTOP_SECONDS / 3600 * plan.tpu.dollars
+    price = f"about ${plan.tpu.dollars:.2f} per hour ({PRICES_OF})"
+    backstop = f"${more:,.2f} if it does not end by itself within {BACKSTOP_SECONDS // 60} min"
+    return f"{price}; at most {hours:g} h, ${most:,.2f}, and {backstop}"

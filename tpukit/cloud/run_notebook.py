@@ -1,0 +1,519 @@
+"""Execute a notebook on the machine of its job, and keep the job's folder up to date.
+
+    work/run/            the working directory of the notebook
+    work/notebook.ipynb  the executed notebook, written by papermill before and after each cell
+
+A thread copies what changed into the job's folder every two seconds. After a loss of the machine,
+another attempt continues with the files of the last copy. result.json is written last, after all
+other files are in the folder and were compared with those of this machine.
+"""
+
+import base64
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+import urllib.request
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tpukit.cloud.job_folder import JobFolder, open_folder, read_json, stored_file, write_json
+
+_BETWEEN_COPIES = 2.0  # seconds; Cloud Storage takes one write per second and name
+_BETWEEN_LOOKS = 5.0  # seconds, at the marker that cancels the job
+_LONGEST_WAIT = 10.0  # seconds, of a file that changes all the time, for its copy
+_CHECKPOINT = re.compile(r"(?:^|/)step-\d{8,}(?:-best)?-[0-9a-f]{8}[.]pt$")  # as `fit` names it
+_LOG_PIECE = 256 * 2**10  # characters; a piece is written again until it is full
+_LONGEST_LOG = 200 * 2**20  # characters of one attempt
+_LONGEST_OUTPUT = 10 * 2**20  # characters of one cell, in the notebook
+_FINAL_TRIES = 8  # of the last copy, over about four minutes
+_EXIT_CODES = {"succeeded": 0, "interrupted": 75}
+
+
+class _Log:
+    """The output of one attempt: to standard output at once, and to the job's folder in pieces."""
+
+    def __init__(self, attempt: int):
+        self._attempt = attempt
+        self._piece = 1
+        self._text = ""  # of this piece
+        self._saved = 0  # characters of it in the folder
+        self._length = 0  # of the whole log
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> None:
+        """Add text, as papermill does for the output of cells."""
+        sys.stdout.write(text)
+        with self._lock:
+            room = _LONGEST_LOG - self._length
+            self._length += len(text)
+            if 0 < room < len(text):
+                text = f"{text[:room]}\ntpukit: the log is too long; the rest of this attempt is not kept\n"
+            if room > 0:
+                self._text += text
+
+    def flush(self) -> None:
+        """Bring standard output to the platform's own log."""
+        sys.stdout.flush()
+
+    def save(self, folder: JobFolder) -> None:
+        """Write the piece that grows."""
+        with self._lock:
+            text = self._text
+        if len(text) == self._saved:
+            return
+        folder.write(f"log/{self._attempt:02}-{self._piece:06}.txt", text.encode(errors="replace"))
+        self._saved = len(text)
+        if len(text) >= _LOG_PIECE:
+            with self._lock:
+                self._text = self._text[len(text) :]
+            self._piece += 1
+            self._saved = 0
+
+
+class _Attempt:
+    """One start of a job on one machine.
+
+    Attributes:
+        number: from 1. Whoever makes the file of the next number has taken over the job.
+        reason: why the notebook is to end: "timed out", "cancelled", "replaced"; empty for a signal
+            of the platform.
+    """
+
+    def __init__(self, folder: JobFolder, work: Path):
+        self.folder = folder
+        self.work = work
+        self.reason = ""
+        self.cell = 0
+        self.cells = 0
+        self.number, self.first_start = _take_number(folder)
+        self.log = _Log(self.number)
+        self._copied: dict[str, tuple] = {}  # files in the folder, by name
+        self._seen: dict[str, tuple] = {}  # the same at the last look
+        self._waiting: dict[str, float] = {}  # since when a changed file waits for its copy
+        self._sent: dict[str, tuple] = {}  # files that came with the job and did not change
+        self._sent_names: set[str] = set()  # of all that came, also if they were deleted
+        self._deleted: list[str] = read_json(folder, "state.json").get("deleted", [])  # of these
+        self._is_restored = False  # until then, a file that is missing was not deleted
+        self._notebook: tuple | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def directory(self) -> Path:
+        """The working directory of the notebook."""
+        return self.work / "run"
+
+    def restore(self, source: Path) -> None:
+        """Bring the files that were sent, and those that earlier attempts have saved."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        sent = open_folder(source / "in" / "files")
+        self._sent_names = set(sent.names())
+        for name in self._sent_names:
+            if name not in self._deleted:
+                sent.download(name, self.directory / name)
+                self._sent[name] = _key(self.directory / name)
+        for name in self.folder.names("out/"):
+            name = name.removeprefix("out/")
+            self.folder.download(f"out/{name}", self.directory / name)
+            self._copied[name] = _key(self.directory / name)
+            self._sent.pop(name, None)
+        self._is_restored = True
+        if self.number > 1:
+            self.log.write(f"tpukit: attempt {self.number}, with {len(self._copied)} files of the attempts before\n")
+            earlier = self.folder.read("notebook.ipynb")
+            if earlier:
+                self.folder.write(f"notebook-attempt-{self.number - 1}.ipynb", earlier)
+
+    def save(self, state: str = "running", *, is_final: bool = False) -> None:
+        """Copy what changed to the folder; raise `_Replaced` if another machine has taken over."""
+        with self._lock:
+            if self.folder.read(_attempt_file(self.number + 1)) is not None:
+                self.reason = "replaced"
+                raise _Replaced
+            self._copy_notebook()
+            self.log.save(self.folder)
+            if self._is_restored:
+                self._copy_files(is_final)
+            about = {"state": state, "attempt": self.number, "cell": self.cell, "cells": self.cells}
+            about |= {"time": time.time(), "deleted": self._deleted}
+            write_json(self.folder, "state.json", about)
+
+    def _copy_notebook(self) -> None:
+        notebook = self.work / "notebook.ipynb"
+        key = _key(notebook) if notebook.exists() else None
+        if key and key != self._notebook:
+            self.folder.upload("notebook.ipynb", notebook)
+            self._notebook = key
+
+    def _copy_files(self, is_final: bool) -> None:
+        """Copy what changed, and delete what was deleted.
+
+        A file is copied when nobody has written to it since the last look, because half of it would
+        be useless. Checkpoints of `fit` get their names when they are whole, so they are copied at
+        once. A file that changes all the time is copied every ten seconds, unless it changes during
+        the copy.
+        """
+        there = _files(self.directory)
+        now = time.monotonic()
+        for name, key in there.items():
+            if key in (self._copied.get(name), self._sent.get(name)):
+                continue
+            since = self._waiting.setdefault(name, now)
+            is_whole = is_final or self._seen.get(name) == key or _CHECKPOINT.search(name)
+            if is_whole or now - since >= _LONGEST_WAIT:
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    self._copy_file(name, key, is_whole=bool(is_whole))
+        for name in self._copied.keys() - there.keys():
+            self.folder.delete(f"out/{name}")
+            del self._copied[name]
+        self._deleted = sorted(self._sent_names - there.keys())
+        self._seen = there
+
+    def _copy_file(self, name: str, key: tuple, *, is_whole: bool) -> None:
+        file = self.directory / name
+        if not is_whole:
+            file = self.work / "changing"
+            shutil.copyfile(self.directory / name, file)
+            if _key(self.directory / name) != key:
+                return
+        self.folder.upload(f"out/{name}", file)
+        self._copied[name] = key
+        self._waiting.pop(name, None)
+
+    def manifest(self) -> dict[str, list]:
+        """Return size and checksum of all results on this machine, by name."""
+        files = {f"out/{name}": self.directory / name for name in self._copied}
+        for name in ("notebook.ipynb", "notebook.html", "metrics.json"):
+            if (self.work / name).exists():
+                files[name] = self.work / name
+        return {name: list(stored_file(path)) for name, path in files.items()}
+
+
+class _Replaced(Exception):
+    """Another machine runs this job now."""
+
+
+def main(arguments: list[str]) -> int:
+    """Run a job; the arguments are its address, the folder with `in/`, and the work folder."""
+    address, source, work = arguments
+    folder = open_folder(address)
+    attempt = _Attempt(folder, Path(work))
+    attempt.log.write((attempt.work / "setup.log").read_text(errors="replace"))
+    request = read_json(folder, "job.json")
+    signal.signal(signal.SIGTERM, _interrupt)
+    over = threading.Event()
+    try:
+        result = _run(attempt, request, Path(source), over)
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from here on, all is copied
+    except KeyboardInterrupt:
+        result = {"state": attempt.reason or "interrupted"}
+    except Exception as error:  # without a result it would start again
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        text = traceback.format_exc()
+        result = {"state": "failed", "phase": "start", "error": f"{type(error).__name__}: {error}", "traceback": text}
+        attempt.log.write(text)
+    over.set()
+    if result["state"] == "interrupted" and folder.read("cancel") is not None:
+        result["state"] = "cancelled"
+    return _finish(attempt, result, request)
+
+
+def _run(attempt: _Attempt, request: Mapping, source: Path, over: threading.Event) -> dict:
+    plan = request["plan"]
+    threading.Thread(target=_watch, args=(attempt, float(plan["timeout"]), over), daemon=True).start()
+    os.environ |= read_secrets(plan.get("secrets", {}))
+    os.environ |= {"TPUKIT_JOB": plan["name"], "TPUKIT_ATTEMPT": str(attempt.number)}
+    attempt.restore(source)
+    attempt.save()
+    threading.Thread(target=_copy, args=(attempt, over), daemon=True).start()
+    return _execute(attempt, request, source)
+
+
+def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
+    """Execute the notebook with papermill and return the result."""
+    import papermill
+    from jupyter_client import KernelManager
+    from nbclient.exceptions import DeadKernelError
+    from papermill.iorw import papermill_io
+
+    # Half of this time passes between the interrupt of the cell and SIGTERM for the kernel.
+    KernelManager.shutdown_wait_time.default_value = 2 * request["plan"]["options"]["grace"]
+    papermill_io.register("whole:", _WholeFiles(attempt))
+    _register_engine()
+    parameters = request["parameters"]
+    try:
+        papermill.execute_notebook(
+            str(source / "in" / "notebook.ipynb"),
+            f"whole:{attempt.work}/notebook.ipynb",
+            parameters,
+            cwd=str(attempt.directory),
+            engine_name="tpukit",
+            kernel_name="python3",
+            progress_bar=False,
+            stdout_file=attempt.log,
+            stderr_file=attempt.log,
+            start_timeout=300,
+            autosave_cell_every=10,
+        )
+    except papermill.PapermillExecutionError:
+        failure = _failed_cell(attempt, request)
+        if failure:
+            return {"state": "failed", "phase": "cell"} | failure
+    except DeadKernelError:
+        text = f"the kernel died in cell {attempt.cell}, as it does when the machine has too little memory"
+        return {"state": "failed", "phase": "kernel", "error": text}
+    return {"state": "succeeded"}
+
+
+def _failed_cell(attempt: _Attempt, request: Mapping) -> dict:
+    """Return the error of the first cell that has no tag "raises-exception", if any."""
+    place = attempt.work / "notebook.ipynb"
+    book = json.loads(place.read_text(encoding="utf-8"))
+    marker = "papermill-error-cell-tag"
+    book["cells"] = [cell for cell in book["cells"] if marker not in cell["metadata"].get("tags", [])]
+    is_shifted = bool(request["parameters"])  # by the cell that papermill has inserted
+    for index, cell in enumerate(book["cells"]):
+        errors = [one for one in cell.get("outputs", []) if one["output_type"] == "error"]
+        if not errors or "raises-exception" in cell["metadata"].get("tags", []):
+            continue
+        number = request["numbers"][index - int(is_shifted and index > request["parameters_cell"])]
+        lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(errors[0]["traceback"]))
+        return {"cell": number, "ename": errors[0]["ename"], "evalue": errors[0]["evalue"], "traceback": lines}
+    _WholeFiles(attempt).write(json.dumps(book, indent=1), str(place))
+    return {}
+
+
+class _WholeFiles:
+    """Write notebooks whole. papermill writes in place: a kill would leave half of one."""
+
+    def __init__(self, attempt: _Attempt):
+        self._attempt = attempt
+
+    def write(self, text: str, path: str) -> None:
+        """Write the executed notebook, and note the cell that runs."""
+        statuses = [cell["metadata"].get("papermill", {}).get("status") for cell in json.loads(text)["cells"]]
+        self._attempt.cells = len(statuses)
+        if "running" in statuses:
+            self._attempt.cell = statuses.index("running")
+        place = Path(path.removeprefix("whole:"))
+        open_folder(place.parent).write(place.name, text.encode(errors="replace"))
+
+    def pretty_path(self, path: str) -> str:
+        """Return a path for messages."""
+        return path.removeprefix("whole:")
+
+
+def _register_engine() -> None:
+    """Register papermill's engine with a limit of the output that it keeps per cell."""
+    from nbformat import NotebookNode
+    from papermill.clientwrap import PapermillNotebookClient
+    from papermill.engines import Engine, papermill_engines
+    from papermill.log import logger
+
+    class Client(PapermillNotebookClient):
+        kept: tuple[int, int] = (-1, 0)  # the cell, and the characters of its output
+
+        def process_message(self, message, cell, cell_index):
+            kind = message["msg_type"]
+            content = message["content"]
+            before = self.kept[1] if self.kept[0] == cell_index and kind != "clear_output" else 0
+            size = _output_size(kind, content)
+            self.kept = (cell_index, before + size)
+            if not size or before + size <= _LONGEST_OUTPUT:
+                return super().process_message(message, cell, cell_index)
+            text = content.get("text", "")
+            kept = text[: max(0, _LONGEST_OUTPUT - before)]
+            if before <= _LONGEST_OUTPUT:
+                note = f"{kept}\ntpukit: more than {_LONGEST_OUTPUT:,} characters of output; the rest is in the log\n"
+                shown = {"msg_type": "stream", "content": {"name": content.get("name", "stderr"), "text": note}}
+                super().process_message(message | shown, cell, cell_index)
+            if kind == "stream":
+                self.log_output_message(
+                    NotebookNode(output_type="stream", name=content["name"], text=text[len(kept) :])
+                )
+            return None
+
+    class LimitedEngine(Engine):
+        @classmethod
+        def execute_managed_notebook(cls, manager, kernel_name, *, start_timeout, stdout_file, stderr_file, **_):
+            files = {"stdout_file": stdout_file, "stderr_file": stderr_file}
+            times = {"startup_timeout": start_timeout, "timeout": None, "iopub_timeout": 60}
+            return Client(manager, kernel_name=kernel_name, log=logger, **files, **times).execute()
+
+    papermill_engines.register("tpukit", LimitedEngine)
+
+
+def _output_size(kind: str, content: Mapping) -> int:
+    if kind == "stream":
+        return len(content["text"])
+    if kind in ("display_data", "execute_result"):
+        return sum(len(str(value)) for value in content["data"].values())
+    return 0
+
+
+def _copy(attempt: _Attempt, over: threading.Event) -> None:
+    """Copy changed files until the notebook is over. After an error, the next copy is a retry."""
+    while not over.wait(_BETWEEN_COPIES):
+        try:
+            attempt.save()
+        except _Replaced:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        except Exception as error:  # of a disk or a network
+            attempt.log.write(f"tpukit: results could not be copied: {error}\n")
+
+
+def _watch(attempt: _Attempt, timeout: float, over: threading.Event) -> None:
+    """End the notebook at the time limit, or if the job was cancelled."""
+    folder = None  # its own, because a client is for one thread
+    next_look = 0.0
+    while not over.wait(0.5):
+        if time.time() > attempt.first_start + timeout:
+            attempt.reason = "timed out"
+        elif time.monotonic() > next_look:
+            next_look = time.monotonic() + _BETWEEN_LOOKS
+            with contextlib.suppress(Exception):  # the next look may succeed
+                folder = folder or open_folder(attempt.folder.address)
+                if folder.read("cancel") is not None:
+                    attempt.reason = "cancelled"
+        if attempt.reason:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+
+
+def _interrupt(*_: object) -> None:
+    """Handle SIGTERM: papermill interrupts the cell, which may save, and ends the kernel."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def _finish(attempt: _Attempt, result: dict, request: Mapping) -> int:
+    """Copy the rest, compare it, write result.json last; return the exit code."""
+    if result["state"] == "replaced":
+        print("tpukit: another machine runs this job now; this one ends", flush=True)
+        return 1
+    if result["state"] == "timed out":
+        result["error"] = f"the time limit of {request['plan']['timeout']:.0f} s, counted from the first start"
+    if result["state"] != "interrupted":
+        result |= {"attempt": attempt.number, "seconds": round(time.time() - attempt.first_start, 1)}
+        _write_page(attempt)
+        _write_metrics(attempt, result)
+    pause = 2.0
+    for _ in range(_FINAL_TRIES):
+        try:
+            _copy_rest(attempt, result)
+            return _EXIT_CODES.get(result["state"], 1)
+        except _Replaced:
+            return 1
+        except Exception as error:  # of the file system or Google's client
+            print(f"tpukit: the results could not be copied: {error}", flush=True)
+            time.sleep(pause)
+            pause = min(2 * pause, 60.0)
+    return 75  # without a result, so that another attempt can bring it
+
+
+def _copy_rest(attempt: _Attempt, result: dict) -> None:
+    attempt.save("interrupted", is_final=True)
+    if result["state"] == "interrupted":
+        return
+    for name in ("notebook.html", "metrics.json"):
+        if (attempt.work / name).exists():
+            attempt.folder.upload(name, attempt.work / name)
+    manifest = attempt.manifest()
+    for name, stored in manifest.items():
+        if attempt.folder.stored(name) != tuple(stored):
+            raise OSError(f"{name} in the folder differs from the file of this machine")
+    write_json(attempt.folder, "manifest.json", manifest)
+    write_json(attempt.folder, "result.json", result)
+
+
+def _write_page(attempt: _Attempt) -> None:
+    """Write the executed notebook as an HTML page; without one the result is the same."""
+    try:
+        from nbconvert import HTMLExporter
+
+        page, _ = HTMLExporter().from_filename(str(attempt.work / "notebook.ipynb"))
+        (attempt.work / "notebook.html").write_text(page, encoding="utf-8", errors="replace")
+    except Exception as error:
+        attempt.log.write(f"tpukit: no HTML page: {type(error).__name__}: {error}\n")
+
+
+def _write_metrics(attempt: _Attempt, result: Mapping) -> None:
+    """Write the notebook's own metrics.json, if it has one, together with the facts of the job."""
+    own = {}
+    with contextlib.suppress(OSError, ValueError):
+        own = json.loads((attempt.directory / "metrics.json").read_text())
+    facts = {name: result[name] for name in ("state", "attempt", "seconds")}
+    metrics = (own if isinstance(own, dict) else {"metrics": own}) | {"job": facts}
+    (attempt.work / "metrics.json").write_text(json.dumps(metrics, indent=1))
+
+
+def _take_number(folder: JobFolder) -> tuple[int, float]:
+    """Return a number that no other machine has, and the time of the first start."""
+    started = float(os.environ.get("TPUKIT_STARTED") or time.time())
+    number = 1 + len(folder.names("attempts/"))
+    # The process is in the content, so that two machines never write the same.
+    about = json.dumps({"started": started, "machine": f"{os.uname().nodename} {os.getpid()} {time.time_ns()}"})
+    while not folder.create(_attempt_file(number), about.encode()):
+        number += 1
+    first = read_json(folder, _attempt_file(1)).get("started", started)
+    return number, first
+
+
+def _attempt_file(number: int) -> str:
+    return f"attempts/{number:04}.json"
+
+
+def _files(folder: Path) -> dict[str, tuple]:
+    """Return the keys of all files below a folder, by name. Links are left out."""
+    found = {}
+    for path in folder.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            if path.is_file() and not path.is_symlink() and path.parent.name != "__pycache__":
+                found[path.relative_to(folder).as_posix()] = _key(path)
+    return found
+
+
+def _key(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+def read_secrets(secrets: Mapping[str, str], *, open_url: Callable = urllib.request.urlopen) -> dict[str, str]:
+    """Return the values of secrets in Secret Manager, with the account of this machine.
+
+    References of another kind ("env:NAME") are left out: the platform has put them into the
+    environment.
+    """
+    wanted = {name: reference for name, reference in secrets.items() if reference.startswith("projects/")}
+    if not wanted:
+        return {}
+    host = os.environ.get("GCE_METADATA_HOST", "metadata.google.internal")
+    address = f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token"
+    token = _get_json(address, {"Metadata-Flavor": "Google"}, open_url)["access_token"]
+    values = {}
+    for name, reference in wanted.items():
+        address = f"https://secretmanager.googleapis.com/v1/{reference}:access"
+        answer = _get_json(address, {"Authorization": f"Bearer {token}"}, open_url)
+        values[name] = base64.b64decode(answer["payload"]["data"]).decode()
+    return values
+
+
+def _get_json(address: str, headers: Mapping[str, str], open_url: Callable) -> dict:
+    try:
+        with open_url(urllib.request.Request(address, headers=dict(headers)), timeout=30) as answer:
+            return json.load(answer)
+    except OSError as error:
+        raise OSError(
+            f"{address}: {error}; the job's service account needs roles/secretmanager.secretAccessor"
+        ) from error
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""Jobs as managed jobs of SkyPilot, whose controller starts another TPU VM when Google takes one back.
+
+    file_mounts:  {/bucket: {source: gs://my-bucket, mode: MOUNT}}
+    run:          exec timeout ... docker run ... bash /bucket/jobs/train-1/run.sh
+
+SkyPilot deletes the machine when the job is over. It has no time limit for a VM: the runner and `timeout` have it.
+"""
+
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.container import container_lines
+from tpukit.cloud.external_tools import run_tool
+from tpukit.cloud.options import BACKSTOP_SECONDS
+from tpukit.cloud.slices import runtime_version
+from tpukit.cloud.target import JobPlan, PlatformState, Word
+from tpukit.essentials.show import WrongValue
+
+_TRY_AGAIN = 75  # the runner's exit code after an interruption
+_SECONDS_TO_LAUNCH = 1800  # the first launch also creates SkyPilot's controller
+_WORDS: dict[str, Word] = {
+    "PENDING": "queued",
+    "SUBMITTED": "queued",
+    "STARTING": "queued",
+    "RUNNING": "running",
+    "WINDING_DOWN": "running",
+    "RECOVERING": "running",
+    "CANCELLING": "running",
+    "SUCCEEDED": "succeeded",
+    "CANCELLED": "cancelled",
+    "FAILED": "failed",
+    "FAILED_SETUP": "failed",
+    "FAILED_PRECHECKS": "failed",
+    "FAILED_NO_RESOURCE": "failed",
+    "FAILED_CONTROLLER": "failed",
+}
+
+
+class SkyPilotTarget:
+    """Managed jobs, through the command `sky jobs`."""
+
+    name = "skypilot"
+
+    def start(self, plan: JobPlan) -> dict:
+        """Submit the managed job, or return the one of this name and digest that is not over."""
+        handle = {"name": job_name(plan)}
+        if self.state(handle).word in ("queued", "running"):
+            return handle
+        words = ["sky", "jobs", "launch", "--detach-run", "--yes", f"--name={handle['name']}"]
+        values = {}
+        for name, reference in plan.secrets.items():
+            words.append(f"--secret={name}")
+            values[name] = _value_of(reference)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "job.yaml")
+            file.write_text(job_yaml(plan))
+            try:
+                run_tool([*words, str(file)], seconds=_SECONDS_TO_LAUNCH, environ=values)
+            except CloudFailed as error:
+                # The job may be there although the answer was lost.
+                if error.answered or self.state(handle).word not in ("queued", "running"):
+                    raise
+        return handle
+
+    def state(self, handle: dict) -> PlatformState:
+        """Return the state of the managed job; the newest one counts if there are several."""
+        try:
+            answer = run_tool(["sky", "jobs", "queue", "--refresh", "--all", "--output=json"])
+        except CloudFailed as error:
+            if error.status != 404:
+                raise
+            answer = "[]"  # SkyPilot has no controller yet
+        # SkyPilot may print notices before the list.
+        records, _ = json.JSONDecoder().raw_decode(answer[max(answer.find("["), 0) :] or "[]")
+        named = [record for record in records if record.get("job_name") == handle["name"]]
+        if not named:
+            return PlatformState("gone", "SkyPilot has no job of this name")
+        newest = max(named, key=lambda record: record["job_id"])
+        status = str(newest.get("status"))
+        reason = " ".join([status, newest.get("failure_reason") or newest.get("details") or ""])
+        return PlatformState(_WORDS.get(status, "running"), reason.strip())
+
+    def logs(self, handle: dict) -> str:
+        """Return the log that SkyPilot has."""
+        try:
+            return run_tool(["sky", "jobs", "logs", f"--name={handle['name']}", "--no-follow"])
+        except CloudFailed as error:
+            # The exit code is that of the job: 100 for a failed one, whose log is on standard output.
+            return f"{error.found}\n`sky jobs logs --name {handle['name']} --no-follow` shows all"
+
+    def cancel(self, handle: dict) -> None:
+        """Cancel the managed job; for one that is over nothing happens."""
+        if self.state(handle).word in ("queued", "running"):
+            run_tool(["sky", "jobs", "cancel", "--yes", f"--name={handle['name']}"])
+
+    def clean_up(self, handle: dict) -> None:
+        """Do nothing: SkyPilot deletes the machine when the job is over."""
+
+
+def job_name(plan: JobPlan) -> str:
+    """Return the job's name for SkyPilot; it has no labels, so a part of the digest belongs to the name."""
+    return f"{plan.name}-{plan.digest[:8]}"
+
+
+def job_yaml(plan: JobPlan) -> str:
+    """Return the file that `sky jobs launch` reads."""
+    import yaml
+
+    bucket, _, inside = plan.folder.removeprefix("gs://").partition("/")
+    container = container_lines(
+        plan,
+        plan.command(f"/bucket/{inside}"),
+        mounts=["/bucket"],
+        seconds=str(int(plan.timeout) + BACKSTOP_SECONDS),
+        docker="sudo --preserve-env docker",
+    )
+    options = plan.options
+    resources = {
+        "infra": _infra(options.region, options.zone),
+        "accelerators": f"tpu-{plan.tpu.accelerator_type}",
+        # SkyPilot's default for a v5e is the runtime of a v5p.
+        "accelerator_args": {"runtime_version": runtime_version(plan.tpu)},
+        "use_spot": options.spot,
+        "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [_TRY_AGAIN]},
+    }
+    task = {
+        "name": job_name(plan),
+        "resources": resources,
+        "file_mounts": {"/bucket": {"source": f"gs://{bucket}", "mode": "MOUNT"}},
+        "run": container,
+    }
+    if plan.secrets:
+        # The values come from --secret and are never in this file.
+        task["secrets"] = dict.fromkeys(plan.secrets)
+    return yaml.safe_dump(task, sort_keys=False, width=10**6)
+
+
+def _infra(region: str | None, zone: str | None) -> str:
+    if zone:
+        return f"gcp/{zone.rpartition('-')[0]}/{zone}"
+    if region:
+        return f"gcp/{region}"
+    return "gcp"
+
+
+def _value_of(reference: str) -> str:
+    variable = reference.removeprefix("env:")
+    if variable not in os.environ:
+        raise WrongValue(
+            f"the variable {variable} is not set, and a secret of the job refers to it",
+            fix=f"export {variable}=..., then submit again",
+        )
+    return os.environ[variable]
