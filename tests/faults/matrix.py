@@ -262,7 +262,7 @@ FAULTS = [
     Fault("a program left running", "subprocess.Popen(['sleep', '9999']); now(); return fine(core)", "", check=BOTH),
     Fault("a process forked by hand that never ends", "if os.fork() == 0: time.sleep(9999)\nnow(); return fine(core)", "", check=BOTH),
     Fault("a thread left running", "threading.Thread(target=time.sleep, args=(9999,)).start(); now(); return fine(core)", "", check=BOTH),
-    Fault("a launch inside a worker", "now(); return launch(fine)", r"core [01] of 2 raised RuntimeInUse: launch was called inside a worker",
+    Fault("a launch inside a worker", "now(); return launch(fine)", r"core [01] of 2 raised RuntimeInUse: launch was called inside a worker, whose run has the cores",
           cause="RuntimeInUse"),
     Fault("two launches at once", "now(); return fine(core)", "",
           check="[one.results for one in ThreadPoolExecutor(2).map(launch, [fine, fine])] == [[[2, 2], [2, 2]]] * 2"),
@@ -291,7 +291,7 @@ FAULTS = [
           cause="RecursionError"),
     # what a worker shows
     Fault("a program that prints without end", "if core.rank == 0: subprocess.run(['yes'])\ntime.sleep(1); now(); raise KeyError('late')",
-          "core 1 of 2 raised KeyError: 'late'", cause="KeyError"),
+          "core 1 of 2 raised KeyError: 'late'", cause="KeyError", prints="lines more, over 500 a second, are not shown"),
     Fault("a last line without an end", "print('accuracy', 0.93, end=''); now()", "", prints=r"\[core 1\] accuracy 0.93\n"),
     Fault("500 displays from each rank", "from IPython.display import HTML, display\nfor n in range(500): display(HTML(str(n)))\nnow()", "",
           prints="displays above 10 a second are not shown"),

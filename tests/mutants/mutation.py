@@ -29,13 +29,11 @@ class Mutant:
 
     Attributes:
         name: in a few words.
-        breaks: what a user would get, in a sentence.
         file: below tpukit/.
         old, new: a text that is in the file exactly once, and what stands there instead.
     """
 
     name: str
-    breaks: str
     file: str
     old: str
     new: str
@@ -57,257 +55,207 @@ EVALUATION, PREDICTION, RESUME = "train/evaluation.py", "train/prediction.py", "
 AVERAGE = "self._backend.average([*gradients, numbers, *also])"
 
 MUTANTS = [
+    # All cores train on the same share; the rest of the data is never seen.
     Mutant(
         "every core has core 0's samples",
-        "All cores train on the same share; the rest of the data is never seen.",
         BATCHES,
         "ShardedSampler(count, batch_size, rank,",
         "ShardedSampler(count, batch_size, 0,",
     ),
+    # Each image comes with another's label, so a network learns nothing.
     Mutant(
         "labels of the image before",
-        "Each image comes with another's label, so a network learns nothing.",
         BATCHES,
         "yield batch\n            del batch",
         "yield (batch[0], batch[1].roll(1, 0), *batch[2:])\n            del batch",
     ),
-    Mutant(
-        "shuffle without the epoch",
-        "Every epoch has the order of the first.",
-        SAMPLER,
-        "default_rng((seed, epoch))",
-        "default_rng((seed, 0))",
-    ),
-    Mutant(
-        "padding counts as samples",
-        "The mask says that samples which only fill the last step are real.",
-        BATCHES,
-        "real = positions < self.sampler.count",
-        "real = positions >= 0",
-    ),
+    # Every epoch has the order of the first.
+    Mutant("shuffle without the epoch", SAMPLER, "default_rng((seed, epoch))", "default_rng((seed, 0))"),
+    # The mask says that samples which only fill the last step are real.
+    Mutant("padding counts as samples", BATCHES, "real = positions < self.sampler.count", "real = positions >= 0"),
+    # Some samples are seen twice in the epoch that was cut, others never.
     Mutant(
         "a resumed run starts its epoch over",
-        "Some samples are seen twice in the epoch that was cut, others never.",
         BATCHES,
         'self._done, self._seed = state["epoch"], state["samples"], state["seed"]',
         'self._done, self._seed = state["epoch"], 0, state["seed"]',
     ),
+    # A step computes with the first half of its samples.
     Mutant(
         "half of every batch",
-        "A step computes with the first half of its samples.",
         STEP,
         "inputs = self.prepare(inputs) if self.prepare else inputs",
         "inputs, targets = self.prepare(inputs)[::2], targets[::2]",
     ),
-    Mutant(
-        "the same dropout on every core",
-        "The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.",
-        RANDOM_NUMBERS,
-        "*words, self._core.rank)))",
-        "*words, 0)))",
-    ),
-    Mutant(
-        "the same dropout in every step",
-        "The seed of a step leaves its number out.",
-        TRAINER,
-        "self.core.seed(at.step)",
-        "self.core.seed(0)",
-    ),
+    # The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.
+    Mutant("the same dropout on every core", RANDOM_NUMBERS, "*words, self._core.rank)))", "*words, 0)))"),
+    # The seed of a step leaves its number out.
+    Mutant("the same dropout in every step", TRAINER, "self.core.seed(at.step)", "self.core.seed(0)"),
+    # Each batch that a process makes is augmented by the random numbers of the one before.
     Mutant(
         "processes that read draw alike",
-        "Each batch that a process makes is augmented by the random numbers of the one before.",
         "essentials/data/prefetch.py",
         "seed_host((*self.seed, number))\n        elif",
         "seed_host(self.seed)\n        elif",
     ),
+    # Those of matrices are the sum over the cores: SGD's steps are too long, and Adam hides it.
     Mutant(
         "gradients added, not averaged",
-        "Those of matrices are the sum over the cores: SGD's steps are too long, and Adam hides it.",
         GRADIENTS,
         AVERAGE,
         f"{AVERAGE}; [one.mul_(self._backend.world_size) for one in gradients if one.ndim > 1]",
     ),
+    # Its gradients of matrices are thrown away, so its share of the data teaches nothing.
     Mutant(
         "the last core does not count",
-        "Its gradients of matrices are thrown away, so its share of the data teaches nothing.",
         GRADIENTS,
         AVERAGE,
         "last = self._backend.rank == self._backend.world_size - 1; "
         f"[one.zero_() for one in gradients if last and one.ndim > 1]; {AVERAGE}",
     ),
-    Mutant(
-        "gradients are each core's own",
-        "Nothing is averaged, so every core trains a network of its own.",
-        GRADIENTS,
-        AVERAGE,
-        "self._backend.average([numbers, *also])",
-    ),
+    # Nothing is averaged, so every core trains a network of its own.
+    Mutant("gradients are each core's own", GRADIENTS, AVERAGE, "self._backend.average([numbers, *also])"),
+    # Those of several batches are added up where their mean is meant.
     Mutant(
         "gradients scaled by the accumulation",
-        "Those of several batches are added up where their mean is meant.",
         STEP,
         "loss = loss / len(batches) if len(batches) > 1 else loss",
         "loss = loss * 1",
     ),
+    # Each core shortens its own gradient, and the mean of these is another, shorter one.
     Mutant(
         "clip before averaging",
-        "Each core shortens its own gradient, and the mean of these is another, shorter one.",
         CORE,
         "self.average_gradients(optimizer, also=also)",
         "clip and torch.nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group['params']], "
         "clip); self.average_gradients(optimizer, also=also)",
     ),
+    # Every weight's gradient is shortened by itself, which turns the direction of the step.
     Mutant(
         "clip of each tensor",
-        "Every weight's gradient is shortened by itself, which turns the direction of the step.",
         CORE,
         "torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)",
         "[torch.nn.utils.clip_grad_norm_(one, clip) for one in parameters_of(optimizer)]",
     ),
-    Mutant(
-        "fit forgets clip",
-        "The limit of the gradients is taken and not used.",
-        STEP,
-        "clip=self.clip",
-        "clip=None",
-    ),
+    # The limit of the gradients is taken and not used.
+    Mutant("fit forgets clip", STEP, "clip=self.clip", "clip=None"),
+    # The forward pass stays in float32: right, and half as fast.
     Mutant(
         "bf16 that is not on",
-        "The forward pass stays in float32: right, and half as fast.",
         STEP,
         "dtype=torch.bfloat16) if bf16 else",
         "dtype=torch.bfloat16) if bf16 and False else",
     ),
+    # A learning rate that is to fall over a run has fallen after an eighth of it, on eight cores.
     Mutant(
         "schedule stepped once a core",
-        "A learning rate that is to fall over a run has fallen after an eighth of it, on eight cores.",
         STEP,
         "self.schedule.step()",
         "[self.schedule.step() for _ in range(self.core.world_size)]",
     ),
+    # core.model leaves each core's own start weights, so the cores train different networks.
     Mutant(
         "weights not handed out",
-        "core.model leaves each core's own start weights, so the cores train different networks.",
         CORE,
         "self.backend.broadcast([*module.parameters(), *module.buffers()])",
         "self.backend.broadcast([one.detach().clone() for one in module.parameters()])",
     ),
-    Mutant(
-        "fit leaves buffers alone",
-        "BatchNorm's running statistics stay those of each core's share.",
-        STEP,
-        "also=[reduced, *self._buffers",
-        "also=[reduced, *0 * self._buffers",
-    ),
+    # BatchNorm's running statistics stay those of each core's share.
+    Mutant("fit leaves buffers alone", STEP, "also=[reduced, *self._buffers", "also=[reduced, *0 * self._buffers"),
+    # After a loop of one's own each core evaluates another network.
     Mutant(
         "average_buffers does nothing",
-        "After a loop of one's own each core evaluates another network.",
         CORE,
         'with self._together("average_buffers"):',
         'with self._together("average_buffers"):\n            return',
     ),
-    Mutant(
-        "the averaged model stays at its start",
-        "What fit evaluates and keeps in place of the model was never trained.",
-        STEP,
-        "self.average.update_parameters(self.model)",
-        "pass",
-    ),
-    Mutant(
-        "the loss of core 0 alone",
-        "The history shows the loss of one core's share as if it were of all.",
-        STEP,
-        "return local, reduced",
-        "return local, torch.stack([local, reduced[1]])",
-    ),
+    # What fit evaluates and keeps in place of the model was never trained.
+    Mutant("the averaged model stays at its start", STEP, "self.average.update_parameters(self.model)", "pass"),
+    # The history shows the loss of one core's share as if it were of all.
+    Mutant("the loss of core 0 alone", STEP, "return local, reduced", "return local, torch.stack([local, reduced[1]])"),
+    # Samples that do not fill a step are not in the validation's loss.
     Mutant(
         "evaluation drops the last batch",
-        "Samples that do not fill a step are not in the validation's loss.",
         EVALUATION,
         'value = _one_number("the loss", loss(outputs, targets, *mask))\n    numbers',
         "full = max(1, len(targets) // batches.samples_per_step) * batches.samples_per_step\n"
         '    value = _one_number("the loss", loss(outputs[:full], targets[:full]))\n    numbers',
     ),
+    # With keep_outputs=False the samples that only fill the last step weigh in the loss.
     Mutant(
         "evaluation counts padding twice",
-        "With keep_outputs=False the samples that only fill the last step weigh in the loss.",
         EVALUATION,
         "total += real * _one_number",
         "total += len(positions) * _one_number",
     ),
+    # The outputs are those of other samples.
     Mutant(
         "predict in another order",
-        "The outputs are those of other samples.",
         PREDICTION,
         "outputs, _ = in_dataset_order(steps, batches.sampler)\n    return outputs",
         "outputs, _ = in_dataset_order(steps, batches.sampler)\n    return outputs.flip(0)",
     ),
-    Mutant(
-        "evaluation in the mode of training",
-        "BatchNorm uses each batch's statistics, and dropout is on.",
-        PREDICTION,
-        "model.eval()",
-        "model.train()",
-    ),
+    # BatchNorm uses each batch's statistics, and dropout is on.
+    Mutant("evaluation in the mode of training", PREDICTION, "model.eval()", "model.train()"),
+    # The best weights are written once and never again.
     Mutant(
         "best.pt of the first epoch",
-        "The best weights are written once and never again.",
         RESUME,
         'self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")',
         'path = self._checkpoints.folder / "best.pt"; path.exists() or self._core.save(model.state_dict(), path)',
     ),
+    # Every epoch overwrites the best weights.
     Mutant(
         "best.pt of the last epoch",
-        "Every epoch overwrites the best weights.",
         TRAINER,
         "if is_best:  # before the checkpoint",
         "if True:  # before the checkpoint",
     ),
+    # Losses are compared the wrong way round.
     Mutant(
         "the worst epoch is the best",
-        "Losses are compared the wrong way round.",
         "train/checks.py",
         "return value < best if self.lower else value > best",
         "return value > best if self.lower else value < best",
     ),
+    # A run that is resumed late goes on from the weights of its first checkpoint.
     Mutant(
         "checkpoints keep the first weights",
-        "A run that is resumed late goes on from the weights of its first checkpoint.",
         "train/checkpoints.py",
         '_check_state(state, "state")\n        if step',
         'state = {**state, "model": self.__dict__.setdefault("first", state["model"])}\n        if step',
     ),
+    # The newest checkpoint is an epoch older than what was trained.
     Mutant(
         "no checkpoint of the last epoch",
-        "The newest checkpoint is an epoch older than what was trained.",
         RESUME,
         "if not self.is_kept:\n            return\n        if self._core.is_main:",
         'if not self.is_kept or self._parts["progress"].epoch > 2:\n            return\n        if self._core.is_main:',
     ),
+    # The optimiser begins anew in the middle of a run.
     Mutant(
         "a resumed run forgets the momentum",
-        "The optimiser begins anew in the middle of a run.",
         RESUME,
         "if part is None or checkpoint.state.get(name) is None:",
         'if part is None or checkpoint.state.get(name) is None or name == "optimizer":',
     ),
+    # With restore_best=True the model is the last epoch's all the same.
     Mutant(
         "the best weights are not given back",
-        "With restore_best=True the model is the last epoch's all the same.",
         TRAINER,
         "model.load_state_dict(self.state.best_weights())",
         "self.state.best_weights()",
     ),
+    # core.mean and core.all_reduce do not divide.
     Mutant(
         "a mean that is a sum",
-        "core.mean and core.all_reduce do not divide.",
         CORE,
         "return self.backend.all_reduce(tensor.detach(), op)",
         'return self.backend.all_reduce(tensor.detach(), "sum" if op == "mean" else op)',
     ),
+    # A launch hands out its results in the wrong order of ranks.
     Mutant(
         "results of other cores",
-        "A launch hands out its results in the wrong order of ranks.",
         "essentials/run/launcher.py",
         "results=[group.results.get(rank) for rank in ranks],",
         "results=[group.results.get(rank) for rank in reversed(ranks)],",

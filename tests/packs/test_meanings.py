@@ -5,22 +5,22 @@ import re
 import struct
 import zipfile
 import zlib
-from unittest import mock
 
 import numpy as np
 import pandas
 import pytest
 import torch
+from helpers.pictures import folder_of, picture, png_of, quietly, table_of
 from one_process import in_this_process
 from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import tpukit
-from tpukit.packs import build_cache, cache_or_decode, pack, pack_shards
+from tpukit.packs import build_cache, cache_or_decode, pack_shards
 from tpukit.packs.decoding import decode
 from tpukit.packs.image_modes import orientation, to_rgb
 from tpukit.packs.items import _all_labels
-from tpukit.packs.masks import join, open_mask
+from tpukit.packs.masks import open_mask
 from tpukit.packs.splitting import split_by_group
 
 
@@ -28,21 +28,6 @@ from tpukit.packs.splitting import split_by_group
 def _no_processes():
     with in_this_process():
         yield
-
-
-def picture(*seed, side=16):
-    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (side, side, 3), np.uint8))
-
-
-def folder_of(path, *files):
-    for number, file in enumerate(files):
-        (path / file).parent.mkdir(parents=True, exist_ok=True)
-        picture(number).save(path / file, {"jfif": "JPEG"}.get(file.rpartition(".")[2]))
-    return path
-
-
-def quietly(source, folder, **options):
-    return pack(source, folder, progress="off", workers=1, **options)
 
 
 def note(orientation):
@@ -54,8 +39,7 @@ def note(orientation):
 def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_before_10(tmp_path):
     train = quietly(folder_of(tmp_path / "train", "0/a.png", "2/a.png", "10/a.png"), tmp_path / "a")
     assert train.classes == ["0", "2", "10"]
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "kind": [10, 2]})
+    table = table_of(2, tmp_path, kind=[10, 2])
     valid = quietly(table, tmp_path / "b", root=tmp_path, labels="kind", classes=train.classes)
     assert dict(zip(valid.rows.tolist(), valid.labels.tolist(), strict=True)) == {0: 2, 1: 1}
     grades = quietly(table, tmp_path / "c", root=tmp_path, labels="kind", classes=range(1, 11))
@@ -68,15 +52,13 @@ def test_numbers_in_a_table_are_names_where_classes_are_numbers_and_2_comes_befo
 
 @pytest.mark.parametrize("classes", [["dog", "Dog "], ["é", "é"], ["1", "01"], ["cat", "cat"]])
 def test_classes_that_look_alike_are_refused(tmp_path, classes):
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "kind": classes})
+    table = table_of(2, tmp_path, kind=classes)
     with pytest.raises(ValueError, match="look like one|names a class twice"):
         quietly(table, tmp_path / "pack", root=tmp_path, labels="kind", classes=classes)
 
 
 def test_a_categorical_column_has_classes_and_whole_numbers_are_asked_about(tmp_path, capsys):
-    folder_of(tmp_path, *(f"{number}.png" for number in range(6)))
-    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(6)], "grade": [0, 1, 2] * 2})
+    table = table_of(6, tmp_path, grade=[0, 1, 2] * 2)
     categorical = table.assign(grade=table.grade.astype("category"))
     assert quietly(categorical, tmp_path / "a", root=tmp_path, labels="grade").classes == ["0", "1", "2"]
     assert not quietly(table, tmp_path / "b", root=tmp_path, labels="grade").classes
@@ -115,8 +97,7 @@ def called(records):
 
 @pytest.mark.parametrize("kind", ["column", "categorical"])
 def test_true_and_false_are_called_so_whatever_the_order_of_the_classes(tmp_path, kind):
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "ill": [True, False]})
+    table = table_of(2, tmp_path, ill=[True, False])
     options = {"root": tmp_path, "labels": "ill"}
     if kind == "column":
         options["classes"] = ["True", "False"]
@@ -127,8 +108,7 @@ def test_true_and_false_are_called_so_whatever_the_order_of_the_classes(tmp_path
 
 
 def test_a_column_of_intervals_has_them_as_classes(tmp_path):
-    folder_of(tmp_path, "x.png", "y.png")
-    table = pandas.DataFrame({"path": ["x.png", "y.png"], "age": pandas.cut([70, 20], [0, 50, 90])})
+    table = table_of(2, tmp_path, age=pandas.cut([70, 20], [0, 50, 90]))
     assert called(quietly(table, tmp_path / "a", root=tmp_path, labels="age")) == ["(50, 90]", "(0, 50]"]
 
 
@@ -163,13 +143,7 @@ def grey(value):
     return Image.new("RGB", (16, 16), (value,) * 3)
 
 
-class Greys(torch.utils.data.Dataset):
-    def __init__(self, classes, targets):
-        self.classes, self.targets = list(classes), list(targets)
-
-    def __len__(self):
-        return len(self.targets)
-
+class Greys(Pictures):
     def __getitem__(self, index):
         return grey(10 * index), self.targets[index]
 
@@ -209,8 +183,7 @@ def test_numbers_that_are_places_among_other_numbers_are_said(tmp_path, capsys):
     "names", [["dog", "d\u200bog"], ["dog", "dog\ufeff"], ["big dog", "big  dog"], ["1", "01", "x"]]
 )
 def test_classes_that_differ_by_what_nobody_sees_are_refused(tmp_path, names):
-    folder_of(tmp_path, *(f"{number}.png" for number in range(len(names))))
-    table = pandas.DataFrame({"path": [f"{number}.png" for number in range(len(names))], "kind": names})
+    table = table_of(len(names), tmp_path, kind=names)
     with pytest.raises(ValueError, match="look like one"):
         quietly(table, tmp_path / "a", root=tmp_path, labels="kind")
 
@@ -364,15 +337,6 @@ def test_labels_that_do_not_fit_are_not_put_in_place(tmp_path, labels, words):
     assert records.labels.tolist() == before
 
 
-def test_a_dataset_that_gives_another_image_each_time_is_refused(tmp_path):
-    class Random(Pictures):
-        def __getitem__(self, index):
-            return picture(*np.random.default_rng().integers(0, 2**30, 2)), 0
-
-    with pytest.raises(ValueError, match=r"another one each time it is read(.|\n)*fit\(..., augment="):
-        quietly(Random(), tmp_path / "a")
-
-
 def test_a_dataset_that_is_random_now_and_then_is_refused(tmp_path):
     class Flipped(Pictures):
         def __getitem__(self, index):
@@ -491,14 +455,9 @@ def test_a_jpeg_is_turned_as_pillow_turns_it_wherever_and_however_that_is_noted(
 
 
 def test_a_grey_mask_of_four_bits_holds_its_numbers(tmp_path):
-    def part(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     for bits in (2, 4):
         rows = (b"\0" + bytes([0b00011011] * 2) + bytes(2 * bits - 2)) * 16
-        head = struct.pack(">IIBBBBB", 16, 16, bits, 0, 0, 0, 0)
-        parts = part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
-        (tmp_path / f"{bits}.png").write_bytes(b"\x89PNG\r\n\x1a\n" + parts)
+        (tmp_path / f"{bits}.png").write_bytes(png_of(16, 16, bits=bits, kind=0, rows=rows))
     first = [[0, 1, 2, 3], [1, 11, 1, 11]]  # the same bytes, two and four bits at a time
     assert [open_mask((tmp_path / f"{bits}.png").read_bytes())[0, :4].tolist() for bits in (2, 4)] == first
     folder_of(tmp_path, "x.png")
@@ -522,17 +481,8 @@ def test_a_mask_lies_where_its_image_does(tmp_path):
     Image.fromarray(wide[:8, :8]).save(tmp_path / "square.png", exif=note(6))
     mask.crop((0, 0, 8, 8)).save(tmp_path / "square-mask.png")
     table = pandas.DataFrame({"path": ["square.png"], "mask": ["square-mask.png"]})
-    with pytest.raises(OSError, match=r"EXIF of the image turns it(.|\n)*"):
+    with pytest.raises(OSError, match=r"EXIF of the image says to turn it(.|\n)*"):
         quietly(table, tmp_path / "c", root=tmp_path, masks="mask")
-
-
-def test_what_a_file_or_an_array_cannot_give_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"four channels(.|\n)*image\[..., :3\]"):
-        quietly([(np.zeros((8, 8, 4), np.uint8), 0)], tmp_path / "a")
-    jpeg = io.BytesIO()
-    Image.new("L", (8, 8)).save(jpeg, "JPEG")
-    with pytest.raises(ValueError, match="the mask is a JPEG"):
-        quietly([(Image.new("RGB", (8, 8)), Image.open(jpeg))], tmp_path / "b")
 
 
 @pytest.mark.parametrize("shape", [(16, 16, 1), (1, 16, 16)])
@@ -551,14 +501,9 @@ def test_the_values_of_masks_and_that_there_are_no_labels_are_said(tmp_path, cap
 
 
 def test_colours_of_16_bits_that_are_nearly_black_are_said(tmp_path, capsys):
-    def part(kind, data):
-        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-
     rows = (b"\0" + np.full((4, 3), 4000, ">u2").tobytes()) * 4
-    head = struct.pack(">IIBBBBB", 4, 4, 16, 2, 0, 0, 0)
     (tmp_path / "in" / "a").mkdir(parents=True)
-    data = b"\x89PNG\r\n\x1a\n" + part(b"IHDR", head) + part(b"IDAT", zlib.compress(rows)) + part(b"IEND", b"")
-    (tmp_path / "in" / "a" / "x.png").write_bytes(data)
+    (tmp_path / "in" / "a" / "x.png").write_bytes(png_of(4, 4, bits=16, kind=2, rows=rows))
     quietly(tmp_path / "in", tmp_path / "a")
     assert "1 images of 16 bits are nearly black, none above 4,095" in capsys.readouterr().out
 
@@ -566,21 +511,6 @@ def test_colours_of_16_bits_that_are_nearly_black_are_said(tmp_path, capsys):
 def test_tensors_of_bfloat16_are_images(tmp_path):
     images = [torch.full((3, 8, 8), value / 255).bfloat16() for value in (0, 255)]
     assert {image.max() for image in quietly([(image, 0) for image in images], tmp_path / "a").take([0, 1])} == {0, 255}
-
-
-def test_a_png_without_a_note_is_not_decoded_to_ask_how_it_lies():
-    stored = io.BytesIO()
-    picture(1).save(stored, "PNG")
-    whole = stored.getvalue()
-    with mock.patch("tpukit.packs.masks._opened") as opened:
-        join(whole, whole)
-    assert not opened.called
-    stored = io.BytesIO()
-    picture(1).save(stored, "PNG", exif=note(6))
-    mask = io.BytesIO()
-    Image.new("L", (16, 16)).save(mask, "PNG")
-    with pytest.raises(ValueError, match="EXIF of the image turns it"):
-        join(stored.getvalue(), mask.getvalue())
 
 
 def test_what_pillow_opens_is_taken_and_all_else_is_counted(tmp_path, capsys):
@@ -647,73 +577,13 @@ def test_a_glance_at_the_last_lines_finds_what_is_rarely_meant(tmp_path, capsys)
 
 @pytest.fixture
 def table(tmp_path):
-    folder_of(tmp_path, *(f"{number}.png" for number in range(4)))
-    return pandas.DataFrame({"path": [f"{number}.png" for number in range(4)], "kind": ["cat", "dog"] * 2})
-
-
-def fix_of(source, folder, **options):
-    with pytest.raises((ValueError, OSError)) as caught:
-        quietly(source, folder, **options)
-    return str(caught.value).partition("fix:")[2]
-
-
-def done(fix, folder, **options):
-    """Do what a fix says: its call of pack, with the folder in the dots' place."""
-    call = re.search(r"pack\(.*\)", fix)[0].replace("...", "folder, progress='off', **options", 1)
-    call = call.replace("path=, labels=, ", "")
-    return eval(call, {"pack": pack, "pandas": pandas, "folder": folder, "options": options})
-
-
-@pytest.mark.parametrize("ending", ["parquet", "jsonl", "txt"])
-def test_a_table_in_another_file_is_read_as_the_fix_says(tmp_path, table, ending):
-    file = tmp_path / f"table.{ending}"
-    write = {"parquet": table.to_parquet, "txt": lambda path: table.to_csv(path, sep="\t", index=False)}
-    write.get(ending, lambda path: table.to_json(path, orient="records", lines=True))(file)
-    fix = fix_of(file, tmp_path / "a", labels="kind")
-    assert len(done(fix, tmp_path / "a", labels="kind")) == 4
+    return table_of(4, tmp_path, kind=["cat", "dog"] * 2)
 
 
 def test_a_zipped_table_is_read(tmp_path, table):
     with zipfile.ZipFile(tmp_path / "table.csv.zip", "w") as file:
         file.writestr("table.csv", table.to_csv(index=False))
     assert quietly(tmp_path / "table.csv.zip", tmp_path / "a", labels="kind").classes == ["cat", "dog"]
-
-
-@pytest.mark.parametrize(("options", "kinds"), [({"sep": ";"}, "cat"), ({"encoding": "latin-1"}, "Bär")])
-def test_a_table_of_another_dialect_is_read_as_the_fix_says(tmp_path, table, options, kinds):
-    table.assign(kind=[kinds, "dog"] * 2).to_csv(tmp_path / "table.csv", index=False, **options)
-    fix = fix_of(tmp_path / "table.csv", tmp_path / "a", labels="kind")
-    assert done(fix, tmp_path / "a", labels="kind").classes == [kinds, "dog"]
-
-
-def test_numbers_with_a_comma_are_no_words_and_are_mended_as_the_fix_says(tmp_path, table):
-    table.assign(kind=["1,5", "2,5", "7", "2,5"]).to_csv(tmp_path / "comma.csv", index=False)
-    fix = fix_of(tmp_path / "comma.csv", tmp_path / "a", labels="kind")
-    table = pandas.read_csv(tmp_path / "comma.csv")
-    table["kind"] = eval(fix.rpartition(" comma ")[2])
-    mended = quietly(table, tmp_path / "a", labels="kind", root=tmp_path)
-    assert sorted(mended.labels.ravel().tolist()) == [1.5, 2.5, 2.5, 7]
-
-
-def test_a_class_none_and_names_without_endings_are_mended_as_the_fixes_say(tmp_path, table):
-    table.assign(kind=["None", "a", "a", "None"]).to_csv(tmp_path / "none.csv", index=False)
-    fix = fix_of(tmp_path / "none.csv", tmp_path / "a", labels="kind")
-    assert 'table.dropna(subset=["kind"])'.replace('"', "'") in fix
-    again = pandas.read_csv(tmp_path / "none.csv", keep_default_na=False)
-    assert quietly(again, tmp_path / "a", labels="kind", root=tmp_path).classes == ["None", "a"]
-    bare = table.assign(path=["0", "1", "2", "3"])
-    fix = fix_of(bare, tmp_path / "b", labels="kind", root=tmp_path)
-    assert 'table["path"] + ".png"' in fix
-    assert len(quietly(bare.assign(path=bare.path + ".png"), tmp_path / "b", labels="kind", root=tmp_path)) == 4
-    numbers = table.assign(path=[0, 1, 2, 3])
-    assert '.astype(str) + ".png"' in fix_of(numbers, tmp_path / "c", labels="kind", root=tmp_path)
-    assert "classes=range(5)" in fix_of(table, tmp_path / "d", labels="kind", root=tmp_path, classes=5)
-
-
-@pytest.mark.parametrize("rows", [np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), np.array([[0, 1, 0]])])
-def test_boxes_and_one_hot_rows_are_no_masks(tmp_path, rows):
-    with pytest.raises(ValueError, match=r"is no mask of it: boxes, points, one-hot"):
-        quietly([(picture(1), rows)], tmp_path / "a")
 
 
 def test_a_pad_that_its_part_cannot_hold_is_refused():

@@ -109,20 +109,6 @@ def test_a_categorical_column_keeps_its_own_order(flowers, tmp_path):
     assert pack(table, tmp_path, root=flowers / "images", **FROM_CSV, **QUIET).classes[-1] == "orchid"
 
 
-def test_a_class_that_pandas_reads_as_missing_is_told(flowers, tmp_path):
-    table = pd.read_csv(flowers / "train.csv")
-    table.assign(species=table.species.replace("rose", "None")).to_csv(tmp_path / "a.csv", index=False)
-    how = {"root": flowers / "images", **FROM_CSV, **QUIET}
-    with pytest.raises(ValueError, match=r"(?s)label 'species' of row 0 is missing.*keep_default_na=False"):
-        pack(tmp_path / "a.csv", tmp_path / "out", **how)
-    assert "None" in pack(pd.read_csv(tmp_path / "a.csv", keep_default_na=False), tmp_path / "out", **how).classes
-
-
-def test_a_table_without_the_column_path_says_how_to_name_it(flowers, tmp_path):
-    with pytest.raises(ValueError, match=r"(?s)no column 'path'\n  found: file_name.*path=\"file_name\""):
-        pack(flowers / "train.csv", tmp_path / "out")
-
-
 TEN_LINES = """
 import torch, torchvision, tpukit
 images = tpukit.cache_or_decode(tpukit.pack({arguments}), size=24)

@@ -18,6 +18,8 @@ pd = pytest.importorskip("pandas")
 Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 
+from helpers.files import contents, flip, mounted  # noqa: E402
+
 from tpukit.packs.build_pixel_cache import build_cache, cache_or_decode  # noqa: E402
 from tpukit.packs.packing import pack  # noqa: E402
 from tpukit.packs.pixel_cache import BLOCK, Cache, CacheFolder  # noqa: E402
@@ -85,10 +87,6 @@ def build(records, folder, *, workers=1, size=SIZE, **options):
 def cache(built, tmp_path):
     """A copy that a test may damage."""
     return shutil.copytree(built.folder, tmp_path / "cache")
-
-
-def contents(folder):
-    return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
 
 
 def in_python(script, *arguments, wrap=(), **options):
@@ -174,16 +172,6 @@ def test_indices_outside_the_cache_are_refused(built, indices, error, said):
     for call in (built.take, built.read_ahead):
         with pytest.raises(error, match=said):
             call(np.array(indices))
-
-
-@pytest.mark.parametrize(
-    "out",
-    [np.empty((2, SIZE, SIZE, 3), np.uint8), np.empty((3, SIZE, SIZE, 3), np.float32)],
-    ids=["another length", "another dtype"],
-)
-def test_an_array_that_does_not_fit_is_refused(built, out):
-    with pytest.raises(ValueError, match=rf"\(3, {SIZE}, {SIZE}, 3\) uint8, and out is(.|\n)*fix:"):
-        built.take([0, 1, 2], out)
 
 
 def test_one_sample_is_an_image_and_its_labels(built):
@@ -332,15 +320,6 @@ def test_two_builds_at_once_make_one_cache(records, built, tmp_path):
 # A full disk, and one that cannot be written
 
 
-def mounted(folder, options, then=""):
-    """Return the command that runs another with a file system of its own on a folder, or skip where that is not let."""
-    script = f'mount -t tmpfs -o {options} tmpfs "{folder}" && {then or ":"} && exec "$@"'
-    wrap = ["unshare", "--mount", "sh", "-c", script, "sh"]
-    if shutil.which("unshare") is None or subprocess.run([*wrap, "true"], capture_output=True).returncode:
-        pytest.skip("mounting needs Linux and root")
-    return wrap
-
-
 def test_a_full_disk_is_told_before_the_first_image_and_leaves_an_old_cache_as_it_was(records, tmp_path):
     script = """
 import os, shutil
@@ -428,12 +407,6 @@ def cut(file, by=1):
     os.truncate(file, file.stat().st_size - by)
 
 
-def flip(file, at):
-    data = bytearray(file.read_bytes())
-    data[at] ^= 1
-    file.write_bytes(data)
-
-
 DAMAGE = {
     "images one byte short": (lambda c, o: cut(c / "images.npy"), "images.npy has"),
     "images half there": (lambda c, o: cut(c / "images.npy", 4_000_000), "images.npy has"),
@@ -473,14 +446,6 @@ def test_a_damaged_cache_is_told_when_it_is_opened(records, other, cache, name):
             call(cache)
 
 
-def test_the_fix_for_a_damaged_cache_helps(records, built, cache):
-    flip(cache / "images.npy", 5000)
-    with pytest.raises(OSError, match="damaged") as raised:
-        build(records, cache)
-    exec(re.search(r"(shutil\.rmtree\(.*?\)), and build it again", str(raised.value))[1])
-    assert contents(build(records, cache).folder) == contents(built.folder)
-
-
 @pytest.mark.parametrize("name", DAMAGE)
 def test_without_verify_all_is_told_but_pixels(other, cache, name):
     damage, said = DAMAGE[name]
@@ -501,12 +466,6 @@ def test_other_records_and_other_sizes_are_refused_and_the_fix_helps(records, ot
         build(records, cache, size=24)
     exec(re.search(r"(shutil\.rmtree\(.*?\))", str(raised.value))[1])
     assert build(records, cache, size=24).shape == (24, 24, 3)
-
-
-@pytest.mark.parametrize("size", [0, -1, 12.5, True, None])
-def test_a_size_that_is_none_is_refused(records, tmp_path, size):
-    with pytest.raises(ValueError, match="size is the height and width in pixels, got"):
-        build(records, tmp_path / "cache", size=size)
 
 
 def test_a_folder_that_is_no_cache_is_told(records, tmp_path):

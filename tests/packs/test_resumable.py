@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from helpers.files import contents, flip
 
 from tpukit.packs.checked_files import write_file
 from tpukit.packs.resumable import ResumableFolder
@@ -19,12 +20,6 @@ class Cake(ResumableFolder):
     outputs = ("*.layer", "icing")
     make = "bake(folder)"
     repair = "delete it, shutil.rmtree('{folder}'), and bake it again"
-
-
-def contents(folder):
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()
-    }
 
 
 def begin(folder, plan, **options):
@@ -139,12 +134,6 @@ def test_nobody_can_write_who_is_not_alone(tmp_path):
     with cake.locked():
         assert b"BlockingIOError" in subprocess.run(try_to_lock, stderr=subprocess.PIPE).stderr
     assert subprocess.run(try_to_lock).returncode == 0
-
-
-def flip(file):
-    data = bytearray(file.read_bytes())
-    data[len(data) // 2] ^= 1
-    file.write_bytes(data)
 
 
 NOT_READ = {

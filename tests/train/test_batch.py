@@ -4,18 +4,13 @@ from collections import OrderedDict, UserDict
 import numpy as np
 import pytest
 import torch
+from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from torch.utils import _pytree as tree
 
 from tpukit import Buckets, WorkerFailed, evaluate, fit, launch, predict
 from tpukit.essentials.data.batches import Batches
 from tpukit.train.batch import call, inputs_and_targets, inputs_only, kind_of_samples
-
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
-
-
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
 
 
 class ModelOutput(OrderedDict):
@@ -67,7 +62,7 @@ def own_loss(outputs, labels):
     return nn.functional.cross_entropy(outputs.logits, labels)
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_a_hugging_face_batch_goes_through_fit_evaluate_and_predict(backend):
     def work(core, batch_size):
         model = core.model(Classifier())
@@ -158,7 +153,7 @@ def both(outputs, targets):
     return bce + nn.functional.l1_loss(outputs["depth"], targets["depth"])
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_several_inputs_outputs_and_targets_give_the_same_curve_on_one_and_two_cores(backend):
     def work(core, batch_size):
         model = core.model(TwoHeads())

@@ -150,42 +150,6 @@ def test_parts_of_different_lengths_are_all_padded_each_with_its_value():
         assert ((batch["labels"] == 1).sum(1) + (batch["input_ids"] == 1).sum(1)).tolist() == [17] * 4
 
 
-def test_a_sample_that_is_too_long_is_named_and_both_fixes_work():
-    with pytest.raises(
-        ValueError, match=r"sample \d+ has length 16, and the largest bucket is 8 \(\d+ samples are"
-    ) as e:
-        ranks(1, buckets=Buckets((4, 8), pad=PAD))
-    assert "buckets=(4, 8, 16), or cut them: tpukit.Buckets((4, 8), truncate=True)" in str(e.value)
-    ranks(1, buckets=Buckets((4, 8, 16), pad=PAD))
-    (batches,) = ranks(1, buckets=Buckets((4, 8), pad=PAD, truncate=True))
-    assert {batch["input_ids"].shape[1] for batch in batches} == {4, 8}
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Buckets((8, 4)), "ascending order, at least 1, got \\(8, 4\\)"),
-        (lambda: Buckets(()), "ascending"),
-        (lambda: Buckets((0, 4)), "ascending"),
-        (
-            lambda: ranks(1, buckets=Buckets(LENGTHS)),
-            "found: no pad; its parts are 'input_ids', .*pad={'input_ids': 0, ",
-        ),
-        (lambda: ranks(1, buckets=Buckets(LENGTHS, pad={"ids": 0})), "sample 0 has no 'ids'"),
-        (lambda: ranks(1, buckets=Buckets(LENGTHS, pad={**PAD, "labels": 0})), "'labels', has no axis 0"),
-        (lambda: ranks(1, buckets=Buckets(LENGTHS, pad=PAD, sizes=[1, 2])), "101 numbers, got \\(2,\\)"),
-        (
-            lambda: list(ranks(1, buckets=Buckets(LENGTHS, pad=PAD, sizes=[1] * 101))[0]),
-            "sample \\d+ does not fit into a batch of length 4: it has length",
-        ),
-    ],
-)
-def test_what_cannot_be_padded_is_refused(make, message):
-    with pytest.raises(ValueError, match=f"(?s){message}") as error:
-        make()
-    assert "\n  fix:   " in str(error.value)
-
-
 def test_lengths_that_are_known_are_not_read_again():
     class Counted(Texts):
         read = 0

@@ -2,7 +2,6 @@ import collections
 import gc
 import os
 import random
-import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.files import flip, mounted
 
 from tpukit.essentials.machine.resources import own_memory
 from tpukit.essentials.run.launcher import WorkerFailed, launch
@@ -37,11 +37,8 @@ def steps(folder) -> list[str]:
 
 
 def in_tiny(folder, code: str, options: str = "size=1m") -> subprocess.CompletedProcess:
-    """Run Python in a process that sees a small file system of its own on a folder; skip where none can be mounted."""
-    script = f'mount -t tmpfs -o {options} tmpfs {folder} && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", script, "sh"]
-    if not shutil.which("unshare") or subprocess.run([*command, "true"], capture_output=True).returncode:
-        pytest.skip("it takes the right to mount a file system")
+    """Run Python in a process that sees a small file system of its own on a folder."""
+    command = mounted(folder, options)
     code = f"from tpukit.train.checkpoints import *\nfolder = {str(folder)!r}\n{code}"
     return subprocess.run([*command, sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=600)
 
@@ -209,12 +206,6 @@ def test_what_is_being_written_is_no_leftover_to_others_who_look(tmp_path):
 
 def cut(path):
     path.write_bytes(path.read_bytes()[:-1])
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.write_bytes(content)
 
 
 def rename(path):

@@ -5,18 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from workers import Pairs, Tied, small_net
 
 from tpukit import WorkerFailed, evaluate, fit, launch
 from tpukit.train.metrics import _takes_classes
 
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 MSE = nn.MSELoss()
-
-
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
 
 
 def train(core, *, net=None, optimizer=None, loss=MSE, data=None, valid=None, lr=0.01, **options):
@@ -81,7 +77,7 @@ MISUSES = {
 }
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize(("work", "message"), MISUSES.values(), ids=MISUSES)
 def test_what_would_train_nothing_or_every_core_alone_is_refused_and_the_fix_works(work, message, backend):
     with pytest.raises(WorkerFailed, match=message) as failure:
@@ -186,7 +182,7 @@ class Counted:
         return torch.tensor(float(self.calls))
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_the_trial_changes_nothing(backend):
     def work(core, valid):
         net = nn.Sequential(*small_net(True), nn.Dropout(0.5))
@@ -268,7 +264,7 @@ def test_the_direction_that_a_name_decides_is_said_once(capsys):
     assert capsys.readouterr().out.count("the best epoch is that with the highest valid_macro_f1") == 1
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_a_learning_rate_of_numpy_is_saved_and_loaded(backend, tmp_path):
     def work(core, lr, folder):
         return train(core, lr=lr, folder=folder, save_every=0, epochs=1)[1]
@@ -333,7 +329,7 @@ class NextWord(nn.Module):
         return nn.functional.cross_entropy(outputs.flatten(0, 1) * self.scale, targets.flatten())
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_a_tied_model_and_a_loss_that_learns_are_resumed_bit_for_bit(backend, tmp_path):
     def work(core, folder, epochs):
         loss = core.model(NextWord())

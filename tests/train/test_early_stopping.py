@@ -4,13 +4,12 @@ import mmap
 
 import pytest
 import torch
+from helpers.launching import DRY_RUNS
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from train.test_trainer import LOSS, Dots, net, quietly, same
 
 from tpukit import WorkerFailed, evaluate, fit
-
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 
 
 def train(core, make=lambda optimizer: None, *, decay=None, lr=0.01, valid=True, **options):
@@ -177,7 +176,7 @@ def test_a_hook_sees_the_history_on_every_core_and_one_core_is_enough_to_stop(tm
     assert list(calls[:]) == [3, 3]
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize("with_folder", [True, False])
 @pytest.mark.parametrize("decay", [None, 0.9])
 def test_the_best_weights_come_back(decay, with_folder, backend, tmp_path):

@@ -14,16 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from helpers.launching import quietly
 from workers import Pairs, small_net
 
-from tpukit import WorkerFailed, fit, launch
+from tpukit import WorkerFailed, fit
 from tpukit.train import checkpoints
 
 ROOT = Path(__file__).parents[2]
-
-
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
 
 
 def train(core, folder, epochs, pause=0.0, net=None, model=None):

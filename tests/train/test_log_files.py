@@ -10,10 +10,11 @@ import time
 
 import pytest
 import torch
+from helpers.launching import quietly
 from torch import nn
 from workers import Pairs, small_net
 
-from tpukit import Interrupted, WorkerFailed, fit, launch
+from tpukit import Interrupted, WorkerFailed, fit
 from tpukit.train import CsvWriter, TensorBoardWriter
 
 
@@ -22,10 +23,6 @@ def log_three(core):
         core.log(step, loss=torch.tensor(0.5) / (step + 1))
         core.flush()
     core.barrier()
-
-
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
 
 
 def test_every_function_gets_every_row_in_order_in_this_process():

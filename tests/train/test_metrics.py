@@ -2,15 +2,14 @@ import numpy as np
 import pytest
 import torch
 import torchmetrics
+from helpers.launching import DRY_RUNS, quietly
 from sklearn.metrics import roc_auc_score
 from torch import nn
 from torchmetrics.classification import BinaryJaccardIndex, MulticlassAccuracy, MultilabelAUROC
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
-from tpukit import WorkerFailed, evaluate, fit, launch
+from tpukit import WorkerFailed, evaluate, fit
 from tpukit.essentials.run import gather_objects
-
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 
 
 class Rows:
@@ -35,10 +34,6 @@ def net():
 
 
 LOSS = nn.BCEWithLogitsLoss()
-
-
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
 
 
 class Counted(torchmetrics.Metric):
@@ -77,7 +72,7 @@ def metrics():
     }
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize("count", [3, 37, 40])  # of 3, the second core has none
 def test_streamed_metrics_are_those_of_all_samples_over_any_number_of_cores(count, backend):
     data = Rows(count)
@@ -185,7 +180,7 @@ def test_what_cannot_be_combined_exactly_is_refused_and_the_fix_works(metric, me
     assert quietly(work, True).results[0].keys() == {"right"}
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_objects_of_any_size_are_gathered(backend):
     def work(core):
         found = gather_objects(core, {"rank": core.rank, "rows": [torch.arange(core.rank * 1000)], "none": None})

@@ -1,10 +1,9 @@
 import pytest
 import torch
+from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 
-from tpukit import WorkerFailed, launch, predict
-
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
+from tpukit import WorkerFailed, predict
 
 
 class Net(nn.Module):
@@ -29,10 +28,6 @@ class Rows:
         return self.item(self.x[index])
 
 
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
-
-
 ITEMS = {
     "a tensor": lambda x: x,
     "a tuple of one": lambda x: (x,),
@@ -42,7 +37,7 @@ ITEMS = {
 }
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize("count", [1, 16, 37])
 def test_every_sample_is_predicted_once_in_order_on_every_core(count, backend):
     def work(core):

@@ -10,7 +10,6 @@ from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tpukit import evaluate, fit, predict
-from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.run.launcher import WorkerFailed, launch
 from tpukit.train.streams import StreamBatches
 
@@ -103,33 +102,6 @@ def test_loader_processes_draw_other_numbers_in_each_share_and_the_same_in_each_
     assert len(torch.cat(first).unique(dim=0)) == 20
 
 
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Batches(Numbers(9), batch_size=4), TypeError, "Numbers can only be read in order.*steps=1000"),
-        (lambda: ranks([1, 2, 3]), TypeError, "a list has numbers.*leave out steps="),
-        (lambda: ranks(iter([1, 2, 3])), TypeError, "list_iterator can be read only once"),
-        (lambda: ranks(Numbers(9), steps=0), ValueError, "at least 1, got 0"),
-        (lambda: ranks(Numbers(9), batch_size=0), ValueError, "batch_size is"),
-        (lambda: list(ranks(Numbers(1))[1]), ValueError, "share 1 of 2 of the stream holds no sample"),
-        (lambda: list(ranks(lambda a, b: [0][a:], workers=2)[0]), ValueError, "share 1 of 4 .*fewer workers="),
-        (
-            lambda: ranks(Numbers(9))[0].load_state_dict(Batches([1, 2], batch_size=1).state_dict()),
-            ValueError,
-            "of a dataset with a length, this one is a stream",
-        ),
-        (
-            lambda: Batches([1, 2], batch_size=1).load_state_dict(ranks(Numbers(9))[0].state_dict()),
-            ValueError,
-            "is of a stream, this dataset has a length",
-        ),
-    ],
-)
-def test_what_is_no_stream_or_cannot_be_one_is_refused(make, error, message):
-    with pytest.raises(error, match=f"(?s){message}"):
-        make()
-
-
 def test_a_stream_is_not_evaluated_and_the_fix_works():
     def work(core):
         model, messages = core.model(nn.Identity()), []
@@ -142,15 +114,6 @@ def test_a_stream_is_not_evaluated_and_the_fix_works():
         return predict(core, model, core.batches([float(number) for number in range(6)], batch_size=1))
 
     assert launch(work, cores=2, backend="cpu", progress="off").results[0].tolist() == [0, 1, 2, 3, 4, 5]
-
-
-def test_options_that_a_stream_cannot_have_are_refused():
-    def work(core):
-        for options in ({"shuffle": True}, {"mask": True}, {"buckets": (4,)}):
-            with pytest.raises(ValueError, match="a stream comes in its own order"):
-                core.batches(Numbers(9), steps=1, batch_size=1, **options)
-
-    launch(work, cores=1, backend="cpu", progress="off")
 
 
 def pairs(share, shares):

@@ -17,16 +17,16 @@ import pandas
 import psutil
 import pytest
 import torch
+from helpers.launching import DRY_RUNS, quietly
 from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tpukit
-from tpukit import WorkerFailed, evaluate, fit, launch
+from tpukit import WorkerFailed, evaluate, fit
 from tpukit.train import History
 
 ENDS = ["lr", "samples_per_second", "seconds"]  # the last columns of an epoch
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
 XLA_ONCE_MORE = [pytest.mark.xla, pytest.mark.only_soak]
 
 
@@ -56,10 +56,6 @@ def net(norm=True, dropout=0.2):
 LOSS = nn.BCEWithLogitsLoss()
 
 
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
-
-
 def train(core, make=net, batch_size=4, lr=0.01, data=None, valid=None, decay=None, **options):
     """Fit a small net with all that has a state: momentum, a schedule, dropout, BatchNorm, a moving average."""
     model = core.model(make())
@@ -86,7 +82,7 @@ def same(first, second):
     return all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_it_learns_and_all_cores_hold_the_same_model_after_it(backend, tmp_path):
     def work(core):
         return train(
@@ -176,7 +172,7 @@ def test_accumulated_batches_are_one_large_batch():
         assert torch.allclose(value, small["state"]["model"][name], atol=1e-6)
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_bfloat16_gives_nearly_the_same_curve_and_leaves_the_rest_float32(backend):
     seen = set()
 
@@ -218,7 +214,7 @@ def test_augment_and_prepare_see_what_they_are_for():
     assert quietly(work, cores=1).results[0] == ["prepare", "augment", "prepare", "prepare"]  # first a trial
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_the_average_is_evaluated_and_kept_in_place_of_the_model(backend, tmp_path):
     def work(core):
         found = train(core, valid=Dots(19), epochs=1, folder=tmp_path, decay=0.9)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.sources import Pixels
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.run.launcher import launch
@@ -24,48 +25,6 @@ class Numbers:
 
     def __getitem__(self, index):
         return torch.tensor(index)
-
-
-@pytest.mark.parametrize(
-    ("count", "options", "message"),
-    [
-        (0, {}, "dataset is empty"),
-        (7, {"drop_last": True, "world_size": 2}, "7 samples do not fill one batch of 4 on each of 2 cores"),
-    ],
-)
-def test_what_cannot_be_batched_is_refused_with_the_fix(count, options, message):
-    with pytest.raises(ValueError, match=message):
-        Batches(Numbers(count), batch_size=4, **options)
-
-
-def test_the_fix_for_a_batch_that_does_not_fill_works():
-    with pytest.raises(ValueError, match="batch_size=3, or drop_last=False"):
-        Batches(Numbers(7), batch_size=4, world_size=2, drop_last=True)
-    assert len(Batches(Numbers(7), batch_size=3, world_size=2, drop_last=True)) == 1
-    assert len(Batches(Numbers(7), batch_size=4, world_size=2)) == 1
-
-
-class Pixels:
-    """A source of whole batches: image `i` is `i` in every pixel."""
-
-    shape = (2, 2, 3)
-
-    def __init__(self, count):
-        self.labels = np.arange(count, dtype=np.float32)[:, None]
-        self.asked = []
-
-    def __len__(self):
-        return len(self.labels)
-
-    def take(self, indices, out=None):
-        images = np.broadcast_to(np.asarray(indices, np.uint8)[:, None, None, None], (len(indices), *self.shape))
-        if out is None:
-            return images.copy()
-        out[:] = images
-        return out
-
-    def read_ahead(self, indices):
-        self.asked.append(list(indices))
 
 
 class Noisy(Numbers):
@@ -234,7 +193,8 @@ def test_a_killed_process_is_continued_with_the_same_samples(tmp_path):
     code = """
 import json, os, sys
 from pathlib import Path
-from essentials.data.test_batches import Pixels, Batches
+from helpers.sources import Pixels
+from tpukit.essentials.data.batches import Batches
 folder = Path(sys.argv[1]); state = folder / "state.json"
 batches = Batches(Pixels(96), batch_size=4, shuffle=True, seed=7, threads=2)
 if state.exists(): batches.load_state_dict(json.loads(state.read_text()))

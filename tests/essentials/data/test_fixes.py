@@ -2,10 +2,14 @@
 
 import itertools
 import types
+from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
+import pandas
 import pytest
 import torch
-from fixes import Fixes
+from helpers.fixes import Fixes
+from PIL import Image
 from torch.utils.data import DataLoader, TensorDataset
 
 import tpukit
@@ -13,17 +17,21 @@ from tpukit import Augment, Buckets
 from tpukit.essentials.data import Batches
 from tpukit.train import StreamBatches
 
-fixes = Fixes("essentials/data/*.py", *(f"train/{name}.py" for name in ("augment", "buckets", "streams")))
-core = types.SimpleNamespace(
-    batches=lambda dataset, **options: (StreamBatches if "steps" in options else Batches)(dataset, **options)
+
+def batches_of(dataset, **options):
+    kind = StreamBatches if "steps" in options else Batches
+    return kind(dataset, **options)
+
+
+core = types.SimpleNamespace(batches=batches_of)
+fixes = Fixes(
+    "essentials/data/*.py",
+    "train/augment.py",
+    "train/buckets.py",
+    "train/streams.py",
+    names={"core": core, "tpukit": tpukit, "torch": torch},
 )
-KNOWN = {"core": core, "tpukit": tpukit, "torch": torch}
 IMAGES, LABELS = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 2)
-
-
-def does(code, **known):
-    """Do a line of a fix."""
-    return eval(code, KNOWN | known)
 
 
 class Texts:
@@ -48,82 +56,65 @@ def all_of(batches):
     return list(itertools.islice(batches, 4))
 
 
-@fixes("augment: augment takes (N, C, H, W) tensors, got {}")
-def _(folder):
+# Augment
+
+
+def test_the_fixes_work_for_images_and_labels_of_another_form():
     images = IMAGES.permute(0, 2, 3, 1)
-    return (
-        lambda: Augment()(images, LABELS),
-        lambda fix: Augment()(does(fix.rpartition("pass ")[2], images=images), LABELS),
-    )
+    with fixes("augment: augment takes (N, C, H, W) tensors, got {}") as fix:
+        Augment()(images, LABELS)
+    Augment()(fix.code(r"(?<=pass ).*", images=images), LABELS)
 
-
-@fixes("augment: augment takes uint8 in [0, 255] or floats in [0, 1], got {}")
-def _(folder):
     images = IMAGES.long()
-    return (
-        lambda: Augment()(images, LABELS),
-        lambda fix: Augment()(does(fix.partition(", if")[0].removeprefix("pass "), images=images), LABELS),
-    )
+    with fixes("augment: augment takes uint8 in [0, 255] or floats in [0, 1], got {}") as fix:
+        Augment()(images, LABELS)
+    Augment()(fix.code(r"(?<=pass ).*?(?=, if)", images=images), LABELS)
 
-
-@fixes("augment: outside is a class number, -256 to 255, got {}")
-def _(folder):
-    return lambda: Augment(outside=300), lambda fix: [Augment(outside=int(one)) for one in fix.split(", or ")]
-
-
-@fixes("augment: swap is pairs of labels, got {}")
-def _(folder):
-    def mended(fix):
-        Augment(swap=does(fix.partition(", with")[0].removeprefix("swap="), one=0, other=1))
-
-    return lambda: Augment(swap=(0, 1)), mended
-
-
-@fixes("augment: swap={} has a label twice")
-def _(folder):
-    return lambda: Augment(swap=((0, 1), (1, 2))), lambda fix: Augment(swap=((0, 1), (2, 3)))
-
-
-@fixes("augment: swap={} has no column for {}; names={}")
-def _(folder):
-    def mended(fix):
-        Augment(swap=((0, 1),))
-        Augment(swap=(("left", "right"),), names=("left", "right"))
-
-    return lambda: Augment(swap=(("left", "right"),)), mended
-
-
-@fixes("augment: with swap={}, labels are (N, L), here ({}, {}), got {} {}")
-def _(folder):
     augment = Augment(flip=1.0, swap=((0, 1),))
-    return lambda: augment(IMAGES, torch.zeros(2).long()), lambda fix: augment(IMAGES, LABELS)
+    with fixes("augment: with swap={}, labels are (N, L), here ({}, {}), got {} {}"):
+        augment(IMAGES, torch.zeros(2).long())
+    augment(IMAGES, LABELS)
 
 
-@fixes("augment: {} is 0 (off) to {}, got {}")
-def _(folder):
-    def mended(fix):
-        assert "degrees to either side, for instance 10" in fix
-        Augment(rotate=10)
+def test_the_fixes_work_for_options_of_augment():
+    for outside in (256, -257, 1.0, True):
+        with fixes("augment: outside is a class number, -256 to 255, got {}") as fix:
+            Augment(outside=outside)
+    for number in fix.text.split(", or "):
+        Augment(outside=int(number))
 
-    return lambda: Augment(rotate=90), mended
+    with fixes("augment: swap is pairs of labels, got {}") as fix:
+        Augment(swap=(0, 1))
+    Augment(swap=fix.code(r"(?<=swap=).*?(?=, with)", one=0, other=1))
+
+    with fixes("augment: swap={} has a label twice"):
+        Augment(swap=((0, 1), (1, 2)))
+    Augment(swap=((0, 1), (2, 3)))
+
+    with fixes("augment: swap={} has no column for {}; names={}"):
+        Augment(swap=(("left", "right"),))
+    Augment(swap=((0, 1),))
+    Augment(swap=(("left", "right"),), names=("left", "right"))
+
+    with fixes("augment: {} is 0 (off) to {}, got {}") as fix:
+        Augment(rotate=90)
+    assert "degrees to either side, for instance 10" in fix
+    Augment(rotate=10)
 
 
-@fixes("batches: a {} can only be read in order, so its samples cannot be dealt out by number")
-def _(folder):
+# Batches
+
+
+def test_the_fixes_work_for_datasets():
     stream = Stream()
-    return (
-        lambda: core.batches(stream, batch_size=4),
-        lambda fix: all_of(does(fix.rpartition(":")[0], dataset=stream)),
-    )
+    with fixes("batches: a {} can only be read in order, so its samples cannot be ...") as fix:
+        core.batches(stream, batch_size=4)
+    all_of(fix.code(r".*(?=:)", dataset=stream))
 
+    with fixes("batches: the dataset is empty: its length is 0"):
+        core.batches([], batch_size=1)
+    all_of(core.batches([1, 2], batch_size=1))
 
-@fixes("batches: the dataset is empty: its length is 0")
-def _(folder):
-    return lambda: core.batches([], batch_size=1), lambda fix: all_of(core.batches([1, 2], batch_size=1))
-
-
-@fixes("batches: the images of records and caches have one size")
-def _(folder):
     class Source:
         shape, labels = (8, 8, 3), torch.zeros(4).numpy()
 
@@ -137,57 +128,59 @@ def _(folder):
             out[:] = 0
             return out
 
-    return (
-        lambda: core.batches(Source(), batch_size=2, buckets=Buckets((8,))),
-        lambda fix: all_of(core.batches(Source(), batch_size=2)),
-    )
+    with fixes("batches: the images of records and caches have one size"):
+        core.batches(Source(), batch_size=2, buckets=Buckets((8,)))
+    all_of(core.batches(Source(), batch_size=2))
 
 
-@fixes("batches: the state is of a dataset of {} samples, this one has {}")
-def _(folder):
+def test_the_fixes_work_for_states():
     state = core.batches(range(8), batch_size=2).state_dict()
+    with fixes("batches: the state is of a dataset of {} samples, this one has {}"):
+        core.batches(range(6), batch_size=2).load_state_dict(state)
+    core.batches(range(8), batch_size=2).load_state_dict(state)
+    all_of(core.batches(range(6), batch_size=2))
 
-    def mended(fix):
+    stream = {"steps": 3, "batch_size": 2}
+    with fixes("streams: the state is of a dataset with a length, this one is a stream"):
+        core.batches(Stream(), **stream).load_state_dict(state)
+    state = core.batches(Stream(), **stream).state_dict()
+    with fixes("batches: the state is of a stream, this dataset has a length"):
         core.batches(range(8), batch_size=2).load_state_dict(state)
-        all_of(core.batches(range(6), batch_size=2))
+    core.batches(Stream(), **stream).load_state_dict(state)
 
-    return lambda: core.batches(range(6), batch_size=2).load_state_dict(state), mended
-
-
-@fixes("batches: the state is of a stream, this dataset has a length")
-def _(folder):
-    state = core.batches(Stream(), steps=3, batch_size=2).state_dict()
-    return (
-        lambda: core.batches(range(8), batch_size=2).load_state_dict(state),
-        lambda fix: core.batches(Stream(), steps=3, batch_size=2).load_state_dict(state),
-    )
-
-
-@fixes("batches: the state is {} samples into an epoch that was divided in another way")
-def _(folder):
     def begun(**options):
         batches = core.batches(range(16), **options)
         next(iter(batches))
         return batches.state_dict()
 
-    def mended(fix):
-        core.batches(range(16), batch_size=2).load_state_dict(begun(batch_size=2))
-        shuffled = begun(batch_size=2, shuffle=True)
-        core.batches(range(16), batch_size=4, world_size=2, shuffle=True).load_state_dict(shuffled)
+    with fixes("batches: the state is {} samples into an epoch {}; here it is {}"):
+        core.batches(range(16), batch_size=4).load_state_dict(begun(batch_size=2))
+    core.batches(range(16), batch_size=2).load_state_dict(begun(batch_size=2))
+    shuffled = core.batches(range(16), batch_size=4, world_size=2, shuffle=True)
+    shuffled.load_state_dict(begun(batch_size=2, shuffle=True))
 
-    return lambda: core.batches(range(16), batch_size=4).load_state_dict(begun(batch_size=2)), mended
+
+def test_the_fixes_work_for_numbers_of_batches():
+    def six(**changed):
+        options = {"batch_size": 8, "world_size": 2, "drop_last": True}
+        return core.batches(range(6), **options | changed)
+
+    with fixes("batches: {} samples do not fill one batch of {} on each of {} cores") as fix:
+        six()
+    for option in fix.text.split(", or "):
+        all_of(six(**fix.run(f"dict({option})")))
+
+    for dataset, options in ((Stream(), {"steps": 2}), (range(8), {})):
+        with fixes("batches: batch_size is the number of samples per core and step, ...") as fix:
+            core.batches(dataset, batch_size=0, **options)
+    all_of(fix.run(f"core.batches(range(8), {fix.text})"))
+
+    with fixes("batches: threads is 1 or more and workers 0 or more, got threads={}, ...") as fix:
+        core.batches(range(8), batch_size=2, threads=0)
+    all_of(fix.run(f"core.batches(range(8), batch_size=2, {fix.text})"))
 
 
-@fixes("batches: {} samples do not fill one batch of {} on each of {} cores")
-def _(folder):
-    def call(**changed):
-        return core.batches(range(6), **{"batch_size": 8, "world_size": 2, "drop_last": True} | changed)
-
-    def mended(fix):
-        for option in fix.split(", or "):
-            all_of(call(**does(f"dict({option})")))
-
-    return call, mended
+# Buckets
 
 
 def padded(dataset=None, **options):
@@ -195,178 +188,203 @@ def padded(dataset=None, **options):
     return all_of(core.batches(dataset or Texts(), batch_size=2, buckets=buckets))
 
 
-@fixes("buckets: buckets are lengths in ascending order, at least 1, got {}")
-def _(folder):
-    return lambda: Buckets((8, 4)), lambda fix: Buckets(does(fix.removeprefix("buckets=")))
+class Bytes(Texts):
+    kind = torch.uint8
+
+    def __getitem__(self, index):
+        return {"ids": torch.ones(self.sizes[index], dtype=self.kind)}
 
 
-@fixes("buckets: pad fills {} up with {}, which {} does not hold: it would be {}")
-def _(folder):
-    class Bytes(Texts):
-        kind = torch.uint8
+class Matrices(Texts):
+    def __getitem__(self, index):
+        return {"ids": torch.ones(2, self.sizes[index]), "label": torch.ones(3)}
 
-        def __getitem__(self, index):
-            return {"ids": torch.ones(self.sizes[index], dtype=self.kind)}
 
-    def mended(fix):
-        padded(Bytes(), pad={"ids": 255})
-        dataset = Bytes()
-        dataset.kind = does(fix.rpartition(" ")[2])
+def test_the_fixes_work_for_what_fills_samples_up():
+    for pad in ({"words": 0}, None):
+        with fixes("buckets: which parts of a sample vary in length has to be said, ...") as fix:
+            padded(pad=pad)
+    made = fix.code(r"^.*?(?=, without)")
+    padded(pad=made.pad, lengths=made.lengths)
+
+    dataset = Bytes()
+    with fixes("buckets: pad fills {} up with {}, which {} does not hold: it would be {}") as fix:
         padded(dataset, pad={"ids": -100})
+    padded(dataset, pad={"ids": 255})
+    dataset.kind = fix.code(r"\S+$")
+    padded(dataset, pad={"ids": -100})
 
-    return lambda: padded(Bytes(), pad={"ids": -100}), mended
-
-
-@fixes("buckets: sample {} does not fit into a batch of length {}: it has length {}")
-def _(folder):
-    def mended(fix):
-        padded(sizes=[3, 9, 5, 12])
-        padded(truncate=True, lengths=(2,))  # a dataset that cuts to one length
-
-    return lambda: padded(sizes=[3, 3, 3, 3]), mended
+    with fixes("buckets: sample {}, {}, has no axis {} to be padded along: its shape is {}"):
+        padded(Matrices(), axis=1, pad={"ids": 0, "label": 0})
+    padded(Matrices(), axis=1, pad={"ids": 0})
+    padded(Matrices(), axis=-1, pad={"ids": 0, "label": 0})
 
 
-@fixes("buckets: sample {} has length {}, and the largest bucket is {}{}")
-def _(folder):
-    def mended(fix):
-        padded(lengths=does(fix.partition(", or cut")[0].removeprefix("buckets=")))
-        cutting = does(fix.rpartition(": ")[2])
-        padded(lengths=cutting.lengths, truncate=cutting.truncate)
+def test_the_fixes_work_for_lengths():
+    for lengths in ((), (0, 4), (8, 4)):
+        with fixes("buckets: buckets are lengths in ascending order, at least 1, got {}") as fix:
+            Buckets(lengths)
+    Buckets(fix.code(r"(?<=buckets=).*"))
 
-    return lambda: padded(lengths=(4, 8)), mended
+    with fixes("buckets: sample {} has length {}, and the largest bucket is {}{}") as fix:
+        padded(lengths=(4, 8))
+    padded(lengths=fix.code(r"(?<=buckets=).*?(?=, or cut)"))
+    cutting = fix.run(fix.text.rpartition(": ")[2])
+    padded(lengths=cutting.lengths, truncate=cutting.truncate)
 
+    with fixes("buckets: sizes has the length of every sample: {} numbers, got {}") as fix:
+        padded(sizes=[3])
+    padded(sizes=fix.code(r"(?<=sizes=).*", dataset=[range(size) for size in Texts().sizes]))
 
-@fixes("buckets: sample {}, {}, has no axis {} to be padded along: its shape is {}")
-def _(folder):
-    class Matrices(Texts):
-        def __getitem__(self, index):
-            return {"ids": torch.ones(2, self.sizes[index]), "label": torch.ones(3)}
-
-    def mended(fix):
-        padded(Matrices(), axis=1, pad={"ids": 0})
-        padded(Matrices(), axis=-1, pad={"ids": 0, "label": 0})
-
-    return lambda: padded(Matrices(), axis=1, pad={"ids": 0, "label": 0}), mended
-
-
-@fixes("buckets: sizes has the length of every sample: {} numbers, got {}")
-def _(folder):
-    def mended(fix):
-        padded(sizes=does(fix.removeprefix("sizes="), dataset=[range(size) for size in Texts().sizes]))
-
-    return lambda: padded(sizes=[3]), mended
+    with fixes("buckets: sample {} does not fit into a batch of length {}: it has length {}"):
+        padded(sizes=[3, 3, 3, 3])
+    padded(sizes=[3, 9, 5, 12])
+    padded(truncate=True, lengths=(2,))  # a dataset that cuts to one length
 
 
-@fixes("buckets: which parts of a sample vary in length has to be said, and what fills them up")
-def _(folder):
-    def mended(fix):
-        made = does(fix.partition(", without")[0])
-        padded(pad=made.pad, lengths=made.lengths)
-
-    return lambda: padded(pad=None), mended
+# Samples
 
 
-def shared(kind, held, mend):
-    @fixes("shared_state: the dataset holds {}, and forks do not have one each")
-    def _(folder):
-        class Holding(Texts):
-            def __getitem__(self, index):
-                return index
-
-        dataset = Holding()
-        dataset.held = held(folder)
-
-        def call():
-            batches = all_of(core.batches(dataset, batch_size=2, workers=1))
-            assert len(batches) == 2
-
-        def mended(fix):
-            getattr(dataset.held, "close", bool)()
-            dataset.held = None
-            Holding.__getitem__ = lambda self, index: mend(folder, index)
-            call()
-
-        return call, mended
-
-
-def _file(folder):
-    (folder / "data").write_bytes(bytes(8))
-    return (folder / "data").open("rb")
-
-
-def _opened(folder, index):
-    with open(folder / "data", "rb") as file:
-        file.seek(index)
-        return file.read(1)[0]
-
-
-def _pool(folder):
-    from concurrent.futures import ThreadPoolExecutor
-
+def pool_of(folder):
     pool = ThreadPoolExecutor(1)
     pool.submit(int).result()
     return pool
 
 
-def _drawn(folder, index):
-    import numpy
-
-    return numpy.random.default_rng((0, index)).random()
-
-
-def _generator(folder):
-    import numpy
-
-    return numpy.random.default_rng()
+def file_in(folder):
+    (folder / "data").write_bytes(bytes(8))
+    return (folder / "data").open("rb")
 
 
-shared("an open file", _file, _opened)
-shared("a random generator", _generator, _drawn)
-shared("a pool of threads", _pool, lambda folder, index: index)
+def byte_of(folder, index):
+    with open(folder / "data", "rb") as file:
+        file.seek(index)
+        return file.read(1)[0]
 
 
-@fixes("sources: a {} holds columns, and a dataset gives samples: dataset[0], dataset[1]")
-def _(folder):
-    import pandas
-
-    table, tensors = pandas.DataFrame({"x": [1.0, 2.0], "y": [0, 1]}), {"x": torch.zeros(2, 3), "y": torch.zeros(2)}
-
-    def mended(fix):
-        of_table, of_dict = (
-            part.replace("torch.tensor(...)", "torch.tensor(table.y.to_numpy())") for part in fix.split("; ")
-        )
-        made = does(of_table.removeprefix("of a table, "), table=table, inputs=["x"])
-        all_of(core.batches(made, batch_size=2))
-        made = does("torch.utils.data." + of_dict.removeprefix("of a dict of tensors, "), tensors=tensors)
-        all_of(core.batches(made, batch_size=2))
-        with pytest.raises(TypeError, match="holds columns"):
-            core.batches(table, batch_size=2)
-
-    return lambda: core.batches(tensors, batch_size=2), mended
+# Objects that a dataset may not hold in its processes, and how a sample is made without them.
+HELD = {
+    "an open file": (file_in, byte_of),
+    "a generator": (
+        lambda folder: np.random.default_rng(),
+        lambda folder, index: np.random.default_rng((0, index)).random(),
+    ),
+    "a pool of threads": (pool_of, lambda folder, index: index),
+}
 
 
-@fixes("sources: a {} holds batches already, and core.batches makes each core's own of samples")
-def _(folder):
+@pytest.mark.parametrize("kind", HELD)
+def test_the_fixes_work_for_objects_that_forks_share(kind, tmp_path):
+    held, sample = HELD[kind]
+
+    class Holding(Texts):
+        def __getitem__(self, index):
+            return index if self.held else sample(tmp_path, index)
+
+    dataset = Holding()
+    dataset.held = held(tmp_path)
+    with fixes("shared_state: the dataset holds {}, and forks do not have one each"):
+        all_of(core.batches(dataset, batch_size=2, workers=1))
+    getattr(dataset.held, "close", bool)()
+    dataset.held = None
+    assert len(all_of(core.batches(dataset, batch_size=2, workers=1))) == 2
+
+
+def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
+    tensors = {"x": torch.zeros(2, 3), "y": torch.zeros(2)}
+    table = pandas.DataFrame({"x": [1.0, 2.0], "y": [0, 1]})
+    for source in (table, tensors):
+        with fixes("sources: a {} holds columns, and a dataset gives samples: ...") as fix:
+            core.batches(source, batch_size=2)
+    of_table, of_dict = fix.text.split("; ")
+    of_table = of_table.replace("torch.tensor(...)", "torch.tensor(table.y.to_numpy())")
+    of_table = fix.run(of_table.removeprefix("of a table, "), table=table, inputs=["x"])
+    of_dict = of_dict.removeprefix("of a dict of tensors, ")
+    of_dict = fix.run(f"torch.utils.data.{of_dict}", tensors=tensors)
+    for dataset in (of_table, of_dict):
+        all_of(core.batches(dataset, batch_size=2))
+
     sampler = torch.utils.data.WeightedRandomSampler([0.0, 1.0], 8)
     loader = DataLoader(TensorDataset(torch.arange(2)), batch_size=4, sampler=sampler)
+    with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
+        core.batches(loader, batch_size=4)
+    drawn = fix.run(fix.text.rpartition("behind: ")[2], loader=loader)
+    assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(drawn, batch_size=4)))
 
-    def mended(fix):
-        drawn = does(fix.rpartition("not used: ")[2], loader=loader)
-        assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(drawn, batch_size=4)))
-
-    return lambda: core.batches(loader, batch_size=4), mended
-
-
-@fixes("sources: a {} holds batches already, and core.batches makes each core's own of samples")
-def _(folder):
-    loader = DataLoader(TensorDataset(torch.zeros(8, 2), torch.zeros(8)), batch_size=4, shuffle=True, drop_last=True)
-    return lambda: core.batches(loader, batch_size=4), lambda fix: all_of(
-        does(fix.partition(", samples")[0], loader=loader)
-    )
+    dataset = TensorDataset(torch.zeros(8, 2), torch.zeros(8))
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, drop_last=True)
+    with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
+        core.batches(loader, batch_size=4)
+    all_of(fix.code(r".*(?=, samples)", loader=loader))
 
 
-@fixes("streams: a webdataset pipeline divides its shards among processes by itself, but knows nothing of these cores")
-def _(folder):
+def resized(image):
+    from torchvision.transforms import v2
+
+    return v2.PILToTensor()(v2.Resize((224, 224))(image))
+
+
+# Samples that do not stack, a mended sample of each, and words of the fix.
+UNLIKE = {
+    "images of two sizes": (
+        [Image.new("RGB", (side, side)) for side in (8, 9)],
+        resized,
+        "torchvision.transforms.v2.Resize((224, 224)) and PILToTensor()",
+    ),
+    "flipped arrays": (
+        [torch.zeros(2).numpy()[::-1]] * 2,
+        lambda sample: sample.copy(),
+        "flipped arrays with .copy()",
+    ),
+    "None": ([(torch.zeros(2), 1), None], lambda sample: sample or (torch.zeros(2), 0), "no None"),
+}
+
+
+@pytest.mark.parametrize("kind", UNLIKE)
+def test_the_fixes_work_for_samples_that_cannot_be_stacked(kind):
+    samples, mend, words = UNLIKE[kind]
+    with fixes("collating: the samples of a batch cannot be stacked") as fix:
+        all_of(core.batches(samples, batch_size=2))
+    assert words in fix
+    all_of(core.batches([mend(sample) for sample in samples], batch_size=2))
+
+
+# Streams
+
+
+def test_the_fixes_work_for_streams():
+    with fixes("streams: a {} can be read only once, and a stream ...") as fix:
+        core.batches(iter(range(9)), steps=2, batch_size=2)
+    call = fix.text.partition(": ")[2]
+    all_of(fix.run(call.replace(": ...", ": range(9)").replace("=...", "=2")))
+
+    with fixes("streams: steps is the number of batches in an epoch, at least 1, got {}") as fix:
+        core.batches(Stream(), steps=0, batch_size=2)
+    all_of(fix.run(f"core.batches(stream, {fix.text}, batch_size=2)", stream=Stream()))
+
+    with fixes("streams: steps= is for a dataset that can only be read in order, and ..."):
+        core.batches(range(8), steps=2, batch_size=2)
+    all_of(core.batches(range(8), batch_size=2))
+
+    for options in ({"shuffle": True}, {"mask": True}, {"buckets": (4,)}):
+        with fixes("streams: a stream comes in its own order, in full batches of one shape"):
+            core.batches(Stream(), steps=2, batch_size=2, **options)
+    all_of(core.batches(Stream(), steps=2, batch_size=2))
+
+
+def test_the_fixes_work_for_shares_of_a_stream():
+    def read(shards=1, workers=2):
+        def share(number, of):
+            return [sample for shard in range(number, shards, of) for sample in range(8)]
+
+        return all_of(core.batches(share, steps=2, batch_size=2, workers=workers))
+
+    for options in ({}, {"shards": 0, "workers": 0}):
+        with fixes("streams: share {} of {} of the stream holds no sample, so a core would ..."):
+            read(**options)
+    read(workers=1)
+    read(shards=2)
+
     pipeline = type("WebDataset", (Stream,), {"__module__": "webdataset.compat"})
     made = []
 
@@ -376,126 +394,13 @@ def _(folder):
             made.extend(urls)
             return Stream()
 
-    def mended(fix):
-        call = fix.partition(": ")[2].replace("...,", ",", 1).replace("steps=...", "steps=2").replace("=...", "=2")
-        all_of(does(call, wds=Wds, urls=["a.tar", "b.tar"]))
-        assert made == ["a.tar", "b.tar"]
-
-    return lambda: core.batches(pipeline(), steps=2, batch_size=2), mended
-
-
-@fixes("streams: a {} can be read only once, and a stream starts over where it ends")
-def _(folder):
-    def mended(fix):
-        all_of(does(fix.partition(": ")[2].replace(": ...", ": range(9)").replace("=...", "=2")))
-
-    return lambda: core.batches(iter(range(9)), steps=2, batch_size=2), mended
+    with fixes("streams: a webdataset pipeline divides its shards among processes by ...") as fix:
+        core.batches(pipeline(), steps=2, batch_size=2)
+    call = fix.text.partition(": ")[2].replace("...,", ",", 1)
+    call = call.replace("steps=...", "steps=2").replace("=...", "=2")
+    all_of(fix.run(call, wds=Wds, urls=["a.tar", "b.tar"]))
+    assert made == ["a.tar", "b.tar"]
 
 
-@fixes("streams: share {} of {} of the stream holds no sample, so a core would have nothing to do")
-def _(folder):
-    def call(shards=1, workers=2):
-        def share(number, of):
-            return [sample for shard in range(number, shards, of) for sample in range(8)]
-
-        return all_of(core.batches(share, steps=2, batch_size=2, workers=workers))
-
-    def mended(fix):
-        call(workers=1)
-        call(shards=2)
-
-    return call, mended
-
-
-@fixes("streams: steps is the number of batches in an epoch, at least 1, got {}")
-def _(folder):
-    return (
-        lambda: core.batches(Stream(), steps=0, batch_size=2),
-        lambda fix: all_of(does(f"core.batches(stream, {fix}, batch_size=2)", stream=Stream())),
-    )
-
-
-@fixes("streams: steps= is for a dataset that can only be read in order, and a {} has numbers")
-def _(folder):
-    return lambda: core.batches(range(8), steps=2, batch_size=2), lambda fix: all_of(
-        core.batches(range(8), batch_size=2)
-    )
-
-
-@fixes("streams: a stream comes in its own order, in full batches of one shape")
-def _(folder):
-    def call(**options):
-        return all_of(core.batches(Stream(), steps=2, batch_size=2, **options))
-
-    return lambda: call(shuffle=True), lambda fix: call()
-
-
-@fixes("streams: the state is of a dataset with a length, this one is a stream")
-def _(folder):
-    state = core.batches(range(8), batch_size=2).state_dict()
-    return (
-        lambda: core.batches(Stream(), steps=3, batch_size=2).load_state_dict(state),
-        lambda fix: core.batches(range(8), batch_size=2).load_state_dict(state),
-    )
-
-
-@fixes("batches: batch_size is the number of samples per core and step, at least 1, got {}")
-def _(folder):
-    return lambda: core.batches(range(8), batch_size=0), lambda fix: all_of(does(f"core.batches(range(8), {fix})"))
-
-
-@fixes("batches: threads is 1 or more and workers 0 or more, got threads={}, workers={}")
-def _(folder):
-    return (
-        lambda: core.batches(range(8), batch_size=2, threads=0),
-        lambda fix: all_of(does(f"core.batches(range(8), batch_size=2, {fix})")),
-    )
-
-
-class Given:
-    """Samples as a list has them."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __len__(self):
-        return len(self.samples)
-
-    def __getitem__(self, index):
-        return self.samples[index]
-
-
-def stacked(samples, mend, words):
-    @fixes("collating: the samples of a batch cannot be stacked")
-    def _(folder):
-        def mended(fix):
-            assert words in fix
-            all_of(core.batches(Given(list(map(mend, samples))), batch_size=2))
-
-        return lambda: all_of(core.batches(Given(samples), batch_size=2)), mended
-
-
-def _resized(image):
-    from torchvision.transforms import v2
-
-    return v2.PILToTensor()(v2.Resize((224, 224))(image))
-
-
-def _image(side):
-    from PIL import Image
-
-    return Image.new("RGB", (side, side))
-
-
-stacked([_image(8), _image(9)], _resized, "torchvision.transforms.v2.Resize((224, 224)) and PILToTensor()")
-stacked([torch.zeros(2).numpy()[::-1]] * 2, lambda sample: sample.copy(), "flipped arrays with .copy()")
-stacked([(torch.zeros(2), 1), None], lambda sample: sample or (torch.zeros(2), 0), "no None")
-
-
-@pytest.mark.parametrize(("key", "row"), fixes.cases)
-def test_the_same_call_passes_when_the_fix_is_done(key, row, tmp_path):
-    fixes.check(key, row, tmp_path)
-
-
-def test_every_fix_has_its_row():
-    assert fixes.rows.keys() == fixes.source()
+def test_every_fix_has_its_test():
+    assert fixes.tested(__file__) == fixes.source()

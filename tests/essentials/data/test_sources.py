@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from helpers.sources import Pixels
 from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from tpukit.essentials.data.batches import Batches
@@ -9,34 +10,9 @@ from tpukit.essentials.show import WrongType
 from tpukit.train.streams import StreamBatches
 
 
-class Pixels:
-    """A source: image `i` is `i` in every pixel."""
-
-    shape = (2, 2, 3)
-    encoding = "jpeg"
-
-    def __init__(self, count):
-        self.labels = np.arange(count, dtype=np.float32)[:, None]
-        self.announced = []
-
-    def __len__(self):
-        return len(self.labels)
-
-    def take(self, indices, out=None):
-        images = np.broadcast_to(np.asarray(indices, np.uint8)[:, None, None, None], (len(indices), *self.shape))
-        if out is None:
-            return images.copy()
-        out[:] = images
-        return out
-
-    def read_ahead(self, indices):
-        self.announced.append(np.asarray(indices).tolist())
-
-
 class Bare(Pixels):
     """A source with nothing that is optional."""
 
-    encoding = property()
     read_ahead = property()
 
 
@@ -56,6 +32,7 @@ def test_any_other_dataset_is_not_a_source(dataset):
 
 def test_a_subset_of_a_subset_of_a_source_takes_the_right_images_and_labels():
     source = Pixels(50)
+    source.encoding = "jpeg"
     subset = as_batch_source(Subset(Subset(source, [40, 41, 42, 7]), [3, 0, 1]))
     assert len(subset) == 3
     assert subset.labels[:, 0].tolist() == [7, 40, 41]
@@ -64,7 +41,7 @@ def test_a_subset_of_a_subset_of_a_source_takes_the_right_images_and_labels():
     assert subset.take(np.array([2, 0]), out) is out
     assert out[:, 0, 0, 0].tolist() == [41, 7]
     subset.read_ahead(np.array([1]))
-    assert source.announced == [[40]]
+    assert source.asked == [[40]]
 
 
 def test_a_subset_of_a_source_without_the_optional_attributes_works():

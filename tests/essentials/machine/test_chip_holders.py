@@ -9,39 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.machine.chip_holders import ChipsBusy, ancestors, chip_holders, command, is_chip, wait_for_chips
+from tpukit.essentials.machine.chip_holders import ChipsBusy, ancestors, chip_holders, command, wait_for_chips
 from tpukit.essentials.machine.places import Machine
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
-
-
-@pytest.mark.parametrize(
-    ("node", "expected"),
-    [
-        ("accel0", True),
-        ("accel12", True),
-        ("0", True),  # /dev/vfio/0
-        ("12", True),
-        ("vfio", False),  # the entry to all groups, not a chip
-        ("accel", False),
-        ("accel0p1", False),
-        ("noiommu-0", False),
-        ("", False),
-    ],
-)
-def test_a_chip_is_known_by_the_name_of_its_device_node(node, expected):
-    assert is_chip(node) == expected
-
-
-@LINUX
-def test_a_process_holds_a_chip_as_long_as_its_device_node_is_open(tmp_path):
-    proc, dev = Path("/proc"), tmp_path / "dev"
-    (dev / "vfio").mkdir(parents=True)
-    for node in ("vfio/3", "vfio/vfio", "null"):
-        (dev / node).touch()
-    with open(dev / "vfio" / "3"), open(dev / "vfio" / "vfio"), open(dev / "null"):
-        assert list(chip_holders(Machine(proc=proc, dev=dev))) == [(os.getpid(), str(dev / "vfio" / "3"))]
-    assert list(chip_holders(Machine(proc=proc, dev=dev))) == []
 
 
 @LINUX

@@ -289,7 +289,9 @@ def process(proc, pid, parent, *targets, command=b"python\0train.py\0"):
         ("accel0", True),
         ("vfio/12", True),
         ("vfio/vfio", False),  # the door to all groups, not a chip
+        ("vfio/noiommu-0", False),
         ("accel", False),
+        ("accel0p1", False),
         ("accel/accel0", False),  # an NPU under Linux's own accel drivers
         ("shm", False),
         ("../socket:[123]", False),

@@ -9,19 +9,13 @@ from fractions import Fraction
 import numpy
 import pytest
 import torch
+from helpers.launching import DRY_RUNS, quietly
 from workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
 
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerFailed
 from tpukit.essentials.backends.protocol import Backend
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.run.core import Core
-
-# Plain CPU and XLA:CPU: the same worker function, the same answers.
-REHEARSALS = ["cpu", pytest.param("xla:cpu", marks=pytest.mark.xla)]
-
-
-def quietly(fn, *args, cores=2, **options):
-    return launch(fn, *args, cores=cores, progress="off", **options)
 
 
 def distance(first: dict, second: dict) -> float:
@@ -31,7 +25,7 @@ def distance(first: dict, second: dict) -> float:
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.bool)
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize("norm", [False, True], ids=["no norm", "BatchNorm"])
 def test_after_ten_steps_the_weights_agree_across_ranks_to_the_last_bit(backend, norm):
     first, second = quietly(train, norm, 8, backend=backend).results
@@ -39,7 +33,7 @@ def test_after_ten_steps_the_weights_agree_across_ranks_to_the_last_bit(backend,
     assert distance(first["weights"], weights(small_net(norm))) > 0.01  # they did move
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_two_cores_train_as_one_with_the_joined_batch(backend):
     two = quietly(train, False, 8, backend=backend).results[0]
     one = quietly(train, False, 16, backend=backend, cores=1).results[0]
@@ -47,7 +41,7 @@ def test_two_cores_train_as_one_with_the_joined_batch(backend):
     assert torch.stack(two["losses"]).tolist() == pytest.approx(torch.stack(one["losses"]).tolist(), abs=1e-6)
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_batchnorm_sees_its_cores_share_and_nothing_else_differs(backend):
     first, second = quietly(train, True, 8, backend=backend).results
     joined = quietly(train, True, 16, backend=backend, cores=1).results[0]
@@ -109,7 +103,7 @@ def test_optimizer_step_clears_the_gradients_and_leaves_unused_parameters_alone(
     assert quietly(work, cores=3).results == [(0.0, 1.0, None)] * 3  # 1 - mean(0, 1, 2)
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_a_gradient_that_is_one_number_seen_in_every_place_is_averaged_too(backend):
     def work(core):
         model = core.model(torch.nn.Linear(2, 1))
@@ -124,7 +118,7 @@ def test_a_gradient_that_is_one_number_seen_in_every_place_is_averaged_too(backe
         assert changed == [[pytest.approx(0.5)] * 2]  # the mean of 0 and 1
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(backend):
     def work(core, tied):
         model = core.model(Tied(tied))
@@ -145,7 +139,7 @@ def test_weights_under_several_names_stay_one_on_the_device_and_train_as_one(bac
     assert all(torch.allclose(tensor, plain[3][name], atol=1e-5) for name, tensor in tied[3].items())
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize("width", [3, 5])
 def test_cores_may_have_gradients_for_different_parameters(backend, width):
     def work(core):
@@ -181,7 +175,7 @@ def test_a_gradient_that_one_core_lacks_counts_as_zero_in_the_mean():
     assert quietly(work).results == [-1.0, -1.0]
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_collectives_return_what_they_say_on_every_core(backend):
     def work(core):
         mine = torch.tensor([1.0, 2.0], device=core.device) * (core.rank + 1)
@@ -240,7 +234,7 @@ def test_a_wrong_call_is_refused_with_what_came(call, message):
         quietly(call)
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_save_writes_once_from_core_0_and_loads_anywhere(backend, tmp_path):
     def work(core):
         model = core.model(small_net(True))
@@ -255,7 +249,7 @@ def test_save_writes_once_from_core_0_and_loads_anywhere(backend, tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["weights.pt"]
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_a_snapshot_stays_as_it_was_where_its_tensors_change_in_place(backend):
     def work(core):
         there, here = core.to_device([torch.ones(3)])[0], torch.ones(())  # Adam counts its steps on the host
@@ -364,7 +358,7 @@ def test_an_optimizer_of_a_frozen_layer_says_nothing(capfd):
     assert "gradient" not in capfd.readouterr().out
 
 
-@pytest.mark.parametrize("backend", REHEARSALS)
+@pytest.mark.parametrize("backend", DRY_RUNS)
 def test_max_and_min_are_right_for_every_dtype(backend):
     def work(core):
         values = torch.tensor([core.rank, 1 - core.rank, 5])

@@ -4,7 +4,6 @@ import copy
 import mmap
 import os
 import pickle
-import re
 import signal
 import subprocess
 import sys
@@ -16,10 +15,10 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from waiting import HANGS, interrupt_when, wait_until
+from waiting import interrupt_when, wait_until
 
 import tpukit
-from tpukit import Interrupted, RuntimeInUse, WorkerFailed, launch
+from tpukit import Interrupted, WorkerFailed, launch
 from tpukit.essentials.machine import OwnMemory
 from tpukit.essentials.run import worker
 from tpukit.essentials.run.channel import Receiver
@@ -71,17 +70,6 @@ def test_sigterm_is_told_of_the_core_that_still_runs():
     assert (message[0], message[1].rank) == ("failed", 1)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="real-time signals")
-def test_a_death_by_a_signal_without_a_name_is_told():
-    def work(core):
-        if core.rank == 1:
-            os.kill(os.getpid(), 40)
-        core.barrier()
-
-    with pytest.raises(WorkerFailed, match="core 1 of 2 was killed by signal 40"):
-        quietly(work)
-
-
 @pytest.mark.parametrize(("sent", "blamed"), [(signal.SIGKILL, 1), (signal.SIGABRT, 0)])
 def test_a_killed_core_is_blamed_though_the_kernel_sees_it_after_what_another_raises_for_its_lack(sent, blamed):
     failures = Failures()
@@ -103,18 +91,6 @@ def test_of_a_huge_text_the_middle_is_left_out_and_the_whole_is_in_the_traceback
     assert text.count("characters are left out here") == 2
     assert len(failed.value.traceback) > 5_000_000
     assert failed.value.__cause__ is None  # which a notebook would print whole
-
-
-def test_an_exception_whose_text_cannot_be_made_is_told():
-    class Silent(Exception):
-        def __str__(self):
-            raise RuntimeError("no words")
-
-    def work(core):
-        raise Silent
-
-    with pytest.raises(WorkerFailed, match=r"core [01] of 2 raised Silent: \(its text cannot be made: RuntimeError\)"):
-        quietly(work)
 
 
 def test_an_optimizer_in_a_worker_leaves_no_temporary_folder(tmp_path):
@@ -195,16 +171,6 @@ def test_an_interrupt_of_a_run_that_moves_is_one_line_and_keeps_the_stacks():
     assert error.stacks.keys() == {0, 1}
 
 
-def test_a_launch_inside_a_worker_is_refused_by_name():
-    def work(core):
-        return launch(lambda inner: inner.rank, cores=2, backend="cpu")
-
-    with pytest.raises(WorkerFailed, match="launch was called inside a worker, whose run has the cores") as failed:
-        quietly(work)
-    assert isinstance(failed.value.__cause__, RuntimeInUse)
-    assert "this is tpukit core" in str(failed.value.__cause__)
-
-
 def train(core, factor, lr=0.1):
     return factor * lr
 
@@ -219,29 +185,6 @@ def test_a_keyword_that_is_no_option_is_refused_and_the_fix_works():
     )
     assert "fix:   launch(functools.partial(train, lr=...), ...)" in str(caught.value)
     assert quietly(functools.partial(train, lr=0.5), 2).results == [1.0, 1.0]
-
-
-def test_a_pool_made_in_a_thread_that_has_ended_still_works():
-    """Linux tells a process that its parent died when the thread ends that forked it."""
-
-    def work(core):
-        import multiprocessing
-        from concurrent.futures import ProcessPoolExecutor
-
-        made = []
-
-        def make():
-            made.append(ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("fork")))
-            made.append(made[0].submit(abs, -1).result())
-
-        thread = threading.Thread(target=make)
-        thread.start()
-        thread.join()
-        time.sleep(0.5)
-        with made[0] as pool:
-            return [made[1], *pool.map(abs, [-2, -3])]
-
-    assert quietly(work, timeout=HANGS).results == [[1, 2, 3]] * 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux's way to end children with their parent")
@@ -264,26 +207,3 @@ def test_a_process_made_by_a_thread_ends_when_its_worker_is_killed(tmp_path):
 
     left = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
     wait_until(lambda: not any(map(psutil.pid_exists, left)))
-
-
-def test_joblib_leaves_nothing_in_shared_memory():
-    pytest.importorskip("joblib")
-    before = in_shared_memory()
-
-    def work(core):
-        import numpy
-        from joblib import Parallel, delayed
-
-        large = numpy.ones(500_000)  # memory-mapped from one megabyte on
-        total = sum(Parallel(n_jobs=2)(delayed(numpy.sum)(large) for _ in range(4)))
-        return float(total)
-
-    assert quietly(work, timeout=HANGS).results == [2_000_000.0] * 2
-    assert in_shared_memory() <= before
-
-
-def in_shared_memory():
-    """Return what processes that are no more have left; others may be at work beside this test."""
-    names = os.listdir("/dev/shm") if os.path.isdir("/dev/shm") else []
-    made_by = {name: re.match(r"(?:sem\.loky-|joblib_memmapping_folder_)(\d+)", name) for name in names}
-    return {name for name, found in made_by.items() if found and not psutil.pid_exists(int(found[1]))}

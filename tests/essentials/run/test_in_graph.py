@@ -1,7 +1,5 @@
 """Runs whose collectives happen in the graph, as on a TPU: cores record them, and block in `sync` or when they read."""
 
-import os
-import signal
 import time
 
 import pytest
@@ -80,35 +78,6 @@ def test_a_core_that_returns_early_is_named_though_the_others_wait_in_sync():
         quietly(work, timeout=600)
 
 
-def test_a_core_that_sleeps_is_named_though_the_others_wait_in_sync():
-    def work(core):
-        def body(step):
-            step()
-            if core.rank == 1:
-                time.sleep(99)
-            step()
-
-        stepping(core, body)
-
-    with pytest.raises(WorkerFailed, match=r"core 1 of 2 has not moved for \d+ s, while core 0 waits for it in step"):
-        quietly(work, stall=2.0, timeout=600)
-
-
-def test_a_killed_core_is_named_and_not_the_one_whose_sync_breaks():
-    def work(core):
-        def body(step):
-            step()
-            if core.rank == 1:
-                time.sleep(0.5)
-                os.kill(os.getpid(), signal.SIGKILL)
-            step()
-
-        stepping(core, body)
-
-    with pytest.raises(WorkerFailed, match="core 1 of 2 was killed by SIGKILL"):
-        quietly(work)
-
-
 def test_a_compile_in_sync_that_takes_longer_than_the_limit_is_no_stall():
     def work(core):
         def compile_for_long():
@@ -184,18 +153,6 @@ def test_a_core_whose_large_result_is_on_its_way_is_not_taken_for_waiting(monkey
         if run.seconds > 8:  # longer than an early return is given
             break
     assert seconds[-1] > 8
-
-
-def test_a_core_that_caught_the_error_of_a_collective_is_no_longer_waiting():
-    def work(core):
-        try:
-            core.gather(torch.ones(1 + core.rank))
-        except ValueError:
-            if core.rank == 0:
-                time.sleep(8)
-        return core.rank
-
-    assert launch(work, cores=2, backend="cpu", progress="off", heartbeat=0.2).results == [0, 1]
 
 
 def test_an_error_in_a_collective_still_says_that_the_core_was_waiting():

@@ -126,18 +126,6 @@ def test_the_same_seed_draws_the_same_numbers_on_every_core():
     assert not torch.equal(first[0][0], other[0][0])
 
 
-def test_it_works_after_the_kernel_ran_threaded_torch_operations_and_backward():
-    (torch.randn(600, 600) @ torch.randn(600, 600)).sum()
-    torch.randn(3, requires_grad=True).sum().backward()
-
-    def work(core):
-        x = torch.randn(600, 600, requires_grad=True)
-        (x @ x).sum().backward()
-        return bool(x.grad.isfinite().all())
-
-    assert quietly(work, cores=2).results == [True, True]
-
-
 def test_whole_lines_arrive_however_many_cores_print(capsys):
     def work(core):
         for _ in range(40):
@@ -230,24 +218,6 @@ def test_a_run_works_again_after_a_failure_and_keeps_what_had_come():
     assert quietly(work, False, cores=2).results == [0, 1]
 
 
-class Strange(Exception):
-    """Cannot be built again from its args, so it does not survive pickling."""
-
-    def __init__(self, *, code):
-        super().__init__(f"code {code}")
-        self.code = code
-
-
-def test_an_exception_that_does_not_unpickle_is_still_told():
-    def work(core):
-        raise Strange(code=7)
-
-    with pytest.raises(WorkerFailed, match="raised Strange: code 7") as caught:
-        quietly(work, cores=2)
-    assert caught.value.__cause__ is None
-    assert "raise Strange(code=7)" in caught.value.traceback
-
-
 ADVICE = "  found: 3 of 4\n         and one more\n  fix:   take four"
 
 
@@ -290,26 +260,6 @@ def test_an_unpicklable_result_names_the_part_and_its_fix_works():
     assert "the value['model'][0] (a function) cannot be pickled" in message
     assert "fix:   return tensors, arrays, numbers and containers of them" in message
     assert len(quietly(work, True, cores=2).results) == 2
-
-
-ENDINGS = {
-    "sys.exit": (lambda: sys.exit(3), r"called sys\.exit\(3\) before it returned"),
-    "os._exit": (lambda: os._exit(1), "ended with exit status 1 before it returned"),
-    "killed": (lambda: os.kill(os.getpid(), 9), "was killed by SIGKILL"),
-    "segfault": (lambda: os.kill(os.getpid(), 11), "was killed by SIGSEGV"),
-}
-
-
-@pytest.mark.parametrize(("end", "message"), ENDINGS.values(), ids=ENDINGS)
-def test_a_core_that_dies_is_named_though_the_other_waits_for_it(end, message):
-    def work(core):
-        core.barrier()
-        if core.rank == 1:
-            end()
-        core.barrier()
-
-    with pytest.raises(WorkerFailed, match="core 1 of 2 " + message):
-        quietly(work, cores=2)
 
 
 def machine(**facts):
@@ -529,21 +479,6 @@ def test_a_launch_works_beside_more_than_a_thousand_open_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_data_processes_work_where_the_temporary_folder_has_a_long_name(tmp_path, monkeypatch):
-    """A socket's name in the file system has 108 bytes at most."""
-    import tempfile
-
-    folder = tmp_path / ("a" * 60)
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    data = [(torch.ones(3) * index, index) for index in range(8)]
-
-    def work(core):
-        return sum(len(numbers) for _, numbers in core.batches(data, batch_size=2, workers=2))
-
-    assert quietly(work, cores=2, timeout=600).results == [4, 4]
-
-
 class TornDown:
     """Says in shared memory who tore it down. Of what libraries make, that may wait for a thread which a fork lacks."""
 
@@ -603,18 +538,6 @@ def test_a_refused_fork_leaks_no_descriptor(monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_program_that_never_stops_printing_keeps_nobody_from_being_heard(capsys):
-    def work(core):
-        if core.rank == 0:
-            subprocess.run(["yes"])
-        time.sleep(1)
-        raise KeyError("late")
-
-    with pytest.raises(WorkerFailed, match="core 1 of 2 raised KeyError: 'late'"):
-        quietly(work, cores=2, timeout=600)
-    assert "lines more, over 500 a second, are not shown" in capsys.readouterr().out
-
-
 def test_a_hundred_megabytes_without_an_end_of_line_are_read_as_fast_as_they_come(capsys):
     def work(core):
         for _ in range(100):
@@ -624,14 +547,6 @@ def test_a_hundred_megabytes_without_an_end_of_line_are_read_as_fast_as_they_com
     quietly(work, cores=1)
     assert time.process_time() - began < 40  # 99 s when every piece was joined to all before it
     assert capsys.readouterr().out.count("x") >= 10**7
-
-
-def test_the_last_line_is_shown_though_it_has_no_end(capsys):
-    def work(core):
-        print("accuracy", 0.93, end="")
-
-    quietly(work, cores=2)
-    assert "[core 1] accuracy 0.93\n" in capsys.readouterr().out
 
 
 def test_a_bar_that_writes_over_its_line_is_seen_before_it_ends(monkeypatch):

@@ -47,18 +47,6 @@ def test_what_a_core_prints_bears_its_own_rank(capsys):
     assert sorted(lines) == [f"[core {rank}] this is {rank}" for rank in range(CORES)]
 
 
-def test_a_core_that_is_killed_is_named_by_its_rank():
-    def work(core):
-        core.barrier()
-        if core.rank == 2:
-            os.kill(os.getpid(), signal.SIGKILL)
-        core.barrier()
-
-    with pytest.raises(WorkerFailed, match="core 2 of 3 was killed by SIGKILL") as failed:
-        quietly(work)
-    assert failed.value.rank == 2
-
-
 def test_a_core_that_is_killed_although_another_has_the_number_of_its_process_and_is_done():
     def work(core):
         if core.rank == 2:
