@@ -342,7 +342,7 @@ def test_the_fixes_work_for_caches():
 
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
         build_cache(made, "few", size=16, workers=0, progress="off")
-    build_cache(made, "few", size=16, progress="off", **fix.run(f"dict({fix.text})"))
+    build_cache(made, "few", size=16, progress="off", **fix.run(f"dict({fix.text.partition('such as ')[2]})"))
 
 
 # Folders of images
@@ -458,7 +458,7 @@ def test_the_fixes_work_for_arrays_that_are_no_image_yet():
 def test_the_fixes_work_for_files_of_other_modes():
     Path("in/a").mkdir(parents=True)
     Image.fromarray(np.eye(8, dtype=np.float32)).save("in/a/x.tif")
-    with fixes("image_modes: a {} of mode {} has a range of values that nothing says: ...") as fix:
+    with fixes("image_modes: a {} of mode {} has no known range: ...") as fix:
         quietly("in")
     done(fix, fix.text.partition("; or")[0].replace("(low, high)", "(0, 1)"), "in")
 
@@ -689,7 +689,7 @@ def test_the_fixes_work_for_numbers_that_are_no_whole_number(name, value):
 
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
         call(**{name: value})
-    call(**fix.run(f"dict({fix.text})"))
+    call(**fix.run(f"dict({fix.text.partition('such as ')[2]})"))
 
 
 def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
@@ -1074,7 +1074,7 @@ def test_the_fixes_work_for_a_mask_beside_an_image_that_is_to_be_turned():
     picture(1).save("x.png", exif=note)
     Image.new("L", (16, 16)).save("mask.png")
     table = pandas.DataFrame({"path": ["x.png"], "mask": ["mask.png"]})
-    with fixes("masks: the EXIF of the image says to turn it, ...") as fix:
+    with fixes("masks: the EXIF of the image turns it, ...") as fix:
         quietly(table, masks="mask")
     with Image.open("x.png") as image:
         image.load()
@@ -1112,7 +1112,7 @@ def test_the_fixes_work_for_splits():
     for share in (0, 1, 1.5, -0.2, 20):
         with fixes("splitting: valid is the share of the images to validate on, ...") as fix:
             made.split(share)
-    made.split(**fix.run(f"dict({fix.text})"))
+    made.split(**fix.run(f"dict({fix.text.partition('such as ')[2]})"))
 
 
 # Stored images
@@ -1249,20 +1249,6 @@ def test_the_fixes_work_for_tfrecord_files():
     with fixes("tfrecords: {} is no tf.train.Example"):
         list(read_tfrecords(["b.tfrec", "a.tfrec"]))
     read()
-
-    for level in (1, 6, 9):
-        file.write_bytes(zlib.compress(whole, level))
-        with fixes("tfrecords: {} is compressed with zlib, which is not read here") as fix:
-            read()
-    fix.code(r"(?<=: ).*", open=open_closed, file="a.tfrec", new="new.tfrec")
-    list(read_tfrecords("new.tfrec"))
-
-
-def open_closed(name, mode):
-    """Open a file that needs nobody to close it, as those of a cell do not."""
-    if "r" in mode:
-        return io.BytesIO(Path(name).read_bytes())
-    return mock.Mock(write=Path(name).write_bytes)
 
 
 def test_every_fix_has_its_test():

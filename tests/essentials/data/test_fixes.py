@@ -153,7 +153,7 @@ def test_the_fixes_work_for_states():
         next(iter(batches))
         return batches.state_dict()
 
-    with fixes("batches: the state is {} samples into an epoch {}; here it is {}"):
+    with fixes("batches: the state is {} samples into an epoch that was divided in another way"):
         core.batches(range(16), batch_size=4).load_state_dict(begun(batch_size=2))
     core.batches(range(16), batch_size=2).load_state_dict(begun(batch_size=2))
     shuffled = core.batches(range(16), batch_size=4, world_size=2, shuffle=True)
@@ -308,14 +308,14 @@ def test_the_fixes_work_for_columns_and_batches_in_place_of_samples():
     loader = DataLoader(TensorDataset(torch.arange(2)), batch_size=4, sampler=sampler)
     with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
         core.batches(loader, batch_size=4)
-    drawn = fix.run(fix.text.rpartition("behind: ")[2], loader=loader)
+    drawn = fix.run(fix.text.rpartition("not used: ")[2], loader=loader)
     assert all(batch[0].tolist() == [1] * 4 for batch in all_of(core.batches(drawn, batch_size=4)))
 
     dataset = TensorDataset(torch.zeros(8, 2), torch.zeros(8))
     loader = DataLoader(dataset, batch_size=4, shuffle=True, drop_last=True)
     with fixes("sources: a {} holds batches already, and core.batches makes each ...") as fix:
         core.batches(loader, batch_size=4)
-    all_of(fix.code(r".*(?=, samples)", loader=loader))
+    all_of(fix.code(r"^.*?(?=, samples)", loader=loader))
 
 
 def resized(image):
