@@ -1,4 +1,4 @@
-"""Shell lines and environment variables that set a TPU up in 2020, or that replace the torch of the image."""
+"""Shell lines and environment variables that set a TPU up in 2020, or replace the image's torch."""
 
 import re
 from collections.abc import Iterator
@@ -16,18 +16,21 @@ _ALWAYS = re.compile(
     re.I,
 )
 _TORCH = re.compile(r"(torch|torchvision|torchaudio|torchtext|pytorch)(?![\w-])(.*)", re.I)
-_REPLACES = {"-U", "--upgrade", "--force-reinstall", "--ignore-installed", "-I", "--pre", "--reinstall"}
+_REPLACES = {
+    "-U", "--upgrade", "--force-reinstall", "--ignore-installed", "-I", "--pre", "--reinstall"
+}  # fmt: skip
 
 
 def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
-    """Give the findings in a text for the shell: how many lines below its first, the line, and the verdict."""
-    if re.match(r"\s*#", text):
+    """Give the findings in a text for the shell: lines below the first, the line, the verdict."""
+    if text.lstrip().startswith("#"):
         return
     setup = _SETUP.search(text)
     word = _replacing_word(text)
-    if setup or word:
-        position = setup.start() if setup else text.index(word)
-        yield *_line_at(text, position), Verdict("install", _OLD if setup else _PINNED, _KEEP)
+    if setup:
+        yield *_line_at(text, setup.start()), Verdict("install", _OLD, _KEEP)
+    elif word:
+        yield *_line_at(text, text.index(word)), Verdict("install", _PINNED, _KEEP)
     for name in variables():
         if found := re.search(rf"\b{name}\b", text):
             is_export = bool(re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text))
@@ -45,20 +48,24 @@ def variables() -> dict:
 
 
 def on_variable(name: str, *, is_export: bool = False) -> Verdict:
-    """Return the verdict on an environment variable; an `!export` acts in a shell of its own, which ends at once."""
+    """Return the verdict on an environment variable.
+
+    An `!export` acts in another shell, which ends at once.
+    """
     happened = variables()[name]["happened"]
     if is_export:
-        happened = f"`!` starts a shell of its own, so setting it there never acted; {happened}"
+        happened = f"`!` starts another shell, so setting it there never acted; {happened}"
     return Verdict("environment", happened, variables()[name]["write"])
 
 
 def _replacing_word(text: str) -> str:
     """Return the requirement that replaces torch or torch_xla; "" if none does."""
-    for does, rest in _INSTALL.findall(text):
+    for command, rest in _INSTALL.findall(text):
         words = re.findall(r"[^\s\\\"',\[\]()]+", rest)
-        replaces = does in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
+        replaces = command in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
         for word, following in zip(words, [*words[1:], ""], strict=True):
             torch = _TORCH.match(word)
-            if _ALWAYS.match(word) or (torch and (replaces or torch[2] or following[:1] in tuple("=<>~!@"))):
+            has_version = torch and (torch[2] or re.match("[=<>~!@]", following))
+            if _ALWAYS.match(word) or has_version or (torch and replaces):
                 return word
     return ""
