@@ -36,10 +36,6 @@ FIXED = {  # before, after
         "import torch_xla as tx\ntx.core.xla_model.mark_step()\n",
         "import torch_xla as tx\ntx.sync()\n",
     ),
-    "a module that has moved": (
-        "import torch_xla.experimental.xla_sharding as xs\nxs.mark_sharding\n",
-        "import torch_xla.distributed.spmd as xs\nxs.mark_sharding\n",
-    ),
     "names of a module that has moved": (
         "from torch_xla.experimental.xla_sharded_tensor import XLAShardedTensor\n",
         "from torch_xla.distributed.spmd import XLAShardedTensor\n",
@@ -62,6 +58,7 @@ ADVICE = {  # reported on the last line, and not changed
     "patched": f"{XM}setattr(xm, 'mark_step', 2)\nxm.get_ordinal()",
     "a function's own import": f"{XM}def f():\n    import helper as xm\nxm.get_ordinal()",
     "a module that has moved, handed on": "import torch_xla.experimental.xla_sharding as xs\nf(xs)",
+    "a module that has moved": "import torch_xla.experimental.xla_sharding as xs\nxs.mark_sharding",
     "a function handed on": f"{XM}f = xm.get_ordinal",
     "torch_xla is a variable": f"{XM}torch_xla = 3\nxm.get_ordinal()",
     "torch_xla is a parameter": f"{XM}def f(torch_xla):\n    xm.get_ordinal()",

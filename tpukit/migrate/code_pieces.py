@@ -130,7 +130,7 @@ def _cells_in_strings(piece: Piece) -> list[Piece]:
     found = []
     for node in ast.walk(piece.tree):
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "run_cell_magic":
-            magic, rest, text = (getattr(value, "value", "") for value in [*node.args, node, node, node][:3])
-            line = piece.fixed_line or node.lineno
-            found.append(Piece(f"%%{magic} {rest}\n{text}", piece.cell, piece.index, line))
+            values = [str(getattr(value, "value", "")) for value in node.args]
+            text = f"%%{' '.join(values[:2])}\n{''.join(values[2:])}"
+            found.append(Piece(text, piece.cell, piece.index, piece.fixed_line or node.lineno))
     return found

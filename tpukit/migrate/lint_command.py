@@ -13,7 +13,7 @@ from tpukit.migrate.linting import lint, printable
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add = parser.add_argument
-    add("files", nargs="+", type=Path, metavar="file", help="notebooks, scripts, or folders of them")
+    add("files", nargs="+", type=Path, metavar="file", help="notebooks, scripts, or their folders")
     add("--fix", action="store_true", help="write the renames that cannot change a meaning")
     add("--diff", action="store_true", help="print these renames by cell, and write nothing")
 

@@ -33,19 +33,17 @@ class _Placed(str):
     end: int
 
 
-class _Decoder(json.JSONDecoder):
-    def __init__(self):
-        super().__init__()
-        self.parse_string = self._parse_placed
-        self.scan_once = py_make_scanner(self)  # the scanner in C ignores `parse_string`
+def _placed(text: str, end: int, strict: bool = True) -> tuple[_Placed, int]:
+    value, after = scanstring(text, end, strict)
+    placed = _Placed(value)
+    placed.start = end - 1
+    placed.end = after
+    return placed, after
 
-    @staticmethod
-    def _parse_placed(text: str, end: int, strict: bool = True) -> tuple[_Placed, int]:
-        value, after = scanstring(text, end, strict)
-        placed = _Placed(value)
-        placed.start = end - 1
-        placed.end = after
-        return placed, after
+
+_DECODER = json.JSONDecoder()
+_DECODER.parse_string = _placed
+_DECODER.scan_once = py_make_scanner(_DECODER)  # the scanner in C would ignore `parse_string`
 
 
 class LintSource:
@@ -78,7 +76,7 @@ class LintSource:
             self.texts = [self._text]
             self.numbers = [None]
             return
-        for number, cell in enumerate(_cells_of(_Decoder().decode(self._text)), start=1):
+        for number, cell in enumerate(_cells_of(_DECODER.decode(self._text)), start=1):
             source = cell.get("source", cell.get("input", ""))
             lines = source if isinstance(source, list) else [source]
             if cell.get("cell_type") == "code":
@@ -104,9 +102,10 @@ class LintSource:
         is_ascii = "".join(known.values()).isascii()
         if len(lines) == 1:  # a cell may be a string instead of a list
             return json.dumps(new, ensure_ascii=is_ascii)
+        for line in split_lines(new):
+            known.setdefault(line, json.dumps(line, ensure_ascii=is_ascii))
         between = self._text[lines[0].end : lines[1].start]
-        new_lines = split_lines(new)
-        return between.join(known.get(line) or json.dumps(line, ensure_ascii=is_ascii) for line in new_lines)
+        return between.join(map(known.__getitem__, split_lines(new)))
 
 
 def _cells_of(book: dict) -> list[dict]:
@@ -120,10 +119,8 @@ def _cells_of(book: dict) -> list[dict]:
 def files_in(paths: list[Path], *, skipped: list[Path], errors: list[Explained]) -> Iterator[Path]:
     """Give each file once, and the notebooks and scripts in folders.
 
-    Args:
-        paths: files and folders.
-        skipped: receives the folders that are not searched; hidden folders are not listed.
-        errors: receives an error for each folder that cannot be read.
+    `skipped` receives the folders that are not searched, but hidden folders are not listed.
+    `errors` receives an error for each folder that cannot be read.
     """
     seen: set[Path] = set()
     for path in paths:

@@ -42,9 +42,10 @@ class LintReport:
     def diff(self) -> str:
         """Return the lines that the safe renames change, cell by cell."""
         lines: list[str] = []
-        for number, old, new in zip(self._source.numbers, self.texts, self.fixed_texts, strict=True):
+        for number, *texts in zip(self._source.numbers, self.texts, self.fixed_texts, strict=True):
             name = f"{self.path}: cell {number}" if number else str(self.path)
-            lines += difflib.unified_diff(old.split("\n"), new.split("\n"), name, name, lineterm="")
+            old, new = (text.split("\n") for text in texts)
+            lines += difflib.unified_diff(old, new, name, name, lineterm="")
         return "\n".join(map(printable, lines))
 
     def fix(self) -> bool:
@@ -72,12 +73,6 @@ class LintReport:
 def lint(path: str | Path) -> LintReport:
     """Find the names in a notebook or a script that are not as they were; write nothing.
 
-    Args:
-        path: a notebook (.ipynb) or a script (.py).
-
-    Returns:
-        The findings, in the order of the file, and the text with the safe renames.
-
     Raises:
         NoSuchFile: it is not there.
         WrongValue: it is not a notebook and not a script, or cannot be read.
@@ -91,7 +86,7 @@ def lint(path: str | Path) -> LintReport:
         for edit in sorted(checker.edits, key=lambda edit: edit.start, reverse=True):
             text = texts[edit.piece.index]  # the last edit comes first, so that the others still fit
             texts[edit.piece.index] = text[: edit.start] + edit.new + text[edit.end :]
-    ordered = sorted(findings, key=lambda one: (one.cell or 0, one.line, one.name, one.happened))
+    ordered = sorted(findings, key=lambda one: (one.cell or 0, one.line, one.name, one.write))
     return LintReport(source.path, ordered, source.texts, fixed_texts=texts, _source=source)
 
 

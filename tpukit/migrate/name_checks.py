@@ -21,8 +21,7 @@ _ENVIRON = re.compile(r"\benviron(\.(get|setdefault|pop|update))?$|\b(getenv|put
 class NameFinding:
     """A finding: its cell (None in a script), its line, and its kind, an anchor on the docs page.
 
-    `name` is as the code has it, `happened` gives the version, and `write` the code of today.
-    `--fix` repairs the finding if it is fixable.
+    `name` is as the code has it, `happened` has the version, and `write` is the code of today.
     """
 
     cell: int | None
@@ -93,9 +92,9 @@ class Checker:
             case ast.Call():
                 yield from self._of_call(node)
             case ast.Subscript(value=place, slice=key):
-                yield from _of_variables(place, [key])
+                yield from _of_variables(place, key)
             case ast.Compare(left=key, comparators=[place, *_]):
-                yield from _of_variables(place, [key])
+                yield from _of_variables(place, key)
             case ast.FunctionDef():
                 for base in getattr(self._names.parents[node], "bases", ()):
                     yield from self._of_method(node.name, self._full_name(base))
@@ -108,10 +107,10 @@ class Checker:
         full = self._full_name(node) if is_read else ""
         if not full or isinstance(above, ast.Attribute):
             return
-        old_arguments = []
-        if isinstance(above, ast.Call) and above.func is node:
-            old_arguments = [_Found(verdict, dotted(node)) for verdict in self._arguments(above, full)]
-        yield from old_arguments
+        is_called = isinstance(above, ast.Call) and above.func is node
+        old_arguments = list(self._arguments(above, full)) if is_called else []
+        for verdict in old_arguments:
+            yield _Found(verdict, dotted(node))
         if not old_arguments:
             yield _Found(self._verdict(full), dotted(node), self._fixes.of_use(node))
 
@@ -122,11 +121,8 @@ class Checker:
         if known or not name or name.partition(".")[0] in self._names.bindings:
             return known
         old = table("names", "names") | table("api", "_removed") | table("libraries", "names")
-        for module in self._names.stars:
-            full = f"{module}.{name}"
-            if full in old or of_today(full) in old:
-                return full
-        return ""
+        starred = [f"{module}.{name}" for module in self._names.stars]
+        return next((full for full in starred if old.keys() & {full, of_today(full)}), "")
 
     def _verdict(self, full: str) -> Verdict | None:
         """Return the verdict on a name; None if it is as it was, or if the code sets it itself."""
@@ -135,7 +131,7 @@ class Checker:
         return tables.library_verdict(full) or tables.verdict_on(full)
 
     def _is_of_torch_tpu(self, full: str) -> bool:
-        """Return whether TorchTPU, another package, has the name: the code imports torch_tpu."""
+        # TorchTPU, another package, adds names to torch.
         return full.startswith("torch.") and "torch_tpu" in self._names.bindings
 
     # Calls, environment variables, methods
@@ -145,11 +141,12 @@ class Checker:
             case ast.Call(func=ast.Name("getattr"), args=[module, ast.Constant(str(leaf)), *_]):
                 full = f"{self._names.full_name(module)}.{leaf}"
                 yield _Found(self._verdict(full), ast.unparse(node))
-        keywords = [ast.Constant(keyword.arg) for keyword in node.keywords]
-        yield from _of_variables(node.func, [*node.args[:1], *keywords])
         name = ast.unparse(node.func)
+        if _ENVIRON.search(name):
+            keywords = [ast.Constant(keyword.arg) for keyword in node.keywords]
+            yield from _of_variables(node.func, ast.List([*node.args[:1], *keywords]))
         if _SHELL_CALL.match(name) and node.args:
-            for _, shown, verdict in check_shell(_text(node.args[0])):
+            for _, shown, verdict in check_shell(" ".join(_strings(node.args[0]))):
                 yield _Found(verdict, shown)
 
     def _arguments(self, node: ast.Call, full: str) -> Iterator[Verdict]:
@@ -184,23 +181,14 @@ def _is_old(rule: dict, text: str) -> bool:
     return text not in rule.get("fine", ())
 
 
-def _text(node: ast.expr) -> str:
-    """Return the text that a shell gets from a string, an f-string or a list of strings."""
-    match node:
-        case ast.Constant(value=str(text)):
-            return text
-        case ast.JoinedStr(values=values):
-            return "".join(_text(value) or "X" for value in values)
-        case ast.List(elts=values) | ast.Tuple(elts=values):
-            return " ".join(_text(value) or "X" for value in values)
-    return ""
+def _strings(node: ast.AST) -> list[str]:
+    """Return all strings in an expression: a string, an f-string, a list or a dict of strings."""
+    values = [getattr(inner, "value", None) for inner in ast.walk(node)]
+    return [value for value in values if isinstance(value, str)]
 
 
-def _of_variables(place: ast.expr, keys: list[ast.expr]) -> Iterator[_Found]:
+def _of_variables(place: ast.expr, key: ast.AST) -> Iterator[_Found]:
     """Give the verdict on each old environment variable at a place such as os.environ."""
-    if not _ENVIRON.search(dotted(place)):
-        return
-    for key in keys:
-        for name in map(_text, getattr(key, "keys", [key])):
-            if name in variables():
-                yield _Found(on_variable(name), name)
+    if _ENVIRON.search(dotted(place)):
+        for name in variables().keys() & set(_strings(key)):
+            yield _Found(on_variable(name), name)

@@ -4,11 +4,9 @@
                                                       import torch_xla.core.xla_model as xm
     rank = xm.get_ordinal()                           rank = torch_xla.runtime.global_ordinal()
 
-    from torch_xla.experimental.xla_sharding import Mesh    from torch_xla.distributed.spmd import Mesh
-
-Only the plain case is fixed: a dotted name whose root is surely a certain module
-(`Names.is_plain`), or a module that has moved, in an import at the top level. Everything else is
-advice. A fix adds no name but `torch_xla`, because a new alias could hide another name.
+Only the plain case is fixed: a dotted name whose root can only be a certain module
+(`Names.is_plain`), and names imported at the top level from a module that has moved. Everything
+else is advice. A fix adds no name but `torch_xla`, because a new alias could hide another name.
 """
 
 import ast
@@ -44,9 +42,6 @@ class SafeFixes:
         binding = self._names.binding(node)
         if binding is None or binding.statement is None:
             return None
-        if of_today(binding.full) != binding.full:
-            is_repaired = self.of_import(binding.statement) is not None
-            return [] if is_repaired else None
         new = self._new_name(node)
         if not new or not self._names.is_plain(binding.name) or not self._is_plain_text(node):
             return None
@@ -86,28 +81,18 @@ class SafeFixes:
         return [Edit(piece, start, start, f"import torch_xla{line_end}")]
 
     def of_import(self, statement: ast.Import | ast.ImportFrom) -> list[Edit] | None:
-        """Return the edit for an import of a module that has moved, or of names from it."""
+        """Return the edit for an import of names from a module that has moved."""
         piece = self._piece(statement)
         is_at_top = isinstance(self._names.parents[statement], ast.Module)
         start, end = piece.span(statement)
-        written = re.match(r"(?:from|import)[ \t]+([\w.]+)", piece.text[start:end])
+        written = re.match(r"from[ \t]+([\w.]+)", piece.text[start:end])
         if not written or not is_at_top or not piece.is_fixable:
             return None
         new = of_today(written[1])
-        needed = self._names_needed(statement)
-        is_same = needed and all(is_in_both_releases(f"{new}.{name}") for name in needed)
+        is_same = all(is_in_both_releases(f"{new}.{alias.name}") for alias in statement.names)
         if not is_same or not entry_of(written[1]).get("safe"):
             return None
         return [Edit(piece, start + written.start(1), start + written.end(1), new)]
-
-    def _names_needed(self, statement: ast.Import | ast.ImportFrom) -> list[str]:
-        """Return the names that the code reads from an imported module; [] if they are unknown."""
-        if isinstance(statement, ast.ImportFrom):
-            return [alias.name for alias in statement.names]
-        own = statement.names[0].asname
-        if len(statement.names) > 1 or not own or not self._names.is_plain(own):
-            return []
-        return [self._names.parents[use].attr for use in self._names.uses.get(own, ())]
 
     def _piece(self, node: ast.AST) -> Piece:
         return self._names.pieces[self._names.places[node].piece]

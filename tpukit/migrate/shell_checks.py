@@ -26,19 +26,19 @@ def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
     if text.lstrip().startswith("#"):
         return
     setup = _SETUP.search(text)
-    word = _replacing_word(text)
-    if setup:
-        yield *_line_at(text, setup.start()), Verdict("install", _OLD, _KEEP)
-    elif word:
-        yield *_line_at(text, text.index(word)), Verdict("install", _PINNED, _KEEP)
-    for name in variables():
-        if found := re.search(rf"\b{name}\b", text):
-            is_export = bool(re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text))
-            yield *_line_at(text, found.start()), on_variable(name, is_export=is_export)
+    word = setup[0] if setup else _replacing_word(text)
+    if word:
+        yield *_line_of(word, text), Verdict("install", _OLD if setup else _PINNED, _KEEP)
+    for name in filter(text.count, variables()):
+        verdict = on_variable(name)
+        if re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text):
+            happened = f"`!` starts another shell, so setting it never acted; {verdict.happened}"
+            verdict = verdict._replace(happened=happened)
+        yield *_line_of(name, text), verdict
 
 
-def _line_at(text: str, position: int) -> tuple[int, str]:
-    below = text.count("\n", 0, position)
+def _line_of(word: str, text: str) -> tuple[int, str]:
+    below = text.count("\n", 0, text.index(word))
     return below, text.split("\n")[below].strip()
 
 
@@ -47,15 +47,9 @@ def variables() -> dict:
     return table("names", "variables")
 
 
-def on_variable(name: str, *, is_export: bool = False) -> Verdict:
-    """Return the verdict on an environment variable.
-
-    An `!export` acts in another shell, which ends at once.
-    """
-    happened = variables()[name]["happened"]
-    if is_export:
-        happened = f"`!` starts another shell, so setting it there never acted; {happened}"
-    return Verdict("environment", happened, variables()[name]["write"])
+def on_variable(name: str) -> Verdict:
+    """Return the verdict on an environment variable."""
+    return Verdict("environment", variables()[name]["happened"], variables()[name]["write"])
 
 
 def _replacing_word(text: str) -> str:
