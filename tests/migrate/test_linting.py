@@ -199,6 +199,7 @@ def test_a_root_is_plain_if_it_can_only_be_one_module():
         f"{XM}xm = None\nxm.a": False,
         f"{XM}from y import *\nxm.a": False,
         f"{XM}%run y.py\nxm.a": False,
+        f"{XM}print 'x'\nxm.a": False,
         f"{XM}f(xm)\nxm.a": False,
         f"{XM}xm.b.c = 1\nxm.a": False,
         f"{XM}def f(xm): ...\nxm.a": False,

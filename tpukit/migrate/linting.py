@@ -79,22 +79,18 @@ def lint(path: str | Path) -> LintReport:
     """
     source = LintSource(Path(path))
     texts = list(source.texts)
-    findings: set[NameFinding] = set()
+    findings: list[NameFinding] = []
     for pieces in pieces_of(source.texts, source.numbers):
         checker = Checker(pieces)
-        findings |= checker.findings
+        findings += checker.findings
         for edit in sorted(checker.edits, key=lambda edit: edit.start, reverse=True):
-            text = texts[edit.piece.index]  # the last edit comes first, so that the others still fit
+            text = texts[edit.piece.index]  # from the last edit on, so that the others still fit
             texts[edit.piece.index] = text[: edit.start] + edit.new + text[edit.end :]
-    ordered = sorted(findings, key=lambda one: (one.cell or 0, one.line, one.name, one.write))
+    ordered = sorted(dict.fromkeys(findings), key=lambda one: (one.cell or 0, one.line))
     return LintReport(source.path, ordered, source.texts, fixed_texts=texts, _source=source)
 
 
 def printable(text: str) -> str:
     """Return a line of text with its control characters escaped: they could drive a terminal."""
-    return "".join(map(_escaped, text))
-
-
-def _escaped(character: str) -> str:
-    is_harmless = character == "\t" or character.isprintable()
-    return character if is_harmless else ascii(character)[1:-1]
+    unsafe = {char for char in text if not char.isprintable()} - {"\t"}
+    return text.translate({ord(char): ascii(char)[1:-1] for char in unsafe})

@@ -11,9 +11,12 @@ from tpukit.migrate.code_pieces import Piece
 from tpukit.migrate.name_scopes import Names, dotted
 from tpukit.migrate.name_tables import Verdict, of_today, table
 from tpukit.migrate.safe_fixes import Edit, SafeFixes
-from tpukit.migrate.shell_checks import check_shell, on_variable, variables
+from tpukit.migrate.shell_checks import check_shell, variables
 
-_SHELL_CALL = re.compile(r"(os|subprocess|get_ipython)\b.*\.(system|popen|getoutput|run|\w*call|Popen|check_output)$")
+_SHELL_CALL = re.compile(
+    r"(os|subprocess|get_ipython)\b.*"
+    r"\.(system|popen|getoutput|run|\w*call|Popen|check_output)$"
+)
 _ENVIRON = re.compile(r"\benviron(\.(get|setdefault|pop|update))?$|\b(getenv|putenv|unsetenv)$")
 
 
@@ -48,7 +51,7 @@ class Checker:
         self._names = Names(pieces)
         self._fixes = SafeFixes(self._names)
         self._patched = set(map(of_today, self._assigned_names()))
-        self.findings: set[NameFinding] = set()
+        self.findings: list[NameFinding] = []
         self.edits: set[Edit] = set()
         for piece in pieces:
             self._check(piece)
@@ -77,7 +80,7 @@ class Checker:
         kind, happened, write = found.verdict
         place = (piece.cell, piece.fixed_line or line)
         is_fixable = found.edits is not None
-        self.findings.add(NameFinding(*place, kind, found.name, happened, write, is_fixable))
+        self.findings.append(NameFinding(*place, kind, found.name, happened, write, is_fixable))
         self.edits.update(found.edits or ())
 
     def _of_node(self, node: ast.AST) -> Iterator[_Found]:
@@ -120,9 +123,8 @@ class Checker:
         known = self._names.full_name(node)
         if known or not name or name.partition(".")[0] in self._names.bindings:
             return known
-        old = table("names", "names") | table("api", "_removed") | table("libraries", "names")
         starred = [f"{module}.{name}" for module in self._names.stars]
-        return next((full for full in starred if old.keys() & {full, of_today(full)}), "")
+        return next(filter(tables.is_old_name, starred), "")
 
     def _verdict(self, full: str) -> Verdict | None:
         """Return the verdict on a name; None if it is as it was, or if the code sets it itself."""
@@ -170,8 +172,7 @@ class Checker:
     def _of_method(self, name: str, base: str) -> Iterator[_Found]:
         methods = table("libraries", "methods").get(tables.library_name(base), {})
         if name in methods:
-            verdict = Verdict("library", methods[name]["happened"], methods[name]["write"])
-            yield _Found(verdict, name)
+            yield _Found(Verdict("library", **methods[name]), name)
 
 
 def _is_old(rule: dict, text: str) -> bool:
@@ -191,4 +192,4 @@ def _of_variables(place: ast.expr, key: ast.AST) -> Iterator[_Found]:
     """Give the verdict on each old environment variable at a place such as os.environ."""
     if _ENVIRON.search(dotted(place)):
         for name in variables().keys() & set(_strings(key)):
-            yield _Found(on_variable(name), name)
+            yield _Found(Verdict("environment", **variables()[name]), name)

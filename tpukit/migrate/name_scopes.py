@@ -58,9 +58,10 @@ class Names:
         self.places: dict[ast.AST, Place] = {}
         self.bindings: dict[str, list[Binding]] = {}
         self.uses: dict[str, list[ast.Name]] = {}
-        self.stars: list[str] = []  # the modules of star imports, and "" for %run
+        self.stars: list[str] = []  # modules of star imports; "" for %run and unreadable lines
         for number, piece in enumerate(pieces):
-            self.stars += [""] * len(re.findall(r"(?m)^\s*%run\b", "\n".join(piece.shell.values())))
+            runs = re.findall(r"(?m)^\s*%run\b", "\n".join(piece.shell.values()))
+            self.stars += [""] * len([*runs, *piece.broken])
             for node in ast.walk(piece.tree):
                 self.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
                 line = getattr(node, "lineno", 0)
@@ -85,12 +86,15 @@ class Names:
     def full_name(self, node: ast.AST, depth: int = 0) -> str:
         """Return the full name that a dotted name stands for; "" for the user's own names."""
         root, dot, rest = dotted(node).partition(".")
+        binding = self.binding(node)
         full = ""
-        if binding := self.binding(node):
-            full = binding.full or self._assigned(binding, depth)
-        elif rest or root == "torch_xla":
+        if binding is None and (rest or root == "torch_xla"):
             # Helper files of Kaggle import these names, so a notebook may use them at once.
             full = USUAL.get(root, "")
+        elif binding is not None:
+            full = binding.full
+            if binding.value and depth < _MOST_ALIASES:
+                full = self.full_name(binding.value, depth + 1)
         return full and f"{full}{dot}{rest}"
 
     def binding(self, node: ast.AST) -> Binding | None:
@@ -104,13 +108,6 @@ class Names:
         here = [one for one in here if getattr(one.value, "value", "") is not None] or here
         before = [one for one in here if one.place < self.places[node]]
         return max(before or here, key=lambda one: one.place, default=None)
-
-    def _assigned(self, binding: Binding, depth: int) -> str:
-        value = binding.value
-        if isinstance(value, ast.Call) and dotted(value.func).endswith("import_module"):
-            return str(getattr(value.args[0], "value", "")) if value.args else ""
-        is_known = value is not None and depth < _MOST_ALIASES
-        return self.full_name(value, depth + 1) if is_known else ""
 
     def is_plain(self, root: str) -> bool:
         """Return whether a root can only be a certain module, wherever the code reads it.
@@ -145,10 +142,20 @@ def _bindings(node: ast.AST, above: ast.AST | None) -> Iterator[Binding]:
                 full = "" if level else f"{module}.{alias.name}"
                 yield Binding(alias.asname or alias.name, full, node)
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-            yield Binding(name, value=above.value if isinstance(above, ast.Assign) else None)
+            yield _assignment(name, above)
         case ast.arg(arg=str(name)) | ast.MatchMapping(rest=str(name)):
             yield Binding(name)
         case ast.alias():
             return
         case ast.AST(name=str(name)):  # functions, classes, `except ... as`, patterns
             yield Binding(name)
+
+
+def _assignment(name: str, statement: ast.AST | None) -> Binding:
+    match statement:
+        case ast.Assign(value=ast.Call(func, [ast.Constant(str(full)), *_])):
+            is_import = dotted(func).endswith("import_module")
+            return Binding(name, full if is_import else "")
+        case ast.Assign(value=value):
+            return Binding(name, value=value)
+    return Binding(name)

@@ -55,6 +55,12 @@ def longest_part(full: str, names: Mapping) -> str:
     return next(filter(names.__contains__, parts_of(full)), "")
 
 
+def is_old_name(full: str) -> bool:
+    """Return whether a table has a name as old, so that a star import can have meant it."""
+    tables = (table("names", "names"), table("api", "_removed"), table("libraries", "names"))
+    return any(full in names or of_today(full) in names for names in tables)
+
+
 @functools.cache
 def _moved_modules() -> dict[str, str]:
     entries = table("names", "names").items()
@@ -167,7 +173,7 @@ def library_verdict(full: str) -> Verdict | None:
     """Return the fate of a name of another library; None if the table does not have it."""
     names = table("libraries", "names")
     name = longest_part(library_name(full), names)
-    return Verdict("library", names[name]["happened"], names[name]["write"]) if name else None
+    return Verdict("library", **names[name]) if name else None
 
 
 def argument_rules(full: str) -> list[dict]:

@@ -8,7 +8,10 @@ from tpukit.migrate.name_tables import Verdict, table
 _OLD = "it set a TPU of 2020 up; its servers and wheels are gone"
 _PINNED = "it replaces the image's torch or torch_xla, which belong together"
 _KEEP = "delete it: Colab's and Kaggle's TPU images have torch and torch_xla"
-_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?\b(install|uninstall|add|remove)\b([^;&|]*)")
+_INSTALL = re.compile(
+    r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?"
+    r"\b(install|uninstall|add|remove)\b([^;&|]*)"
+)
 _SETUP = re.compile(r"env-setup\.py|\btpu-pytorch\b|libtpu-releases|pytorch-xla-releases")
 _ALWAYS = re.compile(
     r"(torch[-_]?xla|libtpu|libtpu-nightly|cloud[-_]tpu[-_]client)(?![\w-])"
@@ -30,7 +33,7 @@ def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
     if word:
         yield *_line_of(word, text), Verdict("install", _OLD if setup else _PINNED, _KEEP)
     for name in filter(text.count, variables()):
-        verdict = on_variable(name)
+        verdict = Verdict("environment", **variables()[name])
         if re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text):
             happened = f"`!` starts another shell, so setting it never acted; {verdict.happened}"
             verdict = verdict._replace(happened=happened)
@@ -45,11 +48,6 @@ def _line_of(word: str, text: str) -> tuple[int, str]:
 def variables() -> dict:
     """Return the environment variables of the table."""
     return table("names", "variables")
-
-
-def on_variable(name: str) -> Verdict:
-    """Return the verdict on an environment variable."""
-    return Verdict("environment", variables()[name]["happened"], variables()[name]["write"])
 
 
 def _replacing_word(text: str) -> str:
