@@ -12,6 +12,7 @@ import pytest
 from tpukit.migrate import lint
 from tpukit.migrate.code_pieces import Piece
 from tpukit.migrate.name_scopes import Names
+from tpukit.migrate.safe_fixes import SafeFixes
 from tpukit.migrate.shell_checks import check_shell
 
 ROOT = Path(__file__).parents[2]
@@ -194,23 +195,25 @@ def test_cells_share_their_names_and_scripts_that_cells_write_do_not(tmp_path):
 
 def test_a_root_is_plain_if_it_can_only_be_one_module():
     plain = {
-        f"{XM}xm.a": True,
-        f"{XM}{XM}xm.a": True,
-        f"{XM}xm = None\nxm.a": False,
-        f"{XM}from y import *\nxm.a": False,
-        f"{XM}%run y.py\nxm.a": False,
-        f"{XM}print 'x'\nxm.a": False,
-        f"{XM}f(xm)\nxm.a": False,
-        f"{XM}xm.b.c = 1\nxm.a": False,
-        f"{XM}def f(xm): ...\nxm.a": False,
-        f"if 1:\n    {XM}xm.a": False,
+        f"{XM}xm.mark_step": True,
+        f"{XM}{XM}xm.mark_step": True,
+        f"{XM}xm = None\nxm.mark_step": False,
+        f"{XM}from y import *\nxm.mark_step": False,
+        f"{XM}%run y.py\nxm.mark_step": False,
+        f"{XM}print 'x'\nxm.mark_step": False,
+        f"{XM}f(xm)\nxm.mark_step": False,
+        f"{XM}xm.b.c = 1\nxm.mark_step": False,
+        f"{XM}def f(xm): ...\nxm.mark_step": False,
+        f"if 1:\n    {XM}xm.mark_step": False,
     }
     for text, is_plain in plain.items():
         piece = Piece(text)
         piece.parse()
         names = Names([piece])
-        found = names.full_name(piece.tree.body[-1].value)
-        assert (found, names.is_plain("xm")) == ("torch_xla.core.xla_model.a", is_plain), text
+        use = piece.tree.body[-1].value
+        assert names.full_name(use) == "torch_xla.core.xla_model.mark_step", text
+        assert names.is_plain("xm") == is_plain, text
+        assert (SafeFixes(names).of_use(use) is not None) == is_plain, text
 
 
 def test_a_line_of_a_shell_is_named_by_its_own_line():
