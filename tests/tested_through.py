@@ -50,7 +50,6 @@ TESTED_THROUGH = {
         "migrate/code_pieces.py",
         "migrate/lint_command.py",
         "migrate/lint_sources.py",
-        "migrate/magics.py",
         "migrate/name_checks.py",
         "migrate/name_scopes.py",
         "migrate/safe_fixes.py",

@@ -77,7 +77,7 @@ def dead_names(path):
         for node in ast.walk(tree):
             is_named = isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
             if is_named and node.value.id in aliases and is_dead(aliases[node.value.id], node.attr):
-                found.add((cell, piece.fixed_line or node.lineno + piece.above))
+                found.add((cell, piece.fixed_line or node.lineno))
     return found
 
 

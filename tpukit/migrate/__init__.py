@@ -1,4 +1,4 @@
-"""A linter for old notebooks: names of torch_xla and of libraries beside it that are not what they were."""
+"""A linter for old notebooks: names of torch_xla and of related libraries that have changed."""
 
 from tpukit.migrate.linting import LintReport, lint
 from tpukit.migrate.name_checks import NameFinding

@@ -1,7 +1,11 @@
-"""Files: a notebook or a script as the texts of its code cells, and back with every other byte as it was."""
+"""Files: the code cells of a notebook or a script as texts, and back with all other bytes kept.
 
-import codecs
+json.loads would lose where a string stood in the file. The decoder here keeps the position of
+each string, so that a fixed cell replaces its own lines only.
+"""
+
 import io
+import itertools
 import json
 import os
 import tokenize
@@ -10,85 +14,23 @@ from json.decoder import scanstring
 from json.scanner import py_make_scanner
 from pathlib import Path
 
-from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
-from tpukit.migrate.magics import split_lines
+from tpukit.essentials.show import Explained, NoSuchFile, SystemFailed, WrongValue
+from tpukit.migrate.code_pieces import split_lines
 
-_SUFFIXES = (".ipynb", ".py")
-# Folders of installed or built files, as ruff leaves them out; other environments have one of the marks.
-_LEFT_OUT = {"site-packages", "dist-packages", "node_modules", "__pypackages__", "build", "_build", "dist", "venv"}
+# Folders of installed or built files, as ruff skips them; other environments have one of the marks.
+_SKIPPED = {"site-packages", "dist-packages", "node_modules", "__pypackages__"}
+_SKIPPED |= {"build", "_build", "dist", "venv"}
 _MARKS = ("pyvenv.cfg", "conda-meta")
+_UNREADABLE = (OSError, ValueError, TypeError, LookupError, SyntaxError, RecursionError)
+_UNREADABLE += (AttributeError,)
+_FIXES = {".ipynb": "open it in Jupyter and save it", ".py": "save it as UTF-8"}
 
 
 class _Placed(str):
-    """A string that knows where it stands in its JSON text."""
+    """A string with its position in the JSON text, quotes included."""
 
     start: int
     end: int
-
-
-class LintSource:
-    """A notebook or a script: the `texts` of its code cells, and their `numbers`, from 1, Markdown counted.
-
-    A script has one text, with the number None. A notebook of another language has no texts.
-    """
-
-    def __init__(self, path: Path):
-        if not path.is_file():
-            raise NoSuchFile(f"there is no file {path}", fix=f"a path from here, {Path.cwd()}")
-        if path.suffix not in _SUFFIXES:
-            raise WrongValue(f"{path} is not a notebook and not a script", fix="a file .ipynb or .py, or a folder")
-        self.path = path
-        self.numbers: list[int | None] = [None]
-        try:
-            data = path.read_bytes()
-            self._encoding = "utf-8-sig" if data.startswith(codecs.BOM_UTF8) else "utf-8"
-            if path.suffix == ".py":
-                self._encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
-            self._text = data.decode(self._encoding)
-            self.texts = [self._text]
-            if path.suffix == ".ipynb":
-                self._read(json.loads(self._text))
-        except (OSError, ValueError, TypeError, LookupError, SyntaxError, RecursionError) as error:
-            fix = "open it in Jupyter and save it" if path.suffix == ".ipynb" else "save it as UTF-8"
-            raise WrongValue(f"{path} cannot be read", found=error, fix=fix) from error
-
-    def _read(self, book: object) -> None:
-        self.texts = []
-        self.numbers = []
-        for number, cell in enumerate(_cells_of(book), start=1):
-            lines = _lines_of(cell)
-            if not all(isinstance(one, str) for one in lines):
-                raise ValueError(f"cell {number} has no text")
-            if cell.get("cell_type") == "code" and _language(book) in ("", "python", "ipython"):
-                self.texts.append("".join(lines))
-                self.numbers.append(number)
-
-    def with_texts(self, texts: list[str]) -> bytes:
-        """Return the file with new texts; all that does not change is the same, byte by byte."""
-        if self.numbers == [None]:
-            return texts[0].encode(self._encoding)
-        decoder = json.JSONDecoder()
-        decoder.parse_string = _placed
-        book = py_make_scanner(decoder)(self._text, len(self._text) - len(self._text.lstrip()))[0]
-        cells = _cells_of(book)
-        out: list[str] = []
-        end = 0
-        for number, old, new in zip(self.numbers, self.texts, texts, strict=True):
-            if new != old:
-                lines = _lines_of(cells[number - 1])
-                is_one_text = isinstance(_source(cells[number - 1]), str)
-                out += [
-                    self._text[end : lines[0].start],
-                    self._as_json(lines, [new] if is_one_text else split_lines(new)),
-                ]
-                end = lines[-1].end
-        return "".join([*out, self._text[end:]]).encode(self._encoding)
-
-    def _as_json(self, lines: list[_Placed], new: list[str]) -> str:
-        known = {str(one): self._text[one.start : one.end] for one in lines}
-        between = self._text[lines[0].end : lines[1].start] if len(lines) > 1 else ", "
-        is_ascii = all(one.isascii() for one in known.values())
-        return between.join(known.get(one) or json.dumps(one, ensure_ascii=is_ascii) for one in new)
 
 
 def _placed(text: str, end: int, strict: bool = True) -> tuple[_Placed, int]:
@@ -99,57 +41,110 @@ def _placed(text: str, end: int, strict: bool = True) -> tuple[_Placed, int]:
     return placed, after
 
 
-def _cells_of(book: object) -> list[dict]:
-    """Return the cells of a notebook of format 4, or of format 2 or 3, which has them in worksheets."""
-    cells = book.get("cells") if isinstance(book, dict) else None
-    if cells is None and isinstance(book, dict) and isinstance(book.get("worksheets"), list):
-        cells = [cell for sheet in book["worksheets"] for cell in sheet["cells"]]
-    if not isinstance(cells, list) or not all(isinstance(one, dict) for one in cells):
+_DECODER = json.JSONDecoder()
+_DECODER.parse_string = _placed
+_DECODER.scan_once = py_make_scanner(_DECODER)  # the scanner in C would ignore `parse_string`
+
+
+class LintSource:
+    """A notebook or a script: the `texts` of its code cells, and their `numbers` from 1.
+
+    The numbers count Markdown cells. A script has one text, with the number None.
+    """
+
+    def __init__(self, path: Path):
+        if not path.is_file():
+            raise NoSuchFile(f"there is no file {path}", fix=f"a path from here, {Path.cwd()}")
+        if path.suffix not in _FIXES:
+            fix = "a file .ipynb or .py, or a folder"
+            raise WrongValue(f"{path} is not a notebook and not a script", fix=fix)
+        self.path = path
+        self.texts: list[str] = []
+        self.numbers: list[int | None] = []
+        self._cells: list[list[_Placed]] = []  # the lines of each code cell
+        try:
+            self._read(path.read_bytes())
+        except _UNREADABLE as error:
+            fix = _FIXES[path.suffix]
+            raise WrongValue(f"{path} cannot be read", found=error, fix=fix) from error
+
+    def _read(self, data: bytes) -> None:
+        # The encoding of a script stands in its first lines; JSON is UTF-8.
+        self._encoding = tokenize.detect_encoding(io.BytesIO(data).readline)[0]
+        self._text = data.decode(self._encoding)
+        if self.path.suffix == ".py":
+            self.texts = [self._text]
+            self.numbers = [None]
+            return
+        for number, cell in enumerate(_cells_of(_DECODER.decode(self._text)), start=1):
+            source = cell.get("source", cell.get("input", ""))
+            lines = source if isinstance(source, list) else [source]
+            if cell.get("cell_type") == "code":
+                self.texts.append("".join(lines))
+                self.numbers.append(number)
+                self._cells.append(lines)
+
+    def with_texts(self, texts: list[str]) -> bytes:
+        """Return the file with new texts; everything else is the same, byte by byte."""
+        if not self._cells:
+            return texts[0].encode(self._encoding)
+        out = []
+        end = 0
+        for lines, old, new in zip(self._cells, self.texts, texts, strict=True):
+            if new != old:
+                out += [self._text[end : lines[0].start], self._as_json(lines, new)]
+                end = lines[-1].end
+        return "".join([*out, self._text[end:]]).encode(self._encoding)
+
+    def _as_json(self, lines: list[_Placed], new: str) -> str:
+        """Return the JSON of a cell's new text, with the old JSON of each line that stays."""
+        known = {str(line): self._text[line.start : line.end] for line in lines}
+        is_ascii = "".join(known.values()).isascii()
+        if len(lines) == 1:  # a cell may be a string instead of a list
+            return json.dumps(new, ensure_ascii=is_ascii)
+        for line in split_lines(new):
+            known.setdefault(line, json.dumps(line, ensure_ascii=is_ascii))
+        between = self._text[lines[0].end : lines[1].start]
+        return between.join(map(known.__getitem__, split_lines(new)))
+
+
+def _cells_of(book: dict) -> list[dict]:
+    """Return the cells of a notebook of format 4, or those in the worksheets of format 2 or 3."""
+    if not isinstance(book, dict) or not book.keys() & {"cells", "worksheets"}:
         raise ValueError("JSON without cells: it is not a notebook")
-    return cells
+    sheets = book.get("worksheets", [book])
+    return list(itertools.chain.from_iterable(sheet["cells"] for sheet in sheets))
 
 
-def _source(cell: dict) -> object:
-    return cell.get("source", cell.get("input", ""))
+def files_in(paths: list[Path], *, skipped: list[Path], errors: list[Explained]) -> Iterator[Path]:
+    """Give each file once, and the notebooks and scripts in folders.
 
-
-def _lines_of(cell: dict) -> list:
-    source = _source(cell)
-    return source if isinstance(source, list) else [source]
-
-
-def _language(book: dict) -> str:
-    metadata = book.get("metadata")
-    for key, name in (("language_info", "name"), ("kernelspec", "language")) if isinstance(metadata, dict) else ():
-        if isinstance(entry := metadata.get(key), dict) and entry.get(name):
-            return str(entry[name]).lower().rstrip("23")
-    return ""
-
-
-def files_in(paths: list[Path], left_out: list[Path]) -> Iterator[Path]:
-    """Give the files once each, and the notebooks and scripts in folders; folders left out go to `left_out`."""
+    `skipped` receives the folders that are not searched, but hidden folders are not listed.
+    `errors` receives an error for each folder that cannot be read.
+    """
     seen: set[Path] = set()
     for path in paths:
-        for one in _inside(path, left_out) if path.is_dir() else [path]:
-            if one.resolve() not in seen:
-                seen.add(one.resolve())
-                yield one
+        for file in _inside(path, skipped, errors) if path.is_dir() else [path]:
+            if file.resolve() not in seen:
+                seen.add(file.resolve())
+                yield file
 
 
-def _inside(folder: Path, left_out: list[Path]) -> Iterator[Path]:
+def _inside(folder: Path, skipped: list[Path], errors: list[Explained]) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
-        raise SystemFailed(f"{error.filename} cannot be read: {error.strerror}", fix=f"chmod u+rx {error.filename}")
+        fact = f"{error.filename} cannot be read: {error.strerror}"
+        errors.append(SystemFailed(fact, fix=f"chmod u+rx {error.filename}"))
 
-    for where, folders, names in os.walk(folder, onerror=refuse):
-        here = Path(where)
-        skipped = [one for one in sorted(folders) if _is_left_out(here / one)]
-        left_out += [here / one for one in skipped if not one.startswith(".")]
-        folders[:] = sorted({*folders} - {*skipped})
-        for path in (here / name for name in sorted(names)):
-            if path.suffix in _SUFFIXES and not path.name.startswith(".") and path.is_file():
-                yield path
+    for place, folders, names in os.walk(folder, onerror=refuse):
+        visible = [Path(place, name) for name in sorted(folders) if not name.startswith(".")]
+        environments = list(filter(_is_skipped, visible))
+        skipped += environments
+        folders[:] = [inner.name for inner in visible if inner not in environments]
+        for name in sorted(names):
+            file = Path(place, name)
+            if file.suffix in _FIXES and not name.startswith(".") and file.is_file():
+                yield file
 
 
-def _is_left_out(folder: Path) -> bool:
-    is_known = folder.name.startswith(".") or folder.name in _LEFT_OUT
-    return is_known or any((folder / mark).exists() for mark in _MARKS)
+def _is_skipped(folder: Path) -> bool:
+    return folder.name in _SKIPPED or any((folder / mark).exists() for mark in _MARKS)

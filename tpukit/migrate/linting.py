@@ -1,53 +1,59 @@
-"""One file: its findings, and its text with the safe renames."""
+"""The findings in a file, and its text with the safe renames."""
 
 import difflib
 import os
-import re
 import tempfile
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.essentials.show import SystemFailed
-from tpukit.migrate.code_pieces import Piece, pieces_of
+from tpukit.migrate.code_pieces import pieces_of
 from tpukit.migrate.lint_sources import LintSource
 from tpukit.migrate.name_checks import Checker, NameFinding
-from tpukit.migrate.safe_fixes import Edit
 
 PAGE = "docs/from_torch_xla_1x.md"
 
 
 @dataclass
 class LintReport:
-    """The findings in a notebook or a script, and its code cells without and with the safe renames.
+    """The findings in a notebook or a script; printing the report shows them.
 
-    `numbers` are those of the cells, from 1, Markdown included; None for a script. Printing it shows the findings.
+    `texts` are the code cells, `fixed_texts` the same with the safe renames.
     """
 
     path: Path
     findings: list[NameFinding]
     texts: list[str]
     fixed_texts: list[str]
-    numbers: list[int | None]
     _source: LintSource = field(repr=False)
 
     def __str__(self) -> str:
         lines = []
-        for one in self.findings:
-            cell = "" if one.cell is None else f"cell {one.cell}, "
-            lines.append(f"{self.path}: {cell}line {one.line}: {one.kind}: {one.name}{' [--fix]' * one.is_fixable}")
-            lines += [f"  found: {one.happened}", f"  fix:   {one.write}", f"  see:   {PAGE}#{one.kind}"]
+        for finding in self.findings:
+            mark = " [--fix]" if finding.is_fixable else ""
+            cell = f"cell {finding.cell}, " if finding.cell else ""
+            place = f"{self.path}: {cell}line {finding.line}"
+            lines.append(f"{place}: {finding.kind}: {finding.name}{mark}")
+            lines.append(f"  found: {finding.happened}")
+            lines.append(f"  fix:   {finding.write}")
+            lines.append(f"  see:   {PAGE}#{finding.kind}")
         return "\n".join(map(printable, lines))
 
     def diff(self) -> str:
         """Return the lines that the safe renames change, cell by cell."""
         lines: list[str] = []
-        for number, old, new in zip(self.numbers, self.texts, self.fixed_texts, strict=True):
-            name = str(self.path) if number is None else f"{self.path}: cell {number}"
-            lines += difflib.unified_diff(old.split("\n"), new.split("\n"), name, name, lineterm="")
+        for number, *texts in zip(self._source.numbers, self.texts, self.fixed_texts, strict=True):
+            name = f"{self.path}: cell {number}" if number else str(self.path)
+            old, new = (text.split("\n") for text in texts)
+            lines += difflib.unified_diff(old, new, name, name, lineterm="")
         return "\n".join(map(printable, lines))
 
     def fix(self) -> bool:
-        """Write the safe renames into the file; return whether there were any."""
+        """Write the safe renames into the file; return whether it had any.
+
+        Raises:
+            SystemFailed: the file or its folder is read-only, or the disk is full.
+        """
         if self.fixed_texts == self.texts:
             return False
         target = self.path.resolve()  # of a link the file, not the link
@@ -59,48 +65,32 @@ class LintReport:
             os.chmod(name, target.stat().st_mode & 0o7777)
             os.replace(name, target)  # after a power cut the old file is there or the new one
         except OSError as error:
-            raise SystemFailed(f"{target} cannot be written: {error}", fix=f"chmod u+w {target.parent}") from error
+            fix = f"chmod u+w {target.parent}"
+            raise SystemFailed(f"{target} cannot be written: {error}", fix=fix) from error
         return True
 
 
 def lint(path: str | Path) -> LintReport:
-    """Return the names in a notebook or a script that are not what they were; nothing is written.
+    """Find the names in a notebook or a script that are not as they were; write nothing.
 
     Raises:
         NoSuchFile: it is not there.
         WrongValue: it is not a notebook and not a script, or cannot be read.
     """
     source = LintSource(Path(path))
-    fixed = list(source.texts)
+    texts = list(source.texts)
     findings: list[NameFinding] = []
     for pieces in pieces_of(source.texts, source.numbers):
         checker = Checker(pieces)
-        checker.check()
         findings += checker.findings
-        changes = {piece: _edited(piece, edits) for piece, edits in checker.edits.items() if edits}
-        if any(_is_broken(new) for new in changes.values()):  # a line end in a place that nobody thought of
-            changes = {}
-            findings = [replace(one, is_fixable=False) for one in findings]
-        for piece, new in changes.items():
-            text = fixed[piece.index]
-            fixed[piece.index] = text[: piece.start] + new + text[piece.start + len(piece.text) :]
-    findings.sort(key=lambda one: (one.cell or 0, one.line))
-    return LintReport(source.path, list(dict.fromkeys(findings)), source.texts, fixed, source.numbers, source)
-
-
-def _edited(piece: Piece, edits: set[Edit]) -> str:
-    text = piece.text
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end:]
-    return text
-
-
-def _is_broken(text: str) -> bool:
-    piece = Piece(text, cell=None, index=0)
-    piece.parse()
-    return bool(piece.broken)
+        for edit in sorted(checker.edits, key=lambda edit: edit.start, reverse=True):
+            text = texts[edit.piece.index]  # from the last edit on, so that the others still fit
+            texts[edit.piece.index] = text[: edit.start] + edit.new + text[edit.end :]
+    ordered = sorted(dict.fromkeys(findings), key=lambda one: (one.cell or 0, one.line))
+    return LintReport(source.path, ordered, source.texts, fixed_texts=texts, _source=source)
 
 
 def printable(text: str) -> str:
-    """Return a line of text with its control characters escaped, so that it cannot drive a terminal."""
-    return re.sub(r"[^\t\x20-\x7e]", lambda one: one[0] if one[0].isprintable() else ascii(one[0])[1:-1], text)
+    """Return a line of text with its control characters escaped: they could drive a terminal."""
+    unsafe = {char for char in text if not char.isprintable()} - {"\t"}
+    return text.translate({ord(char): ascii(char)[1:-1] for char in unsafe})

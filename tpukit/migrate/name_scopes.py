@@ -1,179 +1,161 @@
-"""What a name stands for: by the imports and assignments of all cells, in the scope in which the name is read.
+"""Find the full name behind a short one: the import or the assignment that gave it its value.
 
-import torch_xla.core.xla_model as xm     binds xm to torch_xla.core.xla_model
-def step(xm): xm.mark_step()              here xm is the parameter, so nothing of torch_xla
+    import torch_xla.core.xla_model as xm     binds xm to torch_xla.core.xla_model
+    def step(xm): xm.mark_step()              here xm is the parameter, so nothing of torch_xla
+
+A report needs a likely name: `full_name` follows scopes and assignments. A fix needs a certain
+one: `is_plain` accepts a root only if nothing in any scope could give it another value.
 """
 
 import ast
-from dataclasses import dataclass, field
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import NamedTuple
 
+from tpukit.migrate.code_pieces import Piece
 from tpukit.migrate.name_tables import USUAL
 
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, *_COMPREHENSIONS)
+_COMPREHENSIONS = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | _COMPREHENSIONS
+_MOST_ALIASES = 5  # x = y and y = x would never end
 
 
 class Place(NamedTuple):
-    """Where a node stands: the number of its piece of code, and its line and column there."""
+    """The position of a node: the number of its piece of code, and its line and column there."""
 
     piece: int
     line: int
-    column: int = 0
+    column: int
 
 
 @dataclass(eq=False)
 class Binding:
-    """One way in which a name gets its value: `full` by an import, `value` by an assignment of another name."""
+    """A value of a name: `full` from an import `statement`, or the `value` of an assignment."""
 
-    place: Place
+    name: str
     full: str = ""
     statement: ast.Import | ast.ImportFrom | None = None
     value: ast.expr | None = None
-    is_none: bool = False  # `xm = None`, as people write beside an import that may fail
-    is_foreign: bool = False  # from another scope, by `global`, `nonlocal` or `:=`
-
-
-@dataclass(eq=False)
-class Scope:
-    """The names that a module, a class or a function binds."""
-
-    parent: "Scope | None" = None
-    is_class: bool = False
-    bindings: dict[str, list[Binding]] = field(default_factory=dict)
-    foreign: set[str] = field(default_factory=set)
-
-
-class Meaning(NamedTuple):
-    """What a name stands for in full, and the binding of its first part, its head.
-
-    It is certain if every binding of the head says the same, so that a rename cannot change a meaning.
-    """
-
-    full: str
-    head: str
-    binding: Binding | None = None
-    is_certain: bool = False
+    scope: ast.AST | None = None  # None for the top level
+    place: Place = Place(0, 0, 0)
 
 
 def dotted(node: ast.AST) -> str:
     """Return a name such as torch_xla.core.xla_model; "" for anything else."""
-    if isinstance(node, ast.Attribute):
-        before = dotted(node.value)
-        return f"{before}.{node.attr}" if before else ""
-    return node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Name):
+        return node.id
+    before = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    return before and f"{before}.{node.attr}"
 
 
 class Names:
-    """The scopes of all pieces of a notebook, which share one module scope."""
+    """The bindings and the uses of names in pieces of code that share their names."""
 
-    def __init__(self):
-        self.module = Scope()
+    def __init__(self, pieces: list[Piece]):
+        self.pieces = pieces
         self.parents: dict[ast.AST, ast.AST] = {}
         self.places: dict[ast.AST, Place] = {}
-        self.stars: list[tuple[Place, str]] = []  # star imports, and `%run`, which works like one
-        self.bound: set[str] = set()
-        self.scope_of: dict[ast.AST, Scope] = {}
+        self.bindings: dict[str, list[Binding]] = {}
+        self.uses: dict[str, list[ast.Name]] = {}
+        self.stars: list[str] = []  # modules of star imports; "" for %run and unreadable lines
+        for number, piece in enumerate(pieces):
+            runs = re.findall(r"(?m)^\s*%run\b", "\n".join(piece.shell.values()))
+            self.stars += [""] * len([*runs, *piece.broken])
+            for node in ast.walk(piece.tree):
+                self.parents |= dict.fromkeys(ast.iter_child_nodes(node), node)
+                line = getattr(node, "lineno", 0)
+                self.places[node] = Place(number, line, getattr(node, "col_offset", 0))
+                self._read(node)
+        self.stars += [star.full.removesuffix(".*") for star in self.bindings.get("*", ())]
 
-    def read(self, tree: ast.AST, piece: int) -> None:
-        """Read the bindings of one piece."""
-        waiting: list[tuple[ast.AST, Scope]] = [(tree, self.module)]
-        while waiting:  # no recursion: a sum of a thousand terms is a thousand levels deep
-            node, scope = waiting.pop()
-            self.scope_of[node] = scope
-            line = getattr(node, "lineno", 0)
-            self.places[node] = Place(piece, line, getattr(node, "col_offset", 0))
-            self._bind(node, scope)
-            inner = scope
-            if isinstance(node, _SCOPES):
-                inner = Scope(scope, is_class=isinstance(node, ast.ClassDef))
-            around = [*getattr(node, "decorator_list", ()), *getattr(node, "bases", ())]
-            children = list(ast.iter_child_nodes(node))
-            self.parents |= dict.fromkeys(children, node)
-            waiting += [(one, scope if one in around else inner) for one in reversed(children)]
+    def _read(self, node: ast.AST) -> None:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            self.uses.setdefault(node.id, []).append(node)
+        for binding in _bindings(node, self.parents.get(node)):
+            binding.scope = next(self.around(node, _FUNCTIONS | ast.ClassDef), None)
+            binding.place = self.places[node]
+            self.bindings.setdefault(binding.name, []).append(binding)
 
-    def _bind(self, node: ast.AST, scope: Scope) -> None:
-        place = self.places[node]
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            self._bind_import(node, scope, place)
-        elif isinstance(node, ast.Global | ast.Nonlocal):
-            scope.foreign |= set(node.names)
-        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
-            self._add(scope, node.id, self._assigned(node, place))
-        elif isinstance(node, ast.arg | ast.MatchMapping):
-            self._add(scope, getattr(node, "arg", None) or getattr(node, "rest", None), Binding(place))
-        elif not isinstance(node, ast.alias):  # functions, classes, `except ... as`, patterns
-            self._add(scope, getattr(node, "name", None), Binding(place))
+    def around(self, node: ast.AST, kinds: object) -> Iterator[ast.AST]:
+        """Give the nodes of some kinds around a node, the innermost first."""
+        while (node := self.parents.get(node)) is not None:
+            if isinstance(node, kinds):
+                yield node
 
-    def _bind_import(self, node: ast.Import | ast.ImportFrom, scope: Scope, place: Place) -> None:
-        module = "" if getattr(node, "level", 0) else getattr(node, "module", "")
-        for one in node.names:
-            if isinstance(node, ast.Import):
-                full = one.name if one.asname else one.name.partition(".")[0]
-                self._add(scope, one.asname or full, Binding(place, full, node))
-            elif one.name == "*":
-                self.stars.append((place, module))
-            else:
-                full = f"{module}.{one.name}" if module else ""
-                self._add(scope, one.asname or one.name, Binding(place, full, node))
+    def full_name(self, node: ast.AST, depth: int = 0) -> str:
+        """Return the full name that a dotted name stands for; "" for the user's own names."""
+        root, dot, rest = dotted(node).partition(".")
+        binding = self.binding(node)
+        full = ""
+        if binding is None and (rest or root == "torch_xla"):
+            # Helper files of Kaggle import these names, so a notebook may use them at once.
+            full = USUAL.get(root, "")
+        elif binding is not None:
+            full = binding.full
+            if binding.value and depth < _MOST_ALIASES:
+                full = self.full_name(binding.value, depth + 1)
+        return full and f"{full}{dot}{rest}"
 
-    def _assigned(self, node: ast.Name, place: Place) -> Binding:
-        above = self.parents[node]
-        if isinstance(above, ast.NamedExpr):
-            return Binding(place, is_foreign=True)
-        if not isinstance(above, ast.Assign):
-            return Binding(place)
-        value = above.value
-        if isinstance(value, ast.Call) and dotted(value.func).endswith("import_module") and value.args:
-            return Binding(place, str(getattr(value.args[0], "value", "")))
-        is_none = isinstance(value, ast.Constant) and value.value is None
-        return Binding(place, value=value if dotted(value) else None, is_none=is_none)
+    def binding(self, node: ast.AST) -> Binding | None:
+        """Return the last binding of a name's root before it, in the innermost scope with any."""
+        everywhere = self.bindings.get(dotted(node).partition(".")[0], ())
+        here = []
+        for scope in (*self.around(node, _FUNCTIONS), None):
+            here = here or [one for one in everywhere if one.scope is scope]
+        # An import in another function may be `global`. `xm = None` follows an import that failed.
+        here = here or [one for one in everywhere if one.full]
+        here = [one for one in here if getattr(one.value, "value", "") is not None] or here
+        before = [one for one in here if one.place < self.places[node]]
+        return max(before or here, key=lambda one: one.place, default=None)
 
-    def _add(self, scope: Scope, name: str | None, binding: Binding) -> None:
-        if not isinstance(name, str):
+    def is_plain(self, root: str) -> bool:
+        """Return whether a root can only be a certain module, wherever the code reads it.
+
+        Every binding is the same import at the top level, and the code uses the root only to read
+        names from it. So nothing assigns to it, patches it, hands it on or asks for its names.
+        """
+        bindings = self.bindings.get(root, ())
+        is_one_module = len({one.full for one in bindings}) == 1
+        is_certain = is_one_module and not self.stars and all(map(self._is_at_top, bindings))
+        return is_certain and all(map(self._is_read_from, self.uses.get(root, ())))
+
+    def _is_at_top(self, binding: Binding) -> bool:
+        above = self.parents.get(binding.statement)
+        return isinstance(above, ast.Module) and self.pieces[binding.place.piece].is_fixable
+
+    def _is_read_from(self, use: ast.Name) -> bool:
+        node = use
+        while isinstance(above := self.parents[node], ast.Attribute):
+            node = above
+        return node is not use and isinstance(node.ctx, ast.Load)
+
+
+def _bindings(node: ast.AST, above: ast.AST | None) -> Iterator[Binding]:
+    match node:
+        case ast.Import(names=aliases):
+            for alias in aliases:
+                root = alias.name.partition(".")[0]
+                yield Binding(alias.asname or root, alias.name if alias.asname else root, node)
+        case ast.ImportFrom(names=aliases, level=level, module=module):
+            for alias in aliases:
+                full = "" if level else f"{module}.{alias.name}"
+                yield Binding(alias.asname or alias.name, full, node)
+        case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+            yield _assignment(name, above)
+        case ast.arg(arg=str(name)) | ast.MatchMapping(rest=str(name)):
+            yield Binding(name)
+        case ast.alias():
             return
-        self.bound.add(name)
-        binding.is_foreign = binding.is_foreign or name in scope.foreign
-        for one in {scope, self.module} if binding.is_foreign else {scope}:
-            one.bindings.setdefault(name, []).append(binding)
+        case ast.AST(name=str(name)):  # functions, classes, `except ... as`, patterns
+            yield Binding(name)
 
-    def scope_that_binds(self, node: ast.AST, name: str) -> Scope | None:
-        """Return the scope that a name is read from at a node; None if none binds it."""
-        here = scope = self.scope_of[node]
-        while scope is not None and (name not in scope.bindings or (scope.is_class and scope is not here)):
-            scope = scope.parent
-        return scope
 
-    def meaning(self, node: ast.AST, depth: int = 0) -> Meaning | None:
-        """Return what a name with dots stands for; None for a name of the user's own."""
-        head, _, rest = dotted(node).partition(".")
-        tail = f".{rest}" if rest else ""
-        if not head or depth > 5:
-            return None
-        scope = self.scope_that_binds(node, head)
-        if scope is None:
-            is_usual = head in USUAL and (rest or head == "torch_xla")
-            return Meaning(USUAL[head] + tail, head) if is_usual else None
-        bindings = scope.bindings[head]
-        before = [one for one in bindings if one.place < self.places[node]] or bindings
-        binding = max(
-            [one for one in before if not (one.is_none or one.is_foreign)] or before, key=lambda one: one.place
-        )
-        full = binding.full
-        if binding.value is not None and dotted(binding.value).partition(".")[0] != head:
-            found = self.meaning(binding.value, depth + 1)
-            full = found.full if found else ""
-        if not full:
-            return None
-        is_certain = binding.statement is not None and self.is_certain(binding.statement, head)
-        return Meaning(full + tail, head, binding, is_certain)
-
-    def is_certain(self, statement: ast.AST, name: str) -> bool:
-        """Return whether every binding of a name, in the scope of an import, says the same as that import."""
-        scope = self.scope_of[statement]
-        bindings = scope.bindings.get(name, [])
-        is_same = all(one.statement and not one.is_foreign for one in bindings)
-        is_same = is_same and len({one.full for one in bindings}) == 1
-        place = self.places[statement]
-        later = any(star > place and not module.startswith("torch_xla") for star, module in self.stars)
-        return is_same and not scope.is_class and not (later and scope is self.module)
+def _assignment(name: str, statement: ast.AST | None) -> Binding:
+    match statement:
+        case ast.Assign(value=ast.Call(func, [ast.Constant(str(full)), *_])):
+            is_import = dotted(func).endswith("import_module")
+            return Binding(name, full if is_import else "")
+        case ast.Assign(value=value):
+            return Binding(name, value=value)
+    return Binding(name)

@@ -1,8 +1,9 @@
-"""What became of a name, from the tables in this folder.
+"""The fate of a name, from the tables in this folder.
 
-api.json has every name of torch_xla 2.8 and 2.9, and those that 2.2 to 2.9 removed, as tools/torch_xla_api.py reads
-them from the packages. names.json has a sentence for the important ones, invented.json what language models write,
-libraries.json the names of transformers, Lightning, accelerate and ignite.
+api.json has every name of torch_xla 2.8 and 2.9, and those that 2.2 to 2.9 removed.
+tools/torch_xla_api.py reads them from the packages. names.json explains the important names.
+invented.json has names that language models write, libraries.json the names of transformers,
+Lightning, accelerate and ignite.
 """
 
 import difflib
@@ -10,10 +11,11 @@ import functools
 import importlib.metadata
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-# The meaning of these in a notebook that does not import them: helper files of Kaggle did.
+# Names that mean a module of torch_xla by custom.
 USUAL = {
     "xm": "torch_xla.core.xla_model",
     "xmp": "torch_xla.distributed.xla_multiprocessing",
@@ -23,7 +25,7 @@ USUAL = {
 
 
 class Verdict(NamedTuple):
-    """What happened to a name, and what to write; `kind` is the anchor on the docs page."""
+    """The fate of a name, and the code to write instead; `kind` is the anchor on the docs page."""
 
     kind: str
     happened: str
@@ -32,13 +34,13 @@ class Verdict(NamedTuple):
 
 @functools.cache
 def table(name: str, part: str = "") -> dict:
-    """Return one of the tables, or a part of it."""
+    """Return a table, or a part of it."""
     found = json.loads(Path(__file__).with_name(f"{name}.json").read_text())
     return found[part] if part else found
 
 
 def entry_of(full: str) -> dict:
-    """Return the entry of names.json for a name; an empty one if it has none."""
+    """Return the entry of names.json for a name, or an empty entry."""
     return table("names", "names").get(full, {})
 
 
@@ -48,69 +50,85 @@ def parts_of(full: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts), 1, -1)]
 
 
+def longest_part(full: str, names: Mapping) -> str:
+    """Return the longest part of a name that is in a table; "" if none is."""
+    return next(filter(names.__contains__, parts_of(full)), "")
+
+
+def is_old_name(full: str) -> bool:
+    """Return whether a table has a name as old, so that a star import can have meant it."""
+    tables = (table("names", "names"), table("api", "_removed"), table("libraries", "names"))
+    return any(full in names or of_today(full) in names for names in tables)
+
+
+@functools.cache
+def _moved_modules() -> dict[str, str]:
+    entries = table("names", "names").items()
+    return {name: entry["module"] for name, entry in entries if "module" in entry}
+
+
 def of_today(full: str) -> str:
     """Return a name with the place that its module has today."""
-    for part in parts_of(full):
-        if new := entry_of(part).get("module"):
-            return new + full.removeprefix(part)
-    return full
+    moved = _moved_modules()
+    part = longest_part(full, moved)
+    return moved.get(part, "") + full.removeprefix(part)
 
 
 def is_in_both_releases(full: str) -> bool:
-    """Return whether 2.8 and 2.9 both have a module, or a name at the top of one."""
-    api = table("api")
+    """Return whether 2.8 and 2.9 both have a module, or a name at the top of a module."""
+    modules = table("api")
     module, _, name = full.rpartition(".")
-    if full in api:
-        return not api[full].get("gone_in_2_9")
-    return module in api and name in _names_of(module)
+    if full in modules:
+        return not modules[full].get("gone_in_2_9")
+    return module in modules and name in _names_of(module)
 
 
 def _names_of(module: str) -> list[str]:
     entry = table("api")[module]
-    return sum((table("api")[one]["names"] for one in entry.get("all_of", ())), entry["names"])
+    others = [table("api")[other]["names"] for other in entry.get("all_of", ())]
+    return sum(others, entry["names"])
 
 
 @functools.cache
 def _installed() -> str:
-    """Return the column of api.json for the installed torch_xla."""
+    """Return the column of api.json for the installed torch_xla; "" without torch_xla."""
     try:
-        return "only_" + "_".join(importlib.metadata.version("torch_xla").split(".")[:2])
+        major, minor = importlib.metadata.version("torch_xla").split(".")[:2]
     except importlib.metadata.PackageNotFoundError:
         return ""
+    return f"only_{major}_{minor}"
 
 
 def dead_part(full: str) -> str:
-    """Return a name up to the piece that torch_xla does not have; "" if it has all. Classes are not looked into."""
+    """Return a name up to the piece that torch_xla lacks; "" if it has all, or for a class."""
+    if re.match(r"torch_xla_py\b|torch\.(xla|tpu)\b", full):
+        return full  # the package's name of 2019, and modules that torch never had
     api = table("api")
-    place, *parts = full.split(".")
-    if place == "torch_xla_py":  # the package's first name, of 2019
-        return full
-    if place == "torch" and parts[:1] in (["xla"], ["tpu"]):
-        return full
-    if place != "torch_xla":
-        return ""
-    for number, part in enumerate(parts, start=1):
-        below = api["_modules"].get(f"{place}.{part}", f"{place}.{part}")
-        if below in api and not (api[below].get("gone_in_2_9") and _installed() != "only_2_8"):
-            place = below
-        elif part in _names_of(place) or part in api[place].get(_installed(), ()):
-            return ""
-        else:
-            return ".".join(["torch_xla", *parts[:number]])
+    known, *parts = full.split(".")
+    place = known
+    for part in parts if known == "torch_xla" else ():
+        known = f"{known}.{part}"
+        module = api["_modules"].get(f"{place}.{part}", f"{place}.{part}")
+        has_gone = api.get(module, {}).get("gone_in_2_9") and _installed() != "only_2_8"
+        if module not in api or has_gone:
+            names = [*_names_of(place), *api[place].get(_installed(), ())]
+            return "" if part in names else known
+        place = module
     return ""
 
 
 def verdict_on(full: str) -> Verdict | None:
-    """Return what happened to a name of torch_xla; None if it is as it was."""
+    """Return the fate of a name of torch_xla; None if it is as it was."""
     today = of_today(full)
     dead = dead_part(full)
-    moved = next((entry_of(one) for one in parts_of(full) if "module" in entry_of(one)), None)
     for name in (full, today, dead):
-        if entry_of(name).get("happened") and "module" not in entry_of(name):
-            return Verdict(*(entry_of(name)[key] for key in Verdict._fields))
+        entry = entry_of(name)
+        if "happened" in entry and "module" not in entry:
+            return Verdict(entry["kind"], entry["happened"], entry["write"])
     if not dead:
         return None
-    if moved and not dead_part(today):
+    if today != full and not dead_part(today):
+        moved = entry_of(longest_part(full, _moved_modules()))
         return Verdict("moved", moved["happened"], today)
     return _invented(full, dead) or _removed(dead)
 
@@ -118,26 +136,31 @@ def verdict_on(full: str) -> Verdict | None:
 def _invented(full: str, dead: str) -> Verdict | None:
     names = table("invented", "names")
     below = [name for name in names if name.startswith(f"{dead}.")]
-    for name in (full, dead, *parts_of(full), *below[:1]):
-        if name in names:
-            happened = ": ".join(filter(None, ("no release has had it", names[name].get("note"))))
-            return Verdict("invented", happened, names[name]["right"])
-    return None
+    name = longest_part(full, names) or "".join(below[:1])
+    if not name:
+        return None
+    happened = ": ".join(["no release has had it", *filter(None, [names[name].get("note")])])
+    return Verdict("invented", happened, names[name]["right"])
 
 
 def _removed(dead: str) -> Verdict:
     """Return the verdict on a name that only the packages know."""
     api = table("api")
     module, _, name = dead.rpartition(".")
-    since = next((api["_removed"][one] for one in parts_of(dead) if one in api["_removed"]), "")
-    happened = f"removed in torch_xla {since}" if since else "in no release of torch_xla from 2.1 to 2.9"
-    public = [one for one in api if not re.search(r"(^|\.)_", one) and name in api[one]["names"]]
-    if public:
-        return Verdict("moved", happened, f"{min(public, key=len)}.{name}")
-    others = [one["right"] for key, one in table("invented", "names").items() if key.endswith(f".{name}")]
-    near = difflib.get_close_matches(name, api.get(module, {}).get("names", ()), 1)
-    if others or (near and not since):
-        return Verdict("invented", happened, others[0] if others else f"perhaps {module}.{near[0]}")
+    part = longest_part(dead, api["_removed"])
+    happened = "in no release of torch_xla from 2.1 to 2.9"
+    if part:
+        happened = f"removed in torch_xla {api['_removed'][part]}"
+    public = [place for place in api if not re.search(r"(^|\.)_", place)]
+    homes = [place for place in public if name in api[place]["names"]]
+    if homes:
+        return Verdict("moved", happened, f"{min(homes, key=len)}.{name}")
+    for key, entry in table("invented", "names").items():
+        if key.endswith(f".{name}"):
+            return Verdict("invented", happened, entry["right"])
+    near = difflib.get_close_matches(name, api.get(module, {}).get("names", ()), n=1)
+    if near and not part:
+        return Verdict("invented", happened, f"perhaps {module}.{near[0]}")
     return Verdict("removed", happened, "nothing replaces it: write out the lines that need it")
 
 
@@ -147,16 +170,15 @@ def library_name(full: str) -> str:
 
 
 def library_verdict(full: str) -> Verdict | None:
-    """Return what happened to a name of another library; None if the table does not have it."""
+    """Return the fate of a name of another library; None if the table does not have it."""
     names = table("libraries", "names")
-    for name in parts_of(library_name(full)):
-        if name in names:
-            return Verdict("library", names[name]["happened"], names[name]["write"])
-    return None
+    name = longest_part(library_name(full), names)
+    return Verdict("library", **names[name]) if name else None
 
 
 def argument_rules(full: str) -> list[dict]:
     """Return the rules for the arguments of a function."""
-    own = [{"kind": entry_of(full)["kind"], **rule} for rule in entry_of(full).get("arguments", ())]
+    kind = entry_of(full).get("kind")
+    own = [{"kind": kind, **rule} for rule in entry_of(full).get("arguments", ())]
     others = table("libraries", "arguments").get(library_name(full), ())
     return own + [{"kind": "library", **rule} for rule in others]

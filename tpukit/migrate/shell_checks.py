@@ -1,4 +1,4 @@
-"""Shell lines and environment variables that set a TPU up in 2020, or that replace the torch of the image."""
+"""Shell lines and environment variables that set a TPU up in 2020, or replace the image's torch."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,10 @@ from tpukit.migrate.name_tables import Verdict, table
 _OLD = "it set a TPU of 2020 up; its servers and wheels are gone"
 _PINNED = "it replaces the image's torch or torch_xla, which belong together"
 _KEEP = "delete it: Colab's and Kaggle's TPU images have torch and torch_xla"
-_INSTALL = re.compile(r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?\b(install|uninstall|add|remove)\b([^;&|]*)")
+_INSTALL = re.compile(
+    r"\b(?:pip3?|conda|mamba|micromamba|uv)\b[^;&|\n]*?"
+    r"\b(install|uninstall|add|remove)\b([^;&|]*)"
+)
 _SETUP = re.compile(r"env-setup\.py|\btpu-pytorch\b|libtpu-releases|pytorch-xla-releases")
 _ALWAYS = re.compile(
     r"(torch[-_]?xla|libtpu|libtpu-nightly|cloud[-_]tpu[-_]client)(?![\w-])"
@@ -16,26 +19,29 @@ _ALWAYS = re.compile(
     re.I,
 )
 _TORCH = re.compile(r"(torch|torchvision|torchaudio|torchtext|pytorch)(?![\w-])(.*)", re.I)
-_REPLACES = {"-U", "--upgrade", "--force-reinstall", "--ignore-installed", "-I", "--pre", "--reinstall"}
+_REPLACES = {
+    "-U", "--upgrade", "--force-reinstall", "--ignore-installed", "-I", "--pre", "--reinstall"
+}  # fmt: skip
 
 
 def check_shell(text: str) -> Iterator[tuple[int, str, Verdict]]:
-    """Give the findings in a text for the shell: how many lines below its first, the line, and the verdict."""
-    if re.match(r"\s*#", text):
+    """Give the findings in a text for the shell: lines below the first, the line, the verdict."""
+    if text.lstrip().startswith("#"):
         return
     setup = _SETUP.search(text)
-    word = _replacing_word(text)
-    if setup or word:
-        position = setup.start() if setup else text.index(word)
-        yield *_line_at(text, position), Verdict("install", _OLD if setup else _PINNED, _KEEP)
-    for name in variables():
-        if found := re.search(rf"\b{name}\b", text):
-            is_export = bool(re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text))
-            yield *_line_at(text, found.start()), on_variable(name, is_export=is_export)
+    word = setup[0] if setup else _replacing_word(text)
+    if word:
+        yield *_line_of(word, text), Verdict("install", _OLD if setup else _PINNED, _KEEP)
+    for name in filter(text.count, variables()):
+        verdict = Verdict("environment", **variables()[name])
+        if re.match(r"\s*!\s*(export\s|\w+=\S*\s*$)", text):
+            happened = f"`!` starts another shell, so setting it never acted; {verdict.happened}"
+            verdict = verdict._replace(happened=happened)
+        yield *_line_of(name, text), verdict
 
 
-def _line_at(text: str, position: int) -> tuple[int, str]:
-    below = text.count("\n", 0, position)
+def _line_of(word: str, text: str) -> tuple[int, str]:
+    below = text.count("\n", 0, text.index(word))
     return below, text.split("\n")[below].strip()
 
 
@@ -44,21 +50,14 @@ def variables() -> dict:
     return table("names", "variables")
 
 
-def on_variable(name: str, *, is_export: bool = False) -> Verdict:
-    """Return the verdict on an environment variable; an `!export` acts in a shell of its own, which ends at once."""
-    happened = variables()[name]["happened"]
-    if is_export:
-        happened = f"`!` starts a shell of its own, so setting it there never acted; {happened}"
-    return Verdict("environment", happened, variables()[name]["write"])
-
-
 def _replacing_word(text: str) -> str:
     """Return the requirement that replaces torch or torch_xla; "" if none does."""
-    for does, rest in _INSTALL.findall(text):
+    for command, rest in _INSTALL.findall(text):
         words = re.findall(r"[^\s\\\"',\[\]()]+", rest)
-        replaces = does in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
+        replaces = command in ("uninstall", "remove") or bool(_REPLACES.intersection(words))
         for word, following in zip(words, [*words[1:], ""], strict=True):
             torch = _TORCH.match(word)
-            if _ALWAYS.match(word) or (torch and (replaces or torch[2] or following[:1] in tuple("=<>~!@"))):
+            has_version = torch and (torch[2] or re.match("[=<>~!@]", following))
+            if _ALWAYS.match(word) or has_version or (torch and replaces):
                 return word
     return ""
