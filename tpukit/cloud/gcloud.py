@@ -16,10 +16,8 @@ import tempfile
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.container import container_lines
 from tpukit.cloud.external_tools import run_tool
-from tpukit.cloud.options import BACKSTOP_SECONDS
-from tpukit.cloud.slices import runtime_version
+from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word
 
 _LABEL = "tpukit"
@@ -161,7 +159,7 @@ def boot_script(plan: JobPlan, handle: dict) -> str:
         job=job,
         work=f"{home}/work",
         address=plan.folder,
-        seconds=int(plan.timeout) + BACKSTOP_SECONDS,
+        seconds=plan.platform_timeout,
         seconds_to_stop=int(plan.options.grace) + _SECONDS_TO_STOP,
         container=container,
         delete=shlex.join([*_delete(handle), "--async"]),

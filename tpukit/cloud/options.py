@@ -9,14 +9,12 @@ An option that a target does not pass on is an error before anything is sent. It
 import re
 from dataclasses import fields
 
-from tpukit.cloud.slices import MACHINE_SPECS
-from tpukit.cloud.target import JobOptions, JobPlan
+from tpukit.cloud.machines import MACHINE_SPECS
+from tpukit.cloud.target import BACKSTOP_SECONDS, JobOptions, JobPlan
 from tpukit.essentials.machine import PRICES_OF
 from tpukit.essentials.show import WrongValue
 from tpukit.measure import find_tpu
 
-# A platform ends a machine this many seconds after the time limit, if the runner did not end it.
-BACKSTOP_SECONDS = 600
 SHORTEST_TIMEOUT = 60
 
 _OF_SKYPILOT = ("SkyPilot takes it from its own configuration", "set it in ~/.sky/config.yaml")

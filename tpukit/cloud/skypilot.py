@@ -12,10 +12,8 @@ import tempfile
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.container import container_lines
 from tpukit.cloud.external_tools import run_tool
-from tpukit.cloud.options import BACKSTOP_SECONDS
-from tpukit.cloud.slices import runtime_version
+from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word
 from tpukit.essentials.show import WrongValue
 
@@ -114,7 +112,7 @@ def job_yaml(plan: JobPlan) -> str:
         plan,
         plan.command(f"/bucket/{inside}"),
         mounts=["/bucket"],
-        seconds=str(int(plan.timeout) + BACKSTOP_SECONDS),
+        seconds=str(plan.platform_timeout),
         docker="sudo --preserve-env docker",
     )
     options = plan.options

@@ -29,6 +29,9 @@ from typing import Literal, Protocol
 
 from tpukit.measure import Tpu
 
+# A platform ends a machine this many seconds after the time limit, if the runner did not end it.
+BACKSTOP_SECONDS = 600
+
 
 @dataclass(frozen=True)
 class JobOptions:
@@ -93,6 +96,11 @@ class JobPlan:
     digest: str
     options: JobOptions = field(default_factory=JobOptions)
     secrets: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def platform_timeout(self) -> int:
+        """The seconds after which the platform ends the machine, if the runner has not."""
+        return int(self.timeout) + BACKSTOP_SECONDS
 
     def command(self, folder: str, *more: str) -> list[str]:
         """Return the start command for a machine that sees the job's folder as `folder`."""
