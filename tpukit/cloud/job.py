@@ -162,7 +162,7 @@ def submit(
     _check_variables(plan)
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
     sent[WHEEL] = kit_wheel()
-    about = {"parameters": values, "parameters_cell": book.parameters_cell, "numbers": book.numbers}
+    about = {"parameters": values}
     plan = replace(plan, digest=_digest(sent, [about, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
     return _send(target, plan, sent, about)

@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpukit.cloud.job_folder import JobFolder, open_folder, read_json, stored_file, write_json
+from tpukit.cloud.job_notebook import NUMBER
 
 _BETWEEN_COPIES = 2.0  # seconds; Cloud Storage takes one write per second and name
 _BETWEEN_LOOKS = 5.0  # seconds, at the marker that cancels the job
@@ -33,6 +34,7 @@ _LOG_PIECE = 256 * 2**10  # characters; a piece is written again until it is ful
 _LONGEST_LOG = 200 * 2**20  # characters of one attempt
 _LONGEST_OUTPUT = 10 * 2**20  # characters of one cell, in the notebook
 _FINAL_TRIES = 8  # of the last copy, over about four minutes
+_PAPERMILL_ERROR = "papermill-error-cell-tag"  # of the cells that papermill inserts
 _EXIT_CODES = {"succeeded": 0, "interrupted": 75}
 
 
@@ -245,24 +247,22 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
     # Half of this time passes between the interrupt of the cell and SIGTERM for the kernel.
     KernelManager.shutdown_wait_time.default_value = 2 * request["plan"]["options"]["grace"]
     papermill_io.register("whole:", _WholeFiles(attempt))
-    _register_engine()
-    parameters = request["parameters"]
     try:
         papermill.execute_notebook(
             str(source / "in" / "notebook.ipynb"),
             f"whole:{attempt.work}/notebook.ipynb",
-            parameters,
+            request["parameters"],
             cwd=str(attempt.directory),
-            engine_name="tpukit",
             kernel_name="python3",
             progress_bar=False,
             stdout_file=attempt.log,
             stderr_file=attempt.log,
             start_timeout=300,
             autosave_cell_every=10,
+            iopub_timeout=60,  # nbclient's 4 s are short for a machine with a lot to do
         )
     except papermill.PapermillExecutionError:
-        failure = _failed_cell(attempt, request)
+        failure = _failed_cell(attempt)
         if failure:
             return {"state": "failed", "phase": "cell"} | failure
     except DeadKernelError:
@@ -271,22 +271,31 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
     return {"state": "succeeded"}
 
 
-def _failed_cell(attempt: _Attempt, request: Mapping) -> dict:
+def _failed_cell(attempt: _Attempt) -> dict:
     """Return the error of the first cell that has no tag "raises-exception", if any."""
     place = attempt.work / "notebook.ipynb"
     book = json.loads(place.read_text(encoding="utf-8"))
-    marker = "papermill-error-cell-tag"
-    book["cells"] = [cell for cell in book["cells"] if marker not in cell["metadata"].get("tags", [])]
-    is_shifted = bool(request["parameters"])  # by the cell that papermill has inserted
-    for index, cell in enumerate(book["cells"]):
+    for cell in book["cells"]:
         errors = [one for one in cell.get("outputs", []) if one["output_type"] == "error"]
-        if not errors or "raises-exception" in cell["metadata"].get("tags", []):
+        if not errors or "raises-exception" in _tags(cell):
             continue
-        number = request["numbers"][index - int(is_shifted and index > request["parameters_cell"])]
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(errors[0]["traceback"]))
-        return {"cell": number, "ename": errors[0]["ename"], "evalue": errors[0]["evalue"], "traceback": lines}
+        error = errors[0]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+        number = cell["metadata"].get(NUMBER, -1)
+        return {
+            "cell": number,
+            "ename": error["ename"],
+            "evalue": error["evalue"],
+            "traceback": text,
+        }
+    # papermill has marked a cell that may fail.
+    book["cells"] = [cell for cell in book["cells"] if _PAPERMILL_ERROR not in _tags(cell)]
     _WholeFiles(attempt).write(json.dumps(book, indent=1), str(place))
     return {}
+
+
+def _tags(cell: Mapping) -> list[str]:
+    return cell["metadata"].get("tags", [])
 
 
 class _WholeFiles:
@@ -297,64 +306,37 @@ class _WholeFiles:
 
     def write(self, text: str, path: str) -> None:
         """Write the executed notebook, and note the cell that runs."""
-        statuses = [cell["metadata"].get("papermill", {}).get("status") for cell in json.loads(text)["cells"]]
+        book = json.loads(text)
+        for cell in book["cells"]:
+            if len(text) > _LONGEST_OUTPUT and "outputs" in cell:
+                cell["outputs"] = _limited(cell["outputs"])
+        statuses = [cell["metadata"].get("papermill", {}).get("status") for cell in book["cells"]]
         self._attempt.cells = len(statuses)
         if "running" in statuses:
             self._attempt.cell = statuses.index("running")
         place = Path(path.removeprefix("whole:"))
-        open_folder(place.parent).write(place.name, text.encode(errors="replace"))
+        content = json.dumps(book, indent=1, ensure_ascii=False)
+        open_folder(place.parent).write(place.name, content.encode(errors="replace"))
 
     def pretty_path(self, path: str) -> str:
         """Return a path for messages."""
         return path.removeprefix("whole:")
 
 
-def _register_engine() -> None:
-    """Register papermill's engine with a limit of the output that it keeps per cell."""
-    from nbformat import NotebookNode
-    from papermill.clientwrap import PapermillNotebookClient
-    from papermill.engines import Engine, papermill_engines
-    from papermill.log import logger
-
-    class Client(PapermillNotebookClient):
-        kept: tuple[int, int] = (-1, 0)  # the cell, and the characters of its output
-
-        def process_message(self, message, cell, cell_index):
-            kind = message["msg_type"]
-            content = message["content"]
-            before = self.kept[1] if self.kept[0] == cell_index and kind != "clear_output" else 0
-            size = _output_size(kind, content)
-            self.kept = (cell_index, before + size)
-            if not size or before + size <= _LONGEST_OUTPUT:
-                return super().process_message(message, cell, cell_index)
-            text = content.get("text", "")
-            kept = text[: max(0, _LONGEST_OUTPUT - before)]
-            if before <= _LONGEST_OUTPUT:
-                note = f"{kept}\ntpukit: more than {_LONGEST_OUTPUT:,} characters of output; the rest is in the log\n"
-                shown = {"msg_type": "stream", "content": {"name": content.get("name", "stderr"), "text": note}}
-                super().process_message(message | shown, cell, cell_index)
-            if kind == "stream":
-                self.log_output_message(
-                    NotebookNode(output_type="stream", name=content["name"], text=text[len(kept) :])
-                )
-            return None
-
-    class LimitedEngine(Engine):
-        @classmethod
-        def execute_managed_notebook(cls, manager, kernel_name, *, start_timeout, stdout_file, stderr_file, **_):
-            files = {"stdout_file": stdout_file, "stderr_file": stderr_file}
-            times = {"startup_timeout": start_timeout, "timeout": None, "iopub_timeout": 60}
-            return Client(manager, kernel_name=kernel_name, log=logger, **files, **times).execute()
-
-    papermill_engines.register("tpukit", LimitedEngine)
-
-
-def _output_size(kind: str, content: Mapping) -> int:
-    if kind == "stream":
-        return len(content["text"])
-    if kind in ("display_data", "execute_result"):
-        return sum(len(str(value)) for value in content["data"].values())
-    return 0
+def _limited(outputs: list[dict]) -> list[dict]:
+    """Return the outputs of a cell up to `_LONGEST_OUTPUT` characters, and its error."""
+    kept = []
+    room = _LONGEST_OUTPUT
+    for output in outputs:
+        size = len(json.dumps(output))
+        if size <= room or output["output_type"] == "error":
+            kept.append(output)
+        elif room > 0:
+            begin = "".join(output.get("text", ""))[:room]
+            text = f"{begin}\ntpukit: more than {_LONGEST_OUTPUT:,} characters; the rest is in the log\n"
+            kept.append({"output_type": "stream", "name": "stdout", "text": text})
+        room -= size
+    return kept
 
 
 def _copy(attempt: _Attempt, over: threading.Event) -> None:
