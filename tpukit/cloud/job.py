@@ -9,7 +9,6 @@ All that is known of a job is in its folder, so any kernel can take it up:
 """
 
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -22,24 +21,22 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.job_files import named_files, read_requirements
+from tpukit.cloud.gcloud import GcloudTarget
+from tpukit.cloud.job_files import check_allowed, named_files, read_requirements, refuse_secret
 from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
 from tpukit.cloud.job_notebook import JobNotebook, check_parameters, read_notebook
 from tpukit.cloud.kit_wheel import NAME as WHEEL
 from tpukit.cloud.kit_wheel import kit_wheel
+from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.options import check_plan, largest_cost
-from tpukit.cloud.secret_texts import check_allowed, refuse_secret
+from tpukit.cloud.skypilot import SkyPilotTarget
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target
+from tpukit.cloud.vertex import VertexTarget
 from tpukit.essentials.show import Explained, NoSuchFile, Table, WrongValue, as_text, human_size
 from tpukit.measure import find_tpu, parse_duration
 
-_TARGETS = {
-    "local": ("tpukit.cloud.local", "LocalTarget"),
-    "vertex": ("tpukit.cloud.vertex", "VertexTarget"),
-    "gcloud": ("tpukit.cloud.gcloud", "GcloudTarget"),
-    "skypilot": ("tpukit.cloud.skypilot", "SkyPilotTarget"),
-}
+_TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)}
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
 _LOG_LINES = 30  # of the log's end, in an error
@@ -182,10 +179,7 @@ def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about
             print(f"{plan.name} was sent before, and is not sent again")
             return job
     for name, content in sent.items():
-        if isinstance(content, Path):
-            folder.upload(f"in/{name}", content)
-        else:
-            folder.write(f"in/{name}", content)
+        folder.write(f"in/{name}", content)
     folder.write("run.sh", start_script(plan, WHEEL).encode())
     return Job(folder, target, plan).start()
 
@@ -438,8 +432,7 @@ def _target(to: str | Target) -> Target:
         return to
     if to not in _TARGETS:
         raise WrongValue(f"to={to!r} is no target", found=f"there are {', '.join(_TARGETS)}", fix='to="local"')
-    module, name = _TARGETS[to]
-    return getattr(importlib.import_module(module), name)()
+    return _TARGETS[to]()
 
 
 def _sent_files(path: Path, book: JobNotebook, files, requirements, options: JobOptions) -> dict[str, bytes | Path]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.cloud.secret_texts import refuse_secret
+from tpukit.cloud.job_files import refuse_secret
 from tpukit.essentials.show import NoSuchFile, WrongType, WrongValue
 
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run

@@ -150,7 +150,7 @@ class _Attempt:
         notebook = self.work / "notebook.ipynb"
         key = _key(notebook) if notebook.exists() else None
         if key and key != self._notebook:
-            self.folder.upload("notebook.ipynb", notebook)
+            self.folder.write("notebook.ipynb", notebook)
             self._notebook = key
 
     def _copy_files(self, is_final: bool) -> None:
@@ -184,7 +184,7 @@ class _Attempt:
             shutil.copyfile(self.directory / name, file)
             if _key(self.directory / name) != key:
                 return
-        self.folder.upload(f"out/{name}", file)
+        self.folder.write(f"out/{name}", file)
         self._copied[name] = key
         self._waiting.pop(name, None)
 
@@ -406,7 +406,7 @@ def _copy_rest(attempt: _Attempt, result: dict) -> None:
         return
     for name in ("notebook.html", "metrics.json"):
         if (attempt.work / name).exists():
-            attempt.folder.upload(name, attempt.work / name)
+            attempt.folder.write(name, attempt.work / name)
     manifest = attempt.manifest()
     for name, stored in manifest.items():
         if attempt.folder.stored(name) != tuple(stored):
