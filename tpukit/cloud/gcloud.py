@@ -42,7 +42,6 @@ class GcloudTarget:
     name = "gcloud"
 
     def start(self, plan: JobPlan) -> dict:
-        """Create the TPU VM, or return the one that this job has already."""
         project = plan.options.project or run_tool(["gcloud", "config", "get", "project"]).strip()
         if not project:
             raise CloudFailed(
@@ -73,7 +72,6 @@ class GcloudTarget:
         return handle
 
     def state(self, handle: dict) -> PlatformState:
-        """Return the state of the queued resource; a deleted one is gone."""
         there = self._describe(handle)
         if there is None:
             return PlatformState("gone", "the TPU VM is deleted")
@@ -83,7 +81,6 @@ class GcloudTarget:
         return PlatformState(_word(there), reason)
 
     def logs(self, handle: dict) -> str:
-        """Return the command that shows the log of the TPU VM."""
         unit = f"tpukit-{handle['name']}"
         words = _words("ssh", handle)
         command = f"journalctl -u {unit} -u google-startup-scripts --no-pager -n 200"
@@ -95,7 +92,6 @@ class GcloudTarget:
             self.clean_up(handle)
 
     def clean_up(self, handle: dict) -> None:
-        """Delete the TPU VM; one that is deleted already stays deleted."""
         try:
             run_tool(_delete(handle))
         except CloudFailed as error:

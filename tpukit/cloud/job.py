@@ -31,7 +31,7 @@ from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.options import check_plan, largest_cost
 from tpukit.cloud.skypilot import SkyPilotTarget
 from tpukit.cloud.start_script import package_list, start_script
-from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target
+from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target, variables_of
 from tpukit.cloud.vertex import VertexTarget
 from tpukit.essentials.show import Explained, NoSuchFile, Table, WrongValue, as_text, human_size
 from tpukit.measure import find_tpu, parse_duration
@@ -40,7 +40,6 @@ _TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, Gcloud
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
 _LOG_LINES = 30  # of the log's end, in an error
-_SECONDS_BETWEEN_LINES = 60.0  # of wait, while nothing changes
 _PATIENCE = 900.0  # seconds without an answer, of wait
 
 
@@ -156,7 +155,7 @@ def submit(
         secrets=dict(secrets or {}),
     )
     check_plan(plan)
-    _check_variables(plan)
+    variables_of(plan)
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
     sent[WHEEL] = kit_wheel()
     about = {"parameters": values}
@@ -247,7 +246,6 @@ class Job:
         limit = math.inf if timeout is None else parse_duration(timeout, "timeout")
         began = time.monotonic()
         answered = began
-        shown_at = began
         shown = ""
         while True:
             try:
@@ -258,17 +256,17 @@ class Job:
                     raise
                 state = "no answer"
                 reason = error.fact
+            if state == "interrupted":
+                fix = "job.start() continues from the files that were saved"
+                raise self._failure(state, reason, fix=fix)
+            line = f"{self.name}: {state}{self._cell(state)} {reason}".rstrip()
+            is_first_look_at_the_end = state in OVER and not shown
+            if line != shown and not is_first_look_at_the_end:
+                print(line, flush=True)
+                shown = line
             if state in OVER:
-                if shown:
-                    print(f"{self.name}: {state}", flush=True)
                 self._clean_up()
                 return state
-            if state == "interrupted":
-                raise self._failure(state, reason, fix="job.start() continues from the files that were saved")
-            if state != shown or time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES:
-                print(f"{self.name}: {state}{self._cell(state)} {reason}".rstrip(), flush=True)
-                shown = state
-                shown_at = time.monotonic()
             if time.monotonic() - began > limit:
                 raise TimeoutError(f"{self.name} is {state} after {limit:g} s")
             time.sleep(every)
@@ -450,14 +448,6 @@ def _sent_files(path: Path, book: JobNotebook, files, requirements, options: Job
             Path(requirements), package_list(options, WHEEL), not_secret=options.not_secret
         )
     return sent
-
-
-def _check_variables(plan: JobPlan) -> None:
-    """Refuse a secret that a tool should take from a variable of this process which is not set."""
-    for reference in plan.secrets.values():
-        _, is_variable, variable = reference.partition("env:")
-        if is_variable and variable not in os.environ:
-            raise WrongValue(f"the variable {variable} of secrets= is not set here", fix=f"export {variable}=...")
 
 
 def _new_name(stem: str) -> str:

@@ -71,14 +71,12 @@ class VertexTarget:
         self._timeout = request_timeout
 
     def start(self, plan: JobPlan) -> dict:
-        """Create the custom job, or return the one that runs for this folder and digest."""
         region = plan.options.region or DEFAULT_REGION
         api = self._connect(plan.options.project, region)
         job = api.running(plan) or self._create(api, plan)
         return {"project": api.project, "region": region, "resource": job.name}
 
     def state(self, handle: dict) -> PlatformState:
-        """Return the state of the custom job, with Vertex AI's reason."""
         try:
             job = self._of(handle).get(handle["resource"])
         except CloudFailed as error:
@@ -89,7 +87,6 @@ class VertexTarget:
         return PlatformState(_WORDS[state], _reason(job, state, handle))
 
     def logs(self, handle: dict) -> str:
-        """Return the command that shows the platform's log."""
         words = f"gcloud ai custom-jobs stream-logs {handle['resource']}"
         return f"{words} --region={handle['region']} --project={handle['project']}"
 
