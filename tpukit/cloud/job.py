@@ -155,19 +155,18 @@ def submit(
         secrets=dict(secrets or {}),
     )
     check_plan(plan)
-    variables_of(plan)
+    variables_of(plan)  # refuses one that is not set
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
     sent[WHEEL] = kit_wheel()
-    about = {"parameters": values}
-    plan = replace(plan, digest=_digest(sent, [about, _plan_as_json(plan)]))
+    plan = replace(plan, digest=_digest(sent, [values, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
-    return _send(target, plan, sent, about)
+    return _send(target, plan, sent, values)
 
 
-def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about: dict) -> "Job":
+def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict) -> "Job":
     """Write the job's folder and start the job, unless it was sent before."""
     folder = open_folder(plan.folder, project=plan.options.project)
-    request = {"plan": _plan_as_json(plan), "sent": time.time()} | about
+    request = {"plan": _plan_as_json(plan), "parameters": parameters, "sent": time.time()}
     if not folder.create("job.json", json.dumps(request, indent=1).encode()):
         job = _found(folder, target)
         is_over = job is not None and job.state in OVER
@@ -480,9 +479,9 @@ def _plan_from_json(value: dict) -> JobPlan:
 
 def _table(plan: JobPlan, sent: Mapping[str, bytes | Path]) -> str:
     """Return all that is sent, with its size, and what the job may cost at most."""
-    sizes = {
-        name: content.stat().st_size if isinstance(content, Path) else len(content) for name, content in sent.items()
-    }
+    sizes = {}
+    for name, content in sent.items():
+        sizes[name] = content.stat().st_size if isinstance(content, Path) else len(content)
     machine = plan.tpu.name if plan.tpu else "this one"
     if plan.target == "local" and plan.tpu:
         machine = f"this one, with the packages for {machine}"
