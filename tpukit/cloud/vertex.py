@@ -10,7 +10,6 @@ and ends, or the runner resumes from the files in the bucket.
 import json
 import os
 import time
-from collections.abc import Mapping
 
 from tpukit.cloud.answers import CloudFailed, Service, find_credentials
 from tpukit.cloud.machines import MACHINE_SPECS, image_of
@@ -43,7 +42,6 @@ class VertexTarget:
     """Custom jobs of Vertex AI, through Google's own SDK.
 
     Args:
-        environ: of this process; GOOGLE_CLOUD_PROJECT is the default project.
         credentials: of google-auth; None for this machine's own.
         endpoint: of the API; None for the region's own.
         transport: "grpc", "rest", or a transport of the SDK's JobServiceClient.
@@ -55,7 +53,6 @@ class VertexTarget:
 
     def __init__(
         self,
-        environ: Mapping[str, str] = os.environ,
         *,
         credentials=None,
         endpoint: str | None = None,
@@ -63,7 +60,6 @@ class VertexTarget:
         pauses: tuple[float, ...] = (1.0, 2.0, 4.0),
         request_timeout: float = 30.0,
     ):
-        self._environ = environ
         self._credentials = credentials
         self._endpoint = endpoint
         self._transport = transport
@@ -106,7 +102,8 @@ class VertexTarget:
 
     def _create(self, api: "_CustomJobs", plan: JobPlan):
         """Create the custom job; after a failure look for it, because it may exist all the same."""
-        for pause in (*self._pauses, None):
+        pauses = iter(self._pauses)
+        while True:
             try:
                 return api.create(plan)
             except CloudFailed as error:
@@ -115,17 +112,17 @@ class VertexTarget:
                 job = _look_again(api, plan, error)
                 if job is not None:
                     return job
+                pause = next(pauses, None)
                 is_refused_for_now = error.answered and error.status in (429, 503)
                 if pause is None or not is_refused_for_now:
                     raise
                 time.sleep(pause)
-        return None
 
     def _of(self, handle: dict) -> "_CustomJobs":
         return self._connect(handle["project"], handle["region"])
 
     def _connect(self, project: str | None, region: str) -> "_CustomJobs":
-        credentials, project = find_credentials(self._credentials, project, self._environ)
+        credentials, project = find_credentials(self._credentials, project, os.environ)
         options = {"api_endpoint": self._endpoint or f"{region}-aiplatform.googleapis.com"}
         given = {"transport": self._transport, "client_options": options}
         if isinstance(self._transport, str):
