@@ -522,7 +522,7 @@ def test_the_start_script_installs_what_belongs_together(make_notebook):
 def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     for name, code in (("python3.12", 1), ("python3", 0)):  # the image has another Python
-        (tmp_path / f"bin/{name}").write_text(f'#!/bin/sh\n[ {code} = 0 ] && exec {sys.executable} "$@"\nexit 1\n')
+        (tmp_path / f"bin/{name}").write_text(f'#!/bin/sh\n[ {code} = 0 ] && exec "{sys.executable}" "$@"\nexit 1\n')
         (tmp_path / f"bin/{name}").chmod(0o755)
     plan = JobPlan("a", "local", str(tmp_path), None, 3600, "3.12", "", JobOptions(torch="none"))
     script = start_script(plan, "tpukit.whl")

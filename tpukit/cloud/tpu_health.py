@@ -138,7 +138,7 @@ def _computation(host: Host, timeout: float, compute) -> Finding:
     name, began = "computation", time.monotonic()
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # "a rehearsal: ..." is what the finding says
-            run = compute(_multiply, timeout=timeout, progress="off", host=host)
+            run = compute(_multiply, timeout=timeout, progress="off")
     except WorkerFailed as error:
         fact = str(error).partition("\n\n")[0].strip()
         return Finding(name, "failure", fact, f"{how_to_restart(host)}; if it comes again, take another machine")
