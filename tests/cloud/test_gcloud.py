@@ -12,9 +12,9 @@ from cloud.test_options import ZONE, plan
 from rehearsals.cloud_tools import CloudTools
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.container import container_lines
 from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.gcloud import GcloudTarget, boot_script, create_words
+from tpukit.cloud.machines import container_lines
 
 pytest.importorskip("google_crc32c", reason="the double of Cloud Storage needs it: pip install google-crc32c")
 ADDRESS = "demo-bucket/jobs/train-1"

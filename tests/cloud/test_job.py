@@ -324,6 +324,20 @@ def test_an_interruption_before_the_files_are_there_deletes_none_of_them(tmp_pat
     assert folder.names("out/") == ["out/gone"]
 
 
+def test_a_file_that_moves_away_and_back_is_saved_under_its_name_again(tmp_path):
+    folder = open_folder(tmp_path / "job")
+    attempt = _Attempt(folder, tmp_path / "work")
+    attempt.restore(tmp_path / "job")
+    first = attempt.directory / "first"
+    second = attempt.directory / "second"
+    first.write_text("x")
+    for moved, name in ((None, "first"), (first, "second"), (second, "first")):
+        if moved:
+            moved.rename(attempt.directory / name)
+        attempt.save(is_final=True)
+        assert folder.names("out/") == [f"out/{name}"]
+
+
 def test_a_kernel_that_dies_is_a_failure_with_a_reason(make_notebook, send):
     job = send(make_notebook("import os, signal; os.kill(os.getpid(), signal.SIGKILL)"))
     with pytest.raises(JobFailedError, match="kernel died"):

@@ -27,7 +27,7 @@ def test_files_are_written_read_listed_and_deleted(folder, tmp_path):
     folder.write("a.txt", b"one")
     folder.write("a.txt", b"two")
     (tmp_path / "local.bin").write_bytes(bytes(range(256)) * 100)
-    folder.upload("out/deep/b.bin", tmp_path / "local.bin")
+    folder.write("out/deep/b.bin", tmp_path / "local.bin")
     assert folder.read("a.txt") == b"two"
     assert folder.names() == ["a.txt", "out/deep/b.bin"]
     assert folder.names("out/") == ["out/deep/b.bin"]

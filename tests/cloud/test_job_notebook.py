@@ -7,8 +7,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
+from tpukit.cloud.job_files import find_secret, refuse_secret
 from tpukit.cloud.job_notebook import check_parameters, parse_parameters, read_notebook
-from tpukit.cloud.secret_texts import find_secret, refuse_secret
 
 DEFAULTS = "preset = 'cpu'\nlr: float = 1e-3\nepochs = 1\nnames = []\na, b = 1, 2\nfold = None\n%matplotlib inline"
 

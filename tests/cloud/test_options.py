@@ -38,7 +38,7 @@ def plan(target, *, options=None, **others):
 def sent(plan):
     """Return all that a target sends for a plan, as text."""
     if plan.target == "vertex":
-        return json.dumps(custom_job(plan, "label"))
+        return json.dumps(custom_job(plan))
     if plan.target == "skypilot":
         return job_yaml(plan)
     handle = {"name": plan.name, "zone": plan.options.zone, "project": plan.options.project or "demo"}

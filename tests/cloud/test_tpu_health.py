@@ -15,8 +15,7 @@ from machines import KAGGLE
 
 from tpukit.cloud import tpu_vm
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.device_files import device_nodes
-from tpukit.cloud.tpu_health import health, local_health
+from tpukit.cloud.tpu_health import device_nodes, health, local_health
 from tpukit.essentials.machine.chip_holders import ChipsBusy
 from tpukit.essentials.machine.host_facts import Host
 from tpukit.essentials.machine.places import Machine

@@ -16,10 +16,8 @@ import tempfile
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.container import container_lines
 from tpukit.cloud.external_tools import run_tool
-from tpukit.cloud.options import BACKSTOP_SECONDS
-from tpukit.cloud.slices import runtime_version
+from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word
 
 _LABEL = "tpukit"
@@ -44,7 +42,6 @@ class GcloudTarget:
     name = "gcloud"
 
     def start(self, plan: JobPlan) -> dict:
-        """Create the TPU VM, or return the one that this job has already."""
         project = plan.options.project or run_tool(["gcloud", "config", "get", "project"]).strip()
         if not project:
             raise CloudFailed(
@@ -75,7 +72,6 @@ class GcloudTarget:
         return handle
 
     def state(self, handle: dict) -> PlatformState:
-        """Return the state of the queued resource; a deleted one is gone."""
         there = self._describe(handle)
         if there is None:
             return PlatformState("gone", "the TPU VM is deleted")
@@ -85,7 +81,6 @@ class GcloudTarget:
         return PlatformState(_word(there), reason)
 
     def logs(self, handle: dict) -> str:
-        """Return the command that shows the log of the TPU VM."""
         unit = f"tpukit-{handle['name']}"
         words = _words("ssh", handle)
         command = f"journalctl -u {unit} -u google-startup-scripts --no-pager -n 200"
@@ -97,7 +92,6 @@ class GcloudTarget:
             self.clean_up(handle)
 
     def clean_up(self, handle: dict) -> None:
-        """Delete the TPU VM; one that is deleted already stays deleted."""
         try:
             run_tool(_delete(handle))
         except CloudFailed as error:
@@ -161,7 +155,7 @@ def boot_script(plan: JobPlan, handle: dict) -> str:
         job=job,
         work=f"{home}/work",
         address=plan.folder,
-        seconds=int(plan.timeout) + BACKSTOP_SECONDS,
+        seconds=plan.platform_timeout,
         seconds_to_stop=int(plan.options.grace) + _SECONDS_TO_STOP,
         container=container,
         delete=shlex.join([*_delete(handle), "--async"]),

@@ -9,7 +9,6 @@ All that is known of a job is in its folder, so any kernel can take it up:
 """
 
 import hashlib
-import importlib
 import json
 import math
 import os
@@ -22,28 +21,25 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.job_files import named_files, read_requirements
+from tpukit.cloud.gcloud import GcloudTarget
+from tpukit.cloud.job_files import check_allowed, named_files, read_requirements, refuse_secret
 from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
 from tpukit.cloud.job_notebook import JobNotebook, check_parameters, read_notebook
 from tpukit.cloud.kit_wheel import NAME as WHEEL
 from tpukit.cloud.kit_wheel import kit_wheel
+from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.options import check_plan, largest_cost
-from tpukit.cloud.secret_texts import check_allowed, refuse_secret
+from tpukit.cloud.skypilot import SkyPilotTarget
 from tpukit.cloud.start_script import package_list, start_script
-from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target
+from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target, variables_of
+from tpukit.cloud.vertex import VertexTarget
 from tpukit.essentials.show import Explained, NoSuchFile, Table, WrongValue, as_text, human_size
 from tpukit.measure import find_tpu, parse_duration
 
-_TARGETS = {
-    "local": ("tpukit.cloud.local", "LocalTarget"),
-    "vertex": ("tpukit.cloud.vertex", "VertexTarget"),
-    "gcloud": ("tpukit.cloud.gcloud", "GcloudTarget"),
-    "skypilot": ("tpukit.cloud.skypilot", "SkyPilotTarget"),
-}
+_TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)}
 TARGETS = tuple(_TARGETS)
 OVER = ("succeeded", "failed", "cancelled", "timed out")
 _LOG_LINES = 30  # of the log's end, in an error
-_SECONDS_BETWEEN_LINES = 60.0  # of wait, while nothing changes
 _PATIENCE = 900.0  # seconds without an answer, of wait
 
 
@@ -159,19 +155,18 @@ def submit(
         secrets=dict(secrets or {}),
     )
     check_plan(plan)
-    _check_variables(plan)
+    variables_of(plan)  # refuses one that is not set
     sent["packages.txt"] = "".join(f"{line}\n" for line in package_list(options, WHEEL)).encode()
     sent[WHEEL] = kit_wheel()
-    about = {"parameters": values, "parameters_cell": book.parameters_cell, "numbers": book.numbers}
-    plan = replace(plan, digest=_digest(sent, [about, _plan_as_json(plan)]))
+    plan = replace(plan, digest=_digest(sent, [values, _plan_as_json(plan)]))
     print(_table(plan, sent), flush=True)
-    return _send(target, plan, sent, about)
+    return _send(target, plan, sent, values)
 
 
-def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about: dict) -> "Job":
+def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], parameters: dict) -> "Job":
     """Write the job's folder and start the job, unless it was sent before."""
     folder = open_folder(plan.folder, project=plan.options.project)
-    request = {"plan": _plan_as_json(plan), "sent": time.time()} | about
+    request = {"plan": _plan_as_json(plan), "parameters": parameters, "sent": time.time()}
     if not folder.create("job.json", json.dumps(request, indent=1).encode()):
         job = _found(folder, target)
         is_over = job is not None and job.state in OVER
@@ -182,10 +177,7 @@ def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], about
             print(f"{plan.name} was sent before, and is not sent again")
             return job
     for name, content in sent.items():
-        if isinstance(content, Path):
-            folder.upload(f"in/{name}", content)
-        else:
-            folder.write(f"in/{name}", content)
+        folder.write(f"in/{name}", content)
     folder.write("run.sh", start_script(plan, WHEEL).encode())
     return Job(folder, target, plan).start()
 
@@ -253,7 +245,6 @@ class Job:
         limit = math.inf if timeout is None else parse_duration(timeout, "timeout")
         began = time.monotonic()
         answered = began
-        shown_at = began
         shown = ""
         while True:
             try:
@@ -264,17 +255,17 @@ class Job:
                     raise
                 state = "no answer"
                 reason = error.fact
+            if state == "interrupted":
+                fix = "job.start() continues from the files that were saved"
+                raise self._failure(state, reason, fix=fix)
+            line = f"{self.name}: {state}{self._cell(state)} {reason}".rstrip()
+            is_first_look_at_the_end = state in OVER and not shown
+            if line != shown and not is_first_look_at_the_end:
+                print(line, flush=True)
+                shown = line
             if state in OVER:
-                if shown:
-                    print(f"{self.name}: {state}", flush=True)
                 self._clean_up()
                 return state
-            if state == "interrupted":
-                raise self._failure(state, reason, fix="job.start() continues from the files that were saved")
-            if state != shown or time.monotonic() - shown_at > _SECONDS_BETWEEN_LINES:
-                print(f"{self.name}: {state}{self._cell(state)} {reason}".rstrip(), flush=True)
-                shown = state
-                shown_at = time.monotonic()
             if time.monotonic() - began > limit:
                 raise TimeoutError(f"{self.name} is {state} after {limit:g} s")
             time.sleep(every)
@@ -438,8 +429,7 @@ def _target(to: str | Target) -> Target:
         return to
     if to not in _TARGETS:
         raise WrongValue(f"to={to!r} is no target", found=f"there are {', '.join(_TARGETS)}", fix='to="local"')
-    module, name = _TARGETS[to]
-    return getattr(importlib.import_module(module), name)()
+    return _TARGETS[to]()
 
 
 def _sent_files(path: Path, book: JobNotebook, files, requirements, options: JobOptions) -> dict[str, bytes | Path]:
@@ -457,14 +447,6 @@ def _sent_files(path: Path, book: JobNotebook, files, requirements, options: Job
             Path(requirements), package_list(options, WHEEL), not_secret=options.not_secret
         )
     return sent
-
-
-def _check_variables(plan: JobPlan) -> None:
-    """Refuse a secret that a tool should take from a variable of this process which is not set."""
-    for reference in plan.secrets.values():
-        _, is_variable, variable = reference.partition("env:")
-        if is_variable and variable not in os.environ:
-            raise WrongValue(f"the variable {variable} of secrets= is not set here", fix=f"export {variable}=...")
 
 
 def _new_name(stem: str) -> str:
@@ -497,9 +479,9 @@ def _plan_from_json(value: dict) -> JobPlan:
 
 def _table(plan: JobPlan, sent: Mapping[str, bytes | Path]) -> str:
     """Return all that is sent, with its size, and what the job may cost at most."""
-    sizes = {
-        name: content.stat().st_size if isinstance(content, Path) else len(content) for name, content in sent.items()
-    }
+    sizes = {}
+    for name, content in sent.items():
+        sizes[name] = content.stat().st_size if isinstance(content, Path) else len(content)
     machine = plan.tpu.name if plan.tpu else "this one"
     if plan.target == "local" and plan.tpu:
         machine = f"this one, with the packages for {machine}"

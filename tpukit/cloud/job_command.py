@@ -9,6 +9,8 @@ from tpukit.cloud.job_notebook import parse_parameters, read_notebook
 from tpukit.cloud.target import JobOptions
 from tpukit.essentials.show import WrongValue
 
+_TEXT_OPTIONS = ("zone", "region", "project", "reservation", "image", "service_account", "torch")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `job`."""
@@ -33,8 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--wait", action="store_true", help="until it is over; exit status 1 if it failed")
     rare = parser.add_argument_group("options")
-    for name in ("zone", "region", "project", "reservation", "image", "service-account", "torch"):
-        rare.add_argument(f"--{name}", help="see tpukit.cloud.JobOptions")
+    for name in _TEXT_OPTIONS:
+        rare.add_argument(f"--{name.replace('_', '-')}", help="see tpukit.cloud.JobOptions")
     rare.add_argument("--spot", action="store_true", help="a cheaper machine that the platform may take back")
     rare.add_argument("--grace", type=float, default=JobOptions.grace, help="seconds for an interrupted cell")
     rare.add_argument("--not-secret", action="append", default=[], metavar="TEXT", help="allow a false alarm")
@@ -47,7 +49,7 @@ def run(given: argparse.Namespace) -> int:
         fix = "--secret HF_TOKEN=projects/my-project/secrets/hf/versions/latest"
         raise WrongValue("--secret is a name and a reference", fix=fix)
     not_secret = tuple(given.not_secret)
-    names = ("zone", "region", "project", "reservation", "image", "service_account", "torch", "spot", "grace")
+    names = (*_TEXT_OPTIONS, "spot", "grace")
     book = read_notebook(Path(given.notebook).absolute(), not_secret=not_secret)
     job = submit(
         given.notebook,

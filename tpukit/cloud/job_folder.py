@@ -17,6 +17,7 @@ The files of a job, by their names:
 
 import base64
 import contextlib
+import copy
 import json
 import os
 import re
@@ -88,10 +89,14 @@ class PathFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, name: str, content: bytes) -> None:
-        """Write a file, over one that is there."""
+    def write(self, name: str, content: bytes | Path) -> None:
+        """Write bytes, or a copy of a file of this machine, over a file that is there."""
         with write_whole(self._place(name)) as written:
-            written.write(content)
+            if isinstance(content, bytes):
+                written.write(content)
+                return
+            with open(content, "rb") as source:
+                shutil.copyfileobj(source, written)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a file if there is none, and return whether it was written."""
@@ -102,11 +107,6 @@ class PathFolder:
         except FileExistsError:
             return False
         return True
-
-    def upload(self, name: str, file: Path) -> None:
-        """Copy a file of this machine into the folder."""
-        with open(file, "rb") as source, write_whole(self._place(name)) as written:
-            shutil.copyfileobj(source, written)
 
     def download(self, name: str, file: Path) -> None:
         """Copy a file of the folder to this machine."""
@@ -151,7 +151,9 @@ class BucketFolder:
 
     def __init__(self, bucket: str, path: str, *, project: str | None = None, credentials=None):
         try:
+            from google.api_core.exceptions import NotFound, PreconditionFailed
             from google.cloud import storage
+            from google.cloud.storage.retry import DEFAULT_RETRY
         except ImportError as error:
             raise NotInstalled(
                 f"a job's folder in a bucket needs Google's client: {error}",
@@ -159,72 +161,75 @@ class BucketFolder:
             ) from error
         self.address = f"gs://{bucket}/{path}".rstrip("/")
         self._path = path
+        self._no_file = NotFound
+        self._file_exists = PreconditionFailed
+        self._repeated = {"timeout": _SECONDS, "retry": DEFAULT_RETRY}
         project = project or os.environ.get("GOOGLE_CLOUD_PROJECT")
         role = "roles/storage.objectAdmin"
         self._service = Service("Cloud Storage", "storage.googleapis.com", role, project or "the project")
         with self._service.asked(self.address):
             # Objects need no project; without one the client would look for it, and may find none.
-            self._client = storage.Client(project=project or "none", credentials=credentials)
-            self._bucket = self._client.bucket(bucket)
+            client = storage.Client(project=project or "none", credentials=credentials)
+            self._bucket = client.bucket(bucket)
 
     def below(self, name: str) -> "BucketFolder":
-        folder = object.__new__(BucketFolder)
-        folder.__dict__ |= self.__dict__
+        folder = copy.copy(self)
         folder.address = f"{self.address}/{name}"
-        folder._path = f"{self._path}/{name}".lstrip("/")
+        folder._path = self._full(name)
         return folder
 
     def read(self, name: str) -> bytes | None:
-        with self._service.asked(f"{self.address}/{name}"), _or_nothing():
+        with self._asked(name), contextlib.suppress(self._no_file):
             return self._blob(name).download_as_bytes(timeout=_SECONDS)
         return None
 
-    def write(self, name: str, content: bytes) -> None:
-        with self._service.asked(f"{self.address}/{name}"):
-            self._blob(name).upload_from_string(content, timeout=_SECONDS, retry=_retry())
+    def write(self, name: str, content: bytes | Path) -> None:
+        with self._asked(name):
+            if isinstance(content, bytes):
+                self._blob(name).upload_from_string(content, **self._repeated)
+            else:
+                self._blob(name).upload_from_filename(str(content), **self._repeated)
 
     def create(self, name: str, content: bytes) -> bool:
-        from google.api_core.exceptions import PreconditionFailed
-
-        with self._service.asked(f"{self.address}/{name}"):
+        with self._asked(name):
             try:
                 self._blob(name).upload_from_string(content, timeout=_SECONDS, if_generation_match=0)
-            except PreconditionFailed:
+            except self._file_exists:
                 # A repeated request finds the file that the lost answer was about.
                 return self._blob(name).download_as_bytes(timeout=_SECONDS) == content
         return True
 
-    def upload(self, name: str, file: Path) -> None:
-        with self._service.asked(f"{self.address}/{name}"):
-            self._blob(name).upload_from_filename(str(file), timeout=_SECONDS, retry=_retry())
-
     def download(self, name: str, file: Path) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with self._service.asked(f"{self.address}/{name}"):
+        with self._asked(name):
             self._blob(name).download_to_filename(str(file), timeout=_SECONDS)
 
     def delete(self, name: str) -> None:
-        with self._service.asked(f"{self.address}/{name}"), _or_nothing():
+        with self._asked(name), contextlib.suppress(self._no_file):
             self._blob(name).delete(timeout=_SECONDS)
 
     def names(self, prefix: str = "") -> list[str]:
-        before = f"{self._path}/" if self._path else ""
-        with self._service.asked(self.address):
-            blobs = list(self._client.list_blobs(self._bucket, prefix=before + prefix, timeout=_SECONDS))
+        before = self._full("")
+        with self._asked(prefix):
+            blobs = list(self._bucket.list_blobs(prefix=before + prefix, timeout=_SECONDS))
         # The console makes empty objects with a slash at the end, to show folders.
-        return sorted(blob.name.removeprefix(before) for blob in blobs if not blob.name.endswith("/"))
+        names = [blob.name for blob in blobs if not blob.name.endswith("/")]
+        return sorted(name.removeprefix(before) for name in names)
 
     def stored(self, name: str) -> Stored | None:
-        with self._service.asked(f"{self.address}/{name}"):
+        with self._asked(name):
             blob = self._bucket.get_blob(self._full(name), timeout=_SECONDS)
         return Stored(blob.size, blob.crc32c) if blob else None
 
     def folders(self) -> list[str]:
-        before = f"{self._path}/" if self._path else ""
-        with self._service.asked(self.address):
-            listing = self._client.list_blobs(self._bucket, prefix=before, delimiter="/", timeout=_SECONDS)
+        before = self._full("")
+        with self._asked(""):
+            listing = self._bucket.list_blobs(prefix=before, delimiter="/", timeout=_SECONDS)
             list(listing)  # the prefixes are known after the last page
         return sorted(one.removeprefix(before).rstrip("/") for one in listing.prefixes)
+
+    def _asked(self, name: str) -> contextlib.AbstractContextManager:
+        return self._service.asked(f"{self.address}/{name}".rstrip("/"))
 
     def _full(self, name: str) -> str:
         return f"{self._path}/{name}".lstrip("/")
@@ -247,18 +252,3 @@ def stored_file(file: Path) -> Stored:
             checksum.update(piece)
             size += len(piece)
     return Stored(size, base64.b64encode(checksum.digest()).decode())
-
-
-def _retry():
-    """Return the client's policy for requests that may be repeated."""
-    from google.cloud.storage.retry import DEFAULT_RETRY
-
-    return DEFAULT_RETRY
-
-
-@contextlib.contextmanager
-def _or_nothing():
-    from google.api_core.exceptions import NotFound
-
-    with contextlib.suppress(NotFound):
-        yield

@@ -14,11 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.cloud.secret_texts import refuse_secret
+from tpukit.cloud.job_files import refuse_secret
 from tpukit.essentials.show import NoSuchFile, WrongType, WrongValue
 
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
 _OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run
+NUMBER = "tpukit_cell"  # in the metadata of a cell that is sent: its number in the file, from 0
 _PERCENT = re.compile(r"^#[ ]?%%(.*)$", re.MULTILINE)  # begins a cell in Jupytext, VS Code and Spyder
 _KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 # `runpy` and not %run, which prints the error of a script and then succeeds.
@@ -171,7 +172,7 @@ def _clean(book: dict) -> tuple[int, ...]:
     for number, cell in enumerate(book["cells"]):
         source = cell.get("source", "")
         cell["source"] = source if isinstance(source, str) else "".join(source)
-        cell.setdefault("metadata", {})
+        cell.setdefault("metadata", {})[NUMBER] = number
         if not _MADE_BY_PAPERMILL.isdisjoint(_tags(cell)):
             continue
         if cell["cell_type"] == "code":

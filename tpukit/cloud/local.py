@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tpukit.cloud.target import JobPlan, PlatformState
+from tpukit.cloud.target import JobPlan, PlatformState, variables_of
 
 # Settings of the machine. Nothing else of this process's environment is passed on.
 _OF_THE_MACHINE = re.compile(
@@ -28,9 +28,10 @@ class LocalTarget:
     def start(self, plan: JobPlan) -> dict:
         """Start run.sh in its own session, with a temporary folder as the machine's disk."""
         work = tempfile.mkdtemp(prefix="tpukit-job-")
-        environment = {name: value for name, value in os.environ.items() if _OF_THE_MACHINE.fullmatch(name)}
-        for name, reference in plan.secrets.items():
-            environment[name] = os.environ[reference.removeprefix("env:")]
+        environment = variables_of(plan)
+        for name, value in os.environ.items():
+            if _OF_THE_MACHINE.fullmatch(name):
+                environment.setdefault(name, value)
         with open(Path(work, _LOG), "wb") as log:
             process = subprocess.Popen(
                 plan.command(plan.folder, plan.folder, work),
@@ -49,7 +50,6 @@ class LocalTarget:
         return PlatformState("running" if _is_alive(handle) else "gone")
 
     def logs(self, handle: dict) -> str:
-        """Return the output of the start command."""
         log = Path(handle["work"], _LOG)
         return log.read_text(errors="replace") if log.exists() else ""
 

@@ -9,14 +9,12 @@ An option that a target does not pass on is an error before anything is sent. It
 import re
 from dataclasses import fields
 
-from tpukit.cloud.slices import MACHINE_SPECS
-from tpukit.cloud.target import JobOptions, JobPlan
+from tpukit.cloud.machines import MACHINE_SPECS
+from tpukit.cloud.target import BACKSTOP_SECONDS, JobOptions, JobPlan
 from tpukit.essentials.machine import PRICES_OF
 from tpukit.essentials.show import WrongValue
 from tpukit.measure import find_tpu
 
-# A platform ends a machine this many seconds after the time limit, if the runner did not end it.
-BACKSTOP_SECONDS = 600
 SHORTEST_TIMEOUT = 60
 
 _OF_SKYPILOT = ("SkyPilot takes it from its own configuration", "set it in ~/.sky/config.yaml")
@@ -68,35 +66,24 @@ _SECRETS = {
 }
 
 
-def check_name(name: str) -> str:
-    """Return the name of a job, if every target accepts it."""
-    if not re.fullmatch(_NAME, name):
-        raise WrongValue(
-            f"{name!r} cannot be the name of a job",
-            found="lower-case letters, digits and hyphens; a letter first; at most 40 characters",
-            fix='name="train-1"',
-        )
-    return name
-
-
-def check_place(option: str, given: str | None) -> str | None:
-    """Return a zone, region, project, account or image, if Google Cloud may have it."""
-    pattern, example = _PATTERNS[option]
-    if given is not None and not re.fullmatch(pattern, given):
-        raise WrongValue(f"{given!r} cannot be a {option} of Google Cloud", fix=f'{option}="{example}"')
-    return given
-
-
 def check_plan(plan: JobPlan) -> None:
     """Raise WrongValue for an option that the target of the plan would not honour.
 
     Raises:
         ValueError: the message names the option, the target and the fix.
     """
-    check_name(plan.name)
+    if not re.fullmatch(_NAME, plan.name):
+        raise WrongValue(
+            f"{plan.name!r} cannot be the name of a job",
+            found="lower-case letters, digits and hyphens; a letter first; at most 40 characters",
+            fix='name="train-1"',
+        )
     _check_refused(plan)
-    for option in _PATTERNS:
-        check_place(option, getattr(plan.options, option))
+    for option, (pattern, example) in _PATTERNS.items():
+        given = getattr(plan.options, option)
+        if given is not None and not re.fullmatch(pattern, given):
+            fact = f"{given!r} cannot be a {option} of Google Cloud"
+            raise WrongValue(fact, fix=f'{option}="{example}"')
     _check_reservation(plan)
     _check_machine(plan)
     _check_secrets(plan)

@@ -22,8 +22,10 @@ import traceback
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from tpukit.cloud.job_folder import JobFolder, open_folder, read_json, stored_file, write_json
+from tpukit.cloud.job_notebook import NUMBER
 
 _BETWEEN_COPIES = 2.0  # seconds; Cloud Storage takes one write per second and name
 _BETWEEN_LOOKS = 5.0  # seconds, at the marker that cancels the job
@@ -33,6 +35,8 @@ _LOG_PIECE = 256 * 2**10  # characters; a piece is written again until it is ful
 _LONGEST_LOG = 200 * 2**20  # characters of one attempt
 _LONGEST_OUTPUT = 10 * 2**20  # characters of one cell, in the notebook
 _FINAL_TRIES = 8  # of the last copy, over about four minutes
+_PAPERMILL_ERROR = "papermill-error-cell-tag"  # of the cells that papermill inserts
+_Key = tuple[int, int, int]  # of a file: another one after every change
 _EXIT_CODES = {"succeeded": 0, "interrupted": 75}
 
 
@@ -77,6 +81,84 @@ class _Log:
             self._saved = 0
 
 
+class _Change(NamedTuple):
+    """A file that differs from its copy: since when, and its state at the last look."""
+
+    since: float
+    key: _Key | None
+
+
+class _WorkingDirectory:
+    """The working directory of the notebook, and its copy in the job's folder, out/.
+
+    A file is copied when nobody has written to it since the last look, because half of it would be
+    useless. Checkpoints of `fit` get their names when they are whole, so they are copied at once. A
+    file that changes all the time is copied every ten seconds, unless it changes during the copy.
+
+    Attributes:
+        path: of the directory.
+        copied: the names of all files in out/.
+        deleted: the names of files that were sent and that the notebook has deleted.
+    """
+
+    def __init__(self, folder: JobFolder, work: Path):
+        self.path = work / "run"
+        self.copied: set[str] = set()
+        self.deleted: list[str] = read_json(folder, "state.json").get("deleted", [])
+        self._folder = folder
+        self._spare = work / "changing"
+        self._sent: set[str] | None = None  # files that came with the job; None before `restore`
+        self._saved: dict[str, _Key] = {}  # the files as another attempt would get them
+        self._changes: dict[str, _Change] = {}
+
+    def restore(self, sent: JobFolder) -> None:
+        """Bring the files that were sent, and those that earlier attempts have saved."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        names = set(sent.names())
+        for name in names.difference(self.deleted):
+            sent.download(name, self.path / name)
+            self._saved[name] = _key(self.path / name)
+        for saved in self._folder.names("out/"):
+            name = saved.removeprefix("out/")
+            self._folder.download(saved, self.path / name)
+            self._saved[name] = _key(self.path / name)
+            self.copied.add(name)
+        self._sent = names
+
+    def copy(self, *, is_final: bool) -> None:
+        """Copy what changed, and delete what was deleted."""
+        if self._sent is None:
+            return  # a file that is missing was not deleted
+        there = _files(self.path)
+        for name, key in there.items():
+            if key != self._saved.get(name):
+                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                    self._copy_changed(name, key, is_final=is_final)
+        for name in self.copied - there.keys():
+            self._folder.delete(f"out/{name}")
+            self.copied.discard(name)
+            del self._saved[name]  # it may come back unchanged
+        self.deleted = sorted(self._sent - there.keys())
+
+    def _copy_changed(self, name: str, key: _Key, *, is_final: bool) -> None:
+        now = time.monotonic()
+        change = self._changes.get(name) or _Change(now, None)
+        self._changes[name] = _Change(change.since, key)
+        is_whole = is_final or change.key == key or _CHECKPOINT.search(name)
+        if not is_whole and now - change.since < _LONGEST_WAIT:
+            return
+        file = self.path / name
+        if not is_whole:
+            shutil.copyfile(file, self._spare)
+            if _key(file) != key:
+                return
+            file = self._spare
+        self._folder.write(f"out/{name}", file)
+        self.copied.add(name)
+        self._saved[name] = key
+        del self._changes[name]
+
+
 class _Attempt:
     """One start of a job on one machine.
 
@@ -94,41 +176,25 @@ class _Attempt:
         self.cells = 0
         self.number, self.first_start = _take_number(folder)
         self.log = _Log(self.number)
-        self._copied: dict[str, tuple] = {}  # files in the folder, by name
-        self._seen: dict[str, tuple] = {}  # the same at the last look
-        self._waiting: dict[str, float] = {}  # since when a changed file waits for its copy
-        self._sent: dict[str, tuple] = {}  # files that came with the job and did not change
-        self._sent_names: set[str] = set()  # of all that came, also if they were deleted
-        self._deleted: list[str] = read_json(folder, "state.json").get("deleted", [])  # of these
-        self._is_restored = False  # until then, a file that is missing was not deleted
-        self._notebook: tuple | None = None
+        self.files = _WorkingDirectory(folder, work)
+        self._notebook: _Key | None = None
         self._lock = threading.Lock()
 
     @property
     def directory(self) -> Path:
         """The working directory of the notebook."""
-        return self.work / "run"
+        return self.files.path
 
     def restore(self, source: Path) -> None:
-        """Bring the files that were sent, and those that earlier attempts have saved."""
-        self.directory.mkdir(parents=True, exist_ok=True)
-        sent = open_folder(source / "in" / "files")
-        self._sent_names = set(sent.names())
-        for name in self._sent_names:
-            if name not in self._deleted:
-                sent.download(name, self.directory / name)
-                self._sent[name] = _key(self.directory / name)
-        for name in self.folder.names("out/"):
-            name = name.removeprefix("out/")
-            self.folder.download(f"out/{name}", self.directory / name)
-            self._copied[name] = _key(self.directory / name)
-            self._sent.pop(name, None)
-        self._is_restored = True
-        if self.number > 1:
-            self.log.write(f"tpukit: attempt {self.number}, with {len(self._copied)} files of the attempts before\n")
-            earlier = self.folder.read("notebook.ipynb")
-            if earlier:
-                self.folder.write(f"notebook-attempt-{self.number - 1}.ipynb", earlier)
+        """Bring all files; keep the notebook of the attempt before under another name."""
+        self.files.restore(open_folder(source / "in" / "files"))
+        if self.number == 1:
+            return
+        count = len(self.files.copied)
+        self.log.write(f"tpukit: attempt {self.number}, with {count} files of the attempts before\n")
+        earlier = self.folder.read("notebook.ipynb")
+        if earlier:
+            self.folder.write(f"notebook-attempt-{self.number - 1}.ipynb", earlier)
 
     def save(self, state: str = "running", *, is_final: bool = False) -> None:
         """Copy what changed to the folder; raise `_Replaced` if another machine has taken over."""
@@ -138,57 +204,27 @@ class _Attempt:
                 raise _Replaced
             self._copy_notebook()
             self.log.save(self.folder)
-            if self._is_restored:
-                self._copy_files(is_final)
-            about = {"state": state, "attempt": self.number, "cell": self.cell, "cells": self.cells}
-            about |= {"time": time.time(), "deleted": self._deleted}
+            self.files.copy(is_final=is_final)
+            about = {
+                "state": state,
+                "attempt": self.number,
+                "cell": self.cell,
+                "cells": self.cells,
+                "time": time.time(),
+                "deleted": self.files.deleted,
+            }
             write_json(self.folder, "state.json", about)
 
     def _copy_notebook(self) -> None:
         notebook = self.work / "notebook.ipynb"
         key = _key(notebook) if notebook.exists() else None
         if key and key != self._notebook:
-            self.folder.upload("notebook.ipynb", notebook)
+            self.folder.write("notebook.ipynb", notebook)
             self._notebook = key
-
-    def _copy_files(self, is_final: bool) -> None:
-        """Copy what changed, and delete what was deleted.
-
-        A file is copied when nobody has written to it since the last look, because half of it would
-        be useless. Checkpoints of `fit` get their names when they are whole, so they are copied at
-        once. A file that changes all the time is copied every ten seconds, unless it changes during
-        the copy.
-        """
-        there = _files(self.directory)
-        now = time.monotonic()
-        for name, key in there.items():
-            if key in (self._copied.get(name), self._sent.get(name)):
-                continue
-            since = self._waiting.setdefault(name, now)
-            is_whole = is_final or self._seen.get(name) == key or _CHECKPOINT.search(name)
-            if is_whole or now - since >= _LONGEST_WAIT:
-                with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
-                    self._copy_file(name, key, is_whole=bool(is_whole))
-        for name in self._copied.keys() - there.keys():
-            self.folder.delete(f"out/{name}")
-            del self._copied[name]
-        self._deleted = sorted(self._sent_names - there.keys())
-        self._seen = there
-
-    def _copy_file(self, name: str, key: tuple, *, is_whole: bool) -> None:
-        file = self.directory / name
-        if not is_whole:
-            file = self.work / "changing"
-            shutil.copyfile(self.directory / name, file)
-            if _key(self.directory / name) != key:
-                return
-        self.folder.upload(f"out/{name}", file)
-        self._copied[name] = key
-        self._waiting.pop(name, None)
 
     def manifest(self) -> dict[str, list]:
         """Return size and checksum of all results on this machine, by name."""
-        files = {f"out/{name}": self.directory / name for name in self._copied}
+        files = {f"out/{name}": self.directory / name for name in self.files.copied}
         for name in ("notebook.ipynb", "notebook.html", "metrics.json"):
             if (self.work / name).exists():
                 files[name] = self.work / name
@@ -245,24 +281,22 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
     # Half of this time passes between the interrupt of the cell and SIGTERM for the kernel.
     KernelManager.shutdown_wait_time.default_value = 2 * request["plan"]["options"]["grace"]
     papermill_io.register("whole:", _WholeFiles(attempt))
-    _register_engine()
-    parameters = request["parameters"]
     try:
         papermill.execute_notebook(
             str(source / "in" / "notebook.ipynb"),
             f"whole:{attempt.work}/notebook.ipynb",
-            parameters,
+            request["parameters"],
             cwd=str(attempt.directory),
-            engine_name="tpukit",
             kernel_name="python3",
             progress_bar=False,
             stdout_file=attempt.log,
             stderr_file=attempt.log,
             start_timeout=300,
             autosave_cell_every=10,
+            iopub_timeout=60,  # nbclient's 4 s are short for a machine with a lot to do
         )
     except papermill.PapermillExecutionError:
-        failure = _failed_cell(attempt, request)
+        failure = _failed_cell(attempt)
         if failure:
             return {"state": "failed", "phase": "cell"} | failure
     except DeadKernelError:
@@ -271,22 +305,31 @@ def _execute(attempt: _Attempt, request: Mapping, source: Path) -> dict:
     return {"state": "succeeded"}
 
 
-def _failed_cell(attempt: _Attempt, request: Mapping) -> dict:
+def _failed_cell(attempt: _Attempt) -> dict:
     """Return the error of the first cell that has no tag "raises-exception", if any."""
     place = attempt.work / "notebook.ipynb"
     book = json.loads(place.read_text(encoding="utf-8"))
-    marker = "papermill-error-cell-tag"
-    book["cells"] = [cell for cell in book["cells"] if marker not in cell["metadata"].get("tags", [])]
-    is_shifted = bool(request["parameters"])  # by the cell that papermill has inserted
-    for index, cell in enumerate(book["cells"]):
+    for cell in book["cells"]:
         errors = [one for one in cell.get("outputs", []) if one["output_type"] == "error"]
-        if not errors or "raises-exception" in cell["metadata"].get("tags", []):
+        if not errors or "raises-exception" in _tags(cell):
             continue
-        number = request["numbers"][index - int(is_shifted and index > request["parameters_cell"])]
-        lines = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(errors[0]["traceback"]))
-        return {"cell": number, "ename": errors[0]["ename"], "evalue": errors[0]["evalue"], "traceback": lines}
+        error = errors[0]
+        text = re.sub(r"\x1b\[[0-9;]*m", "", "\n".join(error["traceback"]))
+        number = cell["metadata"].get(NUMBER, -1)
+        return {
+            "cell": number,
+            "ename": error["ename"],
+            "evalue": error["evalue"],
+            "traceback": text,
+        }
+    # papermill has marked a cell that may fail.
+    book["cells"] = [cell for cell in book["cells"] if _PAPERMILL_ERROR not in _tags(cell)]
     _WholeFiles(attempt).write(json.dumps(book, indent=1), str(place))
     return {}
+
+
+def _tags(cell: Mapping) -> list[str]:
+    return cell["metadata"].get("tags", [])
 
 
 class _WholeFiles:
@@ -297,64 +340,37 @@ class _WholeFiles:
 
     def write(self, text: str, path: str) -> None:
         """Write the executed notebook, and note the cell that runs."""
-        statuses = [cell["metadata"].get("papermill", {}).get("status") for cell in json.loads(text)["cells"]]
+        book = json.loads(text)
+        for cell in book["cells"]:
+            if len(text) > _LONGEST_OUTPUT and "outputs" in cell:
+                cell["outputs"] = _limited(cell["outputs"])
+        statuses = [cell["metadata"].get("papermill", {}).get("status") for cell in book["cells"]]
         self._attempt.cells = len(statuses)
         if "running" in statuses:
             self._attempt.cell = statuses.index("running")
         place = Path(path.removeprefix("whole:"))
-        open_folder(place.parent).write(place.name, text.encode(errors="replace"))
+        content = json.dumps(book, indent=1, ensure_ascii=False)
+        open_folder(place.parent).write(place.name, content.encode(errors="replace"))
 
     def pretty_path(self, path: str) -> str:
         """Return a path for messages."""
         return path.removeprefix("whole:")
 
 
-def _register_engine() -> None:
-    """Register papermill's engine with a limit of the output that it keeps per cell."""
-    from nbformat import NotebookNode
-    from papermill.clientwrap import PapermillNotebookClient
-    from papermill.engines import Engine, papermill_engines
-    from papermill.log import logger
-
-    class Client(PapermillNotebookClient):
-        kept: tuple[int, int] = (-1, 0)  # the cell, and the characters of its output
-
-        def process_message(self, message, cell, cell_index):
-            kind = message["msg_type"]
-            content = message["content"]
-            before = self.kept[1] if self.kept[0] == cell_index and kind != "clear_output" else 0
-            size = _output_size(kind, content)
-            self.kept = (cell_index, before + size)
-            if not size or before + size <= _LONGEST_OUTPUT:
-                return super().process_message(message, cell, cell_index)
-            text = content.get("text", "")
-            kept = text[: max(0, _LONGEST_OUTPUT - before)]
-            if before <= _LONGEST_OUTPUT:
-                note = f"{kept}\ntpukit: more than {_LONGEST_OUTPUT:,} characters of output; the rest is in the log\n"
-                shown = {"msg_type": "stream", "content": {"name": content.get("name", "stderr"), "text": note}}
-                super().process_message(message | shown, cell, cell_index)
-            if kind == "stream":
-                self.log_output_message(
-                    NotebookNode(output_type="stream", name=content["name"], text=text[len(kept) :])
-                )
-            return None
-
-    class LimitedEngine(Engine):
-        @classmethod
-        def execute_managed_notebook(cls, manager, kernel_name, *, start_timeout, stdout_file, stderr_file, **_):
-            files = {"stdout_file": stdout_file, "stderr_file": stderr_file}
-            times = {"startup_timeout": start_timeout, "timeout": None, "iopub_timeout": 60}
-            return Client(manager, kernel_name=kernel_name, log=logger, **files, **times).execute()
-
-    papermill_engines.register("tpukit", LimitedEngine)
-
-
-def _output_size(kind: str, content: Mapping) -> int:
-    if kind == "stream":
-        return len(content["text"])
-    if kind in ("display_data", "execute_result"):
-        return sum(len(str(value)) for value in content["data"].values())
-    return 0
+def _limited(outputs: list[dict]) -> list[dict]:
+    """Return the outputs of a cell up to `_LONGEST_OUTPUT` characters, and its error."""
+    kept = []
+    room = _LONGEST_OUTPUT
+    for output in outputs:
+        size = len(json.dumps(output))
+        if size <= room or output["output_type"] == "error":
+            kept.append(output)
+        elif room > 0:
+            begin = "".join(output.get("text", ""))[:room]
+            text = f"{begin}\ntpukit: more than {_LONGEST_OUTPUT:,} characters; the rest is in the log\n"
+            kept.append({"output_type": "stream", "name": "stdout", "text": text})
+        room -= size
+    return kept
 
 
 def _copy(attempt: _Attempt, over: threading.Event) -> None:
@@ -424,7 +440,7 @@ def _copy_rest(attempt: _Attempt, result: dict) -> None:
         return
     for name in ("notebook.html", "metrics.json"):
         if (attempt.work / name).exists():
-            attempt.folder.upload(name, attempt.work / name)
+            attempt.folder.write(name, attempt.work / name)
     manifest = attempt.manifest()
     for name, stored in manifest.items():
         if attempt.folder.stored(name) != tuple(stored):
@@ -470,7 +486,7 @@ def _attempt_file(number: int) -> str:
     return f"attempts/{number:04}.json"
 
 
-def _files(folder: Path) -> dict[str, tuple]:
+def _files(folder: Path) -> dict[str, _Key]:
     """Return the keys of all files below a folder, by name. Links are left out."""
     found = {}
     for path in folder.rglob("*"):
@@ -480,7 +496,7 @@ def _files(folder: Path) -> dict[str, tuple]:
     return found
 
 
-def _key(path: Path) -> tuple[int, int, int]:
+def _key(path: Path) -> _Key:
     status = path.stat()
     return status.st_mtime_ns, status.st_size, status.st_ino
 

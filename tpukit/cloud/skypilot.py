@@ -7,17 +7,13 @@ SkyPilot deletes the machine when the job is over. It has no time limit for a VM
 """
 
 import json
-import os
 import tempfile
 from pathlib import Path
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.cloud.container import container_lines
 from tpukit.cloud.external_tools import run_tool
-from tpukit.cloud.options import BACKSTOP_SECONDS
-from tpukit.cloud.slices import runtime_version
-from tpukit.cloud.target import JobPlan, PlatformState, Word
-from tpukit.essentials.show import WrongValue
+from tpukit.cloud.machines import container_lines, runtime_version
+from tpukit.cloud.target import JobPlan, PlatformState, Word, variables_of
 
 _TRY_AGAIN = 75  # the runner's exit code after an interruption
 _SECONDS_TO_LAUNCH = 1800  # the first launch also creates SkyPilot's controller
@@ -50,10 +46,8 @@ class SkyPilotTarget:
         if self.state(handle).word in ("queued", "running"):
             return handle
         words = ["sky", "jobs", "launch", "--detach-run", "--yes", f"--name={handle['name']}"]
-        values = {}
-        for name, reference in plan.secrets.items():
-            words.append(f"--secret={name}")
-            values[name] = _value_of(reference)
+        values = variables_of(plan)
+        words += [f"--secret={name}" for name in values]
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "job.yaml")
             file.write_text(job_yaml(plan))
@@ -84,7 +78,6 @@ class SkyPilotTarget:
         return PlatformState(_WORDS.get(status, "running"), reason.strip())
 
     def logs(self, handle: dict) -> str:
-        """Return the log that SkyPilot has."""
         try:
             return run_tool(["sky", "jobs", "logs", f"--name={handle['name']}", "--no-follow"])
         except CloudFailed as error:
@@ -92,7 +85,6 @@ class SkyPilotTarget:
             return f"{error.found}\n`sky jobs logs --name {handle['name']} --no-follow` shows all"
 
     def cancel(self, handle: dict) -> None:
-        """Cancel the managed job; for one that is over nothing happens."""
         if self.state(handle).word in ("queued", "running"):
             run_tool(["sky", "jobs", "cancel", "--yes", f"--name={handle['name']}"])
 
@@ -114,7 +106,7 @@ def job_yaml(plan: JobPlan) -> str:
         plan,
         plan.command(f"/bucket/{inside}"),
         mounts=["/bucket"],
-        seconds=str(int(plan.timeout) + BACKSTOP_SECONDS),
+        seconds=str(plan.platform_timeout),
         docker="sudo --preserve-env docker",
     )
     options = plan.options
@@ -144,13 +136,3 @@ def _infra(region: str | None, zone: str | None) -> str:
     if region:
         return f"gcp/{region}"
     return "gcp"
-
-
-def _value_of(reference: str) -> str:
-    variable = reference.removeprefix("env:")
-    if variable not in os.environ:
-        raise WrongValue(
-            f"the variable {variable} is not set, and a secret of the job refers to it",
-            fix=f"export {variable}=..., then submit again",
-        )
-    return os.environ[variable]

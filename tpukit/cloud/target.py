@@ -23,11 +23,16 @@ ADDRESS. SIGTERM must reach that one process and not its children: it interrupts
 which then has `JobOptions.grace` seconds to save.
 """
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from tpukit.essentials.show import WrongValue
 from tpukit.measure import Tpu
+
+# A platform ends a machine this many seconds after the time limit, if the runner did not end it.
+BACKSTOP_SECONDS = 600
 
 
 @dataclass(frozen=True)
@@ -94,9 +99,34 @@ class JobPlan:
     options: JobOptions = field(default_factory=JobOptions)
     secrets: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def platform_timeout(self) -> int:
+        """The seconds after which the platform ends the machine, if the runner has not."""
+        return int(self.timeout) + BACKSTOP_SECONDS
+
     def command(self, folder: str, *more: str) -> list[str]:
         """Return the start command for a machine that sees the job's folder as `folder`."""
         return ["bash", f"{folder}/run.sh", *more]
+
+
+def variables_of(plan: JobPlan) -> dict[str, str]:
+    """Return the values of the secrets that are variables of this process.
+
+    Raises:
+        ValueError: such a variable is not set.
+    """
+    values = {}
+    for name, reference in plan.secrets.items():
+        if not reference.startswith("env:"):
+            continue
+        variable = reference.removeprefix("env:")
+        if variable not in os.environ:
+            raise WrongValue(
+                f"the variable {variable} is not set, and a secret of the job refers to it",
+                fix=f"export {variable}=..., then submit again",
+            )
+        values[name] = os.environ[variable]
+    return values
 
 
 # queued: accepted, no machine yet. running: a machine exists, or the platform starts the next one.

@@ -3,23 +3,21 @@
     gs://my-bucket/jobs/train-1/run.sh     the file in the bucket
     /gcs/my-bucket/jobs/train-1/run.sh     the same file in the container; `bash` starts it
 
-Vertex AI starts the container again after a failure or a preemption. run.sh then finds result.json and ends, or the
-runner resumes from the files in the bucket.
+Vertex AI starts the container again after a failure or a preemption. run.sh then finds result.json
+and ends, or the runner resumes from the files in the bucket.
 """
 
+import json
 import os
 import time
-import uuid
-from collections.abc import Mapping
 
-from tpukit.cloud.answers import CloudFailed, find_credentials
-from tpukit.cloud.container import image_of
-from tpukit.cloud.options import BACKSTOP_SECONDS
-from tpukit.cloud.slices import MACHINE_SPECS
+from tpukit.cloud.answers import CloudFailed, Service, find_credentials
+from tpukit.cloud.machines import MACHINE_SPECS, image_of
 from tpukit.cloud.target import JobPlan, PlatformState, Word
-from tpukit.cloud.vertex_api import DIGEST, LABEL, VertexApi
+from tpukit.essentials.show import NotInstalled
 
 DEFAULT_REGION = "us-central1"
+_DIGEST = "tpukit-digest"  # label, of everything that was sent: finds a job whose answer was lost
 _QUOTAS = "https://console.cloud.google.com/iam-admin/quotas"
 _SECONDS_UNTIL_HINT = 300  # in the queue, before the state mentions the quota
 
@@ -44,30 +42,39 @@ class VertexTarget:
     """Custom jobs of Vertex AI, through Google's own SDK.
 
     Args:
-        environ: of this process; GOOGLE_CLOUD_PROJECT is the default project.
-        **connection: `credentials`, `endpoint`, `transport`, `pauses`, `request_timeout`; see `VertexApi`.
+        credentials: of google-auth; None for this machine's own.
+        endpoint: of the API; None for the region's own.
+        transport: "grpc", "rest", or a transport of the SDK's JobServiceClient.
+        pauses: seconds before each repetition of a request to create that was refused for now.
+        request_timeout: seconds for one answer.
     """
 
     name = "vertex"
 
-    def __init__(self, environ: Mapping[str, str] = os.environ, **connection: object):
-        self._environ = environ
-        self._connection = connection
+    def __init__(
+        self,
+        *,
+        credentials=None,
+        endpoint: str | None = None,
+        transport="grpc",
+        pauses: tuple[float, ...] = (1.0, 2.0, 4.0),
+        request_timeout: float = 30.0,
+    ):
+        self._credentials = credentials
+        self._endpoint = endpoint
+        self._transport = transport
+        self._pauses = pauses
+        self._timeout = request_timeout
 
     def start(self, plan: JobPlan) -> dict:
-        """Create the custom job, or return the one that runs for this folder and digest."""
         region = plan.options.region or DEFAULT_REGION
-        api, project = self._connect(plan.options.project, region)
-        there = _running(api, plan)
-        if there is None:
-            label = uuid.uuid4().hex[:12]
-            there = api.create(custom_job(plan, label), label)
-        return {"project": project, "region": region, "resource": there.name}
+        api = self._connect(plan.options.project, region)
+        job = api.running(plan) or self._create(api, plan)
+        return {"project": api.project, "region": region, "resource": job.name}
 
     def state(self, handle: dict) -> PlatformState:
-        """Return the state of the custom job, with Vertex AI's reason."""
         try:
-            job = self._api(handle).get(handle["resource"])
+            job = self._of(handle).get(handle["resource"])
         except CloudFailed as error:
             if error.status != 404:
                 raise
@@ -76,14 +83,13 @@ class VertexTarget:
         return PlatformState(_WORDS[state], _reason(job, state, handle))
 
     def logs(self, handle: dict) -> str:
-        """Return the command that shows the platform's log."""
         words = f"gcloud ai custom-jobs stream-logs {handle['resource']}"
         return f"{words} --region={handle['region']} --project={handle['project']}"
 
     def cancel(self, handle: dict) -> None:
         """Ask Vertex AI to end the job; the container gets SIGTERM."""
         try:
-            self._api(handle).cancel(handle["resource"])
+            self._of(handle).cancel(handle["resource"])
         except CloudFailed as error:
             if error.status == 404:
                 return
@@ -94,17 +100,112 @@ class VertexTarget:
     def clean_up(self, handle: dict) -> None:
         """Do nothing: Vertex AI deletes the machine when the container ends."""
 
-    def _api(self, handle: dict) -> VertexApi:
-        return self._connect(handle["project"], handle["region"])[0]
+    def _create(self, api: "_CustomJobs", plan: JobPlan):
+        """Create the custom job; after a failure look for it, because it may exist all the same."""
+        pauses = iter(self._pauses)
+        while True:
+            try:
+                return api.create(plan)
+            except CloudFailed as error:
+                if not error.may_pass:
+                    raise
+                job = _look_again(api, plan, error)
+                if job is not None:
+                    return job
+                pause = next(pauses, None)
+                is_refused_for_now = error.answered and error.status in (429, 503)
+                if pause is None or not is_refused_for_now:
+                    raise
+                time.sleep(pause)
 
-    def _connect(self, project: str | None, region: str) -> tuple[VertexApi, str]:
-        options = dict(self._connection)
-        given = options.pop("credentials", None)
-        credentials, project = find_credentials(given, project, self._environ)
-        return VertexApi(project, region, credentials=credentials, **options), project
+    def _of(self, handle: dict) -> "_CustomJobs":
+        return self._connect(handle["project"], handle["region"])
+
+    def _connect(self, project: str | None, region: str) -> "_CustomJobs":
+        credentials, project = find_credentials(self._credentials, project, os.environ)
+        options = {"api_endpoint": self._endpoint or f"{region}-aiplatform.googleapis.com"}
+        given = {"transport": self._transport, "client_options": options}
+        if isinstance(self._transport, str):
+            given["credentials"] = credentials
+        return _CustomJobs(project, region, timeout=self._timeout, **given)
 
 
-def custom_job(plan: JobPlan, label: str) -> dict:
+class _CustomJobs:
+    """The custom jobs of one project and region. Each request is sent once, with a time-out."""
+
+    def __init__(self, project: str, region: str, *, timeout: float, **client: object):
+        try:
+            from google.cloud import aiplatform_v1
+        except ImportError as error:
+            raise NotInstalled(
+                f"a Vertex AI job needs Google's SDK, which cannot be imported: {error}",
+                found="no google-cloud-aiplatform, or one too old",
+                fix="`pip install 'google-cloud-aiplatform>=1.165,<3'`",
+            ) from error
+        self.project = project
+        self._parent = f"projects/{project}/locations/{region}"
+        self._once = {"retry": None, "timeout": timeout}
+        self._new_job = aiplatform_v1.CustomJob.from_json
+        role = "roles/aiplatform.user"
+        self._service = Service("Vertex AI", "aiplatform.googleapis.com", role, project)
+        with self._service.asked("Vertex AI"):
+            self._client = aiplatform_v1.JobServiceClient(**client)
+
+    def create(self, plan: JobPlan):
+        job = self._new_job(json.dumps(custom_job(plan)))
+        with self._service.asked(f"job {plan.name}"):
+            return self._client.create_custom_job(parent=self._parent, custom_job=job, **self._once)
+
+    def running(self, plan: JobPlan):
+        """Return the job of the same folder and digest that is not over; None without one."""
+        request = {"parent": self._parent, "filter": f'display_name="{plan.name}"'}
+        with self._service.asked("the list of jobs"):
+            found = list(self._client.list_custom_jobs(request=request, **self._once))
+        for job in found:
+            is_same_folder = job.job_spec.base_output_directory.output_uri_prefix == plan.folder
+            is_same_work = job.labels.get(_DIGEST) == plan.digest[:32]
+            is_over = _WORDS[_state_of(job)] not in ("queued", "running")
+            if is_same_folder and is_same_work and not is_over:
+                return job
+        return None
+
+    def get(self, resource: str):
+        with self._service.asked(f"job {resource}"):
+            return self._client.get_custom_job(name=resource, **self._once)
+
+    def cancel(self, resource: str) -> None:
+        with self._service.asked(f"the end of job {resource}"):
+            self._client.cancel_custom_job(name=resource, **self._once)
+
+
+def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudFailed):
+    """Return the job that a failed request has created all the same; None if it has not.
+
+    Raises:
+        CloudFailed: nobody knows whether it was created.
+    """
+    seen = "the list of jobs does not have it by now"
+    is_known = error.answered
+    try:
+        job = api.running(plan)
+    except CloudFailed:
+        job = None
+        seen = "the jobs cannot be listed either"
+        is_known = False
+    if job is None and not is_known:
+        bucket = plan.folder.rpartition("/")[0]
+        raise CloudFailed(
+            f"{error.fact}; whether it was created is not known",
+            found=f"{error.found}; {seen}",
+            fix=f'find("{plan.name}", "{bucket}").start(), which looks for it first; {error.fix}',
+            status=error.status,
+            may_pass=True,
+            answered=False,
+        ) from error
+    return job
+
+
+def custom_job(plan: JobPlan) -> dict:
     """Return the request for a custom job, as the API writes it."""
     options = plan.options
     machine = dict(MACHINE_SPECS[plan.tpu.name])
@@ -116,7 +217,7 @@ def custom_job(plan: JobPlan, label: str) -> dict:
         }
     mounted = plan.folder.replace("gs://", "/gcs/", 1)
     scheduling = {
-        "timeout": f"{plan.timeout + BACKSTOP_SECONDS:.0f}s",
+        "timeout": f"{plan.platform_timeout}s",
         # After a preemption the container starts again. A job that is over ends in a second.
         "disableRetries": False,
     }
@@ -134,22 +235,8 @@ def custom_job(plan: JobPlan, label: str) -> dict:
     }
     if options.service_account:
         spec["serviceAccount"] = options.service_account
-    return {
-        "displayName": plan.name,
-        "jobSpec": spec,
-        "labels": {LABEL: label, DIGEST: plan.digest[:32]},
-    }
-
-
-def _running(api: VertexApi, plan: JobPlan):
-    """Return the job of the same folder and digest that is not over; None if there is none."""
-    for job in api.named(plan.name):
-        is_same_folder = job.job_spec.base_output_directory.output_uri_prefix == plan.folder
-        is_same_work = job.labels.get(DIGEST) == plan.digest[:32]
-        is_over = _WORDS[_state_of(job)] not in ("queued", "running")
-        if is_same_folder and is_same_work and not is_over:
-            return job
-    return None
+    labels = {_DIGEST: plan.digest[:32]}
+    return {"displayName": plan.name, "jobSpec": spec, "labels": labels}
 
 
 def _state_of(job) -> str:
@@ -166,5 +253,6 @@ def _reason(job, state: str, handle: dict) -> str:
     if waited < _SECONDS_UNTIL_HINT:
         return reason
     quotas = f"{_QUOTAS}?project={handle['project']}"
-    missing = f"Vertex AI keeps a job queued until there is quota for its TPUs in {handle['region']}"
+    region = handle["region"]
+    missing = f"Vertex AI keeps a job queued until there is quota for its TPUs in {region}"
     return f"{reason} for {waited / 60:.0f} min; {missing}: {quotas}"

@@ -1,6 +1,6 @@
 import pytest
 
-from tpukit.cloud.slices import MACHINE_SPECS, runtime_version
+from tpukit.cloud.machines import MACHINE_SPECS, runtime_version
 from tpukit.measure import TPUS, find_tpu
 
 
