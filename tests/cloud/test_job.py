@@ -166,7 +166,7 @@ def test_a_machine_that_is_lost_is_followed_by_one_that_resumes(make_notebook, s
     wait_for(lambda: step() >= 10, job)
     saved_notebook = place(job, "notebook.ipynb").read_bytes()
     kill_machine(job)
-    assert job.state == "interrupted"
+    wait_for(lambda: job.state == "interrupted")
     with pytest.raises(JobFailedError, match="interrupted"):
         job.wait(10)
     saved = step()

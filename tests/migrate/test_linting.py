@@ -269,6 +269,14 @@ def test_a_notebook_of_format_3_is_read_and_fixed(tmp_path):
     assert json.loads(path.read_text())["worksheets"][0]["cells"][0]["input"] == [TX, XM, "torch_xla.sync()"]
 
 
+def test_a_notebook_of_another_language_has_no_findings(tmp_path):
+    cell = {"cell_type": "code", "source": ["x <- xm.xrt_world_size()"]}
+    book = {"cells": [cell], "metadata": {"kernelspec": {"language": "R"}}, "nbformat": 4}
+    path = script(tmp_path, json.dumps(book), "old.ipynb")
+    assert lint(path).findings == []
+    assert not lint(path).fix()
+
+
 def test_a_fix_keeps_the_mode_the_link_and_the_encoding_of_a_file(tmp_path):
     path = tmp_path / "real.py"
     path.write_bytes(b"# -*- coding: latin-1 -*-\n" + XM.encode() + b"x = '\xe9'; xm.mark_step()\n")

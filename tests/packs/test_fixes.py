@@ -342,7 +342,7 @@ def test_the_fixes_work_for_caches():
 
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
         build_cache(made, "few", size=16, workers=0, progress="off")
-    build_cache(made, "few", size=16, progress="off", **fix.run(f"dict({fix.text.partition('such as ')[2]})"))
+    build_cache(made, "few", size=16, progress="off", **fix.run(f"dict({fix.text})"))
 
 
 # Folders of images
@@ -689,7 +689,7 @@ def test_the_fixes_work_for_numbers_that_are_no_whole_number(name, value):
 
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
         call(**{name: value})
-    call(**fix.run(f"dict({fix.text.partition('such as ')[2]})"))
+    call(**fix.run(f"dict({fix.text})"))
 
 
 def test_the_fixes_work_for_arguments_that_do_not_belong_to_the_source():
@@ -1112,7 +1112,7 @@ def test_the_fixes_work_for_splits():
     for share in (0, 1, 1.5, -0.2, 20):
         with fixes("splitting: valid is the share of the images to validate on, ...") as fix:
             made.split(share)
-    made.split(**fix.run(f"dict({fix.text.partition('such as ')[2]})"))
+    made.split(**fix.run(f"dict({fix.text})"))
 
 
 # Stored images

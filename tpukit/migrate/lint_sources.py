@@ -76,7 +76,10 @@ class LintSource:
             self.texts = [self._text]
             self.numbers = [None]
             return
-        for number, cell in enumerate(_cells_of(_DECODER.decode(self._text)), start=1):
+        book = _DECODER.decode(self._text)
+        if not _is_python(book):
+            return
+        for number, cell in enumerate(_cells_of(book), start=1):
             source = cell.get("source", cell.get("input", ""))
             lines = source if isinstance(source, list) else [source]
             if cell.get("cell_type") == "code":
@@ -106,6 +109,14 @@ class LintSource:
             known.setdefault(line, json.dumps(line, ensure_ascii=is_ascii))
         between = self._text[lines[0].end : lines[1].start]
         return between.join(map(known.__getitem__, split_lines(new)))
+
+
+def _is_python(book: object) -> bool:
+    """Return whether a notebook is in Python, or does not name its language."""
+    metadata = book.get("metadata") if isinstance(book, dict) else None
+    kernel = metadata.get("kernelspec") if isinstance(metadata, dict) else None
+    language = kernel.get("language") if isinstance(kernel, dict) else None
+    return language is None or str(language).lower().startswith(("python", "ipython"))
 
 
 def _cells_of(book: dict) -> list[dict]:

@@ -73,7 +73,5 @@ def whole_number(name: str, value, least: int) -> int | None:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < least:
-        raise WrongValue(
-            f"{name} is a whole number, {least} or more, got {value!r}", fix=f"one whole number, such as {name}=8"
-        )
+        raise WrongValue(f"{name} is a whole number, {least} or more, got {value!r}", fix=f"{name}={max(least, 8)}")
     return number
