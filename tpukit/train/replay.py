@@ -182,7 +182,7 @@ class Replay:
         return losses
 
     def _is_untouched(self) -> bool:
-        """Return whether the state is in its places, and nobody changed, froze or shared it."""
+        """Return whether the state is in its places, and was not changed, frozen or shared."""
         if self._programs.all_waiting() or self._training_state.on_device() != self._places:
             return False
         state = self._places.values()
@@ -304,8 +304,9 @@ class Replay:
             self._note("a tensor that it computes is kept")
         if is_twice:
             self._note("a tensor of it is held a second time")
+        is_one_program = is_whole and not (is_read or is_twice or before.waiting)
         is_over = self._reason and self._core.world_size == 1
-        if is_over or is_read or is_twice or before.waiting or not is_whole:
+        if is_over or not is_one_program:
             return None
         return puts
 

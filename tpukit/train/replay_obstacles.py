@@ -4,6 +4,8 @@ An optimizer of torch.optim counts in ways that are known. Another class, a hook
 `step` may count in its own way, and act every k-th step, as Lookahead does.
 """
 
+import itertools
+
 
 def obstacle(optimizer, average=None) -> str | None:
     """Return the first such fact in words; None if there is none.
@@ -23,9 +25,9 @@ def obstacle(optimizer, average=None) -> str | None:
         return f"the step of {kind.__name__} is replaced"
     if _has_hook(optimizer):
         return f"{kind.__name__} has a hook"
-    for group in optimizer.param_groups:
-        if any(isinstance(setting, torch.Tensor) for setting in group.values()):
-            return f"a setting of {kind.__name__} is a tensor"
+    settings = itertools.chain.from_iterable(group.values() for group in optimizer.param_groups)
+    if any(isinstance(setting, torch.Tensor) for setting in settings):
+        return f"a setting of {kind.__name__} is a tensor"
     if average is not None and not _is_torchs(average):
         return "the average or its function is not torch's own, and it gets a count"
     return None
@@ -35,12 +37,10 @@ def _is_torchs(average) -> bool:
     """Return whether the class of an average and its functions are those of torch."""
     from torch.optim import swa_utils
 
-    parts = [type(average)]
-    for name in ("avg_fn", "multi_avg_fn"):
-        function = getattr(average, name, None)
-        if function is not None:
-            parts.append(function)
-    return all(getattr(part, "__module__", None) == swa_utils.__name__ for part in parts)
+    functions = [getattr(average, "avg_fn", None), getattr(average, "multi_avg_fn", None)]
+    parts = [type(average), *filter(None, functions)]
+    modules = {getattr(part, "__module__", None) for part in parts}
+    return modules == {swa_utils.__name__}
 
 
 def _has_own_step(optimizer) -> bool:
@@ -61,6 +61,6 @@ def _has_hook(optimizer) -> bool:
         *base._global_optimizer_pre_hooks.values(),
         *base._global_optimizer_post_hooks.values(),
     ]
-    if any(not hook.__module__.startswith("tpukit.") for hook in everywhere):
-        return True
-    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+    packages = {hook.__module__.partition(".")[0] for hook in everywhere}
+    own = [*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]
+    return bool(own) or not packages <= {"tpukit"}
