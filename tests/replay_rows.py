@@ -415,6 +415,21 @@ def kept_count_of(one):
     return count
 
 
+class Final(torch.optim.lr_scheduler.LambdaLR):
+    """A schedule of a class from which none is derived, so that nobody can notice reads of it."""
+
+    def __init_subclass__(cls):
+        raise TypeError("Final is final")
+
+
+def with_final_schedule(core):
+    one = scheduled(core, lambda optimizer, _: Final(optimizer, lambda step: 1.0))
+    one.loss = lambda outputs, targets: (
+        nn.functional.mse_loss(outputs, targets) * (4.0 if one.options["schedule"].last_epoch > 6 else 1.0)
+    )
+    return one
+
+
 def augmented_by(draw):
     """Return a row whose augmentation doubles images if a fresh generator says so: never, so that runs are equal."""
 
@@ -480,6 +495,10 @@ def guarded():
         "the count of the schedule": (
             with_loss_that_reads(lambda one: lambda: one.options["schedule"].last_epoch),
             reads,
+        ),
+        "a schedule of a class that is final": (
+            with_final_schedule,
+            step + "reads of Final by the model or the loss cannot be noticed$",
         ),
         "numpy without a seed": (augmented_by(lambda: numpy.random.default_rng().random()), entropy),
         "old numpy without a seed": (augmented_by(lambda: numpy.random.RandomState().random_sample()), entropy),

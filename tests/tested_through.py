@@ -102,6 +102,7 @@ TESTED_THROUGH = {
         "runtimes/programs.py",
         "train/python_calls.py",
         "train/replay_obstacles.py",
+        "train/replay_state.py",
         "train/step_numbers.py",
     ],
     "train/test_trainer.py": ["train/history.py", "train/losses.py", "train/resume.py", "train/step.py"],

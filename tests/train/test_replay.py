@@ -1,14 +1,18 @@
 """A step that `Programs` runs again computes what a recorded one does, to the last bit; what cannot be is said."""
 
+import copy
 import functools
+import itertools
 import re
 import runpy
 import threading
 from pathlib import Path
 
 import pytest
+import torch
 from replay_rows import changed_by_the_dataset, growing, guarded, guarded_rows, right, scheduled, with_threshold
 from replay_workers import STEPS, Trained, assert_same, both, net
+from torch import nn
 from workers import Pairs
 
 from tpukit import WorkerFailed, launch
@@ -16,6 +20,62 @@ from tpukit.train.replay import Replay
 
 pytestmark = pytest.mark.xla
 REPLAYED = r"the step is replayed from step 4 on: \d+\.\d ms of the host instead of \d+\.\d"
+
+
+def freeze(one):
+    one.model[0].requires_grad_(False)
+
+
+def double(one):
+    with torch.no_grad():
+        one.model[0].weight.mul_(2)
+
+
+def share(one):
+    one.kept = one.model[0].weight.detach()
+
+
+def forget(one):
+    one.optimizer.load_state_dict(copy.deepcopy(one.optimizer.state_dict()))
+
+
+def exchange(one):
+    one.model[0].weight = nn.Parameter(one.model[0].weight.detach() * 2)
+
+
+# Done by the schedule in the middle of an epoch, before step 11; and the reason that follows.
+CHANGES = {
+    "a layer is frozen": (freeze, "the host counts otherwise than before"),
+    "weights are doubled": (double, "something is computed on the device between the steps"),
+    "weights are kept": (share, "a tensor of it is held a second time"),
+    "the optimizer's state is loaded": (forget, "the host counts otherwise than before"),
+    "a weight is exchanged": (exchange, "something is computed on the device between the steps"),
+}
+
+
+class ChangingOnce(torch.optim.lr_scheduler.LambdaLR):
+    def __init__(self, one, change):
+        self.one, self.change = one, change
+        super().__init__(one.optimizer, lambda step: 1.0)
+
+    def step(self, *args):
+        super().step(*args)
+        if self.last_epoch == 10:
+            self.change(self.one)
+
+
+def changing(change):
+    def make(core):
+        one = Trained(core, net(norm=False))
+        one.options = {"schedule": ChangingOnce(one, change), "steps_per_epoch": 24}
+        one.data = Pairs(4 * 24)
+        return one
+
+    return make
+
+
+def changes():
+    return {name: changing(change) for name, (change, _) in CHANGES.items()}
 
 
 @functools.cache
@@ -55,15 +115,9 @@ def test_a_late_discovery_names_the_steps_that_were_replayed_without_it():
 
 def unchecked(core):
     """Train without a look at the ends of an epoch; return what came out, and of the recorded run."""
-    methods = {name: getattr(Replay, name) for name in ("begin_step", "look_again", "write_back")}
-
-    def lazy(self):
-        state = self._state
-        methods["write_back"](self)
-        self._state = state
-
-    Replay.begin_step, Replay.look_again = lambda self, number, is_last: None, lambda self: None
-    Replay.write_back = lazy
+    methods = {name: getattr(Replay, name) for name in ("begin_step", "capture_next")}
+    Replay.begin_step = lambda self, number, is_last: None
+    Replay.capture_next = lambda self: None
     found = with_threshold(core).run(True, 12)
     for name, method in methods.items():
         setattr(Replay, name, method)
@@ -76,35 +130,89 @@ def test_without_the_look_after_each_epoch_a_number_would_be_wrong_in_silence():
     assert not any("every step is recorded" in line for line in replayed["lines"])
 
 
-def looked_at_by_a_thread(core):
-    """Return the error of a thread that reads the weights in the middle of replayed steps."""
-    one, errors = Trained(core), []
+class ReadByThread(Pairs):
+    """Samples before each of which a thread reads weights."""
 
-    def read():
-        try:
-            one.model[0].weight.sum()
-        except Exception as error:
-            errors.append(str(error))
+    def __init__(self, weight):
+        super().__init__(64)
+        self.weight = weight
+        self.seen = []
 
-    class InTheMiddle(Pairs):
-        read = 0
+    def read(self):
+        self.seen.append(self.weight.detach().cpu())
 
-        def __getitem__(self, index):
-            self.read += 1
-            if self.read == 4 * 5:
-                thread = threading.Thread(target=read, name="logger")
-                thread.start()
-                thread.join()
-            return super().__getitem__(index)
-
-    one.data = InTheMiddle(64)
-    one.run(True, 6)
-    return errors
+    def __getitem__(self, index):
+        thread = threading.Thread(target=self.read, name="logger")
+        thread.start()
+        thread.join()
+        return super().__getitem__(index)
 
 
-def test_a_thread_that_reads_the_weights_is_told_how_it_can():
-    (error,) = launch(looked_at_by_a_thread, cores=1, backend="xla:cpu", progress="off").results[0]
-    assert re.search(r"found: thread 'logger'\n  fix:   fit\(replay=False\), or use them in on_epoch", error), error
+def read_by_a_thread(core):
+    """Return lines and the weights that the thread reads, of a replayed and a recorded run."""
+    found = []
+    for replay in (True, False):
+        one = Trained(core)
+        one.data = ReadByThread(one.model[0].weight)
+        lines = one.run(replay, 6)["lines"]
+        found.append((lines, one.data.seen))
+    return found
+
+
+def test_a_thread_reads_the_newest_weights_between_replayed_steps():
+    replayed, recorded = launch(read_by_a_thread, cores=1, backend="xla:cpu", progress="off", seed=5).results[0]
+    lines, weights = replayed
+    assert re.fullmatch(REPLAYED, lines[0])
+    assert len(lines) == 1
+    assert len(weights) == len(recorded[1])
+    assert all(map(torch.equal, weights, recorded[1]))
+    assert not torch.equal(weights[0], weights[-1])
+
+
+class InNewOrder(Pairs):
+    """Batches of four whose entries come in another order each time."""
+
+    def __getitem__(self, index):
+        row = self.images[index, 0]
+        entries = {"a": row[0], "b": row[1], "c": row[2], "d": row[3], "labels": self.targets[index]}
+        orders = list(itertools.permutations(entries))
+        return {name: entries[name] for name in orders[index // 4]}
+
+
+class Four(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, a, b, c, d):
+        return self.layer(a - b) + self.layer(c + d)
+
+
+def in_new_order(core):
+    one = Trained(core, Four())
+    one.data = InNewOrder(4 * 60)
+    one.batches = {"batch_size": 4, "drop_last": True}
+    one.options = {"steps_per_epoch": 60, "epochs": 1}
+    return one
+
+
+def test_a_line_says_that_no_batch_has_the_form_of_an_earlier_one():
+    replayed, recorded = launched(lambda: {"in a new order": in_new_order}, 60)[0]["in a new order"]
+    assert_same(replayed, recorded)
+    assert replayed["lines"] == [
+        "no step of the first 47 was replayed, all were recorded: their batches have 46 forms, and each is replayed "
+        "from its third step on"
+    ]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_within_an_epoch_is_met_by_the_next_step(change):
+    replayed, recorded = launched(changes, 24)[0][change]
+    assert_same(replayed, recorded)
+    first, second = [line for line in replayed["lines"] if "replayed" in line or "recorded" in line]
+    assert re.fullmatch(REPLAYED, first)
+    assert second.startswith(f"every step is recorded from step 11 on: {CHANGES[change][1]}")
 
 
 def test_what_replay_is_must_be_true_or_false():

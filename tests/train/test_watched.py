@@ -1,12 +1,13 @@
 """A use of a watched object is noticed through every reference to it, and afterwards the object is as before."""
 
 import copy
+import threading
 
 import pytest
 import torch
 from torch import nn
 
-from tpukit.train.watched import Watch
+from tpukit.train.watched import watching
 
 
 class Owner:
@@ -30,43 +31,80 @@ USES = {
 @pytest.mark.parametrize("kind", [nn.Parameter, torch.Tensor])
 @pytest.mark.parametrize("use", USES)
 def test_every_use_of_a_tensor_is_noticed_and_does_what_it_does(kind, use):
-    tensor, uses = torch.ones(2), []
+    tensor = torch.ones(2)
     tensor = nn.Parameter(tensor) if kind is nn.Parameter else tensor
     expected = USES[use](copy.deepcopy(tensor))
-
-    def on_use():
-        uses.append(1)
-        watch.end()
-
-    watch = Watch(on_use)
-    watch.begin([tensor, tensor])
-    assert torch.equal(torch.as_tensor(USES[use](tensor)), torch.as_tensor(expected))
-    assert uses == [1]
+    with watching([tensor, tensor]) as found:
+        assert not found.is_used
+        result = USES[use](tensor)
+        assert found.is_used
+    assert torch.equal(torch.as_tensor(result), torch.as_tensor(expected))
     assert type(tensor) is kind
 
 
-def test_a_watch_that_goes_on_notices_reads_and_calculates_as_before():
-    count, uses = torch.tensor(3.0), []
-    watch = Watch(lambda: uses.append(1))
-    watch.begin([count])
-    assert int(count) == 3
-    assert uses
-    watch.end()
+def test_a_count_gives_its_number_while_it_is_watched():
+    count = torch.tensor(3.0)
+    with watching([count]) as found:
+        assert int(count) == 3
+    assert found.is_used
     assert type(count) is torch.Tensor
 
 
 def test_an_attribute_of_an_object_is_noticed_and_its_own_class_comes_back():
-    owner, uses = Owner(), []
-    watch = Watch(lambda: uses.append(1))
-    watch.begin([owner])
-    assert owner.number == 1
-    assert isinstance(owner, Owner)
-    assert uses
-    watch.end()
+    owner = Owner()
+    with watching([owner]) as found:
+        assert owner.number == 1
+        assert isinstance(owner, Owner)
+    assert found.is_used
     assert type(owner) is Owner
 
 
-def test_an_object_whose_class_cannot_be_exchanged_is_left_alone():
-    watch = Watch(lambda: None)
-    watch.begin([3])
-    watch.end()
+def test_the_own_class_comes_back_after_an_error():
+    owner = Owner()
+    with pytest.raises(KeyError), watching([owner]):
+        raise KeyError
+    assert type(owner) is Owner
+
+
+def test_a_use_by_another_thread_does_not_count():
+    owner = Owner()
+    with watching([owner]) as found:
+        thread = threading.Thread(target=lambda: owner.number)
+        thread.start()
+        thread.join()
+    assert not found.is_used
+
+
+class WithSlots:
+    __slots__ = ("number",)
+
+
+class Guarded:
+    number = 1
+
+    def __setattr__(self, name, value):
+        raise AttributeError(name)
+
+
+@pytest.mark.parametrize("kind", [WithSlots, Guarded])
+def test_slots_and_a_class_that_refuses_attributes_can_be_watched(kind):
+    one = kind()
+    with watching([one]) as found:
+        getattr(one, "number", None)
+    assert found.is_used
+    assert found.unwatched == []
+    assert type(one) is kind
+
+
+class NotDerived:
+    def __init_subclass__(cls):
+        raise RuntimeError("final")
+
+
+@pytest.mark.parametrize("one", [3, iter(()), NotDerived()], ids=["an int", "of C", "final"])
+def test_an_object_whose_class_cannot_be_exchanged_is_named_and_left_alone(one):
+    kind = type(one)
+    with watching([one]) as found:
+        assert type(one) is kind
+    assert found.unwatched == [kind.__name__]
+    assert not found.is_used

@@ -2,17 +2,19 @@
 
     step 1           captured: the optimizer makes its state
     steps 2 and 3    captured: both must have the same program
-    steps 4 to 46    replayed: the program runs with the state that it returned, the next batch and new numbers
-    step 47          captured: the program must still be the same; so after every 46 steps, at both ends of an epoch
-                     and whenever somebody has used the weights in between
+    steps 4 to 46    replayed: the program runs with the state, the next batch and new numbers
+    step 47          captured: the program must still be the same
 
-A captured step and a replayed one run the same program, so both have the same bits as a result. docs/replay.md is the
-contract: it lists the facts that make `fit` capture every step, and the differences that nothing can notice.
+Every 47th step is captured, and the first and the last step of each epoch. After a replayed step
+modules and optimizer hold the new values, as after a captured step. Both kinds run the same
+program, so their results have the same bits.
+
+docs/replay.md is the contract: it lists the facts that make `fit` capture every step, and the
+differences that nothing can notice.
 """
 
 import contextlib
 import pickle
-import threading
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -21,15 +23,17 @@ from typing import NamedTuple
 
 from tpukit.essentials.data import TURN, host_numbers
 from tpukit.essentials.run import Core, gather_objects
-from tpukit.essentials.show import Failed, counted
+from tpukit.essentials.show import counted
 from tpukit.train.python_calls import calls_outside
 from tpukit.train.replay_obstacles import obstacle
-from tpukit.train.step_numbers import CONSTANT, StepNumbers, followed
-from tpukit.train.watched import Watch
+from tpukit.train.replay_state import HostNumbers, Places, ReplayState
+from tpukit.train.step_numbers import HostInput, StepNumbers, changed_values, recognize
+from tpukit.train.watched import watching
 
-_FIRST = 3  # steps that are captured in any case
-_LOOK_EVERY = 47  # steps; a prime, so that a branch that is taken every few steps is met sooner or later
-_SMALL = 1000  # elements: a larger input is never copied to the host
+_CAPTURED_FIRST = 3  # steps
+_CAPTURE_EVERY = 47  # steps; a prime, so that a branch that is taken every few steps is met
+_SAME_PROGRAMS = 2  # captured steps in a row with the same program, before it is replayed
+_SCALARS = (bool, int, float, str, bytes, type(None))
 
 
 class BatchForm(NamedTuple):
@@ -37,44 +41,35 @@ class BatchForm(NamedTuple):
 
     Attributes:
         structure: the names, types and nesting of its entries.
-        leaves: shape and dtype of each tensor; the value of each number or text.
+        leaves: shape and dtype of each tensor; type and value of each number or text.
         shared: for each tensor the place of the first that is the same object.
     """
 
-    structure: object
+    structure: str
     leaves: tuple
     shared: tuple
 
 
 @dataclass
-class _Number:
-    """An input that is neither state, batch nor seed; `value` is None for one too large to be compared."""
-
-    id: int
-    tensor: object
-    value: object
-    sources: set
-
-
-@dataclass
 class _Program:
-    """A captured step.
+    """The program of the captured steps with batches of one form.
 
     Attributes:
         key: of `Programs`.
-        order: for each input its place among the state, the batch, the flag, the seed and the numbers.
+        order: for each input its place among the state, the batch, the flag, the seed and `inputs`.
         puts: for each result its place in the state, or behind that for the two losses.
+        inputs: the inputs that come from elsewhere.
         settings: of the optimizer, in the last captured step.
         form: the settings that decide which operations there are.
-        captured: how many captured steps in a row had this program.
         last: number of the last captured step.
+        captured: how many captured steps in a row had this program.
         replayed: numbers of the steps that were replayed since then.
     """
 
     key: bytes
     order: list[int]
     puts: list[int]
-    numbers: list[_Number]
+    inputs: list[HostInput]
     settings: dict
     form: dict
     last: int
@@ -83,16 +78,29 @@ class _Program:
 
 
 class _Before(NamedTuple):
-    """The state of device and host before a captured step."""
+    """The facts about device and host before a captured step."""
 
-    places: dict
+    places: Places
     ids: list[int]
-    batch: object
+    form: BatchForm | None
     waiting: int
-    counts: dict
+    numbers: HostNumbers
     drawn: int
     interruptions: int
-    began: float
+
+
+class _Finding(NamedTuple):
+    """The part of a core in an agreement.
+
+    Attributes:
+        reason: why each step has to be captured, or None.
+        replayed: numbers of the steps that were replayed since their program was last captured.
+        since: the number of the step in which it was.
+    """
+
+    reason: str | None
+    replayed: list[int]
+    since: int
 
 
 class Replay:
@@ -101,139 +109,120 @@ class Replay:
     Args:
         core: this core.
         programs: of its backend.
-        optimizer: the one whose steps they are.
-        called: the parts of a step, by name: the model, the loss, `prepare`, `augment`, the average; None is left out.
+        optimizer: of the steps.
+        called: by name the model, the loss, `prepare`, `augment` and `average`, or None.
         schedule: steps after each step, or None.
     """
 
-    def __init__(self, core: Core, programs, optimizer, called: Mapping[str, object], schedule=None):
-        self._core, self._programs, self._optimizer = core, programs, optimizer
-        self._called = {name: one for name, one in called.items() if one is not None}
+    def __init__(
+        self,
+        core: Core,
+        programs,
+        optimizer,
+        called: Mapping[str, object],
+        schedule=None,
+    ):
+        self._core = core
+        self._programs = programs
+        self._optimizer = optimizer
         self._schedule = schedule
         self._average = called.get("average")
+        self._training_state = ReplayState(called.values(), optimizer, self._average)
         self._known: dict[BatchForm, _Program] = {}
-        self._state: list | None = None  # after the last step; None if it may have been changed
-        self._places: dict[tuple, dict] = {}  # of the state, in its order
-        self._counters: dict[tuple, dict] = {}  # places of the host's numbers that grow by one in each step
-        self._counted: list[float] = []  # the average's, after the last captured step
-        self._ahead = 0  # replayed steps that modules, optimizer and counters do not hold yet
-        self._looks = _FIRST  # steps from now on that all cores capture, and after which they agree
+        # As found in the last captured step:
+        self._places = Places()
+        self._is_trainable: list[bool] = []  # for each place
+        self._counters = Places()
+        self._seconds = 0.0
+        self._captures_due = _CAPTURED_FIRST  # steps that all cores capture, and then agree
         self._reason: str | None = None  # why each step has to be captured
-        self._is_over = self._has_begun = self._has_explained = False
-        self._away, self._thread = Watch(self._bring_back), threading.get_ident()
-        self._forward = Watch(lambda: self._note("the model or the loss reads the optimizer, a count or the schedule"))
+        self._is_over = False
+        self._has_replayed = False
+        self._has_explained = False
 
     def begin_step(self, number: int, *, is_last: bool) -> None:
-        """Have all cores capture this step if it is time to look again; `is_last` says that an epoch ends with it."""
-        if is_last or number % _LOOK_EVERY == 0:
-            self._looks = max(self._looks, 1)
+        """Have all cores capture this step if it is due; `is_last`: an epoch ends with it."""
+        if is_last or number % _CAPTURE_EVERY == 0:
+            self.capture_next()
+
+    def capture_next(self) -> None:
+        """Capture the next step on all cores."""
+        self._captures_due = max(self._captures_due, 1)
+
+    # Replay
 
     def step(self, number: int, batches: tuple, flag) -> tuple | None:
-        """Replay a step and return its losses, as `TrainStep` does; None if it has to be captured."""
-        if self._state is None or self._looks or self._reason:
+        """Replay a step and return its losses, as `TrainStep` does; None if it must be captured."""
+        if self._captures_due or self._reason:
             return None
         began = time.thread_time()
-        leaves, form = self._leaves(batches)
+        leaves, form = self._form_of(batches)
         program = self._known.get(form)
-        if program is None or program.captured < 2 or self._reason:
+        if program is None or program.captured < _SAME_PROGRAMS:
             return None
-        step_numbers = self._step_numbers()
-        self._note(_not_followed(program, step_numbers))
-        numbers = None if self._reason else self._numbers(program, step_numbers)
+        if self._reason or not self._is_untouched():
+            return None
+        numbers = self._next_numbers(program)
         if numbers is None:
             return None
+        state = self._places.values()
         with self._core.replayed_step():
-            pool = [*self._state, *leaves, flag, self._programs.next_seed(), *numbers]
+            pool = [*state, *leaves, flag, self._programs.next_seed(), *numbers]
             results = self._programs.run(program.key, [pool[place] for place in program.order])
-        held = [*self._state, None, None]
-        for place, result in zip(program.puts, results, strict=True):
-            held[place] = result
-        *self._state, local, reduced = held
-        self._ahead += 1
+        losses = self._put(state, program.puts, results)
+        self._counters.add(1)
         program.replayed.append(number)
-        if self._ahead == 1:
-            self._put_away()
-        if not self._has_begun:
-            self._has_begun = True
-            own, before = 1000 * (time.thread_time() - began), 1000 * self._seconds
+        if not self._has_replayed:
+            self._has_replayed = True
+            replayed = 1000 * (time.thread_time() - began)
             self._core.print(
-                f"the step is replayed from step {number} on: {own:.1f} ms of the host instead of {before:.1f}"
+                f"the step is replayed from step {number} on: "
+                f"{replayed:.1f} ms of the host instead of {1000 * self._seconds:.1f}"
             )
-        return local, reduced
+        return losses
 
-    def _numbers(self, program: _Program, step_numbers: StepNumbers) -> list | None:
-        """Return the inputs from the host for the next step, on the device; None if they are not certain."""
-        if step_numbers.form() != program.form:
+    def _is_untouched(self) -> bool:
+        """Return whether the state is in its places, and was not changed, frozen or shared."""
+        if self._programs.all_waiting() or self._training_state.on_device() != self._places:
+            return False
+        state = self._places.values()
+        if self._programs.held_twice(state):
+            return False
+        return [tensor.requires_grad for tensor in state] == self._is_trainable
+
+    def _next_numbers(self, program: _Program) -> list | None:
+        """Return the inputs from elsewhere for the next step; None if they are not certain."""
+        numbers = StepNumbers(self._optimizer, self._average, ahead=1)
+        if numbers.form() != program.form:
+            return None  # another program, which a captured step shows
+        sources = set().union(*(one.sources for one in program.inputs))
+        unfollowed = numbers.unfollowed(program.settings, sources)
+        if unfollowed:
+            group, name = unfollowed[0]
+            setting = f"the optimizer's {name!r} of group {group}"
+            self._note(f"{setting} has changed, and no input of the program follows it")
             return None
-        new = {}
-        for at, one in enumerate(program.numbers):
-            if one.value is None:
-                continue
-            known = one.sources - {CONSTANT}
-            values = [step_numbers.value(source, self._ahead + 1).to(one.value.dtype) for source in known]
-            if CONSTANT in one.sources:
-                values.append(one.value)
-            if not all(value.equal(values[0]) for value in values[1:]):
-                return None  # this step shows which of the sources it is
-            if not values[0].equal(one.value):
-                new[at] = values[0]
-        sent = dict(zip(new, self._core.to_device(list(new.values())), strict=True)) if new else {}
-        return [sent.get(at, one.tensor) for at, one in enumerate(program.numbers)]
+        changed = changed_values(program.inputs, numbers)
+        if changed is None:
+            return None
+        inputs = [one.tensor for one in program.inputs]
+        if changed:
+            sent = self._core.to_device(list(changed.values()))
+            for place, tensor in zip(changed, sent, strict=True):
+                inputs[place] = tensor
+        return inputs
 
-    def _put_away(self) -> None:
-        """Take the old weights out of modules and optimizer, and have whoever uses them get the new ones."""
-        import torch
+    def _put(self, state: list, puts: list[int], results: list) -> tuple | None:
+        """Put the results of a program into the state; return the two losses."""
+        losses = [None, None]
+        for place, result in zip(puts, results, strict=True):
+            if place < len(state):
+                state[place].data = result
+            else:
+                losses[place - len(state)] = result
+        return tuple(losses)
 
-        empty = {}
-        tensors = [table[name] for (_, name), table in self._places.items()]
-        for one, new in zip(tensors, self._state, strict=True):
-            if one is new:
-                continue  # the step only reads it
-            if one.dtype not in empty:
-                empty[one.dtype] = torch.empty(0, dtype=one.dtype).to(self._core.device)
-            one.data = empty[one.dtype]  # else their memory would be taken until the next captured step
-        counters = [table[name] for (_, name), table in self._counters.items() if hasattr(table[name], "device")]
-        self._away.begin([*tensors, *counters])
-
-    def _bring_back(self) -> None:
-        if threading.get_ident() != self._thread:
-            raise Failed(
-                "a thread uses weights while fit replays steps, and they are not in the model then",
-                found=f"thread {threading.current_thread().name!r}",
-                fix="fit(replay=False), or use them in on_epoch",
-            )
-        self.write_back()
-
-    def look_again(self) -> None:
-        """Capture the next step on all cores."""
-        self._looks = max(self._looks, 1)
-
-    def write_back(self) -> None:
-        """Give modules and optimizer the results of the replayed steps; see `TrainStep.write_back`."""
-        self._away.end()
-        state, self._state = self._state, None
-        ahead, self._ahead = self._ahead, 0
-        if ahead:
-            for (_, name), table, new in zip(self._places, self._places.values(), state, strict=True):
-                if table[name] is not new:
-                    table[name].data = new
-            for (_, name), table in self._counters.items():
-                table[name] += ahead
-
-    @contextlib.contextmanager
-    def watching_forward(self) -> Iterator[None]:
-        """Notice within that the model or the loss reads a count or a setting that moves on with each step."""
-        if self._is_over or self._reason:
-            yield
-            return
-        counts = [state.get("step") for state in self._states()]
-        counts.append(getattr(self._average, "n_averaged", None))
-        schedule = [] if self._schedule is None else [self._schedule]
-        self._forward.begin([self._optimizer, *schedule, *(one for one in counts if _on(one, "cpu"))])
-        try:
-            yield
-        finally:
-            self._forward.end()
+    # Capture
 
     @contextlib.contextmanager
     def capturing(self, number: int, batches: tuple, flag) -> Iterator[list]:
@@ -245,267 +234,234 @@ class Replay:
         if self._is_over:
             yield losses
             return
-        self.write_back()
-        is_first = self._looks == _FIRST
-        if is_first:  # otherwise work that waits since before this run would be a part of its first step
+        is_first = self._captures_due == _CAPTURED_FIRST
+        if is_first:  # otherwise work that waits from before this run would be a part of this step
             self._programs.run_all()
         self._note(obstacle(self._optimizer, self._average))
-        leaves, form = self._leaves(batches)
-        before = self._before(leaves, flag, form)
+        before = self._before(batches, flag)
+        began = time.thread_time()
         # Not in the first step, in which libraries open files of their own.
-        with contextlib.nullcontext(()) if is_first else calls_outside() as asked:
+        asking = contextlib.nullcontext(()) if is_first else calls_outside()
+        with asking as asked:
             yield losses
-        self._seconds = time.thread_time() - before.began
-        self._note(next((f"it asks {name}" for name in sorted(asked)), None))
-        if puts := self._results(before, losses):
-            self._run_captured(number, before, losses, puts)
+        self._seconds = time.thread_time() - began
+        for name in sorted(asked):
+            self._note(f"it asks {name}")
+        puts = self._results(before, losses)
+        if puts:
+            self._run_captured(number, before, losses=losses, puts=puts)
 
-    def _before(self, leaves: list, flag, form: BatchForm | None) -> _Before:
-        places, tensors = self._look_up()
+    @contextlib.contextmanager
+    def watching_forward(self) -> Iterator[None]:
+        """Notice within that the model or the loss reads a number that moves on with each step."""
+        if self._is_over or self._reason:
+            yield
+            return
+        watched = [self._optimizer, *self._training_state.count_tensors()]
+        if self._schedule is not None:
+            watched.append(self._schedule)
+        with watching(watched) as found:
+            yield
+        if found.is_used:
+            self._note("the model or the loss reads the optimizer, a count or the schedule")
+        for name in found.unwatched:
+            self._note(f"reads of {name} by the model or the loss cannot be noticed")
+
+    def _before(self, batches: tuple, flag) -> _Before:
+        leaves, form = self._form_of(batches)
+        places = self._training_state.on_device()
         return _Before(
             places=places,
-            ids=self._programs.ids([*tensors, *leaves, flag]),
-            batch=form,
+            ids=self._programs.ids([*places.values(), *leaves, flag]),
+            form=form,
             waiting=self._programs.all_waiting(),
-            counts=self._counts(),
+            numbers=self._training_state.on_host(),
             drawn=_host_numbers_checksum(),
             interruptions=self._programs.interruptions(),
-            began=time.thread_time(),
         )
 
     def _results(self, before: _Before, losses: list) -> list[int] | None:
-        """Return the places of a captured step's results, in their order; None if it cannot run as one program."""
+        """Return the places of a captured step's results; None if it cannot run as one program."""
+        held = self._training_state.on_device().values() + losses
         is_read = before.interruptions != self._programs.interruptions()
+        is_twice = self._programs.held_twice(held)
+        outputs = {}
+        waiting = self._programs.waiting(held)
+        for place, number in enumerate(self._programs.ids(held)):
+            if waiting[place]:
+                outputs[number] = place
+        puts = [outputs[number] for number in sorted(outputs)]  # in the order of a sync
+        has_losses = {len(held) - 2, len(held) - 1} <= set(puts)
+        is_whole = self._programs.all_waiting() == len(puts) and has_losses
         if before.drawn != _host_numbers_checksum():
             self._note("it draws random numbers on the host")
         if is_read:
             self._note("it reads from the device, or runs a part of its work")
-        if before.waiting and self._looks < _FIRST:
-            self._note("something is computed on the device between the steps")
-        _, held = self._look_up()
-        held += losses
-        waits = zip(self._programs.ids(held), range(len(held)), self._programs.waiting(held), strict=True)
-        outputs = {one: place for one, place, is_waiting in sorted(waits) if is_waiting}  # in the order of a sync
-        puts = list(outputs.values())
-        is_whole = self._programs.all_waiting() == len(puts) and {len(held) - 2, len(held) - 1} <= {*puts}
-        if not is_whole and not before.waiting:
+        if before.waiting:
+            if self._captures_due < _CAPTURED_FIRST:
+                self._note("something is computed on the device between the steps")
+        elif not is_whole:
             self._note("a tensor that it computes is kept")
-        is_twice = self._programs.held_twice(held)
         if is_twice:
             self._note("a tensor of it is held a second time")
-        if before.waiting or is_read or is_twice or not is_whole or (self._reason and self._core.world_size == 1):
+        is_one_program = is_whole and not (is_read or is_twice or before.waiting)
+        is_over = self._reason and self._core.world_size == 1
+        if is_over or not is_one_program:
             return None
         return puts
 
-    def _run_captured(self, number: int, before: _Before, losses: list, puts: list[int]) -> None:
-        now, held = self._look_up()
-        held += losses
+    def _run_captured(self, number: int, before: _Before, *, losses: list, puts: list[int]) -> None:
+        places = self._training_state.on_device()
+        held = places.values() + losses
         key, inputs = self._programs.compile([held[place] for place in puts])
-        self._count(before.counts)
-        if list(now) != list(self._places):  # the optimizer has made its state, or more of it
+        self._find_counters(before.numbers)
+        if places != self._places:  # the optimizer has made its state, or more of it
             if any(program.replayed for program in self._known.values()):
                 self._note("model or optimizer hold other tensors than before")
             else:
                 self._known = {}
-            self._places = now
-        # The first step makes state, and copies of weights that were made before share their buffers in it alone.
-        if list(now) == list(before.places) and self._looks < _FIRST:
-            self._learn(number, before, key, inputs, puts)
-        for place, result in zip(puts, self._programs.run(key, [value for _, value in inputs]), strict=True):
-            held[place].data = result
-        if before.batch in self._known and not self._reason:
-            self._state = held[:-2]
+            self._places = places
+        # Not the first step: it alone shares buffers with copies of weights that were made before.
+        if places == before.places and self._captures_due < _CAPTURED_FIRST:
+            self._learn(number, before, key=key, inputs=inputs, puts=puts)
+        self._is_trainable = [tensor.requires_grad for tensor in places.values()]
+        results = self._programs.run(key, [value for _, value in inputs])
+        self._put(held, puts, results)
 
-    def agree(self, number: int) -> bool:
-        """After a captured step, print why all steps are captured from here on, if so, on all cores or on none."""
-        is_alone = self._core.world_size == 1
-        if self._is_over or not self._looks and not (is_alone and self._reason):
-            return False  # one of several cores captures alone until the others look, too
-        self._looks = max(0, self._looks - 1)
-        found = [(self._reason, self._unconfirmed())]
-        if not is_alone:
-            found = gather_objects(self._core, found[0])
-        reason, replayed = next((one for one in found if one[0]), (None, ""))
-        if reason:
-            self.write_back()
-            self._is_over = True
-            when = f" from step {number} on" if self._has_begun else ""
-            self._core.print(f"every step is recorded{when}: {reason}{replayed}")
-        elif number >= _LOOK_EVERY and not (self._has_begun or self._has_explained):
-            self._has_explained = True
-            forms = counted(len(self._known), "form")
-            self._core.print(
-                f"no step of the first {number} was replayed, all were recorded: their batches have {forms}, and each "
-                f"is replayed from its third step on"
-            )
-        return self._is_over
+    def _find_counters(self, before: HostNumbers) -> None:
+        counters, other = self._training_state.counters(before)
+        if other:
+            self._note(f"{other!r} changes on the host, and not as a counter of torch.optim does")
+        if self._known and set(counters.keys) != set(self._counters.keys):
+            self._note("the host counts otherwise than before")
+        self._counters = counters
 
-    def _unconfirmed(self) -> str:
-        """Return which steps were replayed since the last captured step with their program."""
-        programs = [program for program in self._known.values() if program.replayed]
-        if not programs:
-            return ""
-        steps = sorted(number for program in programs for number in program.replayed)
-        before = min(program.last for program in programs)
-        return f"; {len(steps)} of steps {steps[0]} to {steps[-1]} were replayed as step {before} was"
-
-    def _learn(self, number: int, before: _Before, key: bytes, inputs: list, puts: list[int]) -> None:
-        """Keep a captured step as the program of its batch's form; note a difference from the one before."""
-        ids = before.ids
-        places_of = {one: place for place, one in enumerate(ids)} | {self._programs.seed_id: len(ids)}
-        made = [(one, tensor) for one, tensor in inputs if one not in places_of]
-        places = iter(range(len(ids) + 1, len(ids) + 1 + len(made)))
-        order = [places_of[one] if one in places_of else next(places) for one, _ in inputs]
-        old = self._known.get(before.batch)
-        step_numbers = self._step_numbers()
-        if old and old.key != key and self._numbers(old, step_numbers) is None:
-            if old.replayed:
-                self._note("other operations than before are recorded, and the optimizer has other settings")
-            old = None
+    def _learn(self, number: int, before: _Before, *, key: bytes, inputs: list, puts: list) -> None:
+        """Keep a captured step as the program of its batch's form; note a difference."""
+        order, others = self._order(before.ids, inputs)
+        numbers = StepNumbers(self._optimizer, self._average, ahead=0)
+        old = self._known.get(before.form)
         if old and old.key != key:
-            self._note("other operations than before are recorded")
+            is_expected = numbers.form() != old.form or changed_values(old.inputs, numbers) is None
+            if not is_expected:
+                self._note("other operations than before are recorded")
+            elif old.replayed:
+                operations = "other operations than before are recorded"
+                self._note(f"{operations}, and the optimizer has other settings")
+            old = None
         elif old and (old.order, old.puts) != (order, puts):
             self._note("it works with other tensors than before")
         if self._reason:
             return
-        numbers = self._recognized(made, step_numbers, old)
+        known_inputs = old.inputs if old else None
+        found = recognize(others, numbers, known_inputs, self._core.backend.to_cpu)
+        for place, one in enumerate(found):
+            if not one.sources:
+                self._note(one.difference(known_inputs[place]))
         if self._reason:
             return
-        captured = old.captured + 1 if old else 1
-        self._known[before.batch] = _Program(
-            key, order, puts, numbers, step_numbers.settings, step_numbers.form(), number, captured
+        self._known[before.form] = _Program(
+            key=key,
+            order=order,
+            puts=puts,
+            inputs=found,
+            settings=numbers.settings,
+            form=numbers.form(),
+            last=number,
+            captured=old.captured + 1 if old else 1,
         )
 
-    def _recognized(self, made: list, step_numbers: StepNumbers, old: _Program | None) -> list[_Number]:
-        """Return the inputs from elsewhere with their possible sources; note one that has none."""
-        small = [tensor for _, tensor in made if tensor.numel() <= _SMALL]
-        values = iter(self._core.backend.to_cpu(small))
-        found, sources = [], step_numbers.sources()
-        for at, (one, tensor) in enumerate(made):
-            was = old.numbers[at] if old else None
-            if tensor.numel() > _SMALL:
-                if was and was.id != one:
-                    self._note(f"it reads another tensor of shape {tuple(tensor.shape)} than before")
-                found.append(_Number(one, tensor, None, {CONSTANT}))
-                continue
-            value = next(values)
-            possible = {CONSTANT, *(source for source in sources if _is(step_numbers.value(source), value))}
-            if was:
-                possible &= was.sources
-                if not was.value.equal(value):
-                    possible -= {CONSTANT}
-            if not possible:
-                self._note(f"a number of the host was {_short(was.value)} and is {_short(value)}")
-            found.append(_Number(one, tensor, value, possible))
-        return found
+    def _order(self, ids: list[int], inputs: list) -> tuple[list[int], list]:
+        """Return for each input its place in the pool of `step`; and the inputs from elsewhere."""
+        places = {number: place for place, number in enumerate(ids)}
+        places[self._programs.seed_id] = len(ids)
+        order = []
+        others = []
+        for number, tensor in inputs:
+            if number in places:
+                order.append(places[number])
+            else:  # numbers of Python all have the same id
+                order.append(len(ids) + 1 + len(others))
+                others.append((number, tensor))
+        return order, others
+
+    # Agreement
+
+    def agree(self, number: int) -> bool:
+        """After a captured step, end replay on all cores if one has a reason, and print it.
+
+        Collective: call it on every core. Returns whether replay is over.
+        """
+        is_alone = self._core.world_size == 1
+        is_due = self._captures_due or (is_alone and self._reason)
+        if self._is_over or not is_due:
+            return False  # one of several cores captures alone, until all of them do
+        self._captures_due = max(0, self._captures_due - 1)
+        findings = [self._finding()]
+        if not is_alone:
+            findings = gather_objects(self._core, findings[0])
+        reasons = [finding.reason for finding in findings if finding.reason]
+        if reasons:
+            self._is_over = True
+            start = f" from step {number} on" if self._has_replayed else ""
+            self._core.print(f"every step is recorded{start}: {reasons[0]}{_unconfirmed(findings)}")
+            return True
+        if number >= _CAPTURE_EVERY and not (self._has_replayed or self._has_explained):
+            self._has_explained = True
+            self._core.print(
+                f"no step of the first {number} was replayed, all were recorded: their batches "
+                f"have {counted(len(self._known), 'form')}, and each is replayed from its third "
+                f"step on"
+            )
+        return False
+
+    def _finding(self) -> _Finding:
+        replayed = []
+        since = []
+        for program in self._known.values():
+            if program.replayed:
+                replayed += program.replayed
+                since.append(program.last)
+        return _Finding(self._reason, replayed, since=min(since, default=0))
 
     def _note(self, reason: str | None) -> None:
-        self._reason = self._reason or reason or None
+        self._reason = self._reason or reason
 
-    def _step_numbers(self) -> StepNumbers:
-        """Return the sources as of the last captured step; replayed ones leave counters where they are."""
-        if not self._ahead:
-            counters = self._counters.items()
-            self._counted = [float(table[name]) for (_, name), table in counters if name == "n_averaged"]
-            self._steps = [self._steps_of(group) for group in self._optimizer.param_groups]
-        return StepNumbers(self._optimizer, self._counted, self._steps)
-
-    def _steps_of(self, group: dict) -> list[float | None]:
-        steps = [self._optimizer.state.get(parameter, {}).get("step") for parameter in group["params"]]
-        return [float(step) if hasattr(step, "device") else None for step in steps]
-
-    def _tables(self) -> Iterator[dict]:
-        """Yield the dicts that hold the tensors and numbers of modules and optimizer."""
-        roots = [one for one in self._called.values() if hasattr(one, "modules")]
-        for part in dict.fromkeys(part for one in roots for part in one.modules()):
-            yield from (part._parameters, part._buffers)
-        yield from self._states()
-
-    def _states(self) -> list[dict]:
-        return [state for state in self._optimizer.state.values() if isinstance(state, dict)]
-
-    def _look_up(self) -> tuple[dict[tuple, dict], list]:
-        """Return where tensors of the device are held, each once, and the tensors."""
-        kind = self._core.device.type
-        found = {id(one): (table, name) for table in self._tables() for name, one in table.items() if _on(one, kind)}
-        places = {(id(table), name): table for table, name in found.values()}
-        return places, [table[name] for (_, name), table in places.items()]
-
-    def _counts(self) -> dict[tuple, tuple]:
-        """Return the numbers that the host holds beside them, with where."""
-        return {
-            (id(table), name): (table, one.clone() if hasattr(one, "clone") else one)
-            for table in self._tables()
-            for name, one in table.items()
-            if type(one) in (int, float) or _on(one, "cpu")
-        }
-
-    def _count(self, before: dict[tuple, tuple]) -> None:
-        """Find the counters that grow by one in a step; note another number of the host that changes."""
-        import torch
-
-        may_grow = {(id(state), "step") for state in self._states()}
-        may_grow.add((id(getattr(self._average, "_buffers", None)), "n_averaged"))
-        grown = {}
-        for place, (table, was) in before.items():
-            change = set(torch.as_tensor(table[place[1]] - was).flatten().tolist())
-            if change == {1} and place in may_grow:
-                grown[place] = table
-            elif change - {0}:
-                self._note(f"{place[1]!r} changes on the host, and not as a counter of torch.optim does")
-        if self._known and grown.keys() != self._counters.keys():
-            self._note("the host counts otherwise than before")
-        self._counters = grown
-
-    def _leaves(self, batches: tuple) -> tuple[list, BatchForm | None]:
+    def _form_of(self, batches: tuple) -> tuple[list, BatchForm | None]:
         """Return the tensors of batches and their form; note an entry that cannot be compared."""
         from torch.utils import _pytree as tree
 
         leaves, structure = tree.tree_flatten(batches)
-        tensors, facts = [], []
+        tensors = []
+        facts = []
         for leaf in leaves:
-            if _on(leaf, self._core.device.type):
+            if getattr(leaf, "is_xla", False):
                 tensors.append(leaf)
                 facts.append((leaf.shape, leaf.dtype))
-            elif type(leaf) in (bool, int, float, str, bytes, type(None)):
+            elif type(leaf) in _SCALARS:
                 facts.append((type(leaf), leaf))
             else:
                 self._note(f"a batch holds a {type(leaf).__name__}, which cannot be compared")
         first = {}
-        shared = tuple(first.setdefault(id(one), place) for place, one in enumerate(tensors))
-        return tensors, BatchForm(repr(structure), tuple(facts), shared)
+        shared = [first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
+        return tensors, BatchForm(repr(structure), tuple(facts), tuple(shared))
 
 
-def _not_followed(program: _Program, step_numbers: StepNumbers) -> str | None:
-    """Return which setting has changed that no input of the program follows; None if there is none."""
-    if step_numbers.form() != program.form:
-        return None  # another program, which the next step shows
-    sources = set().union(*(one.sources for one in program.numbers))
-    left = sorted(step_numbers.changed(program.settings) - followed(sources))
-    if not left:
-        return None
-    group, name = left[0]
-    return f"the optimizer's {name!r} of group {group} has changed, and no input of the program follows it"
-
-
-def _on(one: object, kind: str) -> bool:
-    return getattr(getattr(one, "device", None), "type", None) == kind
-
-
-def _is(found, value) -> bool:
-    if found is None or found.shape != value.shape:
-        return False
-    if value.is_floating_point():
-        return found.to(value.dtype).equal(value)
-    return found.double().equal(value.double())  # a rate of 0.01 is not the whole number 0
-
-
-def _short(value) -> str:
-    return f"{value.item():g}" if value.numel() == 1 else f"{tuple(value.shape)} of sum {value.sum().item():g}"
+def _unconfirmed(findings: list[_Finding]) -> str:
+    """Return in words which steps, of all cores, may have needed another program."""
+    findings = [finding for finding in findings if finding.replayed]
+    if not findings:
+        return ""
+    steps = set().union(*(finding.replayed for finding in findings))
+    since = min(finding.since for finding in findings)
+    return f"; {len(steps)} of steps {min(steps)} to {max(steps)} were replayed as step {since} was"
 
 
 def _host_numbers_checksum() -> int:
-    """Return a checksum of the host's random numbers, while no thread is in a block of `seeded_in_turn`."""
+    """Return a checksum of the host's random numbers.
+
+    It waits while another thread is in a block of `seeded_in_turn`.
+    """
     with TURN:
         *others, torchs = host_numbers()
     return zlib.crc32(pickle.dumps((others, torchs.numpy())))

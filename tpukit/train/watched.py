@@ -1,59 +1,84 @@
-"""Notice that somebody uses an object: for a while it gets a class that reports every use.
+"""Notice that this thread reads an object: for a while it gets a class that reports every use.
 
-A class is exchanged in place, so a use is noticed through every reference to the object, wherever it is kept.
+    with watching([optimizer]) as found:
+        loss = loss_fn(model(images), targets)  # reads optimizer.state
+    found.is_used  # True
+
+The class is exchanged in place, so a use is noticed through every reference, wherever it is kept.
 """
 
 import contextlib
-from collections.abc import Callable, Iterable
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 
 
-class Watch:
-    """Calls a function when somebody uses one of the watched objects.
+@dataclass
+class Found:
+    """The result of watching.
 
-    Reading an attribute is a use, and so is a torch operation on a tensor. The entries of a list or of a dict within
-    the object are not watched.
-
-    Args:
-        on_use: called before each use, with nothing. It may end the watch.
+    Attributes:
+        is_used: whether an object was used.
+        unwatched: names of the classes that cannot be exchanged, so that uses are not noticed.
     """
 
-    def __init__(self, on_use: Callable[[], None]):
-        self._on_use = on_use
-        self._reporting: dict[type, type] = {}
-        self._watched: list[tuple[object, type]] = []
+    is_used: bool = False
+    unwatched: list[str] = field(default_factory=list)
 
-    def begin(self, objects: Iterable[object]) -> None:
-        """Watch objects from here on, each of them once."""
+
+@contextlib.contextmanager
+def watching(objects: Iterable[object]) -> Iterator[Found]:
+    """Notice within whether this thread uses one of the objects; yield the result.
+
+    Reading an attribute is a use, and so is a torch operation on a tensor. The entries of a list
+    or of a dict within the object are not watched.
+    """
+    found = Found()
+    own_thread = threading.get_ident()
+    reporting: dict[type, type] = {}
+    watched: list[tuple[object, type]] = []
+
+    def end() -> None:
+        while watched:
+            one, kind = watched.pop()
+            object.__setattr__(one, "__class__", kind)
+
+    def on_use() -> None:
+        if threading.get_ident() == own_thread:
+            found.is_used = True
+            end()  # before the use: it may depend on the class, as a copy of a tensor does
+
+    try:
         for one in {id(one): one for one in objects}.values():
             kind = type(one)
-            if kind not in self._reporting:
-                self._reporting[kind] = self._reporting_class(kind)
-            with contextlib.suppress(TypeError):  # an object with slots, or of a class in C, cannot be watched
-                one.__class__ = self._reporting[kind]
-                self._watched.append((one, kind))
+            try:
+                if kind not in reporting:
+                    reporting[kind] = _reporting_class(kind, on_use)
+                # Not one.__class__ = ..., because the class may have a __setattr__ of its own.
+                object.__setattr__(one, "__class__", reporting[kind])
+            except Exception:  # a class in C, or Python that runs when a class is derived from it
+                found.unwatched.append(kind.__name__)
+            else:
+                watched.append((one, kind))
+        yield found
+    finally:
+        end()
 
-    def end(self) -> None:
-        """Give all watched objects their own class back."""
-        watched, self._watched = self._watched, []
-        for one, kind in watched:
-            one.__class__ = kind
 
-    def _reporting_class(self, kind: type) -> type:
-        import torch
+def _reporting_class(kind: type, on_use: Callable[[], None]) -> type:
+    import torch
 
-        def get(one, name: str):
-            if name != "__torch_function__":  # torch asks for it in an operation, and then calls it
-                self._on_use()
-            return kind.__getattribute__(one, name)
+    def get(one, name: str):
+        if name != "__torch_function__":  # torch asks for it in an operation, and then calls it
+            on_use()
+        return kind.__getattribute__(one, name)
 
-        def call(cls, function, types, args=(), kwargs=None):
-            self._on_use()
-            if not self._watched:  # the arguments have their own classes again
-                return function(*args, **(kwargs or {}))
-            with torch._C.DisableTorchFunctionSubclass():
-                return function(*args, **(kwargs or {}))
+    def call(cls, function, types, args=(), kwargs=None):
+        on_use()
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
 
-        members = {"__getattribute__": get, "__module__": kind.__module__, "__slots__": ()}
-        if issubclass(kind, torch.Tensor):
-            members["__torch_function__"] = classmethod(call)
-        return type(kind)(kind.__name__, (kind,), members)
+    members = {"__getattribute__": get, "__module__": kind.__module__, "__slots__": ()}
+    if issubclass(kind, torch.Tensor):
+        members["__torch_function__"] = classmethod(call)
+    return type(kind)(kind.__name__, (kind,), members)
