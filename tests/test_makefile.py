@@ -51,7 +51,8 @@ def shell(command, folder, **environ):
     """Run a line in a shell whose python3 is this Python."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     own = os.environ | {"PATH": path} | environ
-    own.pop("MAKEFLAGS", None)  # of the `make test` that runs these tests
+    for name in ("MAKEFLAGS", "MAKELEVEL"):  # of the `make test` that runs these tests
+        own.pop(name, None)
     program = ["sh", "-c", command]
     return subprocess.run(program, cwd=folder, env=own, capture_output=True, text=True, timeout=600)
 

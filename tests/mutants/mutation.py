@@ -84,7 +84,7 @@ MUTANTS = [
     Mutant(
         "half of every batch",
         STEP,
-        "inputs = self.prepare(inputs) if self.prepare else inputs",
+        "inputs = self.prepare(inputs)",
         "inputs, targets = self.prepare(inputs)[::2], targets[::2]",
     ),
     # The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.
@@ -119,7 +119,7 @@ MUTANTS = [
     Mutant(
         "gradients scaled by the accumulation",
         STEP,
-        "loss = loss / len(batches) if len(batches) > 1 else loss",
+        "loss = loss / len(batches)",
         "loss = loss * 1",
     ),
     # Each core shortens its own gradient, and the mean of these is another, shorter one.
@@ -143,8 +143,8 @@ MUTANTS = [
     Mutant(
         "bf16 that is not on",
         STEP,
-        "dtype=torch.bfloat16) if bf16 else",
-        "dtype=torch.bfloat16) if bf16 and False else",
+        "    if bf16:\n        context = torch.autocast(",
+        "    if bf16 and False:\n        context = torch.autocast(",
     ),
     # A learning rate that is to fall over a run has fallen after an eighth of it, on eight cores.
     Mutant(
@@ -161,7 +161,7 @@ MUTANTS = [
         "self.backend.broadcast([one.detach().clone() for one in module.parameters()])",
     ),
     # BatchNorm's running statistics stay those of each core's share.
-    Mutant("fit leaves buffers alone", STEP, "also=[reduced, *self._buffers", "also=[reduced, *0 * self._buffers"),
+    Mutant("fit leaves buffers alone", STEP, "averaged = [reduced, *self._buffers()]", "averaged = [reduced]"),
     # After a loop of one's own each core evaluates another network.
     Mutant(
         "average_buffers does nothing",
@@ -172,7 +172,7 @@ MUTANTS = [
     # What fit evaluates and keeps in place of the model was never trained.
     Mutant("the averaged model stays at its start", STEP, "self.average.update_parameters(self.model)", "pass"),
     # The history shows the loss of one core's share as if it were of all.
-    Mutant("the loss of core 0 alone", STEP, "return local, reduced", "return local, torch.stack([local, reduced[1]])"),
+    Mutant("the loss of core 0 alone", STEP, "return reduced", "return torch.stack([local, reduced[1]])"),
     # Samples that do not fill a step are not in the validation's loss.
     Mutant(
         "evaluation drops the last batch",
