@@ -51,7 +51,7 @@ class JobOptions:
             newest. "none" installs none of them, and tpukit without its dependencies, for other
             frameworks.
         grace: seconds that an interrupted cell has to save.
-        not_secret: texts that look like a secret and are none, such as "<|endoftext|>".
+        not_secret: texts that look like a secret and are none, such as `"<|endoftext|>"`.
     """
 
     zone: str | None = None
