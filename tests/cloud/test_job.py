@@ -123,6 +123,7 @@ def test_a_fresh_environment_gives_the_outputs_of_a_local_run(make_notebook, sen
     assert "21 42 from a file" in found.page.read_text()
     assert "21 42 from a file" in job.logs()
     assert not Path(handle(job)["work"]).exists()  # deleted after the results were compared
+    assert not Path(f"/proc/{handle(job)['pid']}").exists()  # no zombie is left in this process
     manifest = read_json(job.folder, "manifest.json")
     assert manifest.keys() >= {"out/made.txt", "notebook.ipynb", "notebook.html", "metrics.json"}
 

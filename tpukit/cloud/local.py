@@ -84,13 +84,27 @@ def _is_alive(handle: dict) -> bool:
 
 
 def _start_time(pid: int) -> str | None:
-    """Return the start time of a process; None for one that has ended, or a zombie."""
-    with contextlib.suppress(ChildProcessError):  # of another process
-        os.waitpid(pid, os.WNOHANG)
+    """Return the start time of a process; None for one that has ended.
+
+    A process of ours that has ended is a zombie until somebody waits for it, which is done here.
+    """
+    state, started = _state_and_start_time(pid)
+    if state in ("Z", "X", ""):
+        with contextlib.suppress(ChildProcessError):  # it was started by another process
+            os.waitpid(pid, os.WNOHANG)
+        return None
+    return started
+
+
+def _state_and_start_time(pid: int) -> tuple[str, str]:
+    """Return the letter of a process's state, and its start time; ("", "") if there is none."""
     if Path("/proc/self/stat").exists():
         with contextlib.suppress(OSError):
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            return None if fields[0] in "ZX" else fields[19]
-        return None
-    shown = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True).stdout.split()
-    return None if not shown or shown[0].startswith("Z") else " ".join(shown[1:])
+            return fields[0], fields[19]
+        return "", ""
+    command = ["ps", "-o", "stat=,lstart=", "-p", str(pid)]
+    shown = subprocess.run(command, capture_output=True, text=True).stdout.split()
+    if not shown:
+        return "", ""
+    return shown[0][0], " ".join(shown[1:])
