@@ -152,6 +152,12 @@ def test_a_failing_cell_raises_here_with_its_traceback(make_notebook, send):
         job.start()
 
 
+def test_another_process_with_the_number_of_a_job_is_not_the_job(tmp_path):
+    handle = {"pid": os.getpid(), "started": "a moment ago", "work": str(tmp_path), "grace": 5.0}
+    assert LocalTarget().state(handle).word == "gone"
+    LocalTarget().cancel(handle)  # it would end this process
+
+
 def test_a_machine_that_is_lost_is_followed_by_one_that_resumes(make_notebook, send, tmp_path):
     (tmp_path / "sent.txt").write_text("deleted by the first attempt")
     first = "import os\nif os.path.exists('sent.txt'): os.remove('sent.txt'); open('gone', 'w').close(); first = True"
