@@ -118,11 +118,11 @@ def submit(
         files: files and folders beside the notebook that it needs. Hidden files, keys and links out
             of a folder are refused unless each is named itself.
         requirements: a requirements.txt with the packages that the notebook needs.
-        name: of the job; None for the notebook's name and the time. Sent again with the same
-            contents, a job that is not over is returned; any other job of that name is refused.
+        name: of the job; None for the notebook's name and the time. If a job of this name has the
+            same contents and is not over, it is returned. If it is over or differs: ValueError.
         bucket: "gs://bucket/folder", in which the job gets a folder of its name; for `local` a
             path, "jobs" by default.
-        timeout: "8h", "90m" or seconds, counted from the first start, all attempts together.
+        timeout: "8h", "90m" or seconds since the first start; a restart does not reset it.
         secrets: references by the name of the variable that the notebook reads, such as
             {"HF_TOKEN": "projects/P/secrets/hf/versions/latest"}, or "env:HF_TOKEN" for skypilot
             and local.

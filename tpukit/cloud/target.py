@@ -44,12 +44,12 @@ class JobOptions:
         region: of the machine, such as "us-central1"; for vertex and skypilot.
         project: the Google Cloud project; None for GOOGLE_CLOUD_PROJECT or the credential's own.
         spot: take a cheaper machine that the platform may take back.
-        reservation: the name of a reservation, or for gcloud "any".
+        reservation: for vertex the full name of a reservation, for gcloud "any".
         image: the container; None for a plain Python image of the caller's version.
         service_account: the account that the job uses on its machine.
         torch: the release of torch, with the torch_xla and libtpu that belong to it; None for the
-            newest. "none" installs none of them, and tpukit without its dependencies, for other
-            frameworks.
+            newest. "none", for other frameworks: torch, torch_xla and libtpu are not installed, and
+            tpukit is installed without its dependencies.
         grace: seconds that an interrupted cell has to save.
         not_secret: texts that look like a secret and are none, such as `"<|endoftext|>"`.
     """

@@ -150,15 +150,15 @@ def show_study(
         series: SeriesInstanceUID, required if the exam has several series.
         views: names of the three channels. For a pack of one window: "slice below", "slice",
             "slice above".
-        limit: a longer exam is divided into this many stretches. The slider reaches the slice with
-            the highest probability of each, and all slices with an embolus.
+        limit: number of slices above which an exam is divided into this many stretches. The slider
+            reaches the most important slice of each (see `montage`), and all with an embolus.
 
     Returns:
         The viewer, which a notebook displays.
 
     Raises:
-        ValueError: there is no such exam, it has several series, the images contain none of its
-            slices, or a column, a label or a prediction is missing.
+        ValueError: there is no such exam, it has several series and `series` is None, the images
+            contain none of its slices, or a column, a label or a prediction is missing.
     """
     import numpy as np
 
