@@ -207,3 +207,52 @@ def test_a_process_made_by_a_thread_ends_when_its_worker_is_killed(tmp_path):
 
     left = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
     wait_until(lambda: not any(map(psutil.pid_exists, left)))
+
+
+class EndsAChild:
+    """A stream that ends a child process when it is flushed, as a DataLoader's process may end at any moment."""
+
+    def write(self, text):
+        return len(text)
+
+    def flush(self):
+        subprocess.run(["true"], check=True)
+
+
+class KilledLoader(BaseException):
+    """A BaseException, since the stream is flushed inside `suppress(Exception)`."""
+
+
+def handle_ended_children(_core):
+    def handler(*_):
+        raise KilledLoader("DataLoader worker is killed")
+
+    signal.signal(signal.SIGCHLD, handler)
+    sys.stdout = EndsAChild()
+    raise KeyError("loss")
+
+
+def test_a_handler_of_ended_children_does_not_replace_the_failure_of_a_core():
+    with pytest.raises(WorkerFailed, match="of 2 raised KeyError: 'loss'"):
+        quietly(handle_ended_children)
+
+
+def signal_late(_core):
+    """Raise from a signal handler while the failure of this core is put into words."""
+
+    def handler(*_):
+        raise KilledLoader("too late")
+
+    class Loss(KeyError):
+        def __str__(self):
+            os.kill(os.getpid(), signal.SIGUSR2)
+            return "loss"
+
+    signal.signal(signal.SIGUSR2, handler)
+    raise Loss
+
+
+def test_an_exception_of_a_signal_handler_after_the_worker_function_is_not_a_device_that_did_not_start():
+    with pytest.raises(WorkerFailed, match="of 2 raised") as caught:
+        quietly(signal_late)
+    assert "could not start its device" not in str(caught.value)

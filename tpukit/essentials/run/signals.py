@@ -154,6 +154,20 @@ def signal_pipe() -> int:
     return reading
 
 
+@contextlib.contextmanager
+def children_heard() -> Iterator[None]:
+    """Let handlers of SIGCHLD raise inside this block only.
+
+    PyTorch installs a handler that raises when a process of a DataLoader was killed. After the worker function has
+    ended, it would interrupt the message that says how the function ended.
+    """
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 def raise_in_thread(thread: int) -> None:
     """Raise `Terminated` in another thread of this process, as soon as it runs Python again."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(Terminated))

@@ -96,8 +96,12 @@ def main(task: Task, start: Callable[[Callable], None], pipes: WorkerPipes, worl
     optimizer.register_optimizer_step_post_hook(_after_step)
     try:
         start(lambda backend: run_core(task, backend, worker.sender.send, worker.cores, world_size))
-    except BaseException as error:  # the device did not start: no core is there to say so
-        worker.sender.send(("failed", device_not_started(pipes.rank, error)))
+    except BaseException as error:
+        if worker.cores:  # a handler of signals raised after the worker function, while its outcome was sent
+            failure = exception_raised(worker.rank_here(), error)
+        else:
+            failure = device_not_started(pipes.rank, error)
+        worker.sender.send(("failed", failure))
     _flush_streams()
     worker.finished.set()
     while True:
@@ -132,7 +136,7 @@ def run_core(
         # One backward() in the kernel, on any tensor, and the engine that the fork inherits has no thread for a device
         # that is opened here ("device_ready_queues_.size()" in torch 2.8 and 2.9). Without such threads it runs in this
         # one, which loses nothing on XLA: it only records the graph.
-        with torch.autograd.set_multithreading_enabled(False):
+        with torch.autograd.set_multithreading_enabled(False), signals.children_heard():
             result = task.fn(core, *task.args)
         send(("same", core.rank, core.same.at_end()))
         core.flush()
