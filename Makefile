@@ -4,7 +4,7 @@
 # The path of this folder may have blanks: recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms standin
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms simulator
 .PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
@@ -14,9 +14,9 @@ walks := .venv/walks
 installed := .venv/installed
 uv_install := $(python) -m uv pip install --python $(python)
 # The tests that need no torch, so that `make check` takes seconds.
-machine := $(addsuffix .py,chip_holders environment host_facts instructions resources runtime_check)
-quick := tests/test_repository.py $(addprefix tests/essentials/machine/test_,$(machine)) \
-    $(addprefix tests/essentials/show/test_,findings.py tables.py)
+machine := $(addsuffix .py,chip_holders instructions machine_info resources runtime_check session)
+quick := tests/test_repository.py $(addprefix tests/essentials/environment/test_,$(machine)) \
+    $(addprefix tests/essentials/display/test_,findings.py tables.py)
 notebook := 04_pulmonary_embolism
 exams := 04b_exams_and_submission
 spelled := *.md Makefile pyproject.toml requirements.txt benchmarks docs/*.md docs/*.py examples notebooks tests tools tpukit
@@ -45,7 +45,7 @@ test-cloud: .venv/clouded  ## minutes: notebooks as jobs on doubles of Vertex AI
 	    python -m pytest -o filterwarnings= tests/cloud/test_skypilot.py -k itself
 
 torchtpu: .platforms/torchtpu/installed  ## half an hour, 7 GB: TorchTPU itself on stand-in chips, notebooks 01 to 06 too; NOTEBOOKS=none without
-	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON="$$PWD/$(python)" PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/standin/torchtpu.py
+	TORCH_DEVICE_BACKEND_AUTOLOAD=0 TORCH_XLA_PYTHON="$$PWD/$(python)" PYTHONPATH=.:tests .platforms/torchtpu/bin/python tests/simulator/torchtpu.py
 
 faults: $(installed)  ## minutes, on a quiet machine: every fault a launch may meet, in a table, each over within ten seconds
 	$(python) tests/faults/matrix.py
@@ -100,8 +100,8 @@ headers:  ## write badges, bootstrap cells and links from the address of git's o
 platforms: $(installed)  ## minutes, 14 GB: rebuild Colab's and Kaggle's images and test in them; ONLY=colab for one
 	$(python) tests/platforms/rebuild.py $(if $(ONLY),--only $(ONLY))
 
-standin: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
-	$(python) tests/standin/table.py
+simulator: $(installed)  ## twenty minutes: the TPU path on five machines that a stand-in for libtpu plays, torch_xla 2.8 and 2.9
+	$(python) tests/simulator/table.py
 
 compile-check: $(installed)  ## minutes, fetches libtpu: every graph of the kit, compiled for v5e, v6e and v3 without a TPU
 	$(python) tests/compiler/table.py

@@ -44,7 +44,7 @@ def trained(network: str, folder: str) -> dict:
     """Launch a few steps with a folder of compiled programs; return the losses and what compiling took."""
     from tpukit import launch
 
-    options = {"cores": 1, "backend": "xla:standin", "seed": 0, "progress": "off"}
+    options = {"cores": 1, "backend": "xla:simulator", "seed": 0, "progress": "off"}
     return launch(train, network, keep_compiles=folder, **options).results[0]
 
 

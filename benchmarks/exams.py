@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--studies", type=int, default=STUDIES)
     options = parser.parse_args()
     from tpukit import pe
-    from tpukit.essentials.machine.resources import peak_memory
+    from tpukit.essentials.environment.resources import peak_memory
 
     labels, predictions = make_up(options.rows, options.studies)
     seconds = {}

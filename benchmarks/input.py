@@ -102,8 +102,8 @@ class Data:
 
 def prepare(folder: Path) -> Data:
     """Make in a folder all that is measured, or take what an earlier call left there."""
-    from tpukit.packs.build_pixel_cache import build_cache
-    from tpukit.packs.packing import pack
+    from tpukit.datasets.image_cache import build_cache
+    from tpukit.datasets.packing import pack
     from tpukit.pe import LABELS, index_images, read_labels
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -314,7 +314,7 @@ class Files:
 
 def decode_fast(jpeg: bytes):
     """Decode an image as the records do."""
-    from tpukit.packs.decoding import decode
+    from tpukit.datasets.decoding import decode
 
     return decode(jpeg, SIZE, exact=False)
 
@@ -332,7 +332,7 @@ def parse_record(record: bytes) -> tuple:
     """Take one of the records' own records apart: its row of the index, then the JPEG."""
     import numpy
 
-    from tpukit.packs.array_records import row_type
+    from tpukit.datasets.array_records import row_type
     from tpukit.pe import LABELS
 
     row = row_type(len(LABELS))
@@ -341,7 +341,7 @@ def parse_record(record: bytes) -> tuple:
 
 def reopened(data: Data):
     """Open the records at the size that is delivered, as the JPEG decoder scales them."""
-    from tpukit.packs.records import Records
+    from tpukit.datasets.packed_images import Records
 
     return Records(data.records.folder, size=SIZE)
 
@@ -417,7 +417,7 @@ def children() -> list:
 
 def step_ratios(data: Data, rounds: int) -> list[float]:
     """Return, for each round, the time of a step with batches of the cache over one with a resident batch."""
-    from tpukit.essentials.run.launcher import launch
+    from tpukit.essentials.launcher.launcher import launch
 
     results = launch(train, data.cache, rounds, cores=2, backend="cpu", progress="off").results
     return [max(core[number] for core in results) for number in range(rounds)]
@@ -458,7 +458,7 @@ def train(core, cache, rounds: int, batch_size: int = 32) -> list[float]:
 
 def worker_extra(data: Data) -> tuple[float, float]:
     """Return, in MB, what a worker holds for itself after it has read the whole cache, and what its window may hold."""
-    from tpukit.essentials.run.launcher import launch
+    from tpukit.essentials.launcher.launcher import launch
 
     results = launch(read_all, data.cache, cores=2, backend="cpu", progress="off").results
     return max(results), BATCH * SIZE * SIZE * 3 * 4 / 1e6  # two ahead, one in the making, one in the step
@@ -529,10 +529,10 @@ def read_all_labels(folder: Path) -> None:
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     import numpy
 
-    from tpukit.essentials.machine.resources import peak_memory
-    from tpukit.packs import npy
-    from tpukit.packs.pack_sources import describe_source
-    from tpukit.packs.source_files import Names
+    from tpukit.datasets import npy
+    from tpukit.datasets.pack_sources import describe_source
+    from tpukit.datasets.source_files import Names
+    from tpukit.essentials.environment.resources import peak_memory
     from tpukit.pe import LABELS, assign_folds, read_labels
 
     times = [time.perf_counter()]
@@ -563,7 +563,7 @@ def is_installed(package: str | None) -> bool:
 
 def describe(data: Data) -> None:
     """Print what is measured on what."""
-    from tpukit.essentials.machine.resources import cpus
+    from tpukit.essentials.environment.resources import cpus
 
     packages = ("torch", "array_record", "simplejpeg", "pillow", "pandas", "webdataset", "grain")
     there = {package.name: package.version for package in importlib.metadata.distributions()}

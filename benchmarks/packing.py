@@ -57,7 +57,7 @@ def draw(folder: Path) -> int:
 
 def pack_once(folder: Path, without: dict) -> float:
     """Pack all images in this process; return the seconds that it took of a processor."""
-    from tpukit.packs import pack, pack_shards
+    from tpukit.datasets import pack, pack_shards
 
     def here(task: str, jobs: list, **_) -> None:
         for job in jobs:

@@ -29,7 +29,7 @@ Weights, their gradients' sum and the optimiser's state are float32 in both. Wha
   the step has 14.34 M, with 18 14.10, with 19 and 20 14.08, with 21 14.02. The tutorial's has 15.96 M with 20 MiB and
   16.29 with 22, for 16.10. LIBTPU_INIT_ARGS=--xla_tpu_scoped_vmem_limit_kib=17408 before the command counts both with
   17.
-- Adam as one computation for each parameter (`tpukit/runtimes/adam.py`), made so for the host: 13.85 M
+- Adam as one computation for each parameter (`tpukit/accelerators/adam.py`), made so for the host: 13.85 M
   cycles for 13.99 with PyTorch's seven operations. One computation for all parameters has 14.11 M: the compiler copies
   what it returns.
 
@@ -158,15 +158,15 @@ class Images:
 
 def measure(chip_name: str, case: Case, libtpu: str | None) -> dict:
     """Return what the compiler made of each step, by the step's name."""
-    from tpukit.measure import find_tpu
     from tpukit.preflight.compiler import compile_graph
     from tpukit.preflight.libtpu import fetch_libtpu
     from tpukit.preflight.recording import record
-    from tpukit.standin.recording_runtime import libtpu_flags
+    from tpukit.profiling import find_tpu
+    from tpukit.simulator.recording_runtime import libtpu_flags
 
     fetch_libtpu(libtpu)
     chip, made = find_tpu(chip_name), {}
-    pytorchs_adam = mock.patch("tpukit.runtimes.adam.shorten_adam")
+    pytorchs_adam = mock.patch("tpukit.accelerators.adam.shorten_adam")
     for name, step in {"fit": with_fit, "the tutorial": tutorial}.items():
         with contextlib.nullcontext() if name == "fit" else pytorchs_adam:
             recorded = record(step, case, chip=chip, progress="off")

@@ -3,7 +3,7 @@
 A TPU computes nothing before torch_xla has recorded the step in Python, so a step lasts at least that long. The step is
 that of `fit` in the walkthrough: a ResNet-34 with ten labels, bfloat16 autocast, Adam. It is recorded on XLA:CPU and
 never run, so the size of the images does not matter. tpukit records Adam as one operation for each parameter
-(`tpukit/runtimes/adam.py`), and on request runs the program of a captured step again (`tpukit/train/replay.py`). What
+(`tpukit/accelerators/adam.py`), and on request runs the program of a captured step again (`tpukit/training/replay.py`). What
 a replayed step takes is seen in steps that are run, on images of 32 pixels: the seconds are of the thread that trains,
 and XLA:CPU computes in others.
 
@@ -55,7 +55,7 @@ def measure(network: str, kind: str) -> float:
     from tpukit import launch
 
     is_theirs = kind == KINDS[0]
-    kept = mock.patch("tpukit.runtimes.adam.shorten_adam") if is_theirs else contextlib.nullcontext()
+    kept = mock.patch("tpukit.accelerators.adam.shorten_adam") if is_theirs else contextlib.nullcontext()
     with kept:
         return launch(stepped, network, kind == KINDS[2], cores=1, backend="xla:cpu", progress="off").results[0]
 
@@ -66,7 +66,7 @@ def stepped(core, network: str, replayed: bool) -> float:
     from torchvision import models
 
     from tpukit.pe import normalize
-    from tpukit.train.step import TrainStep
+    from tpukit.training.step import TrainStep
 
     model = core.model(getattr(models, network)(weights=None, num_classes=10)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)

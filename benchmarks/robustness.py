@@ -138,7 +138,7 @@ def prepared(files: list[Path], change: str):
     import numpy
     from PIL import Image
 
-    from tpukit.packs import decode
+    from tpukit.datasets import decode
 
     alter, quality = CHANGES[change]
     made = []

@@ -13,7 +13,7 @@ import time
 import torch
 
 import tpukit
-from tpukit.essentials.run import Core, launch
+from tpukit.essentials.launcher import Core, launch
 
 
 def measure(core: Core, repeats: int) -> dict[str, float]:

@@ -221,8 +221,8 @@ def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool = 
     """
     import torch
 
-    from tpukit.train.losses import StepLosses
-    from tpukit.train.trainer import fit
+    from tpukit.training.losses import StepLosses
+    from tpukit.training.trainer import fit
 
     model, add = core.model(fresh(case)), StepLosses.add
     optimizer = adam(model)
@@ -407,7 +407,7 @@ def run(case: Case, rounds: int) -> Measured:
 
 def quietly(fn: Callable, *args: object, **options: object) -> list:
     """Launch a function and return its results, without the lines of every epoch."""
-    from tpukit.essentials.run.launcher import launch
+    from tpukit.essentials.launcher.launcher import launch
 
     with contextlib.redirect_stdout(io.StringIO()):
         return launch(fn, *args, progress="off", **options).results
@@ -484,8 +484,8 @@ def count(core, length: int = 100) -> dict[str, int]:
     """Return the graphs that `fit` and `evaluate` compile, and the most copies to the host between two log points."""
     from torch_xla.debug import metrics
 
-    from tpukit.train.evaluation import evaluate
-    from tpukit.train.trainer import fit
+    from tpukit.training.evaluation import evaluate
+    from tpukit.training.trainer import fit
 
     def metric(name: str) -> int:
         return (metrics.metric_data(name) or (0,))[0]
@@ -516,7 +516,7 @@ def count(core, length: int = 100) -> dict[str, int]:
 
 def describe() -> None:
     """Print the versions and the machine."""
-    from tpukit.essentials.machine.resources import cpus
+    from tpukit.essentials.environment.resources import cpus
 
     there = {package.name.replace("-", "_"): package.version for package in importlib.metadata.distributions()}
     packages = ("torch", "torch_xla", "torchvision", "lightning", "accelerate")

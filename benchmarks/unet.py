@@ -3,7 +3,7 @@
 A ResNet-U-Net of 31 million parameters finds mask and depth of drawn scenes, 96 x 96, with Adam.
 
 - By section: load, forward, backward and step of the loop by hand, each until the device is done with it
-  (`tpukit.measure.Stopwatch`), beside the same loop without a stopwatch. The sum is larger: a wait after every section
+  (`tpukit.profiling.Stopwatch`), beside the same loop without a stopwatch. The sum is larger: a wait after every section
   keeps the device from working ahead, and on XLA makes several graphs of one.
 - `fit` and the loop by hand take turns in one process, on the same batches, in another order in every round, because
   the load on a machine changes. What counts is the ratio within a round, and the median of these. The loss of both
@@ -35,8 +35,8 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=96, help="pixels, a multiple of 32; 96")
     parser.add_argument("--backend", help="as for tpukit.launch; None for the best there is")
     options = parser.parse_args()
-    from tpukit.essentials.machine.resources import cpus
-    from tpukit.essentials.run.launcher import launch
+    from tpukit.essentials.environment.resources import cpus
+    from tpukit.essentials.launcher.launcher import launch
 
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("torch", "torchvision"))
     print(f"{versions}; {cpus()} processors", flush=True)
@@ -53,7 +53,7 @@ def measure(core, options) -> dict:
     sys.path.append(str(Path(__file__).parents[1] / "notebooks"))
     from scenes import ResNetUNet, Scenes
 
-    from tpukit.measure.stopwatch import Stopwatch
+    from tpukit.profiling.stopwatch import Stopwatch
 
     torch.manual_seed(0)
     network = ResNetUNet()
@@ -93,7 +93,7 @@ class Clock:
 
 def with_fit(core, model, optimizer, loss, batches) -> Callable[[], object]:
     """Call `fit` for every turn, with one model and one optimiser."""
-    from tpukit.train.trainer import fit
+    from tpukit.training.trainer import fit
 
     options = {"steps_per_epoch": STEPS, "log_every": STEPS}
     return lambda: fit(core, model, optimizer, loss, batches, **options)

@@ -21,7 +21,7 @@ from sklearn.metrics import roc_auc_score
 
 import tpukit
 from tpukit import pe
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import figure_style as look
 
 ROOT = Path(__file__).parents[1]
 SIZE = 128  # pixels that the network sees; the picture shows all 256
@@ -60,7 +60,7 @@ def train(core, labels, folder, epochs):
     batches = core.batches(pe.PEImages(labels[labels.fold != 0], SIZE), batch_size=32 // core.world_size, shuffle=True)
     valid = core.batches(pe.PEImages(labels[labels.fold == 0], SIZE), batch_size=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-    schedule = tpukit.train.schedules.cosine(optimizer, epochs * len(batches))
+    schedule = tpukit.training.schedules.cosine(optimizer, epochs * len(batches))
     settings = {"epochs": epochs, "schedule": schedule, "augment": pe.augment(), "prepare": pe.normalize}
     tpukit.fit(core, model, optimizer, criterion, batches, valid, folder=folder, **settings)
     model.load_state_dict(torch.load(Path(folder) / "best.pt", weights_only=True))

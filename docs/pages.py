@@ -22,7 +22,7 @@ EXECUTED = (
     ("build/executed/{name}", "*The outputs are those of a test, which runs with the small numbers that stand here.*"),
     ("notebooks/{name}", "*Shown without outputs: open it, and run it, to see them.*"),
 )
-ROOMS = ["data", "machine", "run", "show", "backends"]  # of the essentials
+ROOMS = ["data", "environment", "launcher", "display", "backends"]  # of the essentials
 FIRST = ["from_pytorch", "from_others", "from_torch_xla_1x", "jobs", "cheat_sheet", "after_torch_xla"]
 KINDS = {"function": "autofunction", "class": "autoclass", "module": "automodule"}
 

@@ -43,7 +43,7 @@ def main() -> int:
     write(fill(index, index.iloc[:0], frequencies, report), report, options.to)
     report = Report()
     try:
-        until = began + IN_TIME * tpukit.train.parse_duration(options.budget) if options.budget else math.inf
+        until = began + IN_TIME * tpukit.training.parse_duration(options.budget) if options.budget else math.inf
         tpukit.prepare()
         networks = Networks.load(options.networks)
         index = pe.index_dicom(table, options.images, missing="keep")

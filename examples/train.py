@@ -36,8 +36,8 @@ def train(core, pack, steps, epochs, batch_size, size):
 
     model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
     # The rate grows with the batch, so it must be reached slowly: Goyal and others, arXiv:1706.02677.
-    optimizer = tpukit.train.LARS(model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5)
-    schedule = tpukit.train.schedules.cosine(optimizer, steps * epochs, warmup=steps * epochs // 10)
+    optimizer = tpukit.training.LARS(model.parameters(), lr=3.0 * batches.samples_per_step / 256, weight_decay=5e-5)
+    schedule = tpukit.training.schedules.cosine(optimizer, steps * epochs, warmup=steps * epochs // 10)
     history = tpukit.fit(
         core,
         model,

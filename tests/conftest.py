@@ -26,7 +26,7 @@ LONGEST = (
 # The other tests that are `alone`, when hardly anything is left that would wait for them.
 LAST = ("test_device_report.py", "test_orphans.py", "test_busy_time.py")
 # Rooms whose files take seconds each, so that streams end together.
-SHORT = {"pe", "scores"}
+SHORT = {"pe", "metrics"}
 # Files of which one stream need not run all: the part of a test's name that says what it shares with others.
 APART = {
     "test_browser.py": r"\[(lab|notebook)",
@@ -69,7 +69,7 @@ def _packs_are_made_by_forks():
         if hasattr(os, "fork") and (HERE / "forks.py").exists():
             import forks
 
-            patch.setattr("tpukit.packs.processes.subprocess", forks.in_place_of_subprocess)
+            patch.setattr("tpukit.datasets.processes.subprocess", forks.in_place_of_subprocess)
         yield
 
 
@@ -87,7 +87,7 @@ def how_often():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out what only `make standin` or `make soak` runs; skip what needs torch_xla where it has no wheel."""
+    """Leave out what only `make simulator` or `make soak` runs; skip what needs torch_xla where it has no wheel."""
     asked = set(re.findall(r"\w+", config.option.markexpr))
     left_out = {item for mark in ("every_machine", "only_soak") if mark not in asked for item in marked(items, mark)}
     config.hook.pytest_deselected(items=list(left_out))

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 
 class Fork:
-    """What `tpukit.packs.processes` takes of `subprocess.Popen`, as a fork of this process."""
+    """What `tpukit.datasets.processes` takes of `subprocess.Popen`, as a fork of this process."""
 
     def __init__(self, command, *, stdin, stdout, stderr, env):
         pipes = os.pipe(), os.pipe()
@@ -48,7 +48,7 @@ def _become(command, files, env):
         os.environ.clear()
         os.environ.update(env)
         sys.path.insert(0, kit)
-        from tpukit.packs.processes import _run
+        from tpukit.datasets.processes import _run
 
         _run(task)
         status = 0

@@ -4,7 +4,7 @@ import contextlib
 from dataclasses import replace
 from unittest import mock
 
-from tpukit.essentials.machine.host_facts import Host
+from tpukit.essentials.environment.machine_info import Host
 
 KAGGLE = Host(
     platform="Kaggle",

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from workers import Pairs
 
 from tpukit import Augment, Buckets
-from tpukit.train import LARS, schedules
+from tpukit.training import LARS, schedules
 
 
 def scheduled(core, make=schedules.cosine, options=None, **settings):

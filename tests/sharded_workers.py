@@ -230,7 +230,7 @@ def by_fit(core, epochs, folder=None, network="gpt"):
         "sent": sent[1],
         "weights": copy.deepcopy(core.to_host(model.state_dict())),
         "compiles": core.backend.compiles()[0],
-        "report": str(tpukit.measure.report(core, train)),
+        "report": str(tpukit.profiling.report(core, train)),
     }
     if core.chips > 1:
         parts = (

@@ -54,7 +54,7 @@ def test_the_script_trains_here_as_a_job_does_saves_and_resumes(tmp_path):
 
 def test_the_image_has_the_torch_that_the_kit_takes():
     text = (ROOT / "examples" / "Dockerfile").read_text()
-    from tpukit.essentials.machine.environment import RELEASES
+    from tpukit.essentials.environment.session import RELEASES
 
     pins = dict(re.findall("(torch|torchvision|torch_xla|libtpu)==([0-9.]+)", text))
     release = RELEASES[pins["torch"]]

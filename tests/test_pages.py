@@ -58,7 +58,7 @@ def test_the_names_of_the_face_are_those_of_rooms():
 
 
 def has_stand_in():
-    from tpukit.standin import why_not
+    from tpukit.simulator import why_not
 
     return why_not() is None and importlib.util.find_spec("torch_xla") is not None
 
@@ -74,7 +74,7 @@ def has_compiler():
 
 # Whether this machine has what the examples of a room need that are marked to be skipped.
 RUNS_ALL = {
-    "standin": has_stand_in,
+    "simulator": has_stand_in,
     "preflight": has_compiler,
 }
 
@@ -163,7 +163,7 @@ def test_the_two_scripts_of_the_page_from_pytorch_run():
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_names_of_the_kit_on_a_page_are_there(page):
     import tpukit
-    from tpukit.essentials.run import Core
+    from tpukit.essentials.launcher import Core
 
     text = page.read_text()
     for whole in set(re.findall(r"`tpukit((?:\.[a-zA-Z_]+)+)\(", text)):

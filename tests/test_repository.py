@@ -105,21 +105,21 @@ def test_every_package_on_disk_is_installed():
 
 # The rooms, floor by floor: a room may import what stands on a floor below its own, by what that room lists.
 FLOORS = [
-    {"essentials.show"},
+    {"essentials.display"},
     {"essentials.backends"},
-    {"essentials.machine"},
+    {"essentials.environment"},
     {"essentials.data"},
-    {"essentials.run"},
-    {"measure", "packs", "runtimes", "scores", "standin"},
-    {"cloud", "migrate", "pe", "preflight", "train"},
+    {"essentials.launcher"},
+    {"profiling", "datasets", "accelerators", "metrics", "simulator"},
+    {"cloud", "migrate", "pe", "preflight", "training"},
 ]
 ROOMS = set().union(*FLOORS)
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-SIDEWAYS = {("pe", "train"), ("standin", "measure"), ("standin", "runtimes")}  # on one floor, and so alone
+SIDEWAYS = {("pe", "training"), ("simulator", "profiling"), ("simulator", "accelerators")}  # on one floor, and so alone
 
 
 def room_of(module):
-    """Return the room of "tpukit.essentials.run.core" or of "tpukit.essentials.run", None for the face."""
+    """Return the room of "tpukit.essentials.launcher.core" or of "tpukit.essentials.launcher", None for the face."""
     parts = module.split(".")[1:]
     return next((room for room in (".".join(parts[:2]), ".".join(parts[:1])) if room in ROOMS), None)
 
@@ -184,7 +184,7 @@ def test_a_room_lists_its_own_and_hides_no_module(room):
     for name in package.__all__:
         thing = getattr(package, name)
         # tpukit.core() is what it is called at the face, and the module of that name is imported by its full name.
-        hides = name in modules and (room, name) != ("essentials.run", "core")
+        hides = name in modules and (room, name) != ("essentials.launcher", "core")
         assert inspect.ismodule(thing) == hides, f"{room}.{name} hides a module, or is none"
 
 
@@ -204,13 +204,13 @@ def test_no_modules_of_a_room_import_each_other_in_a_circle():
 
 WITHOUT_A_MODULE = {  # what a test is about, where that is no one module
     "essentials/data": {"fixes"},
-    "essentials/run": {"in_graph", "kernel", "ranks"},
-    "essentials/show": {"html_tables"},
-    "packs": {"fixes", "meanings"},
+    "essentials/launcher": {"in_graph", "kernel", "ranks"},
+    "essentials/display": {"html_tables"},
+    "datasets": {"fixes", "meanings"},
     "pe": {"robustness"},
     "preflight": {"cut_models"},
-    "standin": {"collectives", "failures", "kit", "replay", "sharded", "torch_xla"},
-    "train": {"early_stopping", "folder_lock", "same_in_fit"},
+    "simulator": {"collectives", "failures", "kit", "replay", "sharded", "torch_xla"},
+    "training": {"early_stopping", "folder_lock", "same_in_fit"},
 }
 
 

@@ -98,7 +98,7 @@ def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone):
     assert done.returncode == 0, done.stderr
     *said, fit, pe, others = done.stdout.splitlines()
     assert [line for line in said if line.endswith("trained")] == [f"{backend} trained" for backend in backends]
-    assert fit == "tpukit.fit needs the part tpukit.train, which this copy of the kit does not have"
+    assert fit == "tpukit.fit needs the part tpukit.training, which this copy of the kit does not have"
     assert pe == "tpukit.pe needs the part tpukit.pe, which this copy of the kit does not have"
     assert others == "[]"
 
@@ -117,33 +117,33 @@ def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone,
         assert part not in missing
         missing.append(part)
         shutil.copytree(ROOT / "tpukit" / part, folder / "tpukit" / part, ignore=lambda *_: ["__pycache__"])
-    assert {"preflight", "standin"} <= set(missing)
+    assert {"preflight", "simulator"} <= set(missing)
     assert said.stdout.startswith("usage: python -m tpukit preflight")
     for arguments in (["job", "train.py", "--on", "vertex"], ["health"]):  # whatever else is asked of it
         assert "needs the part tpukit.cloud" in run(alone, "-m", "tpukit", *arguments).stderr
 
 
 def test_a_backend_of_a_missing_part_is_named(alone):
-    program = "import tpukit; tpukit.launch(print, backend='xla:standin')"
+    program = "import tpukit; tpukit.launch(print, backend='xla:simulator')"
     said = run(alone, "-c", program).stderr
-    assert "the xla:standin backend needs the part tpukit.standin, which this copy of the kit does not have" in said
+    assert "the xla:simulator backend needs the part tpukit.simulator, which this copy of the kit does not have" in said
 
 
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the part tpukit.runtimes"),
+        ("tpukit.launch(print, backend='torch_tpu')", "the torch_tpu backend needs the part tpukit.accelerators"),
         (
             "with on_machine(HOST): tpukit.launch(print, shard='fsdp')",
-            "launch(shard=...) needs the part tpukit.runtimes",
+            "launch(shard=...) needs the part tpukit.accelerators",
         ),
         (
             "with on_machine(replace(HOST, versions=TORCH_TPU)): tpukit.launch(print)",
             "the torch_tpu backend needs the part",
         ),
-        ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the part tpukit.train"),
-        ("runtimes()['xla'].open_kept([], print)", "keep_compiles needs the part tpukit.runtimes"),
-        ("tpukit.Augment()", "tpukit.Augment needs the part tpukit.train"),
+        ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the part tpukit.training"),
+        ("runtimes()['xla'].open_kept([], print)", "keep_compiles needs the part tpukit.accelerators"),
+        ("tpukit.Augment()", "tpukit.Augment needs the part tpukit.training"),
     ],
 )
 def test_what_is_asked_for_by_an_argument_names_the_part_that_it_is_in(alone, call, said):
@@ -154,8 +154,8 @@ def test_what_is_asked_for_by_an_argument_names_the_part_that_it_is_in(alone, ca
 
 def test_a_part_that_lacks_what_it_stands_on_is_left_out(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "copied")
-    shutil.copytree(ROOT / "tpukit/standin", folder / "tpukit/standin", ignore=lambda *_: ["__pycache__"])
-    program = "import tpukit; print(tpukit.check().ok); tpukit.launch(print, backend='xla:standin')"
+    shutil.copytree(ROOT / "tpukit/simulator", folder / "tpukit/simulator", ignore=lambda *_: ["__pycache__"])
+    program = "import tpukit; print(tpukit.check().ok); tpukit.launch(print, backend='xla:simulator')"
     done = run(folder, "-c", program)
     assert done.stdout == "True\n"
-    assert "the xla:standin backend needs the part tpukit.runtimes, which this copy" in done.stderr
+    assert "the xla:simulator backend needs the part tpukit.accelerators, which this copy" in done.stderr

@@ -10,26 +10,39 @@ __version__ = "0.1.0"
 
 TYPE_CHECKING = False  # editors take it for true; the module typing would be most of the time of this import
 if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
-    from tpukit import cloud, essentials, measure, migrate, packs, pe, preflight, runtimes, scores, standin, train
-    from tpukit.essentials.machine import check, host, prepare, release
-    from tpukit.essentials.run import Core, Interrupted, RuntimeInUse, WorkerFailed, core, launch
-    from tpukit.essentials.show import show_batch, show_figure
-    from tpukit.packs import Records, build_cache, cache_or_decode, pack
+    from tpukit import (
+        accelerators,
+        cloud,
+        datasets,
+        essentials,
+        metrics,
+        migrate,
+        pe,
+        preflight,
+        profiling,
+        simulator,
+        training,
+    )
+    from tpukit.datasets import Records, build_cache, cache_or_decode, pack
+    from tpukit.essentials.display import show_batch, show_figure
+    from tpukit.essentials.environment import check, host, prepare, release
+    from tpukit.essentials.launcher import Core, Interrupted, RuntimeInUse, WorkerFailed, core, launch
+    from tpukit.metrics import show_predictions
     from tpukit.preflight import show_tpu
-    from tpukit.scores import show_predictions
-    from tpukit.train import Augment, Buckets, evaluate, fit, launch_each, predict, show_history
+    from tpukit.training import Augment, Buckets, evaluate, fit, launch_each, predict, show_history
 
 _ROOMS = (
-    "cloud", "essentials", "measure", "migrate", "packs", "pe", "preflight", "runtimes", "scores", "standin", "train"
+    "accelerators", "cloud", "datasets", "essentials", "metrics", "migrate", "pe", "preflight",
+    "profiling", "simulator", "training",
 )  # fmt: skip
 _NAMES = {
-    "essentials.machine": ("check", "host", "prepare", "release"),
-    "essentials.run": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "core", "launch"),
-    "essentials.show": ("show_batch", "show_figure"),
-    "packs": ("Records", "build_cache", "cache_or_decode", "pack"),
+    "essentials.environment": ("check", "host", "prepare", "release"),
+    "essentials.launcher": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "core", "launch"),
+    "essentials.display": ("show_batch", "show_figure"),
+    "datasets": ("Records", "build_cache", "cache_or_decode", "pack"),
     "preflight": ("show_tpu",),
-    "scores": ("show_predictions",),
-    "train": ("Augment", "Buckets", "evaluate", "fit", "launch_each", "predict", "show_history"),
+    "metrics": ("show_predictions",),
+    "training": ("Augment", "Buckets", "evaluate", "fit", "launch_each", "predict", "show_history"),
 }
 _ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}
 

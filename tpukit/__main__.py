@@ -5,9 +5,9 @@ import importlib.util
 import json
 import sys
 
-from tpukit.essentials.machine import check, host
-from tpukit.essentials.run import WorkerFailed
-from tpukit.essentials.show import Explained, NotInstalled, WrongValue, load_part
+from tpukit.essentials.display import Explained, NotInstalled, WrongValue, load_part
+from tpukit.essentials.environment import check, host
+from tpukit.essentials.launcher import WorkerFailed
 
 # By name: the module whose `add_arguments` and `run` make the command (or an object of it, after a colon), what it
 # does, and its description.

@@ -23,7 +23,7 @@ import pytest
 from notebook_parameters import small
 
 import tpukit
-from tpukit.essentials.show.panel import panel_html
+from tpukit.essentials.display.panel import panel_html
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"

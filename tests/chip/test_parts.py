@@ -19,7 +19,7 @@ from tools.chip import __main__ as command_line
 from tools.chip import evidence_row, parts, result, supervisor, worker_functions
 from tools.chip.answers import NotAsExpected
 from tools.chip.result import NoProof, find_result, read_result_of_a_chip, summarize
-from tpukit.essentials.run.topology import choose_topology
+from tpukit.essentials.launcher.topology import choose_topology
 
 ROOT = Path(__file__).parents[2]
 
@@ -256,7 +256,7 @@ def fail_one(found):
 
 REFUSED = {
     "a rehearsal": ({"chips": 0, "generation": None, "rehearsal": True, "backend": "cpu"}, "is not of a TPU"),
-    "the stand-in": ({"rehearsal": True, "backend": "xla:standin"}, "is not of a TPU"),
+    "the stand-in": ({"rehearsal": True, "backend": "xla:simulator"}, "is not of a TPU"),
     "a GPU": ({"chips": 0, "generation": None, "backend": "cuda"}, "is not of a TPU"),
     "one of eight chips": ({"chips": 8}, "part of a TPU: 1 cores of 8 chips"),
     "a part that failed": ({"change": fail_one, "passed": False}, "failed\n  found: fault: core 7 was not named"),

@@ -24,7 +24,7 @@ from tpukit.cloud.local import LocalTarget
 from tpukit.cloud.run_notebook import _Attempt, read_secrets
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan
-from tpukit.measure import find_tpu
+from tpukit.profiling import find_tpu
 
 ROOT = Path(__file__).parents[2]
 PLAIN = JobOptions(torch="none", grace=5.0)  # without torch, which would take a minute to install

@@ -1,7 +1,7 @@
 import pytest
 
 from tpukit.cloud.machines import MACHINE_SPECS, runtime_version
-from tpukit.measure import TPUS, find_tpu
+from tpukit.profiling import TPUS, find_tpu
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tpukit.cloud.options import REFUSED, check_plan, largest_cost
 from tpukit.cloud.skypilot import job_yaml
 from tpukit.cloud.target import JobOptions, JobPlan
 from tpukit.cloud.vertex import custom_job
-from tpukit.measure import find_tpu
+from tpukit.profiling import find_tpu
 
 RESERVATION = "projects/demo/zones/us-west4-a/reservations/mine"
 SECRET = "projects/demo/secrets/hf/versions/latest"

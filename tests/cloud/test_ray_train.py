@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tpukit.cloud.ray_train import HostsFailed, launch_on_hosts
-from tpukit.essentials.run.launcher import launch
+from tpukit.essentials.launcher.launcher import launch
 
 pytestmark = [  # of Ray itself
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
@@ -78,7 +78,7 @@ def train_resnet(core, pause):
     import torch
     from torchvision.models import resnet34
 
-    from tpukit.train.trainer import fit
+    from tpukit.training.trainer import fit
 
     class Noise(torch.utils.data.Dataset):
         def __len__(self):

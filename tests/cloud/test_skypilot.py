@@ -12,7 +12,7 @@ from cloud.test_options import plan
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.skypilot import SkyPilotTarget, job_name, job_yaml
 from tpukit.cloud.target import JobOptions
-from tpukit.measure import find_tpu
+from tpukit.profiling import find_tpu
 
 SECRETS = {"HF_TOKEN": "env:MY_TOKEN"}
 

@@ -16,10 +16,10 @@ from machines import KAGGLE
 from tpukit.cloud import tpu_vm
 from tpukit.cloud.answers import CloudFailed
 from tpukit.cloud.tpu_health import device_nodes, health, local_health
-from tpukit.essentials.machine.chip_holders import ChipsBusy
-from tpukit.essentials.machine.host_facts import Host
-from tpukit.essentials.machine.places import Machine
-from tpukit.essentials.run.launcher import WorkerFailed, launch
+from tpukit.essentials.environment.chip_holders import ChipsBusy
+from tpukit.essentials.environment.machine_info import Host
+from tpukit.essentials.environment.platforms import Machine
+from tpukit.essentials.launcher.launcher import WorkerFailed, launch
 
 pytest.importorskip("cloud_tpu_client", reason="health(name) asks through cloud-tpu-client, which is not installed")
 from google.oauth2.credentials import Credentials

@@ -2,10 +2,10 @@
 
 import functools
 
-from tpukit.measure import find_tpu
 from tpukit.preflight.compiler import compile_graph
 from tpukit.preflight.hlo import read_program
 from tpukit.preflight.recording import record
+from tpukit.profiling import find_tpu
 
 CHIPS = ("v5e-8", "v6e-8", "v3-8")  # v5e:2x4, v6e:2x4 and v3:2x2, eight cores each
 LIBTPUS = ("0.0.17", "0.0.21.1")  # Kaggle's, Colab's
@@ -26,7 +26,7 @@ STEPS = 6  # more than it takes until a step comes back unchanged
 
 def compile_for(chip_name: str, recording, libtpu: str | None = None):
     """Compile what was recorded for one machine of eight cores for another; the trace is the same."""
-    from tpukit.standin.recording_runtime import libtpu_flags
+    from tpukit.simulator.recording_runtime import libtpu_flags
 
     chip = find_tpu(chip_name)
     (graph,) = recording.graphs
@@ -122,7 +122,7 @@ def fit(core, network, **options):
 
     model = core.model(network())
     if options.pop("sync", False):
-        tpukit.train.sync_batchnorm(core, model)
+        tpukit.training.sync_batchnorm(core, model)
     if options.pop("average", False):
         options["average"] = torch.optim.swa_utils.AveragedModel(
             model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)

@@ -3,11 +3,11 @@
 import pytest
 from compiler.graphs import compile_for, ones, record_graph
 
-from tpukit.measure import find_tpu
 from tpukit.preflight.compiler import CompileFailed
 from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
 from tpukit.preflight.recording import record
-from tpukit.standin.build import why_not
+from tpukit.profiling import find_tpu
+from tpukit.simulator.build import why_not
 
 pytestmark = [pytest.mark.xla, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # torch_xla's own
 

@@ -31,9 +31,9 @@ import psutil
 sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from kernels import Kernel, ServedKernel, is_alive  # noqa: E402
 
-from tpukit.standin.build import why_not  # noqa: E402
+from tpukit.simulator.build import why_not  # noqa: E402
 
-BACKENDS = ("cpu", "xla:cpu", "xla:standin")
+BACKENDS = ("cpu", "xla:cpu", "xla:simulator")
 MOST_SECONDS = 10.0  # until control is back, from when the fault can be noticed; asked of this table alone
 HANGS = 300.0  # seconds after which what was waited for does not come
 
@@ -142,7 +142,7 @@ runtimes()["reversed"] = Reversed()
 """
 IN_GRAPH = f"""
 sys.path.append({str(Path(__file__).parents[1])!r})
-from essentials.run import test_in_graph
+from essentials.launcher import test_in_graph
 test_in_graph.backends.runtimes()["in graph"] = test_in_graph.InGraphRuntime()
 """
 # The second process cannot be had, once.
@@ -305,7 +305,7 @@ FAULTS = [
     Fault("two fits in one folder, one after the other", "now(); return trained(core, '/tmp/tpukit-tiny')", "",
           check="result.results == [[1, 2], [1, 2]]", before=CLEAN, wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True),
     Fault("a fit in the folder of a run that goes on",
-          "from pathlib import Path\nfrom tpukit.train.checkpoints import one_run\n"
+          "from pathlib import Path\nfrom tpukit.training.checkpoints import one_run\n"
           "folder = Path('/tmp/tpukit-tiny')\n"
           "if core.is_main and os.fork() == 0:\n    with one_run(folder, say=print): time.sleep(9999)\n"
           "while not (folder / '.run.lock').is_file() or not (folder / '.run.lock').read_text(): time.sleep(0.01)\n"
@@ -588,11 +588,11 @@ def main() -> int:
     rows = []
     backends = [asked.backend]
     if asked.backend == "both":
-        backends = ["cpu", "xla:cpu"] + ["xla:standin"] * (why_not() is None)
+        backends = ["cpu", "xla:cpu"] + ["xla:simulator"] * (why_not() is None)
     print(f"{'':<13}{'fault':<62}{'control':>10} {'left':>6} {'files':>6} {'again':>6}", flush=True)
     # Two at a time: most of a fault is waiting for what it leads to.
     with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
-        only_in_graph = [len(backends) > 1 and backend == "xla:standin" for backend in backends]
+        only_in_graph = [len(backends) > 1 and backend == "xla:simulator" for backend in backends]
         for part in pool.map(run_all, backends, [asked.only] * len(backends), only_in_graph):
             rows += part
     passed = sum(row.passed for row in rows)

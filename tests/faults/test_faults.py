@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("fcntl", reason="a fault is one of forked processes")
 from faults.matrix import BACKENDS, BY_NAME, Benches, can_mount, names
 
-from tpukit.standin.build import why_not
+from tpukit.simulator.build import why_not
 
 # What a backend decides. All else is the same code under each, so that `make test` tries it under one.
 OF_THE_BACKEND = {
@@ -43,11 +43,11 @@ def benches():
     [
         pytest.param(backend, name, marks=marks(backend, name), id=f"{backend}: {name}")
         for backend in BACKENDS
-        for name in names(backend, only_in_graph=backend == "xla:standin")
+        for name in names(backend, only_in_graph=backend == "xla:simulator")
     ],
 )
 def test_the_user_sees_the_fault_has_control_again_and_nothing_is_left(backend, fault, benches):
-    if backend == "xla:standin" and (reason := why_not()):
+    if backend == "xla:simulator" and (reason := why_not()):
         pytest.skip(reason)
     if fault in BY_NAME and BY_NAME[fault].needs_root and not can_mount():
         pytest.skip("it takes the right to mount")

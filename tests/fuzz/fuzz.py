@@ -192,7 +192,7 @@ def encoded(kind: str, how: str, draw: random.Random) -> bytes:
 
 def by_kit(data: bytes, folder: Path) -> np.ndarray:
     """Decode as the kit does."""
-    from tpukit.packs.decoding import decode
+    from tpukit.datasets.decoding import decode
 
     return decode(data)
 
@@ -245,8 +245,8 @@ def through_pack(data: bytes, kind: str, folder: Path) -> tuple:
     """Pack an image between two others, cache them; return the pixels and labels in the order of the table."""
     import pandas
 
-    from tpukit.packs.build_pixel_cache import build_cache
-    from tpukit.packs.packing import pack
+    from tpukit.datasets.image_cache import build_cache
+    from tpukit.datasets.packing import pack
 
     paths = [folder / "0.png", folder / f"1.{kind}", folder / "2.png"]
     NEIGHBOURS[0].save(paths[0])
@@ -298,7 +298,7 @@ def tfrecord_subject(draw: random.Random) -> Subject:
     data = b"".join(size + masked(size) + payload + masked(payload) for size, payload in pairs)
 
     def read(data: bytes, folder: Path) -> list:
-        from tpukit.packs.tfrecords import read_tfrecords
+        from tpukit.datasets.tfrecords import read_tfrecords
 
         (folder / "a.tfrec").write_bytes(data)
         return [(image, labels.tolist()) for image, labels in read_tfrecords(folder / "a.tfrec")]
@@ -312,8 +312,8 @@ def stored_subject(kind: str, made: Path, draw: random.Random) -> Subject:
     name = draw.choice(sorted(path.name for path in whole.iterdir() if path.is_file() and path.stat().st_size))
 
     def read(data: bytes, folder: Path) -> tuple:
-        from tpukit.packs.pixel_cache import Cache
-        from tpukit.packs.records import Records
+        from tpukit.datasets.cached_images import Cache
+        from tpukit.datasets.packed_images import Records
 
         shutil.copytree(whole, folder / kind)
         (folder / kind / name).write_bytes(data)
@@ -327,8 +327,8 @@ def stored_subject(kind: str, made: Path, draw: random.Random) -> Subject:
 
 def make_stored(folder: Path) -> None:
     """Make the pack and the cache that are damaged."""
-    from tpukit.packs.build_pixel_cache import build_cache
-    from tpukit.packs.packing import pack
+    from tpukit.datasets.image_cache import build_cache
+    from tpukit.datasets.packing import pack
 
     draw = random.Random(0)
     items = [(np.asarray(drawn(draw).resize((SIDE, SIDE))), [number, 7]) for number in range(20)]
@@ -384,7 +384,7 @@ def table_subject(draw: random.Random) -> Subject:
     def read(data: bytes, folder: Path) -> list:
         import pandas
 
-        from tpukit.packs.packing import pack
+        from tpukit.datasets.packing import pack
 
         values = pickle.loads(data)
         for number in range(len(values)):

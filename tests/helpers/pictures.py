@@ -7,7 +7,7 @@ import numpy as np
 import pandas
 from PIL import Image
 
-from tpukit.packs import pack
+from tpukit.datasets import pack
 
 
 def picture(*seed, side=16):

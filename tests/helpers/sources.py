@@ -1,4 +1,4 @@
-"""A source of whole batches, as packs and caches are."""
+"""Data sources: one of whole batches, as packs and caches are, and a map-style dataset."""
 
 import numpy as np
 
@@ -25,3 +25,16 @@ class Pixels:
 
     def read_ahead(self, indices):
         self.asked.append(np.asarray(indices).tolist())
+
+
+class Items:
+    """A map-style dataset; nothing else is known of it."""
+
+    def __init__(self, items):
+        self.items = items
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, number):
+        return self.items[number]

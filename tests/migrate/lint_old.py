@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tpukit.essentials.show import as_text
+from tpukit.essentials.display import as_text
 from tpukit.migrate import lint
 from tpukit.migrate.code_pieces import pieces_of
 from tpukit.migrate.lint_sources import LintSource

@@ -48,10 +48,10 @@ class Mutant:
         compile(path.read_text(), str(path), "exec")  # a mutant that is no Python would be caught by anything
 
 
-RANDOM_NUMBERS = "essentials/run/random_numbers.py"
-BATCHES, SAMPLER, CORE = "essentials/data/batches.py", "essentials/data/sampler.py", "essentials/run/core.py"
-GRADIENTS, STEP, TRAINER = "essentials/run/gradients.py", "train/step.py", "train/trainer.py"
-EVALUATION, PREDICTION, RESUME = "train/evaluation.py", "train/prediction.py", "train/resume.py"
+RANDOM_NUMBERS = "essentials/launcher/random_numbers.py"
+BATCHES, SAMPLER, CORE = "essentials/data/batches.py", "essentials/data/sampler.py", "essentials/launcher/core.py"
+GRADIENTS, STEP, TRAINER = "essentials/launcher/gradients.py", "training/step.py", "training/trainer.py"
+EVALUATION, PREDICTION, RESUME = "training/evaluation.py", "training/prediction.py", "training/resume.py"
 AVERAGE = "self._backend.average([*gradients, numbers, *also])"
 
 MUTANTS = [
@@ -214,14 +214,14 @@ MUTANTS = [
     # Losses are compared the wrong way round.
     Mutant(
         "the worst epoch is the best",
-        "train/checks.py",
+        "training/checks.py",
         "return value < best if self.lower else value > best",
         "return value > best if self.lower else value < best",
     ),
     # A run that is resumed late goes on from the weights of its first checkpoint.
     Mutant(
         "checkpoints keep the first weights",
-        "train/checkpoints.py",
+        "training/checkpoints.py",
         '_check_state(state, "state")\n        if step',
         'state = {**state, "model": self.__dict__.setdefault("first", state["model"])}\n        if step',
     ),
@@ -256,7 +256,7 @@ MUTANTS = [
     # A launch hands out its results in the wrong order of ranks.
     Mutant(
         "results of other cores",
-        "essentials/run/launcher.py",
+        "essentials/launcher/launcher.py",
         "results=[group.results.get(rank) for rank in ranks],",
         "results=[group.results.get(rank) for rank in reversed(ranks)],",
     ),
@@ -307,7 +307,7 @@ def self_test(mutant: Mutant | None, *, backend: str, cores: int, parts: str = P
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", default="cpu", help="cpu, xla:cpu or xla:standin")
+    parser.add_argument("--backend", default="cpu", help="cpu, xla:cpu or xla:simulator")
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--only", default="", help="a word of the names of some")
     given = parser.parse_args()

@@ -15,11 +15,11 @@ from nbclient import NotebookClient
 from notebook_parameters import small
 from test_notebooks import ROOT, SECONDS_A_CELL, SMALL, with_the_kit
 
-from tpukit.standin import build
+from tpukit.simulator import build
 
 WANTED = ("01", "02", "03", "04_", "04b", "05", "06")
 AS_ON_CHIPS = """
-from tpukit.essentials.run import topology
+from tpukit.essentials.launcher import topology
 _choose = topology._choose_runtime
 topology._choose_runtime = lambda host, backend: _choose(host, backend or "torch_tpu")
 """

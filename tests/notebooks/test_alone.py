@@ -230,6 +230,8 @@ def test_the_wheel_in_a_fresh_environment_checks_launches_and_has_what_it_compil
     status, said = bare.run("learn.py")
     assert status == 0, said
     assert "results 2 True" in said
-    code = "from pathlib import Path; import tpukit.standin as s; print(len([*Path(s.__file__).parent.glob('*.[ch]')]))"
-    there = len([*(ROOT / "tpukit/standin").glob("*.[ch]")])
+    code = (
+        "from pathlib import Path; import tpukit.simulator as s; print(len([*Path(s.__file__).parent.glob('*.[ch]')]))"
+    )
+    there = len([*(ROOT / "tpukit/simulator").glob("*.[ch]")])
     assert bare.run("-c", code)[1].strip() == str(there)

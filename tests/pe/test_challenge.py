@@ -9,10 +9,10 @@ numpy = pytest.importorskip("numpy")
 pandas = pytest.importorskip("pandas")
 
 from tpukit import pe  # noqa: E402
+from tpukit.metrics import auroc_table, choose_predictions, sensitivity_at, show_roc  # noqa: E402
 from tpukit.pe.challenge import EXAM_WEIGHTS, IMAGE_WEIGHT  # noqa: E402
 from tpukit.pe.labels import EXAM_LABELS  # noqa: E402
 from tpukit.pe.rules import RULES  # noqa: E402
-from tpukit.scores import auroc_table, choose_predictions, sensitivity_at, show_roc  # noqa: E402
 
 PRESENT = "pe_present_on_image"
 

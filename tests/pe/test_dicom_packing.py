@@ -290,7 +290,7 @@ def test_too_many_open_files_leave_no_slice_out(folder, tmp_path):
         "import resource, sys\n"
         "from pathlib import Path\n"
         "import numpy, PIL.Image\n"
-        "from tpukit.pe.dicom_slices import Slices, read_slice; from tpukit.packs.pack_shards import prepare\n"
+        "from tpukit.pe.dicom_slices import Slices, read_slice; from tpukit.datasets.pack_shards import prepare\n"
         "read_slice(sys.argv[2])\n"
         "slices = Slices(Path(sys.argv[1]), '', {'pixels': 16, 'window': None, 'form': 'int16'})\n"
         "slices._names = [sys.argv[2]]\n"

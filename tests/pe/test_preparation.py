@@ -8,7 +8,7 @@ pytest.importorskip("pydicom")
 pytest.importorskip("array_record")
 
 from tpukit import pe  # noqa: E402
-from tpukit.packs import Cache, Records, build_cache  # noqa: E402
+from tpukit.datasets import Cache, Records, build_cache  # noqa: E402
 
 QUIET = {"progress": "off", "workers": 1}
 

@@ -10,7 +10,7 @@ from PIL import Image
 
 import tpukit
 from tpukit import pe
-from tpukit.packs import decode
+from tpukit.datasets import decode
 
 FOUND = runpy.run_path(str(Path(__file__).parents[2] / "benchmarks" / "robustness.py"))
 CHANGES = FOUND["CHANGES"]

@@ -8,11 +8,11 @@ from preflight_workers import Drawn
 from torch import nn
 
 import tpukit
-from tpukit.measure import find_tpu
 from tpukit.preflight import libtpu
 from tpukit.preflight.hlo import Message
 from tpukit.preflight.recording import record
-from tpukit.standin import build
+from tpukit.profiling import find_tpu
+from tpukit.simulator import build
 
 pytestmark = pytest.mark.xla
 CHIP = find_tpu("v5e-8")

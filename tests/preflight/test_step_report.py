@@ -22,7 +22,6 @@ import torch
 from IPython.core.inputtransformer2 import TransformerManager
 
 import tpukit
-from tpukit.measure import find_tpu
 from tpukit.preflight import compiler, libtpu
 from tpukit.preflight.command import find_function
 from tpukit.preflight.compiler import Compiled, compile_graph
@@ -31,7 +30,8 @@ from tpukit.preflight.hlo import Array, read_program, without_sources
 from tpukit.preflight.recording import record
 from tpukit.preflight.step_clock import StepClock
 from tpukit.preflight.step_report import Preflight, _short
-from tpukit.standin import build
+from tpukit.profiling import find_tpu
+from tpukit.simulator import build
 
 pytestmark = pytest.mark.xla
 ROOT = Path(__file__).parents[2]
@@ -403,7 +403,7 @@ def test_what_libtpu_compiles_is_kept_as_the_program_that_a_launch_compiles(real
     tpukit.preflight.preflight(workers.by_hand, **options)
     (kept,) = (tmp_path / "kept").iterdir()
     whole = kept.read_bytes()
-    launched = {"cores": 1, "backend": "xla:standin", "progress": "off", "keep_compiles": tmp_path / "launched"}
+    launched = {"cores": 1, "backend": "xla:simulator", "progress": "off", "keep_compiles": tmp_path / "launched"}
     tpukit.launch(functools.partial(workers.by_hand, samples=40), **launched)
     heads = [file.read_bytes()[8 : 8 + 64] for file in (tmp_path / "launched").iterdir()]
     assert whole[8 : 8 + 64] in heads  # the digests of the program and of its options

@@ -6,10 +6,10 @@ from collections import Counter
 import matplotlib
 import pytest
 
-from tpukit.essentials.machine.host_facts import Host
-from tpukit.measure import TPUS
+from tpukit.essentials.environment.machine_info import Host
 from tpukit.preflight.tpu_picture import show_tpu
-from tpukit.standin.shapes import SHAPES
+from tpukit.profiling import TPUS
+from tpukit.simulator.shapes import SHAPES
 
 # Google's pages of v3, v4, v5e, v5p and v6e; two ranks share a process where PyTorch sees both cores of a chip.
 MACHINES = {

@@ -10,9 +10,9 @@ import preflight_workers as workers
 import pytest
 
 import tpukit
-from tpukit.measure import find_tpu
 from tpukit.preflight.recording import record
-from tpukit.standin import why_not
+from tpukit.profiling import find_tpu
+from tpukit.simulator import why_not
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,14 +16,14 @@ from pathlib import Path
 from tools.chip.remote import prove_on_colab, prove_on_kaggle
 from tools.chip.result import PARTS, code_that_runs, summarize
 from tools.chip.supervisor import run_parts
-from tpukit.essentials.machine import Host
-from tpukit.essentials.run import choose_topology
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
+from tpukit.essentials.environment import Host
+from tpukit.essentials.launcher import choose_topology
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add what the command takes."""
-    parser.add_argument("--backend", help="as in launch: cpu, xla, xla:cpu, xla:standin (default: the best there is)")
+    parser.add_argument("--backend", help="as in launch: cpu, xla, xla:cpu, xla:simulator (default: the best there is)")
     parser.add_argument("--cores", type=int, help="as in launch (default: all there are)")
     parser.add_argument("--parts", help=f"some of them, with commas between (default: all: {','.join(PARTS)})")
     parser.add_argument("--folder", help="an empty folder, which keeps checkpoints and the trace (default: none)")

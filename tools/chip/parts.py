@@ -30,8 +30,8 @@ from tools.chip.reference import BATCH, Numbers
 from tools.chip.worker_functions import CLIP, RATE
 from tpukit.cloud import local_health
 from tpukit.essentials.backends import Topology, runtimes
-from tpukit.essentials.machine import Host, check
-from tpukit.essentials.run import Interrupted, Run, WorkerFailed, launch
+from tpukit.essentials.environment import Host, check
+from tpukit.essentials.launcher import Interrupted, Run, WorkerFailed, launch
 
 _MIDDLE = 6  # the step from which `fit` is resumed: half of its second epoch
 _AT_ONCE = 30.0  # seconds within which a failure and an interrupt give control back
@@ -124,7 +124,7 @@ class Proof:
         """Phantoms drawn, packed and decoded as in the walkthrough; some repeatedly, as many as an epoch takes."""
         import torch
 
-        from tpukit.packs import cache_or_decode, pack
+        from tpukit.datasets import cache_or_decode, pack
         from tpukit.pe import LABELS, index_images, phantom, read_labels
 
         plan = self.plan

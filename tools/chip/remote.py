@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tools.chip.result import code_that_runs, find_result
-from tpukit.essentials.show import Explained, WrongValue, explain
+from tpukit.essentials.display import Explained, WrongValue, explain
 
 MOST_BYTES = 1_000_000  # of a script: what Kaggle takes is not documented, so it is kept below a megabyte
 _EARLIER = 60.0  # seconds in which what Kaggle says may still be about an earlier run

@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from tpukit.essentials.machine import Host
-from tpukit.essentials.show import Explained, NoSuchFile
+from tpukit.essentials.display import Explained, NoSuchFile
+from tpukit.essentials.environment import Host
 
 FORMAT = 1
 PARTS = (

@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 
 from tools.chip.parts import PARTS, Proof
-from tpukit.essentials.machine import Host, prepare
-from tpukit.essentials.run import choose_topology, die_with_parent
+from tpukit.essentials.environment import Host, prepare
+from tpukit.essentials.launcher import choose_topology, die_with_parent
 
 
 def main(parts: list[str], *, folder: Path, outcomes: Path, backend: str | None, cores: int | None, seconds: float):

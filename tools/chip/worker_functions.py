@@ -7,7 +7,7 @@ import os
 import time
 
 from tools.chip import reference
-from tpukit.train import evaluate, fit, predict
+from tpukit.training import evaluate, fit, predict
 
 # Those that collectives take on every backend: gloo has no int16. Sums over eight cores of what `_values` gives are
 # whole numbers below 128, exact in each of these.
@@ -359,7 +359,7 @@ def record(core, folder) -> list[str]:
     """Record some steps of a small network; return the files that core 0 wrote."""
     import torch
 
-    from tpukit.measure import profile
+    from tpukit.profiling import profile
 
     model = core.model(torch.nn.Linear(64, 64))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tpukit.essentials.show import Explained
+from tpukit.essentials.display import Explained
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _LOGIN = (

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 
 from tpukit.cloud.answers import CloudFailed
-from tpukit.essentials.show import NotInstalled
+from tpukit.essentials.display import NotInstalled
 
 _INSTALL = {
     "gcloud": "https://cloud.google.com/sdk/docs/install, then `gcloud auth login`",

@@ -33,8 +33,8 @@ from tpukit.cloud.skypilot import SkyPilotTarget
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target, variables_of
 from tpukit.cloud.vertex import VertexTarget
-from tpukit.essentials.show import Explained, NoSuchFile, Table, WrongValue, as_text, human_size
-from tpukit.measure import find_tpu, parse_duration
+from tpukit.essentials.display import Explained, NoSuchFile, Table, WrongValue, as_text, human_size
+from tpukit.profiling import find_tpu, parse_duration
 
 _TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)}
 TARGETS = tuple(_TARGETS)

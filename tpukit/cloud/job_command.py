@@ -7,7 +7,7 @@ from pathlib import Path
 from tpukit.cloud.job import TARGETS, find, jobs, submit
 from tpukit.cloud.job_notebook import parse_parameters, read_notebook
 from tpukit.cloud.target import JobOptions
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 
 _TEXT_OPTIONS = ("zone", "region", "project", "reservation", "image", "service_account", "torch")
 

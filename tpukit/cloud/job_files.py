@@ -5,8 +5,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tpukit.essentials.machine import RELEASES
-from tpukit.essentials.show import NoSuchFile, WrongValue
+from tpukit.essentials.display import NoSuchFile, WrongValue
+from tpukit.essentials.environment import RELEASES
 
 _KEY_NAME = re.compile(
     r"(?i)^id_(rsa|dsa|ecdsa|ed25519)$|[.](pem|key|p12|pfx|jks|keystore|ppk|kdbx|gpg|token|env)$"

@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.cloud.answers import Service
-from tpukit.essentials.machine import write_whole
-from tpukit.essentials.show import NotInstalled, WrongValue
+from tpukit.essentials.display import NotInstalled, WrongValue
+from tpukit.essentials.environment import write_whole
 
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
 _SECONDS = 60.0  # for one request

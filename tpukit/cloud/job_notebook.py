@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.cloud.job_files import refuse_secret
-from tpukit.essentials.show import NoSuchFile, WrongType, WrongValue
+from tpukit.essentials.display import NoSuchFile, WrongType, WrongValue
 
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
 _OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run

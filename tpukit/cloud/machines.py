@@ -3,7 +3,7 @@
 import shlex
 
 from tpukit.cloud.target import JobPlan
-from tpukit.measure import TPUS, Tpu
+from tpukit.profiling import TPUS, Tpu
 
 # The others share one.
 _RUNTIMES = {"v5e": "v2-alpha-tpuv5-lite", "v5p": "v2-alpha-tpuv5", "v6e": "v2-alpha-tpuv6e"}

@@ -11,9 +11,9 @@ from dataclasses import fields
 
 from tpukit.cloud.machines import MACHINE_SPECS
 from tpukit.cloud.target import BACKSTOP_SECONDS, JobOptions, JobPlan
-from tpukit.essentials.machine import PRICES_OF
-from tpukit.essentials.show import WrongValue
-from tpukit.measure import find_tpu
+from tpukit.essentials.display import WrongValue
+from tpukit.essentials.environment import PRICES_OF
+from tpukit.profiling import find_tpu
 
 SHORTEST_TIMEOUT = 60
 

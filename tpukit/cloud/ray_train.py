@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.essentials.machine import prepare
-from tpukit.essentials.run import Core, Hosts, Run, launch
-from tpukit.essentials.show import Explained, Failed, NotInstalled, WrongValue
-from tpukit.measure import parse_duration
+from tpukit.essentials.display import Explained, Failed, NotInstalled, WrongValue
+from tpukit.essentials.environment import prepare
+from tpukit.essentials.launcher import Core, Hosts, Run, launch
+from tpukit.profiling import parse_duration
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 _SECONDS_OF_A_TRY = "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"  # to start on all hosts; then Ray Train tries again

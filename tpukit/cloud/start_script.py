@@ -1,8 +1,8 @@
 """Write the script that starts a job on any machine, and the list of packages that it installs."""
 
 from tpukit.cloud.target import JobOptions, JobPlan
-from tpukit.essentials.machine import RELEASES
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
+from tpukit.essentials.environment import RELEASES
 
 _OLDEST = (3, 11)  # Python, for tpukit and torch_xla
 _NEWEST = (3, 13)

@@ -28,8 +28,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tpukit.essentials.show import WrongValue
-from tpukit.measure import Tpu
+from tpukit.essentials.display import WrongValue
+from tpukit.profiling import Tpu
 
 # A platform ends a machine this many seconds after the time limit, if the runner did not end it.
 BACKSTOP_SECONDS = 600

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.cloud.tpu_vm import node_health
-from tpukit.essentials.machine import (
+from tpukit.essentials.display import Explained, Finding, Findings, screen
+from tpukit.essentials.environment import (
     IMAGES,
     THIS_MACHINE,
     ChipsBusy,
@@ -20,9 +21,8 @@ from tpukit.essentials.machine import (
     how_to_restart,
     how_to_start_afresh,
 )
-from tpukit.essentials.run import RuntimeInUse, WorkerFailed, launch
-from tpukit.essentials.show import Explained, Finding, Findings, screen
-from tpukit.measure import parse_duration
+from tpukit.essentials.launcher import RuntimeInUse, WorkerFailed, launch
+from tpukit.profiling import parse_duration
 
 _ABOUT_THE_CHIPS = ("TPU", "PJRT_DEVICE", "versions", "variables", "in use", "runtime")  # of check's findings
 _SIDE = 128  # of the matrices that every core multiplies

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 
 from tpukit.cloud.answers import CloudFailed, Service, find_credentials
-from tpukit.essentials.show import Finding, NotInstalled
+from tpukit.essentials.display import Finding, NotInstalled
 
 _REQUEST_SECONDS = 10.0  # for one answer
 _SECONDS_BETWEEN_LINES = 20.0  # while nothing changes

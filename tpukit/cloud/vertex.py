@@ -14,7 +14,7 @@ import time
 from tpukit.cloud.answers import CloudFailed, Service, find_credentials
 from tpukit.cloud.machines import MACHINE_SPECS, image_of
 from tpukit.cloud.target import JobPlan, PlatformState, Word
-from tpukit.essentials.show import NotInstalled
+from tpukit.essentials.display import NotInstalled
 
 DEFAULT_REGION = "us-central1"
 _DIGEST = "tpukit-digest"  # label, of everything that was sent: finds a job whose answer was lost

@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from tpukit.essentials.show import Explained, counted
+from tpukit.essentials.display import Explained, counted
 from tpukit.migrate.lint_sources import files_in
 from tpukit.migrate.linting import lint, printable
 

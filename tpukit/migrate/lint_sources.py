@@ -14,7 +14,7 @@ from json.decoder import scanstring
 from json.scanner import py_make_scanner
 from pathlib import Path
 
-from tpukit.essentials.show import Explained, NoSuchFile, SystemFailed, WrongValue
+from tpukit.essentials.display import Explained, NoSuchFile, SystemFailed, WrongValue
 from tpukit.migrate.code_pieces import split_lines
 
 # Folders of installed or built files, as ruff skips them; other environments have one of the marks.

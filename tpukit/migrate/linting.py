@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.show import SystemFailed
+from tpukit.essentials.display import SystemFailed
 from tpukit.migrate.code_pieces import pieces_of
 from tpukit.migrate.lint_sources import LintSource
 from tpukit.migrate.name_checks import Checker, NameFinding

@@ -12,6 +12,7 @@ from tpukit.pe.calibration_figure import show_calibration
 from tpukit.pe.challenge import challenge_loss, exam_loss
 from tpukit.pe.consistency import check_consistency, make_consistent
 from tpukit.pe.ct import hounsfield, three_windows
+from tpukit.pe.data_notice import notice
 from tpukit.pe.dicom import read_dicom
 from tpukit.pe.dicom_index import index_dicom
 from tpukit.pe.dicom_packing import pack_dicom
@@ -24,7 +25,6 @@ from tpukit.pe.ladder import show_ladder
 from tpukit.pe.lungs import lung_box
 from tpukit.pe.model import augment, normalize, resnet34
 from tpukit.pe.neighbours import NeighbouringSlices
-from tpukit.pe.notices import notice
 from tpukit.pe.phantoms.drawing import phantom
 from tpukit.pe.phantoms.emboli import embolus_masks, embolus_places
 from tpukit.pe.preparation import Preparation

@@ -3,7 +3,7 @@
 The embolus is known for phantoms only.
 """
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.labels import LABELS
 
 

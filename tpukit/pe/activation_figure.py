@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import WrongValue, figure_inputs
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import figure_style as look
+from tpukit.metrics import as_array
 from tpukit.pe.activation import attention_in_mask, enlarge
-from tpukit.scores import as_array
 
 if TYPE_CHECKING:
     import numpy as np

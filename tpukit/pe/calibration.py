@@ -8,10 +8,10 @@ temperature T divides the logits:
 
 from dataclasses import dataclass
 
-from tpukit.essentials.show import WrongValue, counted
+from tpukit.essentials.display import WrongValue, counted
+from tpukit.metrics import FEW, count_groups
 from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, image_share, log_loss, match_tables
 from tpukit.pe.labels import EXAM_LABELS, LABELS
-from tpukit.scores import FEW, count_groups
 
 # Bounds of a temperature: beyond them all answers would be right, or guesses.
 _LOWEST = 0.1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import figure_style as look
 from tpukit.pe.calibration import Answers, answers
 from tpukit.pe.labels import WORDS
 

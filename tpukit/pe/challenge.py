@@ -14,7 +14,7 @@ Detection" (Kaggle, 2020).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_columns, check_yes_or_no
 
 EXAM_WEIGHTS = {

@@ -4,7 +4,7 @@ A window has a level and a width. With level 40 and width 400, units from -160 t
 255; everything below is black, everything above is white.
 """
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 
 # Level and width in Hounsfield units, in the order red, green, blue, as in Kaggle's JPEG set of 256
 # pixels.

@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.show import Explained, NotInstalled, SystemFailed, WrongValue
+from tpukit.essentials.display import Explained, NotInstalled, SystemFailed, WrongValue
 from tpukit.pe.ct import see
 
 AIR = -1000  # HU

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.dicom import undecodable
 from tpukit.pe.labels import IMAGE, SERIES, STUDY
 from tpukit.pe.missing_images import as_in_headers, check_missing, match_headers

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tpukit.essentials.show import SystemFailed, WrongValue
-from tpukit.packs import (
+from tpukit.datasets import (
     PackSource,
     check_arguments,
     fact,
@@ -19,6 +18,7 @@ from tpukit.packs import (
     whole_number,
     write_file,
 )
+from tpukit.essentials.display import SystemFailed, WrongValue
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.dicom_slices import SliceWeight

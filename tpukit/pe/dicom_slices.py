@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from tpukit.packs import NOT_DAMAGE, Names, spread
+from tpukit.datasets import NOT_DAMAGE, Names, spread
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import found_in, hounsfield_table, read_slice, window_table
 from tpukit.pe.lungs import lung_box

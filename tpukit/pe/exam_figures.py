@@ -7,10 +7,10 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import WrongValue
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import figure_style as look
+from tpukit.metrics import as_array
 from tpukit.pe.labels import LABELS, STUDY, check_columns, check_yes_or_no
-from tpukit.scores import as_array
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from torch import nn
 # torch_xla replaces torch.nn.GRU with a class that has one direction only.
 from torch.nn.modules.rnn import GRU
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.labels import EXAM_LABELS
 
 

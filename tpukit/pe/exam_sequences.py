@@ -11,7 +11,7 @@ slices does not vanish in the maximum. If slices are fewer than parts, a slice i
 
 from typing import NamedTuple
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
 from tpukit.pe.exam_check import find_irregular
 from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns, check_yes_or_no

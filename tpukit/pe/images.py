@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.essentials.show import NoSuchFile, SystemFailed, WrongValue
-from tpukit.packs import decode
+from tpukit.datasets import decode
+from tpukit.essentials.display import NoSuchFile, SystemFailed, WrongValue
 from tpukit.pe.labels import IDS, LABELS, STUDY, check_columns
 from tpukit.pe.missing_images import check_missing, leave_out
 
@@ -126,7 +126,7 @@ class PEImages:
     `[i]` is `(image, labels)`. The image is (3, size, size) uint8 in [0, 255]: red is the lung
     window, green the embolism window, blue the mediastinal window. The labels are (10,) float32 of
     0 and 1, in the order of `LABELS`. Images are decoded and resized as by
-    `tpukit.packs.decode`.
+    `tpukit.datasets.decode`.
 
     Args:
         table: as `index_images` returns it, or some of its rows.

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from tpukit.essentials.show import NoSuchFile, WrongValue, first_few
+from tpukit.essentials.display import NoSuchFile, WrongValue, first_few
 from tpukit.pe.rules import RULES, broken_rules
 
 STUDY = "StudyInstanceUID"

@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tpukit.essentials.show import WrongValue
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import figure_style as look
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ the gain should be smaller. It was not measured on patients.
 
 from collections.abc import Iterable
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 
 _COARSE = 128  # pixels per side are enough for a box
 _AIR = -400  # HU; the lungs are below

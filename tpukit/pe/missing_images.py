@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tpukit.essentials.show import NoSuchFile
+from tpukit.essentials.display import NoSuchFile
 
 
 def check_missing(missing: str, *others: str) -> None:

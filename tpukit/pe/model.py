@@ -3,7 +3,7 @@
 import pickle
 from pathlib import Path
 
-from tpukit.essentials.show import NoSuchFile, WrongValue
+from tpukit.essentials.display import NoSuchFile, WrongValue
 from tpukit.pe.labels import LABELS
 
 # Of ImageNet, red, green and blue in [0, 1], as torchvision's weights expect them.
@@ -112,7 +112,7 @@ def augment(**changes):
     Returns:
         The `Augment`; call it on the device.
     """
-    from tpukit.train import Augment
+    from tpukit.training import Augment
 
     options = {
         "scale": 0.25,

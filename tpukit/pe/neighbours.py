@@ -4,7 +4,7 @@ positions of a series    0  1  2  5        channels of the slice at 2    those a
                                            channels of the slice at 5    those at 2, 5 and 5
 """
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import IDS, SERIES

@@ -8,7 +8,7 @@ Preparation.read(json.load(file)).pack(...)  other slices, prepared in the same 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.model import MEAN, STD
 

@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpukit.essentials.show import WrongValue, figure_inputs
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import figure_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
+from tpukit.pe.data_notice import NOT_FOR_CLINICAL_USE
 from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, WORDS, check_columns, check_yes_or_no
-from tpukit.pe.notices import NOT_FOR_CLINICAL_USE
 from tpukit.pe.slice_viewer import Curve, Study, as_jpeg, highest
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from tpukit.datasets import Names, how_many, look_at, npy, run_in_processes, write_file
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.show import NoSuchFile
-from tpukit.packs import Names, how_many, look_at, npy, run_in_processes, write_file
+from tpukit.essentials.display import NoSuchFile
 from tpukit.pe.dicom import (
     OTHER_MODALITY,
     NotACTSlice,

@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.show import figure_inputs
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import figure_inputs
+from tpukit.essentials.display import figure_style as look
 
 if TYPE_CHECKING:
     import numpy as np

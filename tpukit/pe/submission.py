@@ -8,7 +8,7 @@ id,label
 import os
 from pathlib import Path
 
-from tpukit.essentials.show import NoSuchFile, WrongValue
+from tpukit.essentials.display import NoSuchFile, WrongValue
 from tpukit.pe.challenge import IMAGE, STUDY, exams_of
 from tpukit.pe.consistency import broken_by
 from tpukit.pe.labels import EXAM_LABELS, LABELS

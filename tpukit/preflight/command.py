@@ -11,10 +11,10 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from tpukit.essentials.show import NoSuchFile, NotInstalled, WrongValue
-from tpukit.measure import find_tpu
+from tpukit.essentials.display import NoSuchFile, NotInstalled, WrongValue
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.step_report import preflight
+from tpukit.profiling import find_tpu
 
 _MOST_NAMES = 12  # functions of a file that an error lists
 

@@ -29,13 +29,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.essentials.machine import available_memory, write_whole
-from tpukit.essentials.show import human_size, screen
-from tpukit.measure import Tpu
+from tpukit.essentials.display import human_size, screen
+from tpukit.essentials.environment import available_memory, write_whole
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
 from tpukit.preflight.recording import Graph, NoPreflight
-from tpukit.standin import KeptCompiles, cache_folder, program
+from tpukit.profiling import Tpu
+from tpukit.simulator import KeptCompiles, cache_folder, program
 
 _LOOK_SECONDS = 0.2  # between two looks at the compiler's process
 _FILES = ("numbers", "optimized", "facts")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tpukit.essentials.show import house_style as look
+from tpukit.essentials.display import figure_style as look
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.essentials.show import Finding
+from tpukit.essentials.display import Finding
 from tpukit.preflight.hlo import Array, Operation, Program, read_program
 from tpukit.preflight.recording import Recording
 

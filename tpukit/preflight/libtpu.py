@@ -16,10 +16,10 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpukit.essentials.machine import RELEASES, Host
-from tpukit.essentials.show import WrongValue, human_size
+from tpukit.essentials.display import WrongValue, human_size
+from tpukit.essentials.environment import RELEASES, Host
 from tpukit.preflight.recording import NoPreflight
-from tpukit.standin import cache_folder
+from tpukit.simulator import cache_folder
 
 # The library does not depend on Python, though its newer wheels name a version.
 _WHEEL = (

@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.machine import Host
-from tpukit.essentials.run import (
+from tpukit.essentials.display import Explained, screen
+from tpukit.essentials.environment import Host
+from tpukit.essentials.launcher import (
     Core,
     Interrupted,
     Limits,
@@ -30,8 +31,6 @@ from tpukit.essentials.run import (
     sigterm_ends_the_run,
     worker_failed,
 )
-from tpukit.essentials.show import Explained, screen
-from tpukit.measure import Tpu, what_differs
 from tpukit.preflight.cycles import (
     SETTLED,
     Cycle,
@@ -50,7 +49,8 @@ from tpukit.preflight.scopes import Call, name_operations
 from tpukit.preflight.step_clock import StepClock
 from tpukit.preflight.step_marks import StepMarks
 from tpukit.preflight.write_guard import guard_files
-from tpukit.standin import Imagined, why_not
+from tpukit.profiling import Tpu, what_differs
+from tpukit.simulator import Imagined, why_not
 
 _LARGE = 2**24  # elements: 64 MiB of float32, from which a tensor is not filled with random numbers
 

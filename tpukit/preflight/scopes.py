@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.measure import named, record_lines
+from tpukit.profiling import named, record_lines
 
 _KIT = f"{Path(__file__).parents[1]}{os.sep}"
 

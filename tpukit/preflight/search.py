@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tpukit.essentials.show import Table, WrongValue, human_size
-from tpukit.measure import Tpu, find_tpu
+from tpukit.essentials.display import Table, WrongValue, human_size
 from tpukit.preflight.step_report import Preflight, preflight
+from tpukit.profiling import Tpu, find_tpu
 
 _AIM = 0.97  # of the memory: the line is not exact
 _ENOUGH = 0.95  # of the memory: no larger batch is tried if one takes this much

@@ -22,10 +22,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.essentials.machine import PRICES_OF
-from tpukit.essentials.run import WorkerFailed
-from tpukit.essentials.show import Finding, Findings, WrongValue, as_html, as_text, human_size
-from tpukit.measure import Tpu, find_tpu
+from tpukit.essentials.display import Finding, Findings, WrongValue, as_html, as_text, human_size
+from tpukit.essentials.environment import PRICES_OF
+from tpukit.essentials.launcher import WorkerFailed
 from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
 from tpukit.preflight.cycles import Transfer, group_bytes
 from tpukit.preflight.cycles import samples as samples_of
@@ -33,7 +32,8 @@ from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
 from tpukit.preflight.recording import Graph, NoPreflight, Recording, record
 from tpukit.preflight.scopes import Call
-from tpukit.standin import open_kept
+from tpukit.profiling import Tpu, find_tpu
+from tpukit.simulator import open_kept
 
 _MOST_OPERATIONS = 10
 _COLLECTIVES = (

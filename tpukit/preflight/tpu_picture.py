@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from tpukit.essentials.machine import GENERATIONS, Generation
-from tpukit.essentials.show import counted, house_style
-from tpukit.measure import find_tpu
+from tpukit.essentials.display import counted, figure_style
+from tpukit.essentials.environment import GENERATIONS, Generation
+from tpukit.profiling import find_tpu
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -77,7 +77,7 @@ def show_tpu(name: str = "v5e-8") -> Figure:
     _draw_step(canvas)
     _draw_shapes(canvas)
     processes = counted(tpu.chips, "worker process")
-    house_style.describe(
+    figure_style.describe(
         canvas.figure,
         f"{title}: the notebook's kernel forks {processes}, one per chip. A step is recorded as a "
         "graph, compiled once, and run again for every batch of the same shapes; another shape is "
@@ -100,7 +100,7 @@ class _Canvas:
     """A figure that pyplot does not know, with axes over all of it whose unit is an inch."""
 
     def __init__(self) -> None:
-        self.figure = house_style.new_figure(_WIDTH, _HEIGHT)
+        self.figure = figure_style.new_figure(_WIDTH, _HEIGHT)
         self.axes = self.figure.add_axes((0, 0, 1, 1))
         self.axes.set(xlim=(0, _WIDTH), ylim=(0, _HEIGHT), facecolor=_WHITE, xticks=[], yticks=[])
         self.axes.spines[:].set_visible(False)

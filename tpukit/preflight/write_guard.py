@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tpukit.essentials.show import Explained
+from tpukit.essentials.display import Explained
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Python's audit events of functions that change files, and the arguments that are paths. The event

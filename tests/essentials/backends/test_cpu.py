@@ -5,7 +5,7 @@ import torch
 
 from tpukit import launch
 from tpukit.essentials.backends import cpu
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 
 
 def often(core, *calls):

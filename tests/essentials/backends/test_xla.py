@@ -12,8 +12,8 @@ import pytest
 import torch
 
 import tpukit
-from tpukit.measure import graph_text
-from tpukit.standin.build import why_not
+from tpukit.profiling import graph_text
+from tpukit.simulator.build import why_not
 
 pytestmark = pytest.mark.xla
 
@@ -60,8 +60,8 @@ def test_the_tpu_core_trains_through_torch_xlas_own_start_up(processes):
         from torch import nn
         from tpukit.essentials.backends import Topology
         from tpukit.essentials.backends.xla import Tpu, start_pjrt
-        from tpukit.essentials.run.core import Core
-        from tpukit.essentials.run.worker import Task, run_core
+        from tpukit.essentials.launcher.core import Core
+        from tpukit.essentials.launcher.worker import Task, run_core
 
         def work(core):
             model = core.model(nn.Linear(3, 2))
@@ -220,7 +220,7 @@ def test_torch_xlas_own_calls_are_true_or_refused_in_the_rehearsal_joined_by_glo
             assert "fix:   core.all_reduce" in message
 
 
-STANDIN = pytest.param("xla:standin", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or ""))
+STANDIN = pytest.param("xla:simulator", marks=pytest.mark.skipif(bool(why_not()), reason=why_not() or ""))
 
 
 def recorded_precisions(backend, precision, make):
@@ -264,7 +264,7 @@ def test_torch_xla_leaves_the_precision_out_where_our_docstring_says_so():
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("backend", ["xla:cpu", "xla:standin"])
+@pytest.mark.parametrize("backend", ["xla:cpu", "xla:simulator"])
 def test_what_is_computed_again_in_backward_is_what_was_computed_dropout_included(backend):
     import torch
     from torch.utils.checkpoint import checkpoint
@@ -300,7 +300,7 @@ TRACKING = {  # layers of four channels and the shapes of their batches
 
 
 @pytest.mark.xla
-@pytest.mark.parametrize("backend", ["xla:cpu", "xla:standin"])
+@pytest.mark.parametrize("backend", ["xla:cpu", "xla:simulator"])
 def test_running_variances_are_of_n_minus_1_samples_as_pytorchs(backend):
     import pickle
 
@@ -308,7 +308,7 @@ def test_running_variances_are_of_n_minus_1_samples_as_pytorchs(backend):
     from torch import nn
 
     from tpukit import launch
-    from tpukit.train import sync_batchnorm
+    from tpukit.training import sync_batchnorm
 
     class OwnForward(nn.BatchNorm2d):  # as timm's BatchNormAct2d has
         def forward(self, x):

@@ -13,7 +13,7 @@ import torch
 from helpers.sources import Pixels
 
 from tpukit.essentials.data.batches import Batches
-from tpukit.essentials.run.launcher import launch
+from tpukit.essentials.launcher.launcher import launch
 
 
 class Numbers:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tpukit.essentials.data import Batches
-from tpukit.train import StreamBatches
+from tpukit.training import StreamBatches
 
 
 class Given(torch.utils.data.Dataset):

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import tpukit
 from tpukit import Augment, Buckets
 from tpukit.essentials.data import Batches
-from tpukit.train import StreamBatches
+from tpukit.training import StreamBatches
 
 
 def batches_of(dataset, **options):
@@ -26,9 +26,9 @@ def batches_of(dataset, **options):
 core = types.SimpleNamespace(batches=batches_of)
 fixes = Fixes(
     "essentials/data/*.py",
-    "train/augment.py",
-    "train/buckets.py",
-    "train/streams.py",
+    "training/augment.py",
+    "training/buckets.py",
+    "training/streams.py",
     names={"core": core, "tpukit": tpukit, "torch": torch},
 )
 IMAGES, LABELS = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 2)

@@ -6,8 +6,8 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.sources import as_batch_source
-from tpukit.essentials.show import WrongType
-from tpukit.train.streams import StreamBatches
+from tpukit.essentials.display import WrongType
+from tpukit.training.streams import StreamBatches
 
 
 class Bare(Pixels):

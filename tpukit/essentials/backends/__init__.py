@@ -14,21 +14,21 @@ from tpukit.essentials.backends.xla import (
     variable_set,
     with_own_flags,
 )
-from tpukit.essentials.show import missing_part
+from tpukit.essentials.display import missing_part
 
 # By name, the best first: a launch takes the first that the machine has devices for. A part of the kit that is not here
 # takes its backends along.
 PLACES = {
     "xla": "tpukit.essentials.backends.xla:XlaRuntime",
-    "torch_tpu": "tpukit.runtimes.torch_tpu:TorchTpuRuntime",
-    "cuda": "tpukit.runtimes.cuda:CudaRuntime",
+    "torch_tpu": "tpukit.accelerators.torch_tpu:TorchTpuRuntime",
+    "cuda": "tpukit.accelerators.cuda:CudaRuntime",
     "cpu": "tpukit.essentials.backends.cpu:CpuRuntime",
-    "xla:sharded": "tpukit.runtimes.sharded:ShardedRuntime",
-    "xla:standin": "tpukit.standin:StandInRuntime",
+    "xla:sharded": "tpukit.accelerators.sharded:ShardedRuntime",
+    "xla:simulator": "tpukit.simulator:StandInRuntime",
     "xla:cpu": "tpukit.essentials.backends.xla_cpu:XlaCpuRuntime",
-    "torch_tpu:standin": "tpukit.standin:TorchTpuStandInRuntime",
-    "torch_tpu:cpu": "tpukit.runtimes.torch_tpu:TorchTpuCpuRuntime",
-    "xla:recording": "tpukit.standin:RecordingRuntime",
+    "torch_tpu:simulator": "tpukit.simulator:TorchTpuStandInRuntime",
+    "torch_tpu:cpu": "tpukit.accelerators.torch_tpu:TorchTpuCpuRuntime",
+    "xla:recording": "tpukit.simulator:RecordingRuntime",
 }
 
 
@@ -45,9 +45,9 @@ def runtimes() -> dict[str, Runtime]:
 
 def why_no_stand_in() -> str | None:
     """Return why this machine cannot play chips for torch_xla, and what would change that; None if it can."""
-    if missing := missing_part("tpukit.standin"):
+    if missing := missing_part("tpukit.simulator"):
         return f"this copy of the kit has no part {missing}"
-    return importlib.import_module("tpukit.standin").why_not()
+    return importlib.import_module("tpukit.simulator").why_not()
 
 
 __all__ = [

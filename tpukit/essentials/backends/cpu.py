@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
 from tpukit.essentials.backends.protocol import Backend, Runtime, Topology, Unlike
-from tpukit.essentials.show import Failed, WrongValue
+from tpukit.essentials.display import Failed, WrongValue
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface

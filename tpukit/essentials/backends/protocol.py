@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.show import WrongValue, missing_part
+from tpukit.essentials.display import WrongValue, missing_part
 
 
 class Unlike(WrongValue):
@@ -267,9 +267,9 @@ class Runtime:
         """Make folders ready for what a launch compiles; None where nothing can be kept, which is said."""
         if not self.keeps_compiles:
             return say(f"keep_compiles: the backend {self.name} compiles nothing that can be kept")
-        if missing := missing_part("tpukit.runtimes"):
+        if missing := missing_part("tpukit.accelerators"):
             return say(f"keep_compiles needs the part {missing}, which this copy of the kit does not have")
-        return importlib.import_module("tpukit.runtimes").open_kept(folders, say)
+        return importlib.import_module("tpukit.accelerators").open_kept(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
-from tpukit.essentials.show import Failed, WrongValue, missing_part
+from tpukit.essentials.display import Failed, WrongValue, missing_part
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
@@ -285,8 +285,8 @@ def start_pjrt(device_type: str, on_core: Callable[[], None], topology: Topology
     import torch_xla._internal.pjrt as pjrt
     import torch_xla.runtime as xr
 
-    if not missing_part("tpukit.runtimes"):  # without it Adam is PyTorch's, which records seven operations for one
-        importlib.import_module("tpukit.runtimes.adam").shorten_adam()
+    if not missing_part("tpukit.accelerators"):  # without it Adam is PyTorch's, which records seven operations for one
+        importlib.import_module("tpukit.accelerators.adam").shorten_adam()
     correct_running_variance()
     _complete_torch()
     TorchXla.kept = topology.kept.enter() if topology.kept else None

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, rehearsal_cores
 from tpukit.essentials.backends.protocol import Backend, Topology
 from tpukit.essentials.backends.xla import TorchXla, import_torch_xla, start_pjrt
-from tpukit.essentials.show import Failed
+from tpukit.essentials.display import Failed
 
 # Of torch_xla.core.xla_model. In this start-up each would reduce, gather or wait over one process, without a word.
 _COLLECTIVES = (

@@ -17,8 +17,8 @@ from tpukit.essentials.data.sources import (
     refuse_loader,
     split_masks,
 )
-from tpukit.essentials.machine import cpus
-from tpukit.essentials.show import WrongType, WrongValue
+from tpukit.essentials.display import WrongType, WrongValue
+from tpukit.essentials.environment import cpus
 
 
 class Batches:

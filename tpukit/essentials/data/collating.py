@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 
 
 def collate(items: list, samples: Sequence[int] = ()) -> object:

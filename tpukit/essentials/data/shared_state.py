@@ -13,7 +13,7 @@ import threading
 import types
 from collections.abc import Iterator, Mapping
 
-from tpukit.essentials.show import WrongValue
+from tpukit.essentials.display import WrongValue
 
 _DEPTH = 3  # Subset, the dataset in it, what that holds
 _MOST = 64  # parts of one list or dict that are looked at

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from tpukit.essentials.show import WrongType, first_few
+from tpukit.essentials.display import WrongType, first_few
 
 
 class MapDataset(Protocol):

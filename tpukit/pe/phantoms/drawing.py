@@ -14,8 +14,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from tpukit.essentials.show import WrongValue
-from tpukit.packs import ResumableFolder, how_many, run_in_processes, whole_number
+from tpukit.datasets import ResumableFolder, how_many, run_in_processes, whole_number
+from tpukit.essentials.display import WrongValue
 from tpukit.pe.ct import three_windows
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import COLUMNS

@@ -5,7 +5,7 @@ Data of patients have no such places.
 
 from pathlib import Path
 
-from tpukit.essentials.show import NoSuchFile
+from tpukit.essentials.display import NoSuchFile
 from tpukit.pe.phantoms.drawing import PhantomFolder, decide_findings, height_of, study_uid
 
 

@@ -1,0 +1,125 @@
+"""Work in fresh processes: one bar, failures raised as if they had happened here, and nothing is left behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from tpukit.datasets.processes import run_in_processes
+
+KIT = Path(__file__).parents[2]
+
+TASKS = """
+import os, pathlib, signal, sys, time
+
+def write(job):
+    pathlib.Path(job["file"]).write_text(f"{job['text']} {os.environ['OMP_NUM_THREADS']} {'torch' in sys.modules}")
+
+def refuse(job):
+    raise ValueError("the number is 7\\n  fix:   take 8")
+
+def miss(job):
+    open("/nowhere/at all")
+
+def own(job):
+    class Special(FileExistsError):
+        pass
+    raise Special(17, "a kind of its own")
+
+def stumble(job):
+    print("said before")
+    {}["key"]
+
+def leave(job):
+    sys.exit(3)
+
+def die(job):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def wait(job):
+    pathlib.Path(job).write_text(str(os.getpid()))
+    time.sleep(900)
+
+def one_fails(job):
+    if job is None:
+        while True:
+            time.sleep(0.1)
+    raise OSError(28, "No space left on device")
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr("tpukit.datasets.processes.subprocess", subprocess)  # fresh ones, see tests/forks.py
+    (tmp_path / "tasks.py").write_text(TASKS)
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+
+    def call(task, jobs, **options):
+        usual = {"label": "try", "total": len(jobs), "done": lambda: 0, "folder": tmp_path, "progress": "off"}
+        run_in_processes(f"tasks:{task}", jobs, environ=environ, **usual | options)
+
+    return call
+
+
+def test_every_job_is_done_in_a_fresh_process_with_one_thread(run, tmp_path, capsys):
+    jobs = [{"file": str(tmp_path / f"{n}.txt"), "text": "é" * 100_000 * n} for n in range(3)]
+    run("write", jobs, done=lambda: len(list(tmp_path.glob("*.txt"))), progress="text")
+    for n, job in enumerate(jobs):
+        assert Path(job["file"]).read_text() == f"{'é' * 100_000 * n} 1 False"
+    assert list(tmp_path.glob("*.log")) == []
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("try  3/3")
+
+
+FAILURES = {
+    "refuse": (ValueError, r"^the number is 7\n  fix:   take 8$"),
+    "miss": (FileNotFoundError, r"No such file or directory: '/nowhere/at all'"),
+    "own": (FileExistsError, "a kind of its own"),
+    "stumble": (RuntimeError, r"a process of 'try' ended with status 1\n(.|\n)*said before(.|\n)*KeyError: 'key'"),
+    "leave": (RuntimeError, "a process of 'try' ended with status 3"),
+    "die": (RuntimeError, "a process of 'try' ended with status -9"),
+    "no_such_task": (RuntimeError, "has no attribute 'no_such_task'"),
+}
+
+
+@pytest.mark.parametrize("task", FAILURES)
+def test_a_failure_is_told_as_what_it_was(run, task):
+    kind, text = FAILURES[task]
+    with pytest.raises(kind, match=text) as raised:
+        run(task, [1, 2])
+    assert type(raised.value) is kind
+    if kind is not RuntimeError:
+        assert "Traceback" in str(raised.value.__cause__)  # where in the process it was
+
+
+def test_when_one_fails_all_are_ended_and_the_number_of_the_error_is_kept(run):
+    with pytest.raises(OSError, match="No space left") as raised:
+        run("one_fails", [None, "x", None])
+    assert raised.value.errno == 28
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_processes_end_with_the_one_that_started_them(run, tmp_path, how):
+    psutil = pytest.importorskip("psutil")
+    code = f"""
+        from tpukit.datasets.processes import run_in_processes
+        jobs = [{str(tmp_path / "a.pid")!r}, {str(tmp_path / "b.pid")!r}]
+        run_in_processes("tasks:wait", jobs, label="wait", total=2, done=lambda: 0, folder={str(tmp_path)!r})
+    """
+    call = [sys.executable, "-c", textwrap.dedent(code)]
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    parent = subprocess.Popen(call, cwd=KIT, env=environ, stderr=subprocess.PIPE, text=True)
+    files = [tmp_path / "a.pid", tmp_path / "b.pid"]
+    while not all(file.exists() and file.read_text() for file in files):
+        assert parent.poll() is None
+        time.sleep(0.02)
+    children = [psutil.Process(int(file.read_text())) for file in files]
+    parent.send_signal(how)
+    error = parent.communicate(timeout=600)[1]
+    assert psutil.wait_procs(children, timeout=600)[1] == []
+    assert ("KeyboardInterrupt" in error) == (how == signal.SIGINT)

@@ -1,0 +1,89 @@
+"""Errors with fact, evidence and fix: their text, what they are besides, and that they travel between processes."""
+
+import ast
+import importlib
+import pickle
+from pathlib import Path
+
+import pytest
+
+from tpukit.essentials.display import errors
+from tpukit.essentials.display.errors import (
+    Explained,
+    Failed,
+    NoSuchFile,
+    SystemFailed,
+    WrongType,
+    WrongValue,
+    explain,
+    kind_of,
+)
+
+ROOT = Path(__file__).parents[3]
+KIT = sorted((ROOT / "tpukit").rglob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ({}, "a is wrong"),
+        ({"found": 7}, "a is wrong\n  found: 7"),
+        ({"fix": "a=1"}, "a is wrong\n  fix:   a=1"),
+        ({"found": "b\nc", "fix": "d\ne"}, "a is wrong\n  found: b\n         c\n  fix:   d\n         e"),
+        ({"found": None}, "a is wrong\n  found: None"),  # None may be what was found
+    ],
+)
+def test_the_three_parts_stand_below_each_other(parts, text):
+    assert explain("a is wrong", **parts) == text
+    assert str(WrongValue("a is wrong", **parts)) == text
+
+
+def test_an_error_is_also_the_built_in_one_and_keeps_its_parts():
+    error = NoSuchFile("there is no a", found="b", fix="c")
+    assert isinstance(error, FileNotFoundError)
+    assert (error.fact, error.found, error.fix) == ("there is no a", "b", "c")
+
+
+@pytest.mark.parametrize("kind", [one for one in vars(errors).values() if isinstance(one, type)])
+def test_an_error_survives_the_way_from_a_worker_to_the_kernel(kind):
+    error = pickle.loads(pickle.dumps(kind("there is no a", found="b", fix="c")))
+    assert type(error) is kind
+    assert (str(error), error.fix) == ("there is no a\n  found: b\n  fix:   c", "c")
+
+
+def test_no_message_is_put_together_by_hand():
+    for path in KIT:
+        if path.name != "errors.py":
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    assert "\n  fix:" not in node.value, f"{path.relative_to(ROOT)}:{node.lineno}"
+                    assert "\n  found:" not in node.value, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_every_class_of_an_error_that_is_raised_with_a_fix_is_an_explained_one():
+    for path in KIT:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                call = node.exc
+                if {"found", "fix"} & {one.arg for one in call.keywords} and isinstance(call.func, ast.Name):
+                    kind = getattr(importlib.import_module(module), call.func.id, None)
+                    if isinstance(kind, type):
+                        assert issubclass(kind, Explained), f"{module}:{call.lineno}"
+
+
+def test_the_general_errors_are_told_by_the_names_that_people_catch():
+    assert [kind_of(kind("x")) for kind in (WrongValue, WrongType, SystemFailed, Failed)] == [
+        "ValueError",
+        "TypeError",
+        "OSError",
+        "RuntimeError",
+    ]
+    assert kind_of(KeyError()) == "KeyError"
+    assert kind_of(type("Own", (WrongValue,), {"__module__": "notebook"})("x")) == "Own"
+
+
+def test_an_error_keeps_its_words_where_somebody_notes_the_file_as_shutil_does():
+    error = NoSuchFile("there is no file x", fix="make it")
+    error.filename, error.errno = "x", 2
+    assert str(error) == "there is no file x\n  fix:   make it"

@@ -1,0 +1,49 @@
+"""Run one of pytorch/xla's own test files for TPUs on four chips of the stand-in.
+
+    python tests/simulator/upstream.py CHECKOUT/test/pjrt/test_collective_ops_tpu.py
+
+CHECKOUT is pytorch/xla at the tag of the installed torch_xla; nothing of it is kept here. Needs root, to show four
+chips on a PCI bus of its own. Its processes are forked, not spawned: each would import torch_xla again, ten seconds per
+test. Nothing else of the file is changed.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+from tpukit.simulator import build, shapes, shared_memory  # noqa: E402
+
+CHIPS = 4
+BUS = f"""
+bus=/sys/bus/pci/devices
+mount -t tmpfs none $bus
+for i in $(seq {CHIPS}); do
+    mkdir $bus/$i; echo 0x1ae0 > $bus/$i/vendor; echo 0x0063 > $bus/$i/device; echo 0x0000 > $bus/$i/subsystem_device
+done
+exec "$@"
+"""
+FORKED = """
+import functools, runpy, sys
+import torch_xla._internal.pjrt as pjrt
+pjrt.run_multiprocess = functools.partial(pjrt.run_multiprocess, start_method="fork")
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def main(file: str, *others: str) -> int:
+    plugin = build.find_plugin().library
+    with shared_memory.meeting_place() as path:
+        variables = shapes.environment(shapes.rehearsal(CHIPS), library=build.library(), plugin=plugin, memory=path)
+        test = Path(file).resolve()
+        command = ["unshare", "--mount", "sh", "-ec", BUS, "sh", sys.executable, "-c", FORKED, str(test), *others]
+        return subprocess.call(
+            command, env={**os.environ, **variables}, cwd=test.parent, pass_fds=[int(Path(path).name)]
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]) if len(sys.argv) > 1 else __doc__)

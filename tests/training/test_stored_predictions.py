@@ -1,0 +1,110 @@
+"""What a model says is kept piece by piece: nothing is computed twice, and other weights begin anew."""
+
+import os
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tpukit import launch  # noqa: E402
+from tpukit.training import predict_to, read_predictions  # noqa: E402
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="forks CPU processes")
+NUMBERS = torch.arange(22, dtype=torch.float32).reshape(11, 2)
+
+
+class Twice(torch.nn.Module):
+    def __init__(self, weight):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+    def forward(self, numbers):
+        return {"sums": numbers.sum(1) * self.weight, "rows": numbers}
+
+
+def work(core, folder, weight, limit=99, mirror=None):
+    seen = []
+
+    def count(numbers):
+        seen.append(len(numbers))
+        if len(seen) > limit:
+            raise KeyError("cut off")
+        return numbers
+
+    model = core.model(Twice(weight))
+    numbers = torch.utils.data.TensorDataset(NUMBERS)
+    predict_to(folder, core, model, numbers, batch_size=2, prepare=count, piece=4, mirror=mirror)
+    return len(seen)
+
+
+class Far(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(1e4))
+
+    def forward(self, numbers):
+        return {"scores": numbers * self.weight, "classes": numbers.long() + 4097}
+
+
+def far(core, folder, scale):
+    model = core.model(Far())
+    numbers = torch.utils.data.TensorDataset(NUMBERS * scale)
+    predict_to(folder, core, model, numbers, batch_size=2)
+
+
+def run(*arguments):
+    return launch(work, *arguments, cores=2, backend="cpu", progress="off").results
+
+
+def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path, capsys):
+    from tpukit import WorkerFailed
+
+    with pytest.raises(WorkerFailed, match="cut off"):
+        run(tmp_path, 2.0, 2)
+    assert sorted(file.name for file in tmp_path.glob("*.npz")) == ["000000000.npz", "000000004.npz"]
+    with pytest.raises(FileNotFoundError, match="2 of 3 pieces"):
+        read_predictions(tmp_path)
+    assert run(tmp_path, 2.0) == [1, 1]  # the third piece alone
+    assert "2 of 3 pieces of what the model says are found in" in capsys.readouterr().out
+    kept = read_predictions(tmp_path)
+    assert kept["sums"].tolist() == (NUMBERS.sum(1) * 2).tolist()
+    assert (kept["rows"].dtype, kept["rows"].tolist()) == (torch.float16, NUMBERS.tolist())
+    assert run(tmp_path, 2.0) == [0, 0]
+    assert run(tmp_path, 3.0) == [3, 3]  # of other weights nothing is taken
+    assert read_predictions(tmp_path)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
+
+
+def test_on_a_new_machine_the_pieces_come_from_the_mirror_and_trouble_there_ends_nothing(tmp_path, capsys):
+    from tpukit import WorkerFailed
+
+    first, second, third, mirror = (tmp_path / name for name in ("first", "second", "third", "drive/exams"))
+    mirror.parent.mkdir()
+    with pytest.raises(WorkerFailed, match="cut off"):
+        run(first, 2.0, 2, mirror)
+    assert run(second, 2.0, 99, mirror) == [1, 1]
+    kept = read_predictions(second)["sums"].tolist()
+    assert kept == (NUMBERS.sum(1) * 2).tolist()
+    assert read_predictions(mirror)["sums"].tolist() == kept
+    piece = mirror / "000000004.npz"
+    piece.write_bytes(piece.read_bytes()[:100])  # the machine ended while a drive took it
+    assert run(third, 2.0, 99, mirror) == [1, 1]
+    (third / "predictions.json").write_text("{")
+    assert run(third, 2.0, 99, mirror) == [0, 0]
+    assert read_predictions(third)["sums"].tolist() == read_predictions(mirror)["sums"].tolist() == kept
+    assert run(tmp_path / "other", 3.0, 99, mirror) == [3, 3]
+    assert read_predictions(mirror)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
+    capsys.readouterr()
+    (tmp_path / "no-folder").write_text("")
+    assert run(tmp_path / "last", 2.0, 99, tmp_path / "no-folder") == [3, 3]
+    assert capsys.readouterr().out.count("goes on without") == 1
+
+
+def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(tmp_path):
+    from tpukit import WorkerFailed
+
+    with pytest.raises(WorkerFailed, match=r"ends at 65504: .*'scores' goes up to 210000"):
+        launch(far, tmp_path, 1, cores=1, backend="cpu", progress="off")
+    assert not list(tmp_path.glob("*.npz"))
+    launch(far, tmp_path, 0.1, cores=1, backend="cpu", progress="off")
+    classes = read_predictions(tmp_path)["classes"]
+    assert (classes.dtype, classes[:, 0].tolist()) == (torch.int64, [int(n * 0.1) + 4097 for n in range(0, 22, 2)])

@@ -1,0 +1,77 @@
+"""Files that are whole or not there, checked when they are read, and the numbers that a manifest may carry."""
+
+import io
+import json
+import operator
+import zlib
+from pathlib import Path
+
+from tpukit.essentials.display import WrongValue
+from tpukit.essentials.environment import write_whole
+
+
+def write_file(file: Path, data: bytes) -> None:
+    """Write a file that is whole or not there."""
+    with write_whole(file) as written:
+        written.write(data)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what `write_whole` of killed processes left in a folder; no process may be writing there."""
+    for part in folder.glob("*.[0-9]*.part"):  # not all that end so: others have such files, too
+        part.unlink(missing_ok=True)
+
+
+def seal(manifest: dict) -> bytes:
+    """Return a manifest as JSON that holds its own checksum."""
+    text = json.dumps(manifest, indent=1)
+    return json.dumps({**manifest, "crc": zlib.crc32(text.encode())}, indent=1).encode() + b"\n"
+
+
+def unseal(data: bytes) -> dict:
+    """Return a sealed manifest without its checksum; ValueError if it is not what was sealed."""
+    manifest = json.loads(data)
+    checked = {key: value for key, value in manifest.items() if key != "crc"} if isinstance(manifest, dict) else {}
+    if seal(checked) != data:
+        raise ValueError("its checksum does not fit")
+    return checked
+
+
+def npy(array) -> bytes:
+    """Return an array as the bytes of an .npy file."""
+    import numpy
+
+    written = io.BytesIO()
+    numpy.save(written, array, allow_pickle=False)
+    return written.getvalue()
+
+
+def size_and_checksum(data: bytes) -> dict:
+    """Return what a manifest holds of a file with these contents, for `find_fault`."""
+    return {"bytes": len(data), "crc": zlib.crc32(data)}
+
+
+def find_fault(file: Path, expected: dict) -> str | None:
+    """Say what is wrong with a file whose size, and checksum if there is one, a manifest holds; None: nothing is."""
+    try:
+        size = file.stat().st_size
+    except (FileNotFoundError, NotADirectoryError):
+        return f"{file.name} is missing"
+    if size != expected["bytes"]:
+        return f"{file.name} has {size:,} bytes where {expected['bytes']:,} were written"
+    if "crc" in expected and zlib.crc32(file.read_bytes()) != expected["crc"]:
+        return f"{file.name} is not what was written: its checksum does not fit"
+    return None
+
+
+def whole_number(name: str, value, least: int) -> int | None:
+    """Return an argument as an int, which JSON can carry, None as None; ValueError if it is no such number."""
+    if value is None:
+        return None
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, bool) or number < least:
+        raise WrongValue(f"{name} is a whole number, {least} or more, got {value!r}", fix=f"{name}={max(least, 8)}")
+    return number

@@ -1,0 +1,227 @@
+"""Convert any image that Pillow opens to three channels of 8 bits.
+
+    JPEG with EXIF orientation 6    turned by 90 degrees
+    PNG with transparency           on white
+    PNG of 16 bits, no window       value / 65,535 x 255
+    TIFF of floats, window (0, 2)   0 is black, 2 is white, and so is everything beyond
+
+The orientation of a JPEG is read by Pillow, if the file has EXIF or XMP at all.
+"""
+
+import contextlib
+import io
+
+from tpukit.essentials.display import WrongValue
+
+# Pillow's modes of one channel of 16 bits. Before version 10.3 it opened such a PNG or PGM as "I".
+_SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
+_HAS_ALPHA = ("LA", "La", "PA", "RGBA", "RGBa")
+NEARLY_BLACK = 64  # of 255: the largest value of an image that uses 14 of 16 bits
+_ORIENTATION = 0x0112  # the tag of EXIF
+_NOTES = (b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0")  # how EXIF and XMP begin in a JPEG
+_TRANSPOSITIONS = {  # by EXIF's orientation
+    2: "FLIP_LEFT_RIGHT",
+    3: "ROTATE_180",
+    4: "FLIP_TOP_BOTTOM",
+    5: "TRANSPOSE",
+    6: "ROTATE_270",
+    7: "TRANSVERSE",
+    8: "ROTATE_90",
+}
+
+
+def to_rgb(image, window: tuple[float, float] | None = None):
+    """Return a Pillow image as RGB; of several pages or frames, the first.
+
+    An image of a file is turned by its EXIF, and pixels that its metadata declare transparent
+    become white. An image without a file, as after `convert`, is taken as it is. More than 8 bits
+    become 8 by a window.
+
+    Args:
+        image: of any mode; not modified.
+        window: the values that become black and white, also for values beyond them. None for 0 and
+            65,535 for 16 bits, so that no value is clipped.
+
+    Raises:
+        ValueError: without a window, the image has more than 16 bits or floats; with a window, it
+            has 16 bits in several channels; or Pillow cannot convert it.
+    """
+    from PIL import Image
+
+    is_numeric = image.mode[0] in "IF"  # integers of more than 8 bits, or floats
+    if window is not None and not is_numeric and _has_16_bits(image):
+        channels = len(image.getbands())
+        raise WrongValue(
+            f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
+            found="Pillow opens those with 8 bits",
+            fix="pack uint16 arrays, (image, label) of tifffile.imread(file); or leave window= out",
+        )
+    has_transparency = image.format is not None and "transparency" in image.info
+    image = upright(image)
+    if is_numeric:
+        return _numeric_to_rgb(image, window)
+    if image.mode in _HAS_ALPHA or has_transparency:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        image = Image.alpha_composite(white, image)
+    return image.convert("RGB")
+
+
+def _numeric_to_rgb(image, window: tuple[float, float] | None):
+    import numpy
+    from PIL import Image
+
+    is_old_16_bits = image.mode == "I" and image.format in ("PNG", "PPM")
+    if window is None and (image.mode in _SIXTEEN or is_old_16_bits):
+        window = (0, 65535)
+    if window is None:
+        kind = image.format or "Pillow image"
+        mode = image.mode
+        raise WrongValue(
+            f"a {kind} of mode {mode} has no known range: which values are black and white?",
+            fix="pack(..., window=(low, high))",
+        )
+    return Image.fromarray(apply_window(numpy.asarray(image), window)).convert("RGB")
+
+
+def coded(image) -> list:
+    """Return Pillow's description of the stored parts of a file that is open but not read yet."""
+    return getattr(image, "tile", None) or []
+
+
+def _has_16_bits(image) -> bool:
+    """Return whether the file of an image, which is not read yet, stores 16 bits per channel."""
+    return any("16" in str(part[-1]) for part in coded(image))
+
+
+def upright(image):
+    """Return a Pillow image turned by its file's EXIF or XMP; an image without a file as it is."""
+    how = turn_of(image)
+    if how == 1:
+        return image
+    from PIL import Image
+
+    return image.transpose(Image.Transpose[_TRANSPOSITIONS[how]])
+
+
+def turn_of(image) -> int:
+    """Return the orientation in the file of a Pillow image, 1 (upright) to 8."""
+    if image.format is None:
+        # The program that changed it has turned it, or has drawn a mask over it as it is.
+        return 1
+    image.load()  # a PNG may have its EXIF after the pixels; loading turns a TIFF
+    return _orientation_of(image)
+
+
+def _orientation_of(image) -> int:
+    """Return the orientation of an open image by EXIF, else by XMP; 1 if both are damaged."""
+    # ImageOps.exif_transpose also writes all other tags, and raises if one of them is damaged.
+    with contextlib.suppress(Exception):
+        how = image.getexif().get(_ORIENTATION, 1)
+        return how if how in range(1, 9) else 1
+    return 1
+
+
+def apply_window(values, window: tuple[float, float]):
+    """Convert values of any dtype to uint8: the window's first value to 0, its second to 255."""
+    import numpy
+
+    low, high = window
+    if values.dtype.kind == "f" and not numpy.isfinite(values).all():
+        raise WrongValue(
+            "it holds nan or infinity",
+            fix="give such pixels a number: numpy.nan_to_num(image)",
+        )
+    scaled = (values.astype(numpy.float64) - low) * (255 / (high - low))
+    return scaled.clip(0, 255).round().astype(numpy.uint8)
+
+
+def brightest(image) -> int:
+    """Return the largest value of an image of 16 bits, 0 for any other image.
+
+    Args:
+        image: a Pillow image, an array or tensor, or the bytes of a file.
+    """
+    import numpy
+    from PIL import Image
+
+    if "float" in str(getattr(image, "dtype", "")):
+        return 0
+    if isinstance(image, bytes):
+        with Image.open(io.BytesIO(image)) as opened:
+            return brightest(opened)
+    if hasattr(image, "getbands") and image.mode not in (*_SIXTEEN, "I"):
+        if len(image.getbands()) < 2 or not _has_16_bits(image):
+            return 0
+        highest = max(high for _, high in image.getextrema())
+        return 256 * highest + 255  # Pillow keeps the upper 8 bits
+    if hasattr(image, "detach"):
+        image = image.detach().cpu().numpy()
+    values = numpy.asarray(image)
+    has_16_bits = values.dtype.kind in "iu" and values.dtype.itemsize > 1
+    return int(values.max()) if has_16_bits else 0
+
+
+def has_frames(data: bytes) -> bool:
+    """Return whether the bytes of an image contain several pages or frames.
+
+    The answer for a JPEG is no: others may be attached to it, but they are not its frames.
+    """
+    from PIL import Image
+
+    is_animated_png = data[:4] == b"\x89PNG" and b"acTL" in data[:65536]
+    if is_animated_png or data[:4] in (b"GIF8", b"RIFF", b"II*\0", b"MM\0*"):
+        # If only a later frame is damaged, the image is still whole: its first frame is used.
+        with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
+            return getattr(image, "n_frames", 1) > 1
+    return False
+
+
+def check_window(window) -> tuple[float, float] | None:
+    """Return the window as two floats, or None.
+
+    Raises:
+        ValueError: it is not two finite numbers, the lower one first.
+    """
+    if window is None:
+        return None
+    try:
+        low, high = map(float, window)
+        fits = low < high and high - low < float("inf")
+    except (TypeError, ValueError):
+        fits = False
+    if not fits:
+        given = repr(window)
+        raise WrongValue(
+            f"window is the values that become black and white, the lower one first, got {given}",
+            fix="window=(0, 4095) for 12 bits, (-160, 240) for soft tissue in Hounsfield units",
+        )
+    return low, high
+
+
+def orientation(data) -> int:
+    """Return the orientation of a JPEG by EXIF, else by XMP, 1 (upright) to 8."""
+    data = bytes(data)
+    if not any(note in data for note in _NOTES):  # 30 us for 20 KB; opening it takes 70 us
+        return 1
+    from PIL import Image
+
+    with contextlib.suppress(Exception), Image.open(io.BytesIO(data)) as image:
+        return _orientation_of(image)
+    return 1  # the decoder reports the damage
+
+
+def turn(pixels, how: int):
+    """Return (H, W, C) pixels turned by EXIF's orientation, contiguous.
+
+    The result equals that of Pillow's `exif_transpose`.
+    """
+    import numpy
+
+    if how >= 5:
+        pixels = pixels.transpose(1, 0, 2)
+    if how in (3, 4, 7, 8):
+        pixels = pixels[::-1]
+    if how in (2, 3, 6, 7):
+        pixels = pixels[:, ::-1]
+    return numpy.ascontiguousarray(pixels)

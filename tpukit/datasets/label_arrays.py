@@ -1,0 +1,364 @@
+"""Labels as float32 without changing any of them; words and groups as numbers.
+
+column                    classes          stored
+cat, dog, cat             cat, dog         0.0, 1.0, 0.0
+0.5, 2, 7                 none             0.5, 2.0, 7.0
+16777217                  none             refused: float32 would store 16777216
+"1", "2"                  none             refused: these are numbers that were read as text
+"""
+
+import itertools
+import math
+import re
+import unicodedata
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from tpukit.essentials.display import WrongValue
+
+_EXACT = 2**24  # float32 holds every integer up to here; a larger identifier would change
+_EXACT_DOUBLE = 2.0**53  # the same for float64
+_SHOWN = 8  # classes in a message
+
+_MISSING = "is missing"
+_INFINITE = "is no finite number as float32"
+_TOO_SMALL = "is too small for float32, which makes it 0"
+_TOO_LARGE = "is beyond 2**24, where float32 holds not every whole number"
+_LEAVE_OUT = "leave identifiers out of labels=, as `Records.rows` gives each image's row"
+_FIXES = {
+    _MISSING: "leave these rows out, or give them a number that your loss knows: table.fillna(-1)",
+    _INFINITE: "leave these rows out, or divide the label by a constant",
+    _TOO_SMALL: "multiply the label by a constant, or take its logarithm",
+    _TOO_LARGE: f"{_LEAVE_OUT}; divide a quantity by a constant",
+}
+
+
+class _Encoded(NamedTuple):
+    """A column of words as numbers."""
+
+    numbers: object  # (N,) float32
+    classes: list[str]
+
+
+def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "row"):
+    """Return labels as (N, L) float32.
+
+    Args:
+        values: (N, L) numbers, or L columns of a table.
+        names: of the labels, for messages.
+        first_row: number of the first row, for messages.
+        what: the word for a row, for messages.
+
+    Raises:
+        ValueError: a value is missing, infinite, not a number, or float32 would change it.
+    """
+    import numpy
+
+    is_array = hasattr(values, "ndim")
+    columns = []
+    for number, name in enumerate(names):
+        columns.append(_numbers(values[:, number] if is_array else values[number], name))
+    for name, column in zip(names, columns, strict=True):
+        for why, rows in _changed_by_float32(column).items():
+            if rows.any():
+                row = int(rows.argmax())
+                more = f"{int(rows.sum()) - 1} more like it"
+                raise WrongValue(
+                    f"label {name!r} of {what} {first_row + row} {why}",
+                    found=f"{column[row]}, and {more}; labels are stored as float32",
+                    fix=_FIXES[why],
+                )
+    return numpy.stack([column.astype(numpy.float32) for column in columns], axis=1)
+
+
+def _changed_by_float32(column) -> dict:
+    """Return for each problem the (N,) bool of the values that have it."""
+    import numpy
+
+    with numpy.errstate(over="ignore"):
+        stored = column.astype(numpy.float32)
+    # Without abs: the lowest int64 has no positive counterpart.
+    is_large = (column > _EXACT) | (column < -_EXACT)
+    if column.dtype.kind == "f":
+        # A column of identifiers with a missing value is read as floats. They are exact up to
+        # 2**53.
+        is_integer = (numpy.abs(column) <= _EXACT_DOUBLE) & (column == numpy.trunc(column))
+        is_large &= is_integer & (stored != column)
+    return {
+        _MISSING: numpy.isnan(stored),
+        _INFINITE: numpy.isinf(stored),
+        _TOO_SMALL: (stored == 0) & (column != 0),
+        _TOO_LARGE: is_large,
+    }
+
+
+def _numbers(column, name: str):
+    """Return a column as an array of booleans, integers or floats."""
+    import numpy
+
+    dtype = getattr(column, "dtype", None)
+    if hasattr(column, "isna"):
+        column = _without_na(column)
+    array = numpy.asarray(column)
+    if array.dtype.kind == "O":
+        array = numpy.array([numpy.nan if value is None else value for value in array.tolist()])
+    if array.dtype.kind in "biuf":
+        return array
+    value = array.reshape(-1).tolist()[0]
+    raise WrongValue(
+        f"labels are numbers, and these are not: {name!r} holds {value!r}",
+        found=f"dtype {dtype or array.dtype}",
+        fix=_as_numbers(name, is_date=array.dtype.kind in "mM"),
+    )
+
+
+def _without_na(column):
+    """Return a pandas column as an array, with NaN for pd.NA of pandas' own numeric types."""
+    import numpy
+
+    is_nullable = getattr(column.dtype, "na_value", None) is not None
+    if is_nullable and column.dtype.kind in "biuf" and column.isna().any():
+        return column.to_numpy(float, na_value=numpy.nan)
+    return column.to_numpy()
+
+
+def _as_numbers(name: str, *, is_date: bool) -> str:
+    """Return the fix for a column that does not hold numbers."""
+    column = f"table[{name!r}]"
+    if is_date:
+        return f"as classes, {column}.astype(str); in days, ({column} - {column}.min()).dt.days"
+    decimal_comma = f"pandas.to_numeric({column}.str.replace(',', '.'))"
+    return (
+        "a column of words is encoded where labels= names it alone; "
+        f"else {column}.astype('category').cat.codes; "
+        f"of numbers in text, pandas.to_numeric({column}), with a decimal comma {decimal_comma}"
+    )
+
+
+def in_order(names) -> list[str]:
+    """Return names sorted as people number them: 2 before 10."""
+
+    def parts(name: str) -> list:
+        return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
+
+    return sorted(names, key=parts)
+
+
+def check_classes(classes: Sequence[str]) -> None:
+    """Raise ValueError if two classes are the same, or look the same."""
+    seen = {}
+    for name in classes:
+        plain = _plain(name)
+        if plain in seen:
+            shorter, longer = sorted((seen[plain], name), key=len)
+            replace = f"table.replace({{{longer!r}: {shorter!r}}})"
+            problem = "two classes look like one"
+            if shorter == longer:
+                problem = "classes= names a class twice"
+            raise WrongValue(
+                f"{problem}",
+                found=f"{shorter!r} and {longer!r}",
+                fix=f"write them in one way: {replace}; or rename the folder",
+            )
+        seen[plain] = name
+
+
+def _plain(name: str) -> float | str:
+    """Return the common form of names that look the same.
+
+    That is their number, or their text in lower case with single blanks and without invisible
+    characters, such as a byte order mark.
+    """
+    if _reads_as_number(name):
+        return float(name)
+    if not name.isascii():
+        visible = [letter for letter in name if unicodedata.category(letter) != "Cf"]
+        name = unicodedata.normalize("NFC", "".join(visible))
+    return " ".join(name.split()).casefold()
+
+
+def are_other_numbers(classes: Sequence[str]) -> bool:
+    """Return whether classes are numbers that differ from their places, so that 1 is ambiguous."""
+    if not all(map(_reads_as_number, classes)):
+        return False
+    return list(map(float, classes)) != list(range(len(classes)))
+
+
+def encode_words(column, name: str, classes: Sequence[str] | None):
+    """Return a column of words as class numbers.
+
+    Args:
+        column: of a table; a categorical column has its own classes and their order.
+        name: of the column, for messages.
+        classes: in the order of their numbers; None to find them. Numbers in the column are names
+            if all classes are numbers. Otherwise they are places, from 0, if the column has no
+            word. True, False and intervals are their text if that names a class.
+
+    Returns:
+        (N,) float32 and the classes; None if the column holds numbers.
+
+    Raises:
+        ValueError: a value is missing or is none of the classes, or only some values are words.
+    """
+    values = column.tolist()
+    words = {value for value in values if isinstance(value, str)}
+    categories = getattr(getattr(column, "cat", None), "categories", None)
+    # If all words read as numbers, the column was read as text by mistake: `as_labels` refuses it.
+    are_numbers = all(_reads_as_number(word.replace(",", ".")) for word in words)
+    if classes is None and categories is None and are_numbers:
+        return None
+    _check_blank(values, words, name, classes)
+    if classes is None and categories is None:
+        _refuse_tags(words, name)
+        classes = in_order(words)
+    elif classes is None:
+        classes = categories
+    classes = [str(class_) for class_ in classes]
+    check_classes(classes)
+    return _Encoded(_class_numbers(values, name, classes), classes)
+
+
+def _check_blank(values: list, words: set[str], name: str, classes) -> None:
+    """Raise if a word is blank, unless it is a class."""
+    blank = {word for word in words if not word.strip()} - set(classes or ())
+    if blank:
+        row = next(row for row, value in enumerate(values) if value in blank)
+        others = f"table[table[{name!r}].str.strip() != '']"
+        raise WrongValue(
+            f"label {name!r} of row {row} is blank",
+            found=f"{len(words) - len(blank)} other words",
+            fix=f"leave such rows out: {others}; or name them in classes=",
+        )
+
+
+def _class_numbers(values: list, name: str, classes: list[str]):
+    """Return the number of the class of each value, (N,) float32."""
+    import numpy
+
+    are_numbers = all(map(_reads_as_number, classes))
+    names = map(float, classes) if are_numbers else classes
+    numbers = {class_: number for number, class_ in enumerate(names)}
+    written = [_as_written(value, numbers) for value in values]
+    has_words = any(isinstance(value, str) for value in itertools.chain(values, written))
+    if not has_words and not are_numbers:
+        numbers = {number: number for number in range(len(classes))}
+    _check_members(written, numbers, name, classes=classes)
+    return numpy.array([numbers[value] for value in written], numpy.float32)
+
+
+def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]) -> None:
+    """Raise if a value is missing, or is not a key of `numbers`."""
+    for row, value in enumerate(values):
+        if _is_missing(value):
+            read_again = "pack(pandas.read_csv(file, keep_default_na=False)"
+            raise WrongValue(
+                f"label {name!r} of row {row} is missing",
+                found=f"{value!r} among {', '.join(classes[:4])}",
+                fix=f"leave such rows out: table.dropna(subset=[{name!r}]); "
+                'a class "None" of a CSV file is read so, too: '
+                f"{read_again}, ..., root=folder of the file)",
+            )
+        if value not in numbers:
+            more = ", ..." if len(classes) > _SHOWN else ""
+            numbers_instead = "where these are words, all whole numbers, from 0"
+            raise WrongValue(
+                f"label {name!r} of row {row} is none of the classes",
+                found=f"{value!r}; classes {', '.join(classes[:_SHOWN])}{more}",
+                fix=f"all of them names in classes=; or, {numbers_instead}",
+            )
+
+
+def _refuse_tags(words: set[str], name: str) -> None:
+    """Raise if words are several tags each, such as "cat;dog".
+
+    They are if a mark divides some of them, and there are not more tags than words: then the words
+    are combinations of the tags.
+    """
+    for mark in ("; ", ";", "| ", "|", ", ", ","):
+        divided = sorted(word for word in words if mark in word)
+        parts = itertools.chain.from_iterable(word.split(mark) for word in words)
+        tags = {part.strip() for part in parts}
+        if divided and len(tags) <= len(words):
+            dummies = f"tags = table[{name!r}].str.get_dummies({mark!r})"
+            combinations = f"classes=sorted(set(table[{name!r}]))"
+            raise WrongValue(
+                f"label {name!r} holds several words at once, as {divided[0]!r}",
+                found=f"{len(tags)} of them, in {len(words)} combinations",
+                fix=f"a label for each: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
+                f"or, of combinations that are classes, {combinations}",
+            )
+
+
+def _as_written(value, numbers: dict):
+    """Return a value in the form in which the classes are written.
+
+    True and intervals become their text if that is a class; "007" becomes 7 if classes are numbers.
+    """
+    if isinstance(value, str):
+        if value not in numbers and _reads_as_number(value):
+            return float(value)
+        return value
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number or _is_missing(value) or str(value) not in numbers:
+        return value
+    return str(value)
+
+
+def _reads_as_number(word: str) -> bool:
+    try:
+        # Python reads "1_2" as 12.
+        return math.isfinite(float(word)) and "_" not in word
+    except ValueError:
+        return False
+
+
+def number_groups(values):
+    """Return the number of each value's group (int32), and the groups, sorted.
+
+    The numbers do not depend on the order of the images.
+
+    Raises:
+        ValueError: an image has no group.
+    """
+    import numpy
+
+    # Blanks around a name do not count: with "p1" and "p1 " as two groups, a patient would be on
+    # both sides of a split. The same holds for None and NaN, which belong to no group.
+    texts = [_group_name(value) for value in as_list(values)]
+    missing = texts.count("")
+    if missing:
+        raise WrongValue(
+            f"{missing} images have no group, first image {texts.index('')}",
+            fix="name a group for each",
+        )
+    # A sort of the few groups: numpy.unique would sort all images, which takes seconds.
+    names = sorted(set(texts))
+    similar = {}
+    for name in names:
+        other = similar.setdefault(_plain(name), name)
+        if other != name:
+            print(f"pack: the groups {other!r} and {name!r} look like one, and are two here")
+            break
+    places = {name: place for place, name in enumerate(names)}
+    return numpy.fromiter(map(places.__getitem__, texts), numpy.int32, len(texts)), names
+
+
+def _group_name(value) -> str:
+    """Return the name of a group without blanks around it, "" for a missing value."""
+    if type(value) is not str and _is_missing(value):
+        return ""
+    return str(value).strip()
+
+
+def as_list(values) -> list:
+    """Return the values of a column; for words in Arrow's memory four times faster than `list`."""
+    if hasattr(values, "iloc"):
+        return values.to_numpy(object).tolist()
+    return list(values)
+
+
+def _is_missing(value) -> bool:
+    try:
+        return value is None or bool(value != value)
+    except TypeError:  # pd.NA cannot be compared
+        return True

@@ -1,0 +1,251 @@
+"""Masks: the class number of every pixel, stored losslessly with the image.
+
+`join` stores both files as a single item, and `decode_masked` returns the mask as a fourth channel:
+
+    stored     "tpukit image + mask", length of the image, image.jpg, mask.png
+    decoded    (H, W, 4) uint8: red, green, blue, class number
+
+So a batch stays a single array of bytes, which is taken, cached, shared between processes and sent
+to the device like any other. `tpukit.essentials.data.sources.split_masks` separates it there.
+"""
+
+import io
+from typing import NamedTuple
+
+from tpukit.datasets.image_modes import coded, orientation, turn, turn_of, upright
+from tpukit.essentials.display import WrongValue, first_few
+
+_MASKED = b"tpukit image + mask\0"  # no image format begins so
+_LENGTH = 8  # bytes after it: the length of the image's file
+_PNG = b"\x89PNG"
+_PNG_NOTES = (b"eXIf", b"tEXt", b"zTXt", b"iTXt")  # chunks that may contain an orientation
+_UPRIGHT = 1  # EXIF's orientation of an image that is not turned
+# Pillow multiplies the values of grey files with 2 or 4 bits, so that the brightest is white: class
+# 3 becomes 255 or 51.
+_GREY_STEPS = {"L;2": 85, "L;4": 17}
+
+
+class _Parts(NamedTuple):
+    """The bytes of two files."""
+
+    image: bytes
+    mask: bytes
+
+
+def is_masked(data) -> bool:
+    """Return whether these are the bytes of an image and its mask."""
+    return data[: len(_MASKED)] == _MASKED
+
+
+def join(image: bytes, mask: bytes) -> bytes:
+    """Return the files of an image and its mask as one item.
+
+    If the image will be turned by its EXIF, the mask is turned now, because a PNG without EXIF
+    would not be.
+    """
+    how = orientation(image) if image[:2] == b"\xff\xd8" else _turn_of_other(image)
+    if how != _UPRIGHT and _opened(mask, turn_of) == _UPRIGHT:
+        size = _opened(image, lambda file: file.size)
+        mask = encode_mask(_turned_with(open_mask(mask), size, how))
+    length = len(image).to_bytes(_LENGTH, "little")
+    return b"".join([_MASKED, length, image, mask])
+
+
+def _turn_of_other(image: bytes) -> int:
+    """Return the orientation of an image that is not a JPEG; most PNGs need no decoding for it."""
+    if image[:4] == _PNG and not any(note in image for note in _PNG_NOTES):
+        return _UPRIGHT
+    return _opened(image, turn_of)
+
+
+def parts_of(data: bytes) -> tuple:
+    """Return the bytes of the image and those of its mask, from the result of `join`."""
+    start = len(_MASKED) + _LENGTH
+    end = start + int.from_bytes(data[len(_MASKED) : start], "little")
+    return _Parts(data[start:end], data[end:])
+
+
+def palette_of(mask: bytes) -> list[int]:
+    """Return the palette of a mask's file, red, green and blue of each number; [] for none."""
+    palette = _opened(mask, lambda mask: mask.mode == "P" and mask.getpalette())
+    return palette if isinstance(palette, list) else []
+
+
+def _opened(data: bytes, ask):
+    """Return the result of a function of the image in a file's bytes; 1, upright, if it is none."""
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(data)) as file:
+            return ask(file)
+    except (OSError, SyntaxError, ValueError, MemoryError, Image.DecompressionBombError):
+        return _UPRIGHT  # the decoder reports the damage
+
+
+def _turned_with(mask, size: tuple[int, int], how: int):
+    """Return a mask in the orientation of its image after the image is turned.
+
+    If the image is not square, the shape of the mask shows whether it is turned already.
+    """
+    width, height = size  # as the image is stored
+    as_stored = (height, width)
+    as_turned = (width, height) if how >= 5 else as_stored
+    if as_stored == as_turned:
+        raise WrongValue(
+            "the EXIF of the image turns it, and its mask may or may not be turned already",
+            found=f"orientation {how}, {width} x {height} pixels",
+            fix="save the image as it is to be seen: ImageOps.exif_transpose(image).save(file)",
+        )
+    if mask.shape != as_stored:
+        return mask
+    return turn(mask[:, :, None], how)[:, :, 0]
+
+
+def decode_masked(data, size: int | None, decode, *, check: bool):
+    """Return (H, W, 4) uint8 from the result of `join`.
+
+    Args:
+        data: the item.
+        size: height and width in pixels; None keeps the size of the image.
+        decode: `decode(data, size)` returns (H, W, 3) of the image.
+        check: raise if image and mask differ in size. The image is decoded at its full size for
+            that, so it is done when the item is packed.
+    """
+    parts = parts_of(data)
+    mask = open_mask(parts.mask)
+    image = decode(parts.image, None if check else size)
+    if check:
+        check_alike(image, mask)
+    return stack(resize(image, size), mask)
+
+
+def stack(image, mask):
+    """Return an image (H, W, 3) and a mask of any size as (H, W, 4)."""
+    import numpy
+    from PIL import Image
+
+    height, width = image.shape[:2]
+    if mask.shape != (height, width):
+        nearest = Image.Resampling.NEAREST
+        mask = numpy.asarray(Image.fromarray(mask).resize((width, height), nearest))
+    return numpy.concatenate([image, mask[:, :, None]], axis=2)
+
+
+def resize(pixels, size: int | None):
+    """Return (H, W, 3) or (H, W, 4) at a size: the image bilinear, the mask nearest."""
+    import numpy
+    from PIL import Image
+
+    if size is None or pixels.shape[:2] == (size, size):
+        return pixels
+    image = Image.fromarray(numpy.ascontiguousarray(pixels[:, :, :3]))
+    image = numpy.asarray(image.resize((size, size), Image.Resampling.BILINEAR))
+    if pixels.shape[2] == 3:
+        return image
+    return stack(image, numpy.ascontiguousarray(pixels[:, :, 3]))
+
+
+def check_alike(image, mask) -> None:
+    """Raise ValueError unless an image and its mask have the same height and width."""
+    if image.shape[:2] == mask.shape:
+        return
+    sizes = [f"{array.shape[1]} x {array.shape[0]}" for array in (image, mask)]
+    resized = "mask.resize(image.size, PIL.Image.Resampling.NEAREST)"
+    raise WrongValue(
+        f"the image has {sizes[0]} pixels, and its mask {sizes[1]}",
+        fix=f"save the mask at the size of its image: {resized}",
+    )
+
+
+def open_mask(data):
+    """Return the mask in the bytes of a file as (H, W) uint8; raise ValueError if it is none."""
+    from PIL import Image
+
+    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+    try:
+        with Image.open(io.BytesIO(data)) as file:
+            return read_mask(file)
+    except (OSError, SyntaxError, MemoryError, *bombs) as error:
+        reason = str(error).partition(" file <")[0]
+        raise ValueError(f"its mask is not a whole image: {reason}") from error
+
+
+def read_mask(mask):
+    """Return a mask as (H, W) uint8; for a palette image these are the numbers of its colours.
+
+    Args:
+        mask: a Pillow image of one channel, or an array or tensor (H, W), (1, H, W) or (H, W, 1) of
+            integers from 0 to 255.
+
+    Raises:
+        ValueError: it is a JPEG, has colours or another shape, or its values are not such integers.
+    """
+    import numpy
+
+    if hasattr(mask, "getbands"):
+        mask = _numbers_of_image(mask)
+    if hasattr(mask, "detach"):
+        mask = mask.detach().cpu().numpy()
+    mask = numpy.asarray(mask)
+    if mask.ndim == 3 and mask.shape[0] == 1:
+        mask = mask[0]
+    elif mask.ndim == 3 and mask.shape[2] == 1:
+        mask = mask[:, :, 0]
+    if mask.ndim != 2 or not mask.size:
+        of_colours = "sum(k * (mask == colour).all(-1) for k, colour in enumerate(colours))"
+        of_channels = "mask.argmax(0), or mask.argmax(-1) where they are last"
+        shape = mask.shape
+        raise WrongValue(
+            f"a mask is (H, W), one class number for each pixel, and this has the shape {shape}",
+            fix=f"of colours, {of_colours}; of a channel for each class, {of_channels}",
+        )
+    if mask.dtype == bool or mask.dtype == numpy.uint8:
+        return numpy.ascontiguousarray(mask, numpy.uint8)
+    wrong = ~((mask >= 0) & (mask <= 255) & (mask == numpy.floor(mask)))
+    if wrong.any():
+        first = mask[wrong][0]
+        raise WrongValue(
+            f"a mask holds class numbers, whole and from 0 to 255, and this {first} ({mask.dtype})",
+            fix="numpy.searchsorted(values, mask), where values are those of all masks, sorted; "
+            "255 may stand for pixels that do not count, numpy.where(mask < 0, 255, mask), "
+            "with ignore_index=255",
+        )
+    return mask.astype(numpy.uint8)
+
+
+def _numbers_of_image(mask):
+    """Return the class numbers of a Pillow image of one channel as (H, W)."""
+    import numpy
+
+    if mask.format in ("JPEG", "MPO"):
+        two_classes = "PIL.Image.fromarray(numpy.asarray(mask) > 127)"
+        raise WrongValue(
+            "the mask is a JPEG, which blurs class numbers",
+            fix=f"draw it again, and save it as PNG; of two classes {two_classes}",
+        )
+    if len(mask.getbands()) > 1:
+        colours = [colour for _, colour in mask.getcolors(mask.width * mask.height)]
+        raise WrongValue(
+            f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}",
+            found=f"colours {first_few(colours, 4)}",
+            fix="sum(k * (numpy.asarray(mask) == colour).all(-1) "
+            "for k, colour in enumerate(colours)), the same for all masks; "
+            "of a grey one mask.getchannel(0)",
+        )
+    storage = str(coded(mask))
+    step = 1
+    for mode, factor in _GREY_STEPS.items():
+        if mode in storage:
+            step = factor
+            break
+    return numpy.asarray(upright(mask)) // step
+
+
+def encode_mask(mask) -> bytes:
+    """Return (H, W) uint8 as the bytes of a PNG."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    # Masks have large areas of one value: a higher level saves little.
+    Image.fromarray(mask).save(file, "PNG", compress_level=1)
+    return file.getvalue()

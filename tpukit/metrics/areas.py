@@ -1,0 +1,350 @@
+"""Measure how well a label is predicted: areas under the ROC and precision-recall curves.
+
+Every measure has an interval from a bootstrap, which draws the samples again with replacement:
+
+    samples    a  b  c  d  e        a draw    a  a  c  d  d
+    weights    1  1  1  1  1                  2  0  1  2  0
+
+A draw is a weight per sample, so the order of the probabilities is computed once. If samples belong
+to groups, such as the images of a study, the bootstrap draws whole groups: samples of a group are
+nearly one observation, and drawing them separately would make the interval too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tpukit.essentials.display import WrongValue, counted, figure_inputs, plural
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas
+
+# Positive, or negative, groups. With fewer, a bootstrap draws the same ones again and again, and
+# shows no spread.
+FEW = 5
+_GRID = 201  # places of a band from 0 to 1, in steps of 0.005
+_PERCENTILES = (2.5, 97.5)  # of the draws, for the limits of an interval
+_MOST_TRIES = 20  # per draw, because a draw with a single class has no curve and is repeated
+
+
+@dataclass(frozen=True)
+class Scores:
+    """The measures of a label, with intervals of 95 % from a bootstrap.
+
+    The intervals are nan if there are too few groups, see `too_few`.
+
+    Attributes:
+        positives, samples: of the label.
+        positive_groups, negative_groups: groups with at least one positive sample, and without.
+        auroc, average_precision: of all samples.
+        auroc_interval, average_precision_interval: (low, high), (2,) float64.
+        recall_band: (2, 201) true positive rate, low and high, at 201 false positive rates from 0
+            to 1.
+        precision_band: (2, 201) precision, low and high, at 201 recalls from 0 to 1.
+    """
+
+    positives: int
+    samples: int
+    positive_groups: int
+    negative_groups: int
+    auroc: float
+    average_precision: float
+    auroc_interval: np.ndarray
+    average_precision_interval: np.ndarray
+    recall_band: np.ndarray
+    precision_band: np.ndarray
+
+    def too_few(self, group: str = "sample") -> str:
+        """Name the groups that are too few for any conclusion; "" if there are enough.
+
+        Args:
+            group: the name of a group, such as "study".
+        """
+        parts = []
+        if self.positive_groups < FEW:
+            parts.append(f"only {counted(self.positive_groups, f'positive {group}')}")
+        if self.negative_groups < FEW:
+            parts.append(f"only {counted(self.negative_groups, f'negative {group}')}")
+        return ", ".join(parts)
+
+
+def auroc_table(
+    labels: Any,
+    probabilities: Any,
+    *,
+    names: Sequence[str] | None = None,
+    groups: Any = None,
+    group: str = "group",
+    resamples: int = 500,
+    seed: int = 0,
+) -> pandas.DataFrame:
+    """Return a table with a row per label: positives, and AUROC with its 95 % interval.
+
+    An area of 0.5 is guessing, 1 is perfect. Images of one study are nearly one observation, so
+    pass the studies as `groups`: positives are then counted in groups, and the bootstrap draws
+    whole groups. A label with fewer than 5 positive or negative groups has no interval, and the
+    column "note" gives the reason. A label that every sample has, or none, has no area.
+
+    Args:
+        labels: (N, L) or (N,) zeros and ones.
+        probabilities: as `labels`; any scores are accepted, since only their order counts.
+        names: of the labels.
+        groups: (N,) the study or patient of each sample; None if every sample is independent.
+        group: the name of a group, such as "study".
+        resamples: draws of the bootstrap, 1 or more.
+        seed: of the bootstrap.
+
+    Returns:
+        A table whose index is the label, with the columns "positives", "positive groups" if
+        `groups` are given, "AUROC", "from", "to" and "note".
+
+    Raises:
+        ValueError: the shapes do not match, a label is neither 0 nor 1, or a probability is nan.
+    """
+    import pandas
+
+    labels = _columns(labels)
+    probabilities = _columns(probabilities)
+    names = list(range(labels.shape[1]) if names is None else names)
+    if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
+        shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
+        raise WrongValue(
+            f"labels, probabilities and names are of the same labels, got {shapes}",
+            fix="one name for each column, and one probability for each label",
+        )
+    check_yes_or_no(labels)
+    rows = []
+    for name, truth, chances in zip(names, labels.T, probabilities.T, strict=True):
+        row = {"label": str(name).replace("_", " "), "positives": int(truth.sum())}
+        if 0 < truth.sum() < len(truth):
+            found = score(truth, chances, groups, resamples=resamples, seed=seed)
+            row |= _measured(found, group="sample" if groups is None else group)
+        else:
+            row |= _unmeasured(truth, groups)
+        rows.append(row)
+    table = pandas.DataFrame(rows).set_index("label")
+    if groups is None:
+        return table.drop(columns="groups")
+    return table.rename(columns={"groups": f"positive {plural(group)}"})
+
+
+def _measured(found: Scores, *, group: str) -> dict[str, object]:
+    low, high = found.auroc_interval
+    few = found.too_few(group)
+    return {
+        "groups": found.positive_groups,
+        "AUROC": found.auroc,
+        "from": low,
+        "to": high,
+        "note": f"{few}: too few to tell" if few else "",
+    }
+
+
+def _unmeasured(truth: np.ndarray, groups: Any) -> dict[str, object]:
+    """Return the columns of a label that all samples have, or none."""
+    import numpy as np
+
+    positive_groups = set()
+    if groups is not None:
+        positive_groups = set(np.asarray(groups)[truth == 1].tolist())
+    return {
+        "groups": len(positive_groups),
+        "AUROC": np.nan,
+        "from": np.nan,
+        "to": np.nan,
+        "note": "in every sample" if truth.sum() else "in no sample",
+    }
+
+
+def score(
+    labels: Any,
+    probabilities: Any,
+    groups: Any = None,
+    *,
+    resamples: int = 500,
+    seed: int = 0,
+) -> Scores:
+    """Measure one label that has both classes; the arguments and errors are `auroc_table`'s."""
+    import numpy as np
+    from sklearn.metrics import average_precision_score, roc_auc_score
+
+    truth, chances, numbers = one_label(labels, probabilities, groups)
+    positive, negative = count_groups(truth, numbers)
+    if min(positive, negative) < FEW:
+        shapes = ((2,), (2,), (2, _GRID), (2, _GRID))
+        intervals = [np.full(shape, np.nan) for shape in shapes]
+    else:
+        # A draw changes the weights of the samples, but not their order.
+        rank = np.unique(chances, return_inverse=True)[1]
+        draws = drawn_weights(truth, numbers, resamples, seed=seed)
+        curves = [_curve(truth, rank, weights) for weights in draws]
+        measures = zip(*curves, strict=True)
+        intervals = [np.percentile(values, _PERCENTILES, axis=0) for values in measures]
+    area, average, recall, precision = intervals
+    return Scores(
+        positives=int(truth.sum()),
+        samples=len(truth),
+        positive_groups=positive,
+        negative_groups=negative,
+        auroc=float(roc_auc_score(truth, chances)),
+        average_precision=float(average_precision_score(truth, chances)),
+        auroc_interval=area,
+        average_precision_interval=average,
+        recall_band=recall,
+        precision_band=precision,
+    )
+
+
+class Samples(NamedTuple):
+    """The samples of a label, as arrays of shape (N,)."""
+
+    truth: np.ndarray  # 0 or 1
+    chances: np.ndarray
+    groups: np.ndarray  # numbers from 0
+
+
+def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
+    """Check the samples of a label; the arguments are those of `score`."""
+    import numpy as np
+
+    truth = _columns(labels)[:, 0]
+    chances = _columns(probabilities)[:, 0]
+    groups = np.arange(len(truth)) if groups is None else np.asarray(groups)
+    groups = np.unique(groups, return_inverse=True)[1]
+    if not len(truth) == len(chances) == len(groups):
+        counts = f"{len(truth)}, {len(chances)} and {len(groups)}"
+        raise WrongValue(
+            f"one label, one probability and one group for each sample, got {counts}",
+            fix="pass them of the same samples, in the same order",
+        )
+    check_yes_or_no(truth)
+    if np.isnan(chances).any():
+        found = f"{np.isnan(chances).sum()} probabilities that are nan"
+        raise WrongValue("probabilities are numbers", found=found, fix="look at the loss first")
+    if not 0 < truth.sum() < len(truth):
+        have = f"{truth.sum():.0f} of {len(truth)} have it"
+        raise WrongValue(
+            f"curves need samples with the label and without, and {have}",
+            fix="a larger validation set, or another label",
+        )
+    return Samples(truth, chances, groups)
+
+
+def check_yes_or_no(labels: np.ndarray) -> None:
+    """Raise WrongValue if a label is neither 0 nor 1: it may be a prediction in its place."""
+    import numpy as np
+
+    wrong = ~np.isin(labels, (0, 1))
+    if wrong.any():
+        raise WrongValue(
+            "labels are 0 or 1",
+            found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
+            fix="labels in the first argument, the model's outputs in the second",
+        )
+
+
+def count_groups(truth, groups) -> tuple[int, int]:
+    """Return the numbers of groups with and without a positive sample.
+
+    Args:
+        truth: (N,) zeros and ones.
+        groups: (N,) numbers from 0, without gaps.
+    """
+    import numpy as np
+
+    positive = len(np.unique(groups[truth == 1]))
+    count = int(groups.max()) + 1
+    return positive, count - positive
+
+
+def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
+    """Yield draws of whole groups: (N,) how often each sample is drawn.
+
+    A draw with a single class is left out.
+    """
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    count = int(groups.max()) + 1
+    done = 0
+    for _ in range(_MOST_TRIES * resamples):
+        if done == resamples:
+            return
+        drawn_groups = random.integers(count, size=count)
+        times_drawn = np.bincount(drawn_groups, minlength=count)
+        weights = times_drawn[groups].astype(float)
+        positive = weights @ truth
+        if 0 < positive < weights.sum():
+            done += 1
+            yield weights
+
+
+class _Curve(NamedTuple):
+    """The measures of a draw, in the order of the intervals of `Scores`."""
+
+    auroc: float
+    average_precision: float
+    recall: np.ndarray  # (201,) at false positive rates from 0 to 1
+    precision: np.ndarray  # (201,) at recalls from 0 to 1
+
+
+def _curve(truth, rank, weights) -> _Curve:
+    """Return the measures of weighted samples.
+
+    Args:
+        rank: the rank of each probability, from 0; equal probabilities have the same.
+    """
+    import numpy as np
+
+    counts = above_each(truth, rank, weights)
+    recall = counts.positive / counts.positive[-1]
+    false_rate = counts.negative / counts.negative[-1]
+    precision = counts.positive / (counts.positive + counts.negative)
+    recall_from_0 = np.concatenate([[0.0], recall])
+    false_rate_from_0 = np.concatenate([[0.0], false_rate])
+    # numpy 1 has no trapezoid.
+    area = np.trapezoid if hasattr(np, "trapezoid") else np.trapz
+    grid = np.linspace(0, 1, _GRID)
+    # A place of the grid may be larger than an equal recall by a rounding error.
+    first_with_recall = np.searchsorted(recall, grid - 1e-9)
+    return _Curve(
+        auroc=float(area(recall_from_0, false_rate_from_0)),
+        average_precision=float((np.diff(recall_from_0) * precision).sum()),
+        recall=np.interp(grid, false_rate_from_0, recall_from_0),
+        precision=precision[first_with_recall],
+    )
+
+
+class Thresholds(NamedTuple):
+    """The samples at or above each rank that occurs, from the highest rank down."""
+
+    rank: np.ndarray
+    positive: np.ndarray  # weight of the positive samples
+    negative: np.ndarray
+
+
+def above_each(truth, rank, weights) -> Thresholds:
+    """Return the weights of positive and negative samples at or above each rank."""
+    import numpy as np
+
+    weight = np.bincount(rank, weights)
+    positive = np.bincount(rank, weights * truth)
+    negative = weight - positive
+    ranks = np.flatnonzero(weight)[::-1]
+    return Thresholds(ranks, positive[ranks].cumsum(), negative[ranks].cumsum())
+
+
+def as_array(values: Any) -> np.ndarray:
+    """Return a torch tensor on any device, or anything numpy takes, as an array of float64."""
+    return figure_inputs.as_array(values).astype(float, copy=False)
+
+
+def _columns(values: Any) -> np.ndarray:
+    """Return an array (N, L); (N,) becomes one column."""
+    array = as_array(values)
+    if array.ndim == 1:
+        return array[:, None]
+    return array

@@ -1,0 +1,242 @@
+"""Sort predictions by their outcome, choose some, and draw them.
+
+label  probability  outcome at 0.5
+1      0.9          hit
+1      0.2          miss
+0      0.7          false alarm
+0      0.1          true negative
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import figure_style as look
+from tpukit.metrics.areas import as_array, check_yes_or_no
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+
+OUTCOMES = ("hit", "miss", "false alarm", "true negative")
+_COLORS = {
+    "hit": look.COLORS[2],
+    "miss": look.COLORS[1],
+    "false alarm": look.COLORS[1],
+    "true negative": look.COLORS[0],
+}
+
+# Inches: all images in a row, a title above an image, a note below it, the figure's last line.
+_IMAGES_WIDTH = 9.6
+_TITLE = 0.24
+_NOTE = 0.2
+_CAPTION = 0.24
+
+
+def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.ndarray:
+    """Return the outcome of each prediction: "hit", "miss", "false alarm" or "true negative".
+
+    Args:
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) of that label.
+        threshold: probabilities from here on are a yes.
+
+    Raises:
+        ValueError: the shapes are not (N,), or differ; or a label is neither 0 nor 1.
+    """
+    import numpy as np
+
+    truth = as_array(labels)
+    chances = as_array(probabilities)
+    if truth.ndim != 1 or truth.shape != chances.shape:
+        shapes = f"{truth.shape} and {chances.shape}"
+        raise WrongValue(
+            f"an outcome is of one label, (N,), and its probability, got {shapes}",
+            fix="labels[:, 0] and probabilities[:, 0] for the first label",
+        )
+    check_yes_or_no(truth)
+    is_true = truth > 0.5
+    is_yes = chances >= threshold
+    return np.select([is_true & is_yes, is_true, is_yes], OUTCOMES[:3], default=OUTCOMES[3])
+
+
+def choose_predictions(
+    labels: Any,
+    probabilities: Any,
+    *,
+    hits: int = 2,
+    misses: int = 1,
+    false_alarms: int = 1,
+    true_negatives: int = 2,
+    threshold: float = 0.5,
+) -> np.ndarray:
+    """Return the indices of typical predictions of each outcome.
+
+    The chosen probabilities lie evenly between the lowest and the highest of an outcome. Hits come
+    first, then misses, false alarms and true negatives.
+
+    Args:
+        labels, probabilities, threshold: as for `outcomes`.
+        hits, misses, false_alarms, true_negatives: how many of each; all if there are fewer.
+
+    Raises:
+        ValueError: as `outcomes`.
+    """
+    import numpy as np
+
+    words = outcomes(labels, probabilities, threshold=threshold)
+    chances = as_array(probabilities)
+    wanted = (hits, misses, false_alarms, true_negatives)
+    chosen = []
+    for word, most in zip(OUTCOMES, wanted, strict=True):
+        indices = np.flatnonzero(words == word)
+        indices = indices[np.argsort(chances[indices], kind="stable")]
+        count = min(most, len(indices))
+        for part in range(count):
+            middle = (part + 0.5) / count  # of each of `count` equal parts
+            chosen.append(indices[int(middle * len(indices))])
+    return np.array(chosen, dtype=np.int64)
+
+
+def hardest_mistakes(
+    labels: Any,
+    probabilities: Any,
+    *,
+    limit: int = 6,
+    groups: Any = None,
+) -> np.ndarray:
+    """Return the indices of the most confident wrong predictions, the worst first.
+
+    The worst mistakes often are labelling errors, broken images, or cases that the model has not
+    understood.
+
+    Args:
+        labels, probabilities: as for `outcomes`.
+        limit: the most indices to return.
+        groups: (N,) the study or patient of each sample; at most one mistake per group is returned.
+
+    Raises:
+        ValueError: as `outcomes`.
+    """
+    import numpy as np
+
+    words = outcomes(labels, probabilities)
+    errors = np.abs(as_array(labels) - as_array(probabilities))
+    wrong = np.flatnonzero((words == "miss") | (words == "false alarm"))
+    wrong = wrong[np.argsort(-errors[wrong], kind="stable")]
+    if groups is not None:
+        _, first_of_group = np.unique(np.asarray(groups)[wrong], return_index=True)
+        wrong = wrong[np.sort(first_of_group)]
+    return wrong[:limit]
+
+
+def show_outcomes(
+    images: Any,
+    labels: Any,
+    probabilities: Any,
+    *,
+    threshold: float = 0.5,
+    notes: Any = None,
+    limit: int = 12,
+) -> Figure:
+    """Draw images, each under the name of its outcome.
+
+    Args:
+        images: as for `show_batch`; `images[:, 1:2]` is the second channel in grey.
+        labels: (N,) zeros and ones, of one label.
+        probabilities: (N,) of that label, in [0, 1].
+        threshold: probabilities from here on are a yes.
+        notes: N short texts, one under each image; None for none.
+        limit: the most images to draw.
+
+    Raises:
+        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        ValueError: the shapes do not match one another.
+    """
+    figure_inputs.at_least_one(limit=limit)
+    pixels, caption = figure_inputs.pixels(images, limit, "show_outcomes")
+    words = outcomes(labels, probabilities, threshold=threshold)
+    if len(words) != len(images) or (notes is not None and len(notes) != len(images)):
+        counts = f"{len(images)} images and {len(words)} labels"
+        indexed = "images[chosen], labels[chosen], probabilities[chosen]"
+        raise WrongValue(
+            f"each image has one label and one probability, got {counts}",
+            fix=f"index all of them with the same numbers: {indexed}",
+        )
+    chances = as_array(probabilities)
+    layout = _layout(pixels, has_notes=notes is not None)
+    with look.style():
+        figure = look.new_figure(layout.width, layout.height)
+        for index, image in enumerate(pixels):
+            axes = _draw_image(figure, layout, index, image)
+            _write_title(axes, str(words[index]), chances[index])
+            if notes is not None:
+                _write_note(axes, notes[index])
+        meaning = f"number: the probability, and from {threshold:g} on it counts as a yes"
+        look.note(figure, f"{meaning}    {caption}")
+        drawn = zip(words[:limit], chances, strict=False)
+        listed = ", ".join(f"{word} {chance:.2f}" for word, chance in drawn)
+        images_drawn = f"{len(pixels)} images by the outcome of their prediction"
+        look.describe(figure, f"{images_drawn}, with its probability: {listed}.")
+    return figure
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """A grid of cells with a title, an image and perhaps a note; lengths are inches."""
+
+    columns: int
+    image_width: float
+    image_height: float
+    cell_height: float
+    width: float  # of the figure
+    height: float
+
+
+def _layout(pixels: np.ndarray, *, has_notes: bool) -> _Layout:
+    count = len(pixels)
+    # Up to four images stand in one row; with more of them, each gets less space.
+    columns = count if count <= 4 else min(count, 6)
+    # One or two images are not drawn larger than four.
+    image_width = _IMAGES_WIDTH / max(columns, 4) - look.MARGIN
+    aspect = pixels.shape[1] / pixels.shape[2]
+    image_height = image_width * min(max(aspect, 0.4), 2.0)
+    cell_height = _TITLE + image_height + look.MARGIN
+    if has_notes:
+        cell_height += _NOTE
+    return _Layout(
+        columns,
+        image_width,
+        image_height=image_height,
+        cell_height=cell_height,
+        width=columns * (image_width + look.MARGIN) + look.MARGIN,
+        height=math.ceil(count / columns) * cell_height + _CAPTION,
+    )
+
+
+def _draw_image(figure: Figure, layout: _Layout, index: int, image: np.ndarray):
+    """Draw an image in its cell, and return its axes."""
+    row, column = divmod(index, layout.columns)
+    top = layout.height - look.MARGIN / 2 - row * layout.cell_height
+    return look.image_at(
+        figure,
+        image,
+        left=look.MARGIN + column * (layout.image_width + look.MARGIN),
+        bottom=top - _TITLE - layout.image_height,
+        width=layout.image_width,
+        height=layout.image_height,
+    )
+
+
+def _write_title(axes, word: str, chance: float) -> None:
+    font = {"fontsize": look.SMALL + 1, "pad": 4}
+    axes.set_title(word, loc="left", fontweight="bold", color=_COLORS[word], **font)
+    axes.set_title(f"{chance:.2f}", loc="right", color=look.INK, **font)
+
+
+def _write_note(axes, text: str) -> None:
+    font = {"fontsize": look.SMALL - 1, "color": look.MUTED}
+    axes.text(0, -0.03, text, va="top", transform=axes.transAxes, **font)

@@ -1,0 +1,223 @@
+"""Draw images with their predicted probabilities as bars, filled if the label is true.
+
++-------+   embolus on this image ●  ████████████········  0.61
+| image |   chronic ○                ██··················  0.10
++-------+   left-sided ○             □□□□□□··············  0.32
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import figure_style as look
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Inches.
+_IMAGE_WIDTH = 1.8
+_BLOCK_WIDTH = (look.WIDTH - look.MARGIN) / 2 - look.MARGIN  # an image, the names and their bars
+_FEWEST_BARS_WIDTH = 1.4
+_NUMBER_WIDTH = 0.3
+_MARK_WIDTH = 0.35
+_BETWEEN_ROWS = 1.6 * look.MARGIN
+_LETTER_WIDTH = look.SMALL * 0.59 / 72  # on average; 72 points are an inch
+
+
+def show_predictions(
+    images: Any,
+    labels: Any,
+    probabilities: Any,
+    *,
+    names: Sequence[str] | Mapping[str, str] | None = None,
+    limit: int = 8,
+    top: int = 10,
+    channel: int | None = None,
+) -> Figure:
+    """Draw images, each with its predicted probabilities as bars, filled if the label is true.
+
+    Args:
+        images, names, channel: as for `show_batch`.
+        labels: (N, L) zeros and ones, or (N,) class numbers.
+        probabilities: (N, L) in [0, 1], not logits.
+        limit: the most images to draw.
+        top: the most labels per image: its true labels first, then the most probable.
+
+    Raises:
+        TypeError: `images` is not an array, or has a dtype that cannot be drawn.
+        ValueError: the shapes do not match one another, or a probability is outside [0, 1].
+    """
+    figure_inputs.at_least_one(limit=limit, top=top)
+    pixels, caption = figure_inputs.pixels(images, limit, "show_predictions", channel)
+    chances = _chances(probabilities, len(images))
+    truth = _truth(labels, chances)
+    words = figure_inputs.label_names(names, chances.shape[1])
+    room_for_names = _BLOCK_WIDTH - _IMAGE_WIDTH - _FEWEST_BARS_WIDTH
+    longest = min(max(map(len, words)), look.letters(room_for_names))
+    words = [textwrap.shorten(word, longest, placeholder="…") for word in words]
+    layout = _Layout(
+        images=len(pixels),
+        bars=min(top, len(words)),
+        image_height=_IMAGE_WIDTH * look.aspect(pixels),
+        caption_height=look.lines([caption]),
+        names_width=longest * _LETTER_WIDTH + _MARK_WIDTH,
+    )
+    with look.style():
+        figure = look.new_figure(layout.width, layout.height)
+        for index, image in enumerate(pixels):
+            layout.draw_image(figure, index, image)
+            chosen = _chosen(chances[index], truth[index], layout.bars)
+            axes = layout.bars_axes(figure, index)
+            _bars(
+                axes,
+                [words[label] for label in chosen],
+                chances[index, chosen],
+                truth[index, chosen],
+            )
+        legend = "● filled: the label is true    ○ hollow: it is not    dotted: 0.5"
+        look.note(figure, f"{legend}    {caption}")
+        in_words = _in_words(words, truth, chances, len(pixels))
+        look.describe(figure, f"{caption}, with their predicted probabilities. {in_words}")
+    return figure
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """Blocks in up to two columns; all lengths are inches."""
+
+    images: int
+    bars: int
+    image_height: float
+    caption_height: float
+    names_width: float
+
+    @property
+    def columns(self) -> int:
+        return min(2, self.images)
+
+    @property
+    def block_height(self) -> float:
+        return max(self.image_height, 0.19 * self.bars)
+
+    @property
+    def width(self) -> float:
+        return self.columns * (_BLOCK_WIDTH + look.MARGIN) + look.MARGIN
+
+    @property
+    def height(self) -> float:
+        rows = math.ceil(self.images / self.columns)
+        return 2 * look.MARGIN + rows * (self.block_height + _BETWEEN_ROWS) + self.caption_height
+
+    def _corner(self, index: int) -> tuple[float, float]:
+        """Return left and bottom of a block."""
+        row, column = divmod(index, self.columns)
+        left = look.MARGIN + column * (_BLOCK_WIDTH + look.MARGIN)
+        top = self.height - look.MARGIN - row * (self.block_height + _BETWEEN_ROWS)
+        return left, top - self.block_height
+
+    def draw_image(self, figure: Figure, index: int, image: np.ndarray) -> None:
+        """Draw an image at the left of its block."""
+        left, bottom = self._corner(index)
+        size = {"width": _IMAGE_WIDTH, "height": self.block_height}
+        look.image_at(figure, image, left=left, bottom=bottom, **size)
+
+    def bars_axes(self, figure: Figure, index: int) -> Axes:
+        """Return axes for the bars, at the top right of a block."""
+        left, bottom = self._corner(index)
+        indent = _IMAGE_WIDTH + self.names_width
+        height = min(self.block_height, 0.21 * self.bars)
+        return look.axes_at(
+            figure,
+            left=left + indent,
+            bottom=bottom + self.block_height - height,
+            width=_BLOCK_WIDTH - indent - _NUMBER_WIDTH,
+            height=height,
+        )
+
+
+def _chances(probabilities: Any, images: int) -> np.ndarray:
+    """Return the probabilities as (N, L) in [0, 1]."""
+    chances = figure_inputs.as_array(probabilities)
+    if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
+        raise WrongValue(
+            f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}",
+            fix="pass them for the same images; for one label, probabilities[:, None]",
+        )
+    if not ((chances >= 0) & (chances <= 1)).all():
+        raise WrongValue(
+            f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
+            fix="if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first",
+        )
+    return chances
+
+
+def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
+    """Return the true labels as (N, L) bool."""
+    import numpy as np
+
+    count = chances.shape[1]
+    truth = figure_inputs.label_array(labels, len(chances))
+    if truth.ndim == 1 and truth.max() < count:
+        truth = np.eye(count)[truth]  # class 2 of 3 becomes 0, 0, 1
+    if truth.shape != chances.shape:
+        found = f"{truth.shape[1]} columns" if truth.ndim == 2 else f"class {truth.max()}"
+        fact = f"probabilities are of {count} labels, labels have {found}"
+        raise WrongValue(fact, fix="pass the same labels to both, in the same order")
+    return truth.astype(bool)
+
+
+def _chosen(chances: np.ndarray, truth: np.ndarray, count: int) -> np.ndarray:
+    """Choose labels of an image: the true ones, then the most probable.
+
+    They stay in the order of the labels, so that images can be compared.
+    """
+    import numpy as np
+
+    by_importance = np.lexsort((-chances, ~truth))  # the last key counts first
+    return np.sort(by_importance[:count])
+
+
+def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, count: int) -> str:
+    """List the true labels and the wrong predictions of the first `count` images."""
+    parts = []
+    for index in range(count):
+        row = chances[index]
+        part = f"{index + 1}: true are {_listed(words, row, truth[index].nonzero()[0])}"
+        wrong = ((row > 0.5) & ~truth[index]).nonzero()[0]
+        if len(wrong):
+            part += f"; above 0.5 and not true: {_listed(words, row, wrong)}"
+        parts.append(part)
+    return ". ".join(parts)
+
+
+def _listed(words: list[str], chances: np.ndarray, labels: Iterable[int]) -> str:
+    return ", ".join(f"{words[label]} {chances[label]:.2f}" for label in labels) or "none"
+
+
+def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:
+    """Draw a bar per label: the whole range in grey, the probability in blue or hollow."""
+    places = range(len(names))
+    fills = [look.COLORS[0] if is_true else look.PAPER for is_true in truth]
+    marks = ["●" if is_true else "○" for is_true in truth]
+    ticks = [f"{name} {mark}" for name, mark in zip(names, marks, strict=True)]
+    axes.barh(places, 1, height=0.62, color=look.GRID, linewidth=0)
+    axes.barh(places, chances, height=0.62, color=fills, edgecolor=look.COLORS[0], linewidth=1)
+    axes.axvline(0.5, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
+    axes.set_yticks(places, ticks)
+    axes.tick_params(length=0, pad=3)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    labels = axes.get_yticklabels()
+    for place, (label, chance, is_true) in enumerate(zip(labels, chances, truth, strict=True)):
+        color = look.INK if is_true else look.MUTED
+        label.set_color(color)
+        font = {"fontsize": look.SMALL - 0.5, "color": color}
+        axes.text(1.03, place, f"{chance:.2f}", va="center", **font)

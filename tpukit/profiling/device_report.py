@@ -1,0 +1,257 @@
+"""Report the reasons why a device is slow, each with its fix.
+
+The numbers come from counters that torch_xla and the backend keep anyway: compilations, copies to
+and from the host, operations without a lowering, waits, memory. Each function here judges one of
+them against a limit, and returns a `Finding`.
+"""
+
+import statistics
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpukit.essentials.display import Finding, Findings, counted, human_size
+from tpukit.essentials.environment import peak_memory
+from tpukit.essentials.launcher import Batches, Core
+
+# A training needs 2 graphs for its step, an evaluation 1. Copies, averages and gathers have small
+# graphs of their own.
+_MANY_GRAPHS = 12
+_MANY_COPIES = 0.5  # copies to the host per step; each waits until the device has finished its work
+_LONG_WAIT = 0.1  # of the time of a loop: waiting for data
+_FULL = 0.9  # of the memory of the device
+_LONG_COMPILE = 0.5  # of the time of a process: compiling
+# Of the time in steps: the host waits for the device. Near 0, the device has finished before the
+# next step is recorded, and is idle. With large enough steps the host is ahead, and waits in each.
+_SHORT_DEVICE_WAIT = 0.25
+_FEW_STEPS = 20  # are not enough to judge the batch size
+# The shape of their result depends on values.
+_BY_VALUE = {
+    "nonzero",
+    "masked_select",
+    "_unique",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+    "bincount",
+}
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Findings):
+    """The use of its time by the process of a core so far: a table, as text or in a notebook."""
+
+    subject: str
+    findings: tuple[Finding, ...]
+
+
+def report(core: Core, batches: Batches | None = None) -> Report:
+    """Report how the process of a core has used its time, and how to use less.
+
+    The report copies no tensor and waits for nothing. On plain CPU and CUDA there is little to
+    count, because nothing is compiled.
+
+    Args:
+        core: in the worker function.
+        batches: those of the loop. With them the report contains the share of the time since the
+            core started for which the loop waited for data.
+    """
+    backend = core.backend
+    metrics = backend.metrics()
+    findings = _of_graphs(core, _Metrics(metrics)) if metrics else [_without_graphs(backend)]
+    if batches is not None:
+        findings.append(_waiting(batches.waited / core.seconds))
+    findings += _memory(backend)
+    subject = f"core {backend.rank} of {backend.world_size} on {backend.device}"
+    return Report(subject, tuple(findings))
+
+
+class _Metrics:
+    """torch_xla's counters and metrics: a count and a total for each name."""
+
+    def __init__(self, values: Mapping[str, tuple[int, float]]) -> None:
+        self._values = values
+        self.steps = max(1, self.count("MarkStep"))
+
+    def count(self, name: str) -> int:
+        count, _ = self._values.get(name, (0, 0.0))
+        return count
+
+    def total(self, name: str) -> float:
+        _, total = self._values.get(name, (0, 0.0))
+        return total
+
+    def seconds(self, name: str) -> float:
+        return self.total(name) / 1e9  # torch_xla counts nanoseconds
+
+    @property
+    def reads(self) -> int:
+        """Calls of .item(), which float() and `if` call."""
+        return self.count("aten::_local_scalar_dense")
+
+    def fallbacks(self) -> dict[str, int]:
+        """Return how often each operation ran on the host.
+
+        torch_xla counts an operation without a lowering under its aten:: name.
+        """
+        found = {}
+        for name in self._values:
+            if name.startswith("aten::") and name != "aten::_local_scalar_dense":
+                found[name.removeprefix("aten::")] = self.count(name)
+        return found
+
+
+def _without_graphs(backend) -> Finding:
+    kind = backend.device.type.upper()
+    effect = "nothing is compiled, recompiled or moved to the host"
+    fact = f"none: {kind} operations run one by one, so {effect}"
+    if kind == "CPU":
+        dry_run = 'a few steps with `launch(..., backend="xla", cores=1)`'
+        fact += f"; {dry_run} show what a TPU would do"
+    return Finding("graphs", "ok", fact)
+
+
+def _of_graphs(core: Core, metrics: _Metrics) -> list[Finding]:
+    return [
+        _compiles(core.backend, metrics),
+        _copies_to_host(core.backend, metrics),
+        _copies_to_device(metrics),
+        _fallbacks(metrics),
+        *_compile_time(core.backend, core.seconds),
+        *_batch_size(core.backend, metrics, core.step_seconds),
+    ]
+
+
+def _compiles(backend, metrics: _Metrics) -> Finding:
+    loaded, loading_seconds = backend.loads()
+    _, compiling_seconds = backend.compiles()
+    count = metrics.count("CompileTime") - loaded
+    fact = f"{counted(count, 'graph')} compiled in {compiling_seconds:.1f} s, "
+    if loaded:
+        fact += f"{loaded} loaded in {loading_seconds:.1f} s that were compiled before, "
+    runs = metrics.count("ExecuteComputation")
+    fact += f"run {runs:,} times in {counted(metrics.steps, 'step')}"
+    if count <= _MANY_GRAPHS:
+        return Finding("compiles", "ok", fact)
+    fact += ": a training and its evaluation need about four"
+    fix = (
+        "the same shape for every batch (`core.batches`, or `drop_last=True`), no Python number "
+        "that changes, no `if` on a tensor; `tpukit.fit` reports which step compiled again, and why"
+    )
+    return Finding("compiles", "warning", fact, fix=fix)
+
+
+def _compile_time(backend, seconds: float) -> list[Finding]:
+    _, compiling = backend.compiles()
+    if not compiling:
+        return []
+    share = min(1, compiling / seconds)
+    fact = f"{compiling:.1f} of {seconds:.1f} s went into compiling, {share:.0%}"
+    if compiling <= _LONG_COMPILE * seconds:
+        return [Finding("compile time", "ok", fact)]
+    fact += ": this run was too short for its graphs"
+    fix = (
+        "`tpukit.launch(..., keep_compiles=folder)`, so that the next one does not compile them "
+        "again; more steps for the same graphs"
+    )
+    return [Finding("compile time", "warning", fact, fix=fix)]
+
+
+def _batch_size(backend, metrics: _Metrics, step: float | None) -> list[Finding]:
+    """Judge by the host's wait for the device whether the batch is large enough.
+
+    Args:
+        step: seconds per step; None if unknown.
+    """
+    if not step or metrics.steps < _FEW_STEPS:
+        return []
+    reads_numbers = metrics.count("TransferFromDeviceTime") > _MANY_COPIES * metrics.steps
+    is_dry_run_of_several = backend.world_size > 1 and not backend.in_graph
+    if reads_numbers or backend.shares_process or is_dry_run_of_several:
+        return []  # such a loop waits for other reasons: for a number, or for other cores
+    # torch_xla waits for the step before in the next sync. It cannot wait longer than the step,
+    # except in the first steps, which compile.
+    by_torch_xla = metrics.seconds("DeviceLockWait")
+    by_stopwatch = 0.0
+    if backend.waits:
+        by_stopwatch = statistics.median(backend.waits) * backend.wait_count
+    waited = min(step, (by_torch_xla + by_stopwatch) / metrics.steps)
+    times = f"a step takes the host {1000 * step:.1f} ms"
+    fact = f"{times}, of which it waits {1000 * waited:.1f} ms for the device"
+    if waited >= _SHORT_DEVICE_WAIT * step:
+        return [Finding("batch size", "ok", fact)]
+    fact += ": the device is done early and stands idle"
+    fix = "a larger batch_size, while the samples per second rise; adapt learning rate and warmup"
+    return [Finding("batch size", "warning", fact, fix=fix)]
+
+
+def _copies_to_host(backend, metrics: _Metrics) -> Finding:
+    count = metrics.count("TransferFromDeviceTime")
+    size = human_size(int(metrics.total("InboundData")))
+    seconds = metrics.seconds("TransferFromDeviceTime")
+    fact = f"{count:,}, {count / metrics.steps:.2f} per step, {size}, {seconds:.1f} s"
+    if metrics.reads:
+        fact += f"; {metrics.reads:,} for .item(), float() or an `if`"
+    by_loop = count
+    if backend.world_size > 1 and not backend.in_graph:
+        # A dry run on several cores averages gradients in the memory of the host; a TPU does not.
+        by_loop = metrics.reads
+    if by_loop != count:
+        fact += "; this includes the dry run's own averaging"
+    if by_loop / metrics.steps <= _MANY_COPIES:
+        return Finding("copies to the host", "ok", fact)
+    fact += ": each waits until the device has finished"
+    read_later = "a sum on the device that is read every 50 steps"
+    fix = f"`core.log(loss=loss)`, or {read_later}, instead of `loss.item()` or `print`"
+    return Finding("copies to the host", "warning", fact, fix=fix)
+
+
+def _copies_to_device(metrics: _Metrics) -> Finding:
+    count = metrics.count("TransferToDeviceTime")
+    size = human_size(int(metrics.total("OutboundData")))
+    per_step = f"{count / metrics.steps:.1f} per step"
+    fact = f"{count:,}, {per_step}, {size}, including the weights at the start"
+    return Finding("copies to the device", "ok", fact)
+
+
+def _fallbacks(metrics: _Metrics) -> Finding:
+    found = metrics.fallbacks()
+    if not found:
+        return Finding("fallbacks", "ok", "none: every operation runs on the device")
+    fixes = []
+    by_value = ", ".join(sorted(_BY_VALUE & found.keys()))
+    if by_value:
+        reason = "the shape of the result depends on values"
+        fix = "keep the shape and multiply by a mask, or use `torch.where`"
+        fixes.append(f"{by_value}: {reason}; {fix}")
+    others = ", ".join(sorted(found.keys() - _BY_VALUE))
+    if others:
+        fix = "write it with other operations, or do it in the dataset, before the step"
+        fixes.append(f"{others}: {fix}")
+    names = ", ".join(f"{name} {counted(count, 'time')}" for name, count in found.items())
+    fact = f"{names}: on the host's CPU, with a copy there and back"
+    return Finding("fallbacks", "warning", fact, fix="; ".join(fixes))
+
+
+def _waiting(share: float) -> Finding:
+    fact = f"the loop waited for batches {share:.0%} of the time"
+    if share <= _LONG_WAIT:
+        return Finding("data", "ok", fact)
+    fix = "`workers=` or `threads=` in `core.batches`, or `tpukit.pack` the dataset once"
+    return Finding("data", "warning", fact, fix=fix)
+
+
+def _memory(backend) -> list[Finding]:
+    peak_of_host = human_size(peak_memory() or None)
+    host = Finding("host memory", "ok", f"{peak_of_host} at most in this process")
+    if backend.chips > 1:
+        reason = "because one process has all"
+        fact = f"no chip's memory is counted, {reason}; `tpukit.preflight.preflight` knows it"
+        return [Finding("device memory", "ok", fact), host]
+    device = backend.memory()
+    if not device:
+        return [host]
+    fact = f"{human_size(device['peak'])} at most, of {human_size(device['limit'])}"
+    if device["peak"] <= _FULL * device["limit"]:
+        return [Finding("device memory", "ok", fact), host]
+    fix = "a smaller batch_size with a correspondingly larger `accumulate=`, or bf16"
+    return [Finding("device memory", "warning", f"{fact}: nearly full", fix=fix), host]

@@ -1,0 +1,370 @@
+"""Compare the outputs of a model's layers on the device with those on the host.
+
+A device computes products with fewer bits, so its outputs differ. The host therefore runs the model
+a second time, with the factors of every product rounded as the device rounds them. The device's
+precision explains a difference of a layer that is of the same size:
+
+    layer      host     host, rounded    device    difference    explained up to
+    conv       1.250    1.252            1.253     0.003         0.013            ok
+    head       0.500    0.501            0.300     0.200         0.006            wrong
+"""
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from tpukit.essentials.display import Table, WrongValue
+from tpukit.essentials.launcher import Core, launch
+
+# Significant bits.
+_FLOAT32_BITS = 24
+_BFLOAT16_BITS = 8
+_TF32_BITS = 11
+# With three and six bfloat16 products, by the name in torch_xla.backends.set_mat_mul_precision.
+_BITS_OF_PRECISION = {"high": 14, "highest": 22}
+
+# The largest of many rounding errors differs between two computers that round alike but add up in
+# another order.
+_FACTOR = 4
+# Of a layer's largest value, without any rounded product: sums in another order, and a device's own
+# exp and rsqrt.
+_FLOAT32_ERROR = 2.0**-14
+# The arguments of torch's operations that are factors of a product. A term that is added to the
+# product is not rounded.
+_FACTORS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "mv": (0, 1),
+    "dot": (0, 1),
+    "linear": (0, 1),
+    "convolution": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "addmv": (1, 2),
+    "_trilinear": (0, 1, 2),
+    # An LSTM on a CPU, all its steps: inputs, weights, the first state.
+    "mkldnn_rnn_layer": (0, 1, 2, 5),
+}
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    """The difference between the outputs of one layer on the device and on the host.
+
+    Attributes:
+        name: as in `model.named_modules()`, with "(2)" for the second call and "[0]" for the first
+            of several outputs.
+        kind: the layer's class.
+        difference: the largest absolute difference; infinite if only one side is not finite, or
+            both in different ways.
+        relative: the same divided by the largest absolute value on the host.
+        explained: the largest absolute difference that the device's precision explains.
+    """
+
+    name: str
+    kind: str
+    difference: float
+    relative: float
+    explained: float
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the device's precision is enough to explain the difference."""
+        return self.difference <= self.explained
+
+
+@dataclass(frozen=True, repr=False)
+class Comparison(Table):
+    """A model on a device compared with the same model on the host: a table.
+
+    Attributes:
+        layers: in the order of their computation; the model's own output is the last.
+        device: in words.
+        bits: significant bits that the device's products keep of a float32: 8 are bfloat16, 24 are
+            all.
+    """
+
+    layers: tuple[LayerDifference, ...]
+    device: str
+    bits: int
+
+    @property
+    def first(self) -> LayerDifference | None:
+        """The first layer whose difference is not explained; the layers after it inherit it."""
+        return next((layer for layer in self.layers if not layer.is_explained), None)
+
+    @property
+    def title(self) -> str:
+        """The outcome in one line."""
+        if self.bits == _FLOAT32_BITS:
+            precision = "float32 explains"
+        else:
+            precision = f"products of {self.bits} significant bits explain"
+        outcome = "all layers within"
+        if self.first:
+            outcome = f"{self.first.name} is the first layer beyond"
+        return f"{self.device} beside this host: {outcome} what {precision}"
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """Return a heading, then (state, layer, difference, relative difference, explained)."""
+        rows = [("", "layer", "largest difference", "of the largest value", "explained up to")]
+        for layer in self.layers:
+            row = (
+                "ok" if layer.is_explained else "warning",
+                f"{layer.name} ({layer.kind})",
+                f"{layer.difference:.2g}",
+                f"{layer.relative:.1e}",
+                f"{layer.explained:.2g}",
+            )
+            rows.append(row)
+        return rows
+
+
+def compare(
+    model,
+    batch,
+    *,
+    backend: str | None = None,
+    precision: str | None = None,
+    timeout: float | None = None,
+) -> Comparison:
+    """Run a model on the host in float32 and on one core, and compare it layer by layer.
+
+    Both run in evaluation mode without gradients, in a worker; the given model is not changed. A
+    layer is a module that calls no other module. The arithmetic of a `forward` between its modules
+    shows in the output of the next module, or of the model.
+
+    Explained is four times the difference that rounded factors make to a layer, plus one such
+    rounding of the layer's largest value. A part of 2**-14 of that value is always explained, for
+    sums in another order and the device's own exp. So on a TPU bfloat16 products are explained, and
+    on XLA:CPU and CPUs they are not.
+
+    Args:
+        model: a torch.nn.Module on the CPU.
+        batch: the arguments of the model: a tensor, a tuple, or a dict of them by name. A few
+            samples are enough: the output of every layer is held three times.
+        backend, precision, timeout: as in `launch`.
+
+    Raises:
+        TypeError: the model is not a module.
+        WorkerFailed: the model raised an error, or took different ways on host and device.
+    """
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"compare takes a torch.nn.Module, got {type(model).__name__}")
+    options = {"backend": backend, "precision": precision, "timeout": timeout}
+    run = launch(_compared, model, batch, precision, cores=1, progress="off", **options)
+    compared = run.results[0]
+    return Comparison(compared.layers, run.device, bits=compared.bits)
+
+
+class _Compared(NamedTuple):
+    """The result of the worker."""
+
+    layers: tuple[LayerDifference, ...]
+    bits: int
+
+
+def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
+    import torch
+    from torch.utils import _pytree as tree
+
+    bits = _product_bits(core.backend, precision)
+    on_host = _layer_outputs(copy.deepcopy(model), batch)
+    with _rounded_products(bits):
+        rounded = _layer_outputs(copy.deepcopy(model), batch)
+    sent = tree.tree_map_only(torch.Tensor, lambda tensor: core.to_device([tensor])[0], batch)
+    on_device = core.to_host(_layer_outputs(core.model(model), sent))
+    if on_host.keys() != on_device.keys():
+        one_side = sorted({layer.name for layer in on_host.keys() ^ on_device.keys()})
+        raise WrongValue(
+            f"the model takes another way on {core.device} than on the host",
+            found=f"only one of them computes {', '.join(one_side[:5])}",
+            fix="a batch for which its forward() does not decide by values or by the device",
+        )
+    layers = [
+        _judge(
+            layer,
+            host=output,
+            rounded=rounded.get(layer, output),
+            device=on_device[layer],
+            bits=bits,
+        )
+        for layer, output in on_host.items()
+    ]
+    return _Compared(tuple(layers), bits)
+
+
+def _product_bits(backend, precision: str | None) -> int:
+    """Return the significant bits that products keep of their float32 factors."""
+    if backend.device.type == "cuda":
+        # torch uses TF32 in convolutions by default.
+        return _FLOAT32_BITS if precision == "highest" else _TF32_BITS
+    is_chip = backend.in_graph
+    if not is_chip:
+        return _FLOAT32_BITS
+    return _BITS_OF_PRECISION.get(precision, _BFLOAT16_BITS)
+
+
+class _Layer(NamedTuple):
+    name: str
+    kind: str
+
+
+def _judge(layer: _Layer, *, host, rounded, device, bits: int) -> LayerDifference:
+    largest = _largest_finite(host)
+    by_rounding = _difference(host, rounded)
+    explained = _FACTOR * by_rounding + _FLOAT32_ERROR * largest
+    if by_rounding:
+        explained += 2.0**-bits * largest  # one rounding of the largest value
+    difference = _difference(host, device)
+    relative = difference / largest if largest else float(difference > 0)
+    return LayerDifference(
+        layer.name,
+        layer.kind,
+        difference=difference,
+        relative=relative,
+        explained=explained,
+    )
+
+
+def _difference(one, other) -> float:
+    """Return the largest absolute difference; equal infinities and two NaN do not differ."""
+    import torch
+
+    one = one.double()
+    other = other.double()
+    is_alike = (one == other) | (one.isnan() & other.isnan())
+    infinity = float("inf")
+    differences = (one - other).abs().nan_to_num(nan=infinity, posinf=infinity)
+    return _largest(torch.where(is_alike, 0.0, differences))
+
+
+def _largest_finite(tensor) -> float:
+    values = tensor.double().abs()
+    return _largest(values[values.isfinite()])
+
+
+def _largest(values) -> float:
+    return values.max().item() if values.numel() else 0.0
+
+
+def _layer_outputs(model, batch) -> dict[_Layer, object]:
+    """Return a copy of every layer's output tensors, in the order of their computation.
+
+    The stack `calls_others` has an entry for each module that is being called, the innermost last:
+    whether it has called another module, and so is not a layer.
+    """
+    import torch
+
+    outputs: dict[_Layer, object] = {}
+    calls_others = [False]
+    names = {module: name or "the model" for name, module in model.named_modules()}
+
+    def before(module, inputs) -> None:
+        calls_others[-1] = True
+        calls_others.append(False)
+
+    def after(module, inputs, output) -> None:
+        is_layer = not calls_others.pop()
+        if is_layer or module is model:
+            _keep(outputs, _Layer(names[module], type(module).__name__), output)
+
+    model.eval()
+    for module in names:
+        module.register_forward_pre_hook(before)
+        module.register_forward_hook(after)
+    with torch.no_grad(), _no_shortcuts():
+        if isinstance(batch, dict):
+            model(**batch)
+        elif isinstance(batch, tuple | list):
+            model(*batch)
+        else:
+            model(batch)
+    return outputs
+
+
+def _keep(outputs: dict[_Layer, object], layer: _Layer, output: object) -> None:
+    """Add the output tensors of a call under names that no other call has."""
+    import torch
+    from torch.utils import _pytree as tree
+
+    tensors = [leaf for leaf in tree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    for index, tensor in enumerate(tensors):
+        name = f"{layer.name}[{index}]" if len(tensors) > 1 else layer.name
+        earlier = [known for known in outputs if _is_call_of(known.name, name)]
+        if earlier:
+            name += f" ({len(earlier) + 1})"
+        outputs[_Layer(name, layer.kind)] = tensor.clone()  # the next layer may work in place
+
+
+def _is_call_of(known: str, name: str) -> bool:
+    return known == name or known.startswith(f"{name} (")
+
+
+@contextlib.contextmanager
+def _no_shortcuts() -> Iterator[None]:
+    """Let transformer layers call their parts.
+
+    On a CPU in evaluation mode, one call would replace all of them.
+    """
+    import torch
+
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
+
+
+@contextlib.contextmanager
+def _rounded_products(bits: int) -> Iterator[None]:
+    """Round the factors of every float32 product to so many significant bits.
+
+    Sums stay float32. Attention runs as its two products, which one operation would hide.
+    """
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    if bits == _FLOAT32_BITS:
+        yield
+        return
+    with sdpa_kernel(SDPBackend.MATH), _rounding_mode(lambda value: _rounded(value, bits)):
+        yield
+
+
+def _rounding_mode(rounded: Callable):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Rounding(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            name = operation._schema.name.removeprefix("aten::")
+            args = list(args)
+            for place in _FACTORS.get(name, ()):
+                if place < len(args):
+                    args[place] = rounded(args[place])
+            return operation(*args, **(kwargs or {}))
+
+    return Rounding()
+
+
+def _rounded(value, bits: int):
+    """Round a float32 tensor to so many significant bits; return anything else as it is.
+
+    A float32 has 24 significant bits. Adding half of the last kept bit and clearing the bits below
+    rounds to the nearest; a tie goes to the even one, as in hardware.
+    """
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.dtype != torch.float32:
+        return value
+    dropped = _FLOAT32_BITS - bits
+    raw = value.contiguous().view(torch.int32)
+    just_below_half = (1 << (dropped - 1)) - 1
+    last_kept_bit = (raw >> dropped) & 1
+    mask = -(1 << dropped)
+    rounded = ((raw + just_below_half + last_kept_bit) & mask).view(torch.float32)
+    return torch.where(value.isfinite(), rounded, value)

@@ -1,0 +1,129 @@
+"""Record a few steps of a core as a trace for Perfetto or TensorBoard."""
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from tpukit.essentials.display import Failed, SystemFailed, counted
+from tpukit.profiling.instruments import Trace, XlaTrace
+
+
+class Profile:
+    """A recording of one core.
+
+    Args:
+        folder: as the attribute.
+        trace: the recording that has begun; None on a core that is not recorded.
+
+    Attributes:
+        folder: the folder of this core's files; None on a core that is not recorded.
+        files: the files that were written, once the recording has ended.
+    """
+
+    def __init__(self, folder: Path | None, trace: Trace | None = None):
+        self.folder = folder
+        self.files: list[Path] = []
+        self._trace = trace
+        self._begun = 0  # steps
+        self._span = contextlib.ExitStack()
+
+    def mark(self) -> None:
+        """End a step of the recording and begin the next; `core.step` calls it."""
+        self._span.close()
+        self._span.enter_context(self._trace.step(self._begun))
+        self._begun += 1
+
+
+@contextlib.contextmanager
+def profile(core, folder: str | os.PathLike, *, ranks: Collection[int] = (0,)) -> Iterator[Profile]:
+    """Record the work and the waits of host and device during the steps in this block.
+
+    Ten to fifty steps are enough. Begin after the first few steps, which compile. A recording stays
+    in memory until it ends; a thousand steps take hundreds of MB. It is written even if the block
+    raises, and core.print names its files.
+
+        with tpukit.profiling.profile(core, "runs/trace"):
+            for images, labels in itertools.islice(batches, 20):
+                with core.step():
+                    ...
+
+    On CPU and CUDA it is a Chrome trace, made by torch.profiler; on a TPU torch_xla makes it, for
+    TensorBoard as well.
+
+    Args:
+        core: in the worker function.
+        folder: the files of this recording go into `core-<rank>/` in it.
+        ranks: the cores to record; the others only run the block.
+
+    Raises:
+        OSError: the folder cannot be written to, which is checked before the block runs, or the
+            disk is full.
+        RuntimeError: this core is already being recorded.
+    """
+    if core.rank not in ranks:
+        yield Profile(None)
+        return
+    backend = core.backend
+    own_folder = Path(folder) / f"core-{core.rank}"
+    if backend.after_sync:
+        raise Failed(
+            "this core is already being recorded: a profile cannot be inside another",
+            fix="one `with tpukit.profiling.profile(...)` around all the steps",
+        )
+    # The profilers themselves fail at the end only, when the recording would be lost.
+    _check_writable(own_folder)
+    earlier = set(own_folder.rglob("*"))
+    kind = XlaTrace if backend.traced else Trace
+    trace = kind(backend, own_folder)
+    recording = Profile(own_folder, trace)
+    backend.after_sync = recording.mark  # core.step calls it at its end
+    recording.mark()
+    unwritten = None
+    try:
+        yield recording
+    finally:
+        backend.after_sync = None
+        recording._span.close()
+        try:
+            trace.stop()
+        except (OSError, RuntimeError) as error:  # torch_xla raises RuntimeError
+            unwritten = error
+        else:
+            recording.files = _new_files(own_folder, earlier)
+            core.print(_how_to_open(recording, folder), everywhere=True)
+    # Not reached if the block raised: its error is more important.
+    if unwritten:
+        raise _not_written(own_folder, unwritten) from unwritten
+
+
+def _new_files(folder: Path, earlier: Collection[Path]) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and path not in earlier)
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise _not_written(folder, error) from error
+
+
+def _not_written(folder: Path, error: Exception) -> OSError:
+    return SystemFailed(
+        f"the profile cannot be written into {folder}",
+        found=error,
+        fix="choose a folder of your own, on a disk with free space",
+    )
+
+
+def _how_to_open(recording: Profile, folder: str | os.PathLike) -> str:
+    traces = [str(file) for file in recording.files if file.name.endswith(".json.gz")]
+    steps = recording._begun - 1  # the last step was begun, but nothing followed
+    text = f"recorded {counted(steps, 'step')}: open {', '.join(traces)} at https://ui.perfetto.dev"
+    if any(file.name.endswith(".xplane.pb") for file in recording.files):
+        command = f"`tensorboard --logdir {folder}`"
+        text += f"\n  or `pip install tensorboard xprof`, then {command}, tab Profile"
+    return text

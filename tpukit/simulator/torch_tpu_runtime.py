@@ -1,0 +1,87 @@
+"""Run TorchTPU itself on CPU processes, with a simulated libtpu."""
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+
+from tpukit.accelerators import TorchTpuRuntime, inside
+from tpukit.essentials.backends import Backend, Topology, rehearsal_cores
+from tpukit.essentials.display import Failed
+from tpukit.simulator.build import find_plugin, library, why_not
+from tpukit.simulator.runtime import play
+from tpukit.simulator.shapes import environment, torch_tpu_rehearsal
+from tpukit.simulator.shared_memory import meeting_place
+
+# The names inside torch_tpu that this module replaces. INSIDES of the backend are those that it
+# uses.
+HARDWARE = (
+    "torch_tpu._internal.utils.hardware:_scan_pci_tpus",
+    "torch_tpu._internal.utils.hardware:_V4_TOPOLOGY",
+    "torch_tpu._internal.utils.hardware:get_tpu_device_name",
+)
+
+
+class TorchTpuStandInRuntime(TorchTpuRuntime):
+    """One CPU process per simulated v4 chip, with TorchTPU's own graphs and collectives."""
+
+    name = "torch_tpu:simulator"
+    hardware = "CPU"
+    note = "; TorchTPU sees TPU chips of a simulated libtpu"
+
+    def is_present(self, machine) -> bool:
+        is_installed = bool(machine.versions.get("torch_tpu"))
+        return not machine.chips and is_installed and why_not() is None
+
+    def topology(self, machine, cores: int | None) -> Topology:
+        cores = cores or rehearsal_cores(machine)
+        torch_tpu_rehearsal(cores)  # raises for a number that TorchTPU does not know
+        return Topology(self.name, "TorchTPU core", cores, processes=cores, rehearsal=True)
+
+    def load(self, topology: Topology) -> None:
+        super().load(topology)
+        simulated = str(library())  # compiled here, before the run's time is counted
+        is_other = os.environ.get("TPU_LIBRARY_PATH") != simulated
+        if "torch_tpu" in sys.modules and is_other:
+            raise Failed(
+                "this kernel has imported torch_tpu, and its workers would look for real chips",
+                found=f"torch_tpu has read TPU_LIBRARY_PATH={os.environ.get('TPU_LIBRARY_PATH')}",
+                fix="restart the kernel, and call tpukit.prepare() before `import torch`",
+            )
+
+    @contextlib.contextmanager
+    def meeting_point(self, topology: Topology) -> Iterator[tuple]:
+        """Yield the address of the processes, and the variables that describe the machine."""
+        shape = torch_tpu_rehearsal(topology.cores)
+        plugin = find_plugin().library
+        with super().meeting_point(topology) as address, meeting_place() as memory:
+            machine = environment(shape, library=library(), plugin=plugin, memory=memory)
+            machine["TF_CPP_MIN_LOG_LEVEL"] = "1"  # otherwise the plugin logs a line per program
+            yield address, machine
+
+    def start(
+        self,
+        body: Callable[[Backend], None],
+        topology: Topology,
+        *,
+        process: int,
+        meeting_point,
+    ) -> None:
+        import torch
+
+        address, machine = meeting_point
+        play(machine)
+        show_chips(topology.cores)
+        # Otherwise attention is a kernel in the chips' own code.
+        torch.backends.cuda.enable_flash_sdp(False)
+        super().start(body, topology, process=process, meeting_point=address)
+
+
+def show_chips(chips: int) -> None:
+    """Let torch_tpu find so many v4 chips, which it looks for on the PCI bus and in /dev/vfio."""
+    for place in HARDWARE:
+        inside(place)  # raises if this version of torch_tpu does not have it
+    hardware = importlib.import_module("torch_tpu._internal.utils.hardware")
+    hardware._scan_pci_tpus = lambda: (chips, hardware._V4_TOPOLOGY)
+    hardware.get_tpu_device_name = lambda: "TPU v4"

@@ -1,0 +1,35 @@
+"""Training: fit, evaluate, predict, schedules, checkpoints, resume."""
+
+from tpukit.profiling import parse_duration
+from tpukit.training import schedules
+from tpukit.training.augment import Augment
+from tpukit.training.batchnorm import sync_batchnorm
+from tpukit.training.buckets import Buckets
+from tpukit.training.evaluation import Evaluation, evaluate
+from tpukit.training.history import History
+from tpukit.training.history_figure import show_history
+from tpukit.training.jobs import Jobs, launch_each
+from tpukit.training.log_files import CsvWriter, Row, TensorBoardWriter
+from tpukit.training.losses import NotFinite
+from tpukit.training.prediction import predict
+from tpukit.training.run_folder import KeptFolder, keep_folder
+from tpukit.training.run_settings import keep_settings
+from tpukit.training.stored_predictions import predict_to, read_predictions
+from tpukit.training.streams import StreamBatches
+from tpukit.training.trainer import fit
+
+
+def __getattr__(name: str):
+    """Return what is defined with torch, imported when it is asked for: the class of an optimiser."""
+    if name == "LARS":
+        from tpukit.training.lars import LARS
+
+        return LARS
+    raise AttributeError(f"module 'tpukit.training' has no attribute {name!r}")
+
+
+__all__ = [
+    "Augment", "Buckets", "CsvWriter", "Evaluation", "History", "Jobs", "KeptFolder", "LARS", "NotFinite", "Row",
+    "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "keep_folder", "keep_settings", "launch_each",
+    "parse_duration", "predict", "predict_to", "read_predictions", "schedules", "show_history", "sync_batchnorm",
+]  # fmt: skip

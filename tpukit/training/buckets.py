@@ -1,0 +1,251 @@
+"""Batches of a few fixed lengths, for samples whose length varies: text, audio, series."""
+
+import functools
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tpukit.essentials.data import MapDataset, ShardedSampler, collate, seeded_in_turn
+from tpukit.essentials.display import WrongValue
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The lengths that samples are padded to; every step has one of them, the same on all cores.
+
+    So a step is compiled once for each, and a batch of short samples is not computed at the length of the longest.
+
+    Args:
+        lengths: the lengths of batches, such as (64, 128, 256).
+        pad: what is padded and with what, by key for samples that are mappings, `{"input_ids": 0, "attention_mask": 0,
+            "labels": -100}`, by place for tuples, `{0: 0, 1: -100}`. All else is stacked as it is. None: the first part
+            of a tuple, or a sample that is a single tensor, with 0; of a mapping the parts have to be named.
+        axis: along which these parts vary: 0 for (length,) and (length, features), -1 for sound, (channels, length).
+        sizes: the length of every sample, before any cut. None reads every sample once to find out, on every core: with
+            more than some thousands, compute them once in the notebook.
+        truncate: cut samples that are longer than the largest length at their end; otherwise they are refused.
+
+    Raises:
+        ValueError: the lengths are not whole numbers above 0 in ascending order.
+    """
+
+    lengths: tuple[int, ...]
+    pad: Mapping | None = None
+    axis: int = 0
+    sizes: Sequence[int] | None = field(default=None, repr=False)
+    truncate: bool = False
+
+    def __post_init__(self):
+        lengths = tuple(self.lengths) if isinstance(self.lengths, Sequence) else (self.lengths,)
+        if not lengths or list(lengths) != sorted(set(lengths)) or not all(_is_length(length) for length in lengths):
+            raise WrongValue(
+                f"buckets are lengths in ascending order, at least 1, got {self.lengths!r}",
+                fix="buckets=(64, 128, 256)",
+            )
+        object.__setattr__(self, "lengths", lengths)
+
+    def sampler(self, plain: ShardedSampler, dataset: MapDataset) -> "BucketSampler":
+        """Return a sampler that divides the epochs of another by the lengths of the samples."""
+        return BucketSampler(**vars(plain), bucket_of=self.measure(dataset), lengths=self.lengths)
+
+    def measure(self, dataset: MapDataset):
+        """Return the number of the bucket of every sample, (N,) int64.
+
+        Raises:
+            ValueError: a sample is longer than the largest length, or `sizes` is of another dataset.
+        """
+        import numpy
+
+        sizes = self.sizes
+        if sizes is None:
+            with seeded_in_turn((0,)):  # what the dataset draws meanwhile is not missing in the training
+                parts = (self._parts(dataset[sample], sample).values() for sample in range(len(dataset)))
+                sizes = [max(part.shape[self.axis] for part, _ in those) for those in parts]
+        sizes = numpy.asarray(sizes)
+        if sizes.shape != (len(dataset),):
+            raise WrongValue(
+                f"sizes has the length of every sample: {len(dataset)} numbers, got {tuple(sizes.shape)}",
+                fix="sizes=[len(text) for text in dataset]",
+            )
+        if not self.truncate and sizes.max() > self.lengths[-1]:
+            sample, size, count = int(sizes.argmax()), int(sizes.max()), (sizes > self.lengths[-1]).sum()
+            others = f" ({count} samples are longer)" if count > 1 else ""
+            more = ", ".join(map(str, (*self.lengths, size)))
+            raise WrongValue(
+                f"sample {sample} has length {size}, and the largest bucket is {self.lengths[-1]}{others}",
+                fix=f"buckets=({more}), or cut them: tpukit.Buckets({self.lengths}, truncate=True)",
+            )
+        return numpy.minimum(numpy.searchsorted(self.lengths, sizes), len(self.lengths) - 1)
+
+    def collate(self, items: list, samples: list[int], length: int) -> object:
+        """Return items as one batch of this length, with a mask of the positions that hold data.
+
+        The mask is (B, length): an entry "attention_mask", int64, in mappings that have none; otherwise bool, behind
+        the other parts.
+
+        Raises:
+            ValueError: an item is longer than that, or than `sizes` says.
+        """
+        import torch
+
+        pairs = [self._padded(item, sample, length) for item, sample in zip(items, samples, strict=True)]
+        batch, sizes = collate([item for item, _ in pairs], samples), torch.tensor([size for _, size in pairs])
+        mask = torch.arange(length) < sizes[:, None]
+        if isinstance(batch, Mapping):
+            return batch if "attention_mask" in batch else {**batch, "attention_mask": mask.long()}
+        return (*batch, mask) if isinstance(batch, list | tuple) else (batch, mask)
+
+    def _padded(self, item: object, sample: int, length: int) -> tuple:
+        """Return an item at this length, and how much of its first padded part is data."""
+        import torch
+
+        parts, limit = self._parts(item, sample), self.lengths[-1] if self.truncate else math.inf
+        first = min(next(part.shape[self.axis] for part, _ in parts.values()), length)
+        for key, (part, value) in parts.items():
+            axis, size = self.axis % part.ndim, part.shape[self.axis]
+            if size > limit:
+                part, size = part.narrow(axis, 0, limit), limit
+            if size > length:
+                raise WrongValue(
+                    f"sample {sample} does not fit into a batch of length {length}: it has length {size}",
+                    found="another length than it had, or than sizes says",
+                    fix="lengths of the samples as they are read; a dataset that cuts at random has to cut to one",
+                )
+            shape = list(part.shape)
+            shape[axis] = length - size
+            parts[key] = torch.cat([part, part.new_full(shape, value)], dim=axis)
+        if isinstance(item, Mapping):
+            return {**item, **parts}, first
+        if isinstance(item, list | tuple) and not (self.pad is None and _is_numbers(item)):
+            return tuple(parts.get(place, part) for place, part in enumerate(item)), first
+        return parts[0], first
+
+    def _parts(self, item: object, sample: int) -> dict:
+        """Return {key: (tensor, pad value)} of what is padded of an item.
+
+        Raises:
+            ValueError: it is not said, or an item has no such part, or it has no length.
+        """
+        import torch
+
+        if isinstance(item, Mapping):
+            named, found = self.pad, item
+        elif isinstance(item, list | tuple) and not (self.pad is None and _is_numbers(item)):
+            named, found = self.pad or {0: 0}, dict(enumerate(item))
+        else:
+            named, found = self.pad or {0: 0}, {0: item}
+        if not named or not set(named) <= found.keys():
+            missing = f"sample {sample} has no {sorted(set(named) - found.keys(), key=str)[0]!r}" if named else "no pad"
+            what = ", ".join(f"{key!r}: 0" for key, part in found.items() if _has_length(part))
+            raise WrongValue(
+                "which parts of a sample vary in length has to be said, and what fills them up",
+                found=f"{missing}; its parts are {', '.join(map(repr, found))}",
+                fix=f"tpukit.Buckets({self.lengths}, pad={{{what}}}), without those of one length",
+            )
+        parts = {key: (torch.as_tensor(found[key]), value) for key, value in named.items()}
+        for key, (part, value) in parts.items():
+            kept = torch.tensor(value).to(part.dtype).item()
+            # Floats round, 0.1 too, and only run over; and nan is a number to fill up with that is not even itself.
+            if math.isfinite(kept) != math.isfinite(value) if part.is_floating_point() else kept != value:
+                raise WrongValue(
+                    f"pad fills {key!r} up with {value}, which {part.dtype} does not hold: it would be {kept}",
+                    fix=f"another number; or the dataset gives {key!r} as a type that has it, such as torch.int64",
+                )
+            if not -part.ndim <= self.axis < part.ndim:
+                raise WrongValue(
+                    f"sample {sample}, {key!r}, has no axis {self.axis} to be padded along: its shape is "
+                    f"{tuple(part.shape)}",
+                    fix=f"leave {key!r} out of pad=, or another axis=",
+                )
+        return parts
+
+
+@dataclass(frozen=True, eq=False)
+class BucketSampler(ShardedSampler):
+    """Divide an epoch so that in a step all cores have samples of about one length.
+
+    The samples of an epoch are those of a `ShardedSampler`. They are sorted by bucket and cut into steps; what is left
+    of a bucket goes to the next larger one, so only one step is filled up, and with `drop_last` less than one step is
+    left out, of any length. The steps are shuffled, too, but one of every length comes first, the longest before all:
+    every graph is compiled, and memory seen to be enough, before anything else.
+
+    In order, `places` says where the outputs belong.
+
+    Attributes:
+        bucket_of: (count,) int64, the number of the bucket of every sample.
+        lengths: of the buckets.
+    """
+
+    bucket_of: object = field(default=None, repr=False)
+    lengths: tuple[int, ...] = ()
+    __eq__, __hash__ = object.__eq__, object.__hash__  # the inherited ones would not look at the buckets
+
+    def positions(self, done: int = 0, *, epoch: int = 0, seed: int = 0):
+        """Return this core's positions in the epoch, (steps, batch_size) int64; from `count` on they are padding."""
+        steps = _arranged(self, epoch, seed)[0].reshape(-1, self.world_size, self.batch_size)[:, self.rank]
+        return steps[done // self.samples_per_step :][: self.steps(done)]
+
+    def step_lengths(self, done: int = 0, *, epoch: int = 0, seed: int = 0) -> list[int]:
+        """Return the length of the batch of every step."""
+        buckets = _arranged(self, epoch, seed)[1][done // self.samples_per_step :][: self.steps(done)]
+        return [self.lengths[bucket] for bucket in buckets]
+
+    def shapes(self) -> list[int]:
+        """Return the lengths that the steps of the first epoch have."""
+        return sorted(set(self.step_lengths()))
+
+    def places(self, step: int):
+        """Yield (rows, places), as for any sampler."""
+        import numpy
+
+        steps = _arranged(self, 0, 0)[0]
+        rows = numpy.flatnonzero(steps[step] < self.count)
+        before = int((steps[:step] < self.count).sum())
+        yield rows, (steps[step][rows] if self.limit is None else slice(before, before + len(rows)))
+
+    def seen(self) -> int:
+        """Return how many samples an epoch in order has, padding not counted."""
+        return int((_arranged(self, 0, 0)[0][: self.steps()] < self.count).sum())
+
+    def in_words(self) -> str:
+        """Say how many graphs of a step these lengths make."""
+        lengths = self.shapes()
+        shapes = f"{len(lengths)} shapes, so {len(lengths)} graphs" if len(lengths) > 1 else "one shape, so one graph"
+        return f"batches of length {', '.join(map(str, lengths))}: {shapes} of each step will be compiled"
+
+    def checksum(self) -> int:
+        """Return a number that says whether two samplers have samples of the same lengths."""
+        return zlib.crc32(self.bucket_of.tobytes())
+
+
+@functools.lru_cache(maxsize=2)  # an epoch asks several times
+def _arranged(sampler: BucketSampler, epoch: int, seed: int) -> tuple:
+    """Return the positions of all cores in every step, (steps, samples_per_step), and the buckets of the steps."""
+    import numpy
+
+    count = ShardedSampler(sampler.count, sampler.batch_size, 0, sampler.world_size, False, sampler.drop_last).steps()
+    positions = numpy.arange(count * sampler.samples_per_step)
+    buckets = sampler.bucket_of[sampler.samples(positions, epoch=epoch, seed=seed)]
+    buckets[sampler.count :] = len(sampler.lengths)  # padding comes last
+    steps = positions[numpy.argsort(buckets, kind="stable")].reshape(count, -1)
+    real = numpy.where(buckets == len(sampler.lengths), -1, buckets)
+    of_step = real[steps].max(axis=1)
+    order = numpy.arange(count)
+    if sampler.shuffle:
+        order = numpy.random.default_rng((seed, epoch, 1)).permutation(count)
+    _, first = numpy.unique(of_step[order], return_index=True)  # one of every length, to the front
+    order = numpy.concatenate([order[first[::-1]], numpy.delete(order, first)])
+    return steps[order], of_step[order]
+
+
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_numbers(item: object) -> bool:
+    return all(isinstance(part, int | float) for part in item)
+
+
+def _has_length(part: object) -> bool:
+    return len(getattr(part, "shape", ())) > 0 or (isinstance(part, list | tuple) and len(part) > 0)

@@ -1,0 +1,304 @@
+"""Independent jobs, one a core, from a queue: folds, seeds, settings. No job waits for another."""
+
+import contextlib
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tpukit.essentials.display import Screen, Table, WrongValue, screen
+from tpukit.essentials.environment import Folders, Host
+from tpukit.essentials.launcher import (
+    Failure,
+    InProcessGroup,
+    Interrupted,
+    Limits,
+    Run,
+    Task,
+    Topology,
+    WorkerFailed,
+    WorkerGroup,
+    choose_topology,
+    collect,
+    ready,
+    refuse_call,
+    refuse_if_in_use,
+    seed_of,
+    sigterm_ends_the_run,
+    worker_failed,
+)
+
+_LOOK_SECONDS = 0.1  # in which every job is looked at
+# A chip may be busy for 10 to 30 s after the process that held it has ended: that of the job before, here.
+_BUSY_SECONDS = 60.0
+_RETRY_SECONDS = 3.0
+_LONGEST_TEXT = 60  # characters of a config or a result in the table
+
+
+@dataclass(frozen=True, repr=False)
+class Jobs(Table):
+    """What `launch_each` brought back, in the order of the configs; shows itself as a table.
+
+    Attributes:
+        configs: what the jobs were given.
+        runs: a `Run` for each job, with its log, seconds and memory; None for one that an interrupt left not begun.
+        failures: a `WorkerFailed`, with its traceback, for each job that failed or was interrupted, by its number.
+        device: what each job ran on, in words.
+        seconds: wall time of all.
+    """
+
+    configs: list
+    runs: list[Run | None]
+    failures: dict[int, WorkerFailed]
+    device: str
+    seconds: float
+
+    @property
+    def results(self) -> list:
+        """What the function returned for each config; None where it did not."""
+        return [run.results[0] if run else None for run in self.runs]
+
+    @property
+    def title(self) -> str:
+        """The outcome in one line."""
+        done = sum(run is not None for run in self.runs) - len(self.failures)
+        return f"{done} of {len(self.configs)} jobs done, each on one {self.device}; {self.seconds:.1f} s in all"
+
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """Return (state, job, config, what became of it) for each job."""
+        rows = []
+        for number, (config, run) in enumerate(zip(self.configs, self.runs, strict=True)):
+            if number in self.failures:
+                state, outcome = "failure", _without_traceback(self.failures[number])
+            elif run is None:
+                state, outcome = "warning", "not begun"
+            else:
+                state, outcome = "ok", f"{_short(run.results[0])}\n{run.seconds:.1f} s"
+            rows.append((state, f"job {number}", _short(config), outcome))
+        return rows
+
+
+def launch_each(
+    fn: Callable,
+    configs: Iterable,
+    *,
+    cores: int | None = None,
+    backend: str | None = None,
+    seed: int | None = None,
+    timeout: float | None = None,
+    stall: float | None = 120.0,
+    heartbeat: float = 1.0,
+    progress: str | None = None,
+    precision: str | None = None,
+    keep_compiles: Folders | bool | None = None,
+) -> Jobs:
+    """Run `fn(core, config)` for each config, as many at a time as there are cores, each alone on its core.
+
+    Every job is what `launch(fn, config, cores=1)` would be: a fresh process, a core of world size 1, with which `fit`
+    and all else work; nothing is averaged between jobs. One that fails does not stop the others. What a job prints
+    comes as `[job 3] ...`. Give each job that keeps checkpoints a folder of its own.
+
+    Args:
+        fn: the worker function; its first argument is a `Core`.
+        configs: the second argument of each job: a fold, a seed, a dict of settings.
+        cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
+            two cores, of which its job uses one.
+        backend, heartbeat, precision, keep_compiles: as in `launch`.
+        seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
+        timeout: seconds after which a job is ended, and counts as failed; None for no limit.
+        stall: as in `launch`, of each job.
+        progress: as in `launch`; a bar for each job, and no curves.
+
+    Raises:
+        ValueError: there is no config, more `cores` are asked for than there are, or as in `launch`.
+        TypeError: `fn` is no function that takes a core and a config.
+        RuntimeInUse: this process has started the XLA or CUDA runtime.
+        Interrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
+    """
+    host = Host.read()
+    configs = list(configs)
+    if not configs:
+        raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
+    refuse_call(fn, (configs[0],))
+    limits, given = Limits(timeout, stall, heartbeat), seed_of(seed)
+    tasks = [Task(fn, (config,), given, precision) for config in configs]
+    topology = choose_topology(host, 1, backend)
+    places = min(_places(host, cores, backend), len(configs))
+    refuse_if_in_use(host)
+    with sigterm_ends_the_run(), screen(progress) as display:
+        if topology.rehearsal:
+            display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
+        with ready(topology, places, keep_compiles, display) as topology:
+            queue = _Queue(tasks, topology, places, limits, display)
+            try:
+                queue.work_off()
+            except KeyboardInterrupt:
+                raise Interrupted(queue.jobs(configs)) from None
+    return queue.jobs(configs)
+
+
+def _places(host: Host, cores: int | None, backend: str | None) -> int:
+    """Return how many jobs run at a time."""
+    whole = choose_topology(host, None, backend)
+    there = whole.processes or 1  # 0 where nothing can be forked
+    if cores is None:
+        return there
+    if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
+        raise ValueError(f"cores is how many jobs run at a time, at least 1, got {cores!r}")
+    if cores > there and not (whole.rehearsal and whole.processes):
+        raise WrongValue(
+            f"cores={cores} jobs at a time cannot be had, at most {there}",
+            found=host.summary,
+            fix="leave cores out; configs that have to wait are run as soon as a core is free",
+        )
+    return cores
+
+
+@dataclass(frozen=True)
+class _Job:
+    """A job that runs."""
+
+    number: int
+    group: WorkerGroup
+    looks: Iterator[None]
+
+
+class _Queue:
+    """The jobs that wait, run and are done, watched by one loop: an interrupt is raised in the main thread alone."""
+
+    def __init__(self, tasks: list[Task], topology: Topology, places: int, limits: Limits, display: Screen):
+        self._tasks, self._topology, self._limits, self._display = tasks, topology, limits, display
+        self._waiting = deque(range(len(tasks)))
+        self._running: dict[int, _Job] = {}  # by the number of the device
+        self._free_at = dict.fromkeys(range(places), 0.0)
+        self._first_failure: dict[int, float] = {}  # of jobs whose device did not start
+        self._runs: list[Run | None] = [None] * len(tasks)
+        self._failures: dict[int, WorkerFailed] = {}
+        self._began = time.monotonic()
+
+    def work_off(self) -> None:
+        """Run all jobs; after an exception from here, none is left running."""
+        self._tell()
+        try:
+            while self._waiting or self._running:
+                self._begin_some()
+                for place, job in [*self._running.items()]:
+                    if next(job.looks, self) is self:  # it is over
+                        self._end(place)
+                if not self._running:
+                    time.sleep(_LOOK_SECONDS)
+        finally:
+            for job in self._running.values():  # all at once: `fit` may take seconds to save
+                job.group.tell_to_end()
+            with contextlib.ExitStack() as ends:  # another interrupt while one ends does not keep the rest
+                for place in self._running:
+                    ends.callback(self._end, place)
+
+    def jobs(self, configs: list) -> Jobs:
+        """Return what there is by now."""
+        failures = dict(sorted(self._failures.items()))
+        return Jobs(configs, self._runs, failures, self._topology.device, time.monotonic() - self._began)
+
+    def _begin_some(self) -> None:
+        for place, free_at in self._free_at.items():
+            if self._waiting and place not in self._running and time.monotonic() >= free_at:
+                number = self._waiting.popleft()
+                group_type = WorkerGroup if self._topology.processes else InProcessGroup
+                alone = dataclasses.replace(self._topology, device_number=place)
+                display = _JobScreen(self._display, number)
+                beside = [job.group for job in self._running.values()]
+                group = group_type(alone, self._tasks[number], self._limits, display, beside=beside)
+                self._running[place] = _Job(number, group, group.looks(_LOOK_SECONDS / len(self._free_at)))
+                group.start()
+
+    def _end(self, place: int) -> None:
+        job = self._running[place]
+        may_be_busy = not job.group.results and self._may_be_busy(job)
+        job.looks.close()
+        job.group.end()
+        del self._running[place]
+        if may_be_busy:
+            self._try_again(place, job.number)
+            return
+        self._runs[job.number] = collect(job.group)
+        if 0 not in job.group.results:
+            interrupt = Failure(0, time.monotonic(), "was ended by an interrupt", fix="run the cell again")
+            failure = job.group.failures.first() or interrupt
+            self._failures[job.number] = error = worker_failed(failure, job.group, f"job {job.number}: ")
+            self._display.line(_without_traceback(error))
+        self._display.end_bar(f"job {job.number}")
+        self._tell()
+
+    def _tell(self) -> None:
+        done = sum(run is not None for run in self._runs)
+        self._display.bar("jobs", done, len(self._tasks), None, time.monotonic() - self._began)
+        self._display.draw()
+
+    def _may_be_busy(self, job: _Job) -> bool:
+        """Say whether the job could not start because its chip may still be busy with the job before."""
+        seconds = time.monotonic() - self._first_failure.get(job.number, time.monotonic())
+        workers = job.group.workers
+        return seconds < _BUSY_SECONDS and not (self._topology.rehearsal or any(one.started for one in workers))
+
+    def _try_again(self, place: int, number: int) -> None:
+        if number not in self._first_failure:
+            busy = f"its chip does not start, it may be busy; trying for {_BUSY_SECONDS:g} s"
+            self._display.line(f"[job {number}] {busy}")
+        self._first_failure.setdefault(number, time.monotonic())
+        self._free_at[place] = time.monotonic() + _RETRY_SECONDS
+        self._waiting.appendleft(number)
+
+
+class _JobScreen(Screen):
+    """The screen of one job: a bar, and its lines with its number, on the screen of all."""
+
+    def __init__(self, display: Screen, number: int):
+        super().__init__()
+        self._display, self._number = display, number
+
+    def line(self, text: str) -> None:
+        self._display.line(f"[job {self._number}] {text}")
+
+    def show(self, data: dict, metadata: dict, **options: object) -> None:
+        self.line("shows:")
+        self._display.show(data, metadata, **options)
+
+    def bar(self, label: str, *progress: object, **options: object) -> None:
+        super().bar(label, *progress, **options)
+        self._tell()
+
+    def status(self, doing: str, cores: Sequence[tuple[str, str]] = ()) -> None:
+        super().status(doing, cores)
+        if self._changed and (self.bars or doing):
+            self._tell()
+
+    def curve(self, rows: list[dict]) -> None:
+        pass
+
+    def _tell(self) -> None:
+        """Show the job as one bar: that of its outermost loop, which began first, with the loop inside it in words."""
+        name = f"job {self._number}"
+        if not self.bars:
+            return self._display.bar(name, 0, None, None, note=self.doing)
+        outer, *inner = self.bars.values()
+        inside = next((bar for bar in reversed(inner) if bar.running), None)
+        words = (outer.label, f"{inside.label} {inside.count()}" if inside else "", self.doing)
+        note = "  ".join(part for part in words if part)
+        unit = outer.unit or (outer.label if outer.label.endswith("s") and not outer.samples_per_step else None)
+        options = {"start": outer.start, "unit": unit, "note": note}
+        self._display.bar(name, outer.done, outer.total, outer.samples_per_step, outer.seconds, **options)
+        self._changed = False
+        return None
+
+    def draw(self, last: bool = False) -> None:
+        self._display.draw(last)
+
+
+def _without_traceback(error: WorkerFailed) -> str:
+    return str(error).partition("\n\n")[0]
+
+
+def _short(value: object) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST_TEXT else text[: _LONGEST_TEXT - 3] + "..."

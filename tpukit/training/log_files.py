@@ -1,0 +1,120 @@
+"""Where logged rows go while a run lasts, `launch(..., to=...)`: any function of a row, TensorBoard, CSV."""
+
+import csv
+import importlib.util
+import os
+from collections import deque
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from tpukit.essentials.display import NotInstalled, explain
+
+Row = dict[str, int | float]
+Writer = Callable[[Row], object]
+
+
+class LogWriters:
+    """Hands every row to each of the functions in order, once; one that raises is told once and gets no more rows.
+
+    An interrupt ends the call of a function, which may be what hangs, and it gets no more rows either: the kernel still
+    takes in what the cores have sent, and must not be held up a second time.
+    """
+
+    def __init__(self, to: Writer | Iterable[Writer] | None, say: Callable[[str], None]):
+        self._say = say
+        self._writers: list[Writer] = [to] if callable(to) else list(to or ())
+        self._waiting: deque[tuple[Writer, Row]] = deque()
+        for writer in self._writers:
+            if not callable(writer):
+                raise TypeError(f"to takes a function of a row, or a list of such functions, got {writer!r}")
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Take these rows in; `write` hands them on."""
+        self._waiting += [(writer, row) for row in rows for writer in self._writers]
+
+    def write(self) -> None:
+        """Hand on all rows that wait; after an interrupt, those that were left."""
+        while self._waiting:
+            writer, row = self._waiting.popleft()
+            try:
+                writer(dict(row))  # its own copy: the run keeps the row
+            except (Exception, KeyboardInterrupt) as error:  # a stranger's code, which must not cost the run
+                self._writers = [one for one in self._writers if one is not writer]
+                self._waiting = deque(pair for pair in self._waiting if pair[0] is not writer)
+                self._say(_failed(writer, row, error))
+                if isinstance(error, KeyboardInterrupt):
+                    raise
+
+
+def _failed(writer: Writer, row: Row, error: Exception) -> str:
+    name = getattr(writer, "__name__", type(writer).__name__)
+    if isinstance(error, KeyboardInterrupt):
+        return f"to={name} was interrupted and gets no more rows; it was given {row}, and `run.log` has all of them"
+    return explain(
+        f"to={name} raised {type(error).__name__}: {error}; the run goes on, and it gets no more rows",
+        found=f"it was given {row}",
+        fix="correct it, and call it on the rows of `run.log`, which has all of them",
+    )
+
+
+class TensorBoardWriter:
+    """Writes every value of a row as a scalar of TensorBoard: `launch(..., to=TensorBoardWriter("runs/1"))`.
+
+    Args:
+        folder: of one run; TensorBoard draws the runs of different folders as different curves.
+
+    Raises:
+        ModuleNotFoundError: the package tensorboard is not installed.
+    """
+
+    def __init__(self, folder: str | os.PathLike):
+        if importlib.util.find_spec("tensorboard") is None:
+            raise NotInstalled(
+                "TensorBoardWriter needs the package tensorboard, which is not installed",
+                fix="%pip install tensorboard, then run this cell again; or CsvWriter, which needs nothing",
+            )
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(folder)
+
+    def __call__(self, row: Row) -> None:
+        """Write a row; it is in the file when this returns."""
+        for name, value in row.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, row["step"])
+        self._writer.flush()
+
+
+class CsvWriter:
+    """Appends every row to a CSV file: `launch(..., to=CsvWriter("log.csv"))`.
+
+    A file that is there is continued, as a run is that was cut off. A column may appear later: the file is then written
+    anew, once, with the column empty in the rows before.
+    """
+
+    def __init__(self, file: str | os.PathLike):
+        self._file = Path(file)
+        self._columns: list[str] | None = None  # not yet looked
+
+    def __call__(self, row: Row) -> None:
+        """Write a row; it is in the file when this returns."""
+        if self._columns is None or row.keys() - set(self._columns):
+            self._add_columns(row)
+        self._write(self._file, "a", [row])
+
+    def _add_columns(self, names: Iterable[str]) -> None:
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        rows: list[dict] = []
+        self._columns = []
+        if self._file.exists():
+            with open(self._file, newline="") as file:
+                reader = csv.DictReader(file)
+                self._columns, rows = list(reader.fieldnames or ()), list(reader)
+        self._columns = list(dict.fromkeys([*self._columns, *names]))
+        whole = self._file.with_name(f"{self._file.name}.new")
+        self._write(whole, "w", [{name: name for name in self._columns}, *rows])
+        os.replace(whole, self._file)
+
+    def _write(self, path: Path, mode: str, rows: list[dict]) -> None:
+        with open(path, mode, newline="") as file:
+            csv.DictWriter(file, self._columns, restval="").writerows(rows)

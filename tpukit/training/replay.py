@@ -1,0 +1,467 @@
+"""Capture a training step once and run its program again without the Python of the step. XLA only.
+
+    step 1           captured: the optimizer makes its state
+    steps 2 and 3    captured: both must have the same program
+    steps 4 to 46    replayed: the program runs with the state, the next batch and new numbers
+    step 47          captured: the program must still be the same
+
+Every 47th step is captured, and the first and the last step of each epoch. After a replayed step
+modules and optimizer hold the new values, as after a captured step. Both kinds run the same
+program, so their results have the same bits.
+
+docs/replay.md is the contract: it lists the facts that make `fit` capture every step, and the
+differences that nothing can notice.
+"""
+
+import contextlib
+import pickle
+import time
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from tpukit.essentials.data import TURN, host_numbers
+from tpukit.essentials.display import counted
+from tpukit.essentials.launcher import Core, gather_objects
+from tpukit.training.python_calls import calls_outside
+from tpukit.training.replay_obstacles import obstacle
+from tpukit.training.replay_state import HostNumbers, Places, ReplayState
+from tpukit.training.step_numbers import HostInput, StepNumbers, changed_values, recognize
+from tpukit.training.watched import watching
+
+_CAPTURED_FIRST = 3  # steps
+_CAPTURE_EVERY = 47  # steps; a prime, so that a branch that is taken every few steps is met
+_SAME_PROGRAMS = 2  # captured steps in a row with the same program, before it is replayed
+_SCALARS = (bool, int, float, str, bytes, type(None))
+
+
+class BatchForm(NamedTuple):
+    """The properties of a batch that belong to the key of a program.
+
+    Attributes:
+        structure: the names, types and nesting of its entries.
+        leaves: shape and dtype of each tensor; type and value of each number or text.
+        shared: for each tensor the place of the first that is the same object.
+    """
+
+    structure: str
+    leaves: tuple
+    shared: tuple
+
+
+@dataclass
+class _Program:
+    """The program of the captured steps with batches of one form.
+
+    Attributes:
+        key: of `Programs`.
+        order: for each input its place among the state, the batch, the flag, the seed and `inputs`.
+        puts: for each result its place in the state, or behind that for the two losses.
+        inputs: the inputs that come from elsewhere.
+        settings: of the optimizer, in the last captured step.
+        form: the settings that decide which operations there are.
+        last: number of the last captured step.
+        captured: how many captured steps in a row had this program.
+        replayed: numbers of the steps that were replayed since then.
+    """
+
+    key: bytes
+    order: list[int]
+    puts: list[int]
+    inputs: list[HostInput]
+    settings: dict
+    form: dict
+    last: int
+    captured: int = 1
+    replayed: list[int] = field(default_factory=list)
+
+
+class _Before(NamedTuple):
+    """The facts about device and host before a captured step."""
+
+    places: Places
+    ids: list[int]
+    form: BatchForm | None
+    waiting: int
+    numbers: HostNumbers
+    drawn: int
+    interruptions: int
+
+
+class _Finding(NamedTuple):
+    """The part of a core in an agreement.
+
+    Attributes:
+        reason: why each step has to be captured, or None.
+        replayed: numbers of the steps that were replayed since their program was last captured.
+        since: the number of the step in which it was.
+    """
+
+    reason: str | None
+    replayed: list[int]
+    since: int
+
+
+class Replay:
+    """Captures and replays the steps of one `fit`.
+
+    Args:
+        core: this core.
+        programs: of its backend.
+        optimizer: of the steps.
+        called: by name the model, the loss, `prepare`, `augment` and `average`, or None.
+        schedule: steps after each step, or None.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        programs,
+        optimizer,
+        called: Mapping[str, object],
+        schedule=None,
+    ):
+        self._core = core
+        self._programs = programs
+        self._optimizer = optimizer
+        self._schedule = schedule
+        self._average = called.get("average")
+        self._training_state = ReplayState(called.values(), optimizer, self._average)
+        self._known: dict[BatchForm, _Program] = {}
+        # As found in the last captured step:
+        self._places = Places()
+        self._is_trainable: list[bool] = []  # for each place
+        self._counters = Places()
+        self._seconds = 0.0
+        self._captures_due = _CAPTURED_FIRST  # steps that all cores capture, and then agree
+        self._reason: str | None = None  # why each step has to be captured
+        self._is_over = False
+        self._has_replayed = False
+        self._has_explained = False
+
+    def begin_step(self, number: int, *, is_last: bool) -> None:
+        """Have all cores capture this step if it is due; `is_last`: an epoch ends with it."""
+        if is_last or number % _CAPTURE_EVERY == 0:
+            self.capture_next()
+
+    def capture_next(self) -> None:
+        """Capture the next step on all cores."""
+        self._captures_due = max(self._captures_due, 1)
+
+    # Replay
+
+    def step(self, number: int, batches: tuple, flag) -> tuple | None:
+        """Replay a step and return its losses, as `TrainStep` does; None if it must be captured."""
+        if self._captures_due or self._reason:
+            return None
+        began = time.thread_time()
+        leaves, form = self._form_of(batches)
+        program = self._known.get(form)
+        if program is None or program.captured < _SAME_PROGRAMS:
+            return None
+        if self._reason or not self._is_untouched():
+            return None
+        numbers = self._next_numbers(program)
+        if numbers is None:
+            return None
+        state = self._places.values()
+        with self._core.replayed_step():
+            pool = [*state, *leaves, flag, self._programs.next_seed(), *numbers]
+            results = self._programs.run(program.key, [pool[place] for place in program.order])
+        losses = self._put(state, program.puts, results)
+        self._counters.add(1)
+        program.replayed.append(number)
+        if not self._has_replayed:
+            self._has_replayed = True
+            replayed = 1000 * (time.thread_time() - began)
+            self._core.print(
+                f"the step is replayed from step {number} on: "
+                f"{replayed:.1f} ms of the host instead of {1000 * self._seconds:.1f}"
+            )
+        return losses
+
+    def _is_untouched(self) -> bool:
+        """Return whether the state is in its places, and was not changed, frozen or shared."""
+        if self._programs.all_waiting() or self._training_state.on_device() != self._places:
+            return False
+        state = self._places.values()
+        if self._programs.held_twice(state):
+            return False
+        return [tensor.requires_grad for tensor in state] == self._is_trainable
+
+    def _next_numbers(self, program: _Program) -> list | None:
+        """Return the inputs from elsewhere for the next step; None if they are not certain."""
+        numbers = StepNumbers(self._optimizer, self._average, ahead=1)
+        if numbers.form() != program.form:
+            return None  # another program, which a captured step shows
+        sources = set().union(*(one.sources for one in program.inputs))
+        unfollowed = numbers.unfollowed(program.settings, sources)
+        if unfollowed:
+            group, name = unfollowed[0]
+            setting = f"the optimizer's {name!r} of group {group}"
+            self._note(f"{setting} has changed, and no input of the program follows it")
+            return None
+        changed = changed_values(program.inputs, numbers)
+        if changed is None:
+            return None
+        inputs = [one.tensor for one in program.inputs]
+        if changed:
+            sent = self._core.to_device(list(changed.values()))
+            for place, tensor in zip(changed, sent, strict=True):
+                inputs[place] = tensor
+        return inputs
+
+    def _put(self, state: list, puts: list[int], results: list) -> tuple | None:
+        """Put the results of a program into the state; return the two losses."""
+        losses = [None, None]
+        for place, result in zip(puts, results, strict=True):
+            if place < len(state):
+                state[place].data = result
+            else:
+                losses[place - len(state)] = result
+        return tuple(losses)
+
+    # Capture
+
+    @contextlib.contextmanager
+    def capturing(self, number: int, batches: tuple, flag) -> Iterator[list]:
+        """Capture a step within, whose two losses are put into the list; then run its program.
+
+        A step that is not one program is left to the sync at its end.
+        """
+        losses: list = []
+        if self._is_over:
+            yield losses
+            return
+        is_first = self._captures_due == _CAPTURED_FIRST
+        if is_first:  # otherwise work that waits from before this run would be a part of this step
+            self._programs.run_all()
+        self._note(obstacle(self._optimizer, self._average))
+        before = self._before(batches, flag)
+        began = time.thread_time()
+        # Not in the first step, in which libraries open files of their own.
+        asking = contextlib.nullcontext(()) if is_first else calls_outside()
+        with asking as asked:
+            yield losses
+        self._seconds = time.thread_time() - began
+        for name in sorted(asked):
+            self._note(f"it asks {name}")
+        puts = self._results(before, losses)
+        if puts:
+            self._run_captured(number, before, losses=losses, puts=puts)
+
+    @contextlib.contextmanager
+    def watching_forward(self) -> Iterator[None]:
+        """Notice within that the model or the loss reads a number that moves on with each step."""
+        if self._is_over or self._reason:
+            yield
+            return
+        watched = [self._optimizer, *self._training_state.count_tensors()]
+        if self._schedule is not None:
+            watched.append(self._schedule)
+        with watching(watched) as found:
+            yield
+        if found.is_used:
+            self._note("the model or the loss reads the optimizer, a count or the schedule")
+        for name in found.unwatched:
+            self._note(f"reads of {name} by the model or the loss cannot be noticed")
+
+    def _before(self, batches: tuple, flag) -> _Before:
+        leaves, form = self._form_of(batches)
+        places = self._training_state.on_device()
+        return _Before(
+            places=places,
+            ids=self._programs.ids([*places.values(), *leaves, flag]),
+            form=form,
+            waiting=self._programs.all_waiting(),
+            numbers=self._training_state.on_host(),
+            drawn=_host_numbers_checksum(),
+            interruptions=self._programs.interruptions(),
+        )
+
+    def _results(self, before: _Before, losses: list) -> list[int] | None:
+        """Return the places of a captured step's results; None if it cannot run as one program."""
+        held = self._training_state.on_device().values() + losses
+        is_read = before.interruptions != self._programs.interruptions()
+        is_twice = self._programs.held_twice(held)
+        outputs = {}
+        waiting = self._programs.waiting(held)
+        for place, number in enumerate(self._programs.ids(held)):
+            if waiting[place]:
+                outputs[number] = place
+        puts = [outputs[number] for number in sorted(outputs)]  # in the order of a sync
+        has_losses = {len(held) - 2, len(held) - 1} <= set(puts)
+        is_whole = self._programs.all_waiting() == len(puts) and has_losses
+        if before.drawn != _host_numbers_checksum():
+            self._note("it draws random numbers on the host")
+        if is_read:
+            self._note("it reads from the device, or runs a part of its work")
+        if before.waiting:
+            if self._captures_due < _CAPTURED_FIRST:
+                self._note("something is computed on the device between the steps")
+        elif not is_whole:
+            self._note("a tensor that it computes is kept")
+        if is_twice:
+            self._note("a tensor of it is held a second time")
+        is_one_program = is_whole and not (is_read or is_twice or before.waiting)
+        is_over = self._reason and self._core.world_size == 1
+        if is_over or not is_one_program:
+            return None
+        return puts
+
+    def _run_captured(self, number: int, before: _Before, *, losses: list, puts: list[int]) -> None:
+        places = self._training_state.on_device()
+        held = places.values() + losses
+        key, inputs = self._programs.compile([held[place] for place in puts])
+        self._find_counters(before.numbers)
+        if places != self._places:  # the optimizer has made its state, or more of it
+            if any(program.replayed for program in self._known.values()):
+                self._note("model or optimizer hold other tensors than before")
+            else:
+                self._known = {}
+            self._places = places
+        # Not the first step: it alone shares buffers with copies of weights that were made before.
+        if places == before.places and self._captures_due < _CAPTURED_FIRST:
+            self._learn(number, before, key=key, inputs=inputs, puts=puts)
+        self._is_trainable = [tensor.requires_grad for tensor in places.values()]
+        results = self._programs.run(key, [value for _, value in inputs])
+        self._put(held, puts, results)
+
+    def _find_counters(self, before: HostNumbers) -> None:
+        counters, other = self._training_state.counters(before)
+        if other:
+            self._note(f"{other!r} changes on the host, and not as a counter of torch.optim does")
+        if self._known and set(counters.keys) != set(self._counters.keys):
+            self._note("the host counts otherwise than before")
+        self._counters = counters
+
+    def _learn(self, number: int, before: _Before, *, key: bytes, inputs: list, puts: list) -> None:
+        """Keep a captured step as the program of its batch's form; note a difference."""
+        order, others = self._order(before.ids, inputs)
+        numbers = StepNumbers(self._optimizer, self._average, ahead=0)
+        old = self._known.get(before.form)
+        if old and old.key != key:
+            is_expected = numbers.form() != old.form or changed_values(old.inputs, numbers) is None
+            if not is_expected:
+                self._note("other operations than before are recorded")
+            elif old.replayed:
+                operations = "other operations than before are recorded"
+                self._note(f"{operations}, and the optimizer has other settings")
+            old = None
+        elif old and (old.order, old.puts) != (order, puts):
+            self._note("it works with other tensors than before")
+        if self._reason:
+            return
+        known_inputs = old.inputs if old else None
+        found = recognize(others, numbers, known_inputs, self._core.backend.to_cpu)
+        for place, one in enumerate(found):
+            if not one.sources:
+                self._note(one.difference(known_inputs[place]))
+        if self._reason:
+            return
+        self._known[before.form] = _Program(
+            key=key,
+            order=order,
+            puts=puts,
+            inputs=found,
+            settings=numbers.settings,
+            form=numbers.form(),
+            last=number,
+            captured=old.captured + 1 if old else 1,
+        )
+
+    def _order(self, ids: list[int], inputs: list) -> tuple[list[int], list]:
+        """Return for each input its place in the pool of `step`; and the inputs from elsewhere."""
+        places = {number: place for place, number in enumerate(ids)}
+        places[self._programs.seed_id] = len(ids)
+        order = []
+        others = []
+        for number, tensor in inputs:
+            if number in places:
+                order.append(places[number])
+            else:  # numbers of Python all have the same id
+                order.append(len(ids) + 1 + len(others))
+                others.append((number, tensor))
+        return order, others
+
+    # Agreement
+
+    def agree(self, number: int) -> bool:
+        """After a captured step, end replay on all cores if one has a reason, and print it.
+
+        Collective: call it on every core. Returns whether replay is over.
+        """
+        is_alone = self._core.world_size == 1
+        is_due = self._captures_due or (is_alone and self._reason)
+        if self._is_over or not is_due:
+            return False  # one of several cores captures alone, until all of them do
+        self._captures_due = max(0, self._captures_due - 1)
+        findings = [self._finding()]
+        if not is_alone:
+            findings = gather_objects(self._core, findings[0])
+        reasons = [finding.reason for finding in findings if finding.reason]
+        if reasons:
+            self._is_over = True
+            start = f" from step {number} on" if self._has_replayed else ""
+            self._core.print(f"every step is recorded{start}: {reasons[0]}{_unconfirmed(findings)}")
+            return True
+        if number >= _CAPTURE_EVERY and not (self._has_replayed or self._has_explained):
+            self._has_explained = True
+            self._core.print(
+                f"no step of the first {number} was replayed, all were recorded: their batches "
+                f"have {counted(len(self._known), 'form')}, and each is replayed from its third "
+                f"step on"
+            )
+        return False
+
+    def _finding(self) -> _Finding:
+        replayed = []
+        since = []
+        for program in self._known.values():
+            if program.replayed:
+                replayed += program.replayed
+                since.append(program.last)
+        return _Finding(self._reason, replayed, since=min(since, default=0))
+
+    def _note(self, reason: str | None) -> None:
+        self._reason = self._reason or reason
+
+    def _form_of(self, batches: tuple) -> tuple[list, BatchForm | None]:
+        """Return the tensors of batches and their form; note an entry that cannot be compared."""
+        from torch.utils import _pytree as tree
+
+        leaves, structure = tree.tree_flatten(batches)
+        tensors = []
+        facts = []
+        for leaf in leaves:
+            if getattr(leaf, "is_xla", False):
+                tensors.append(leaf)
+                facts.append((leaf.shape, leaf.dtype))
+            elif type(leaf) in _SCALARS:
+                facts.append((type(leaf), leaf))
+            else:
+                self._note(f"a batch holds a {type(leaf).__name__}, which cannot be compared")
+        first = {}
+        shared = [first.setdefault(id(tensor), place) for place, tensor in enumerate(tensors)]
+        return tensors, BatchForm(repr(structure), tuple(facts), tuple(shared))
+
+
+def _unconfirmed(findings: list[_Finding]) -> str:
+    """Return in words which steps, of all cores, may have needed another program."""
+    findings = [finding for finding in findings if finding.replayed]
+    if not findings:
+        return ""
+    steps = set().union(*(finding.replayed for finding in findings))
+    since = min(finding.since for finding in findings)
+    return f"; {len(steps)} of steps {min(steps)} to {max(steps)} were replayed as step {since} was"
+
+
+def _host_numbers_checksum() -> int:
+    """Return a checksum of the host's random numbers.
+
+    It waits while another thread is in a block of `seeded_in_turn`.
+    """
+    with TURN:
+        *others, torchs = host_numbers()
+    return zlib.crc32(pickle.dumps((others, torchs.numpy())))

@@ -1,0 +1,66 @@
+"""Facts about optimizer and average that make `fit` capture every step.
+
+An optimizer of torch.optim counts in ways that are known. Another class, a hook or a replaced
+`step` may count in its own way, and act every k-th step, as Lookahead does.
+"""
+
+import itertools
+
+
+def obstacle(optimizer, average=None) -> str | None:
+    """Return the first such fact in words; None if there is none.
+
+    Args:
+        optimizer: of the run.
+        average: an AveragedModel, or None.
+    """
+    import torch
+
+    from tpukit.training.lars import LARS
+
+    kind = type(optimizer)
+    if kind is not LARS and kind not in vars(torch.optim).values():
+        return f"{kind.__module__}.{kind.__qualname__} is not one of torch.optim's own optimizers"
+    if not _has_own_step(optimizer):
+        return f"the step of {kind.__name__} is replaced"
+    if _has_hook(optimizer):
+        return f"{kind.__name__} has a hook"
+    settings = itertools.chain.from_iterable(group.values() for group in optimizer.param_groups)
+    if any(isinstance(setting, torch.Tensor) for setting in settings):
+        return f"a setting of {kind.__name__} is a tensor"
+    if average is not None and not _is_torchs(average):
+        return "the average or its function is not torch's own, and it gets a count"
+    return None
+
+
+def _is_torchs(average) -> bool:
+    """Return whether the class of an average and its functions are those of torch."""
+    from torch.optim import swa_utils
+
+    functions = [getattr(average, "avg_fn", None), getattr(average, "multi_avg_fn", None)]
+    parts = [type(average), *filter(None, functions)]
+    modules = {getattr(part, "__module__", None) for part in parts}
+    return modules == {swa_utils.__name__}
+
+
+def _has_own_step(optimizer) -> bool:
+    """Return whether `step` is the method of its class.
+
+    A schedule may have wrapped it to count calls.
+    """
+    step = vars(optimizer).get("step")
+    if step is None:
+        return True
+    return hasattr(step, "_wrapped_by_lr_sched") and step.__wrapped__ is type(optimizer).step
+
+
+def _has_hook(optimizer) -> bool:
+    from torch.optim import optimizer as base
+
+    everywhere = [
+        *base._global_optimizer_pre_hooks.values(),
+        *base._global_optimizer_post_hooks.values(),
+    ]
+    packages = {hook.__module__.partition(".")[0] for hook in everywhere}
+    own = [*optimizer._optimizer_step_pre_hooks, *optimizer._optimizer_step_post_hooks]
+    return bool(own) or not packages <= {"tpukit"}

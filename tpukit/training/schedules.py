@@ -1,0 +1,123 @@
+"""Learning rates over the steps of a run: a warmup, then constant, stepped or cosine.
+
+Each function returns torch's own `LambdaLR`. Make it before a state is loaded; step it after every optimiser step:
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1 * batches.samples_per_step / 256, momentum=0.9)
+    schedule = cosine(optimizer, epochs * len(batches), warmup=5 * len(batches))
+
+Why LambdaLR, and not LinearLR, CosineAnnealingLR and StepLR in a SequentialLR: it computes the rate from the step
+alone, so a resumed run has exactly the same rates. Its state holds the step and no lengths; loading theirs restores the
+old lengths and silently overrides new arguments. SequentialLR warns whenever one schedule follows another (torch 2.8),
+and CosineAnnealingLR rises again after its end.
+
+On XLA a learning rate is an input of the graph and may change every step, with three exceptions, measured on 2.9: 0,
+1 and -1 are compiled in as constants (pytorch/xla pull request 715), after rounding to float32. So no schedule here
+ever gives 0. What remains is one more compile for SGD when its rate becomes exactly 1.0, and two for an Adam or AdamW
+that is not recorded as in `tpukit/accelerators/adam.py`, such as with `amsgrad`: when lr * weight_decay of AdamW
+falls below 2 ** -25 = 3e-8 (a `floor` above that prevents it), and at step 16,628, when 0.999 ** step falls below
+2 ** -24 (`capturable=True`, which counts steps on the device, prevents it).
+"""
+
+import math
+from collections.abc import Callable
+
+from tpukit.essentials.display import WrongValue
+
+
+def constant(optimizer, *, warmup: int = 0):
+    """Rise to the optimiser's learning rate in `warmup` steps, then keep it.
+
+    The rise is linear: step 0 has 1 / (warmup + 1) of the rate, step `warmup` all of it.
+
+    Raises:
+        ValueError: a negative warmup, or a learning rate that is a tensor on an XLA device.
+    """
+    return _schedule(optimizer, warmup, lambda step: 1.0)
+
+
+def stepped(optimizer, every: int, *, factor: float = 0.5, warmup: int = 0):
+    """Multiply the learning rate by `factor` every `every` steps, counted from the beginning of the run.
+
+    Args:
+        optimizer: any of torch's, or with torch's interface.
+        every: steps, not epochs; `len(batches)` for once an epoch.
+        factor: above 0; 0.1 every 30 epochs is common for ImageNet.
+        warmup: steps of linear rise at the beginning, 0 for none.
+
+    Raises:
+        ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
+    """
+    if every < 1 or factor <= 0:
+        raise ValueError(f"stepped takes every >= 1 step and a factor above 0, got {every=} and {factor=}")
+    return _schedule(optimizer, warmup, lambda step: factor ** (step // every))
+
+
+def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
+    """Fall from the optimiser's learning rate along half a cosine that ends with the run.
+
+    A run of more than `steps` steps keeps the last rate.
+
+    Args:
+        optimizer, warmup: as in `stepped`.
+        steps: optimiser steps of the whole run, the warmup included; `epochs * len(batches)`.
+        floor: the rate that the fall approaches, as a fraction of the full rate, 0 to 1.
+
+    Raises:
+        ValueError: a number out of range, or a learning rate that is a tensor on an XLA device.
+    """
+    if not 0 <= floor < 1:
+        raise ValueError(f"floor is a fraction of the full rate, 0 to 1, got {floor}")
+    if not steps > warmup:
+        raise WrongValue(
+            f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}",
+            fix="both count optimiser steps: steps=epochs * len(batches)",
+        )
+
+    def fall(step: int) -> float:
+        # The last step of the run is `steps - 1`, so the floor, which may be 0, is approached and never reached.
+        done = max(0, min(step, steps - 1) - warmup) / (steps - warmup)
+        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+
+    return _schedule(optimizer, warmup, fall)
+
+
+def is_plateau(schedule) -> bool:
+    """Return whether a schedule is stepped with a number, as torch's ReduceLROnPlateau is."""
+    import torch
+
+    return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+
+
+def check_schedule(schedule, every: str, *, column: str, lower: bool) -> str:
+    """Return how often `fit` steps a schedule, "step" or "epoch".
+
+    Raises:
+        ValueError: `every` is neither, or a ReduceLROnPlateau waits for `column` to change the wrong way.
+    """
+    if every not in ("step", "epoch"):
+        raise ValueError(f'schedule_every is "step" or "epoch", got {every!r}')
+    if not is_plateau(schedule):
+        return every
+    mode = "min" if lower else "max"
+    if schedule.mode != mode:
+        raise WrongValue(
+            f"ReduceLROnPlateau would lower the learning rate while {column} gets better",
+            found=f'mode="{schedule.mode}", its default is "min"',
+            fix=f'ReduceLROnPlateau(optimizer, mode="{mode}")',
+        )
+    return "epoch"
+
+
+def _schedule(optimizer, warmup: int, factor: Callable[[int], float]):
+    import torch
+
+    if warmup < 0:
+        raise ValueError(f"warmup is a number of steps, 0 for none, got {warmup}")
+    if any(torch.is_tensor(group["lr"]) and group["lr"].device.type == "xla" for group in optimizer.param_groups):
+        raise WrongValue(
+            "the learning rate is a tensor on the XLA device",
+            found="every step would copy it to the host (aten::_local_scalar_dense), which a float does not",
+            fix="lr=0.1; a float that changes compiles nothing new",
+        )
+    # (step + 1), so that step 0 of a warmup has a rate above 0, the value that would be a graph of its own.
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)) * factor(step))

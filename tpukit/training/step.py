@@ -1,0 +1,267 @@
+"""One step of a model on the device: forward pass, gradients, optimizer, averaged weights."""
+
+import contextlib
+import inspect
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from tpukit.accelerators import programs_of
+from tpukit.essentials.display import WrongType, WrongValue
+from tpukit.essentials.launcher import Core, averaged_places
+from tpukit.profiling import RecompileMonitor
+from tpukit.training.batch import call, inputs_and_targets
+from tpukit.training.host_time import Moment, advice
+from tpukit.training.replay import Replay
+
+
+def forward(core: Core, model, inputs, *, bf16: bool):
+    """Return the model's outputs, with half precision converted to float32.
+
+    Args:
+        core: this core.
+        model: a module or a function.
+        inputs: a tensor, or a tuple or dict of arguments.
+        bf16: compute in bfloat16 those operations for which autocast does so.
+
+    Raises:
+        WrongType: the outputs contain no tensor.
+    """
+    import torch
+    from torch.utils import _pytree as tree
+
+    context = contextlib.nullcontext()
+    if bf16:
+        context = torch.autocast(core.device.type, dtype=torch.bfloat16)
+    with context:
+        outputs = model(inputs) if isinstance(inputs, torch.Tensor) else call(model, inputs)
+    # The usual case first: tree_flatten takes 10 microseconds per step, this check 0.3 (measured).
+    if isinstance(outputs, torch.Tensor) and outputs.dtype == torch.float32:
+        return outputs
+    leaves, structure = tree.tree_flatten(outputs)
+    if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        kind = type(outputs).__name__
+        register = f"torch.export.register_dataclass({kind})"
+        raise WrongType(
+            "the model's outputs are no tensor, and of no type that torch's pytree can look into",
+            found=f"{type(model).__name__} returns a {kind}",
+            fix=f"return a tuple or a dict; for a dataclass, {register} once",
+        )
+    halves = (torch.bfloat16, torch.float16)
+    for place, leaf in enumerate(leaves):
+        if getattr(leaf, "dtype", None) in halves:
+            leaves[place] = leaf.float()
+    return tree.tree_unflatten(leaves, structure)
+
+
+@dataclass
+class TrainStep:
+    """One optimizer step over one or several batches, as a single graph.
+
+    Most attributes are the arguments of `fit`.
+
+    Attributes:
+        arrange: converts a batch, as it was sent, into the form that a loop gets. It runs within
+            the step, because a replayed step could not do it otherwise.
+        shapes: how many shapes of batches are expected, each with a compilation.
+        masked: whether the loss gets the last entry of a batch as a mask.
+    """
+
+    core: Core
+    model: object
+    optimizer: object
+    loss: Callable
+    arrange: Callable[[object], object]
+    schedule: object = None
+    prepare: Callable | None = None
+    augment: Callable | None = None
+    bf16: bool = False
+    clip: float | None = None
+    average: object = None
+    shapes: int = 1
+    masked: bool = False
+    replay: bool = False
+
+    def __post_init__(self):
+        _check_optimizer(self.optimizer)
+        backend = self.core.backend
+        self._buffers = averaged_places(self.model, self.loss)
+        self._programs = programs_of(backend)
+        self._python_seconds = 0.0  # of this thread, for all steps so far
+        self._interval_start: Moment | None = None
+        self._has_advised = False
+        self.begin_augmenting(self.augment)
+        if self.replay and not self._replay and backend.traced and not backend.is_recording:
+            why = "on this backend a step is more than one program"
+            self.core.print(f"replay=True has no effect here: {why}")
+
+    def begin_augmenting(self, augment: Callable | None) -> None:
+        """Change the batches of all later steps: another graph, whose first compile is expected."""
+        self.augment = augment
+        self.monitor = RecompileMonitor(self.core.backend, shapes=self.shapes)
+        self._replay = None
+        if self.replay and self._programs:
+            called = {
+                "model": self.model,
+                "loss": self.loss,
+                "prepare": self.prepare,
+                "augment": self.augment,
+                "average": self.average,
+            }
+            self._replay = Replay(
+                self.core,
+                self._programs,
+                optimizer=self.optimizer,
+                called=called,
+                schedule=self.schedule,
+            )
+
+    @property
+    def evaluated_model(self):
+        """The model that is evaluated and kept as the best: the averaged model if there is one."""
+        return self.average.module if self.average else self.model
+
+    @property
+    def lr(self) -> object:
+        """The learning rate of the next step, of the optimizer's first group."""
+        lr = self.optimizer.param_groups[0]["lr"]
+        if hasattr(lr, "detach"):
+            return lr.detach().clone()  # because a schedule changes a tensor in place
+        return float(lr)
+
+    def __call__(self, number: int, batches: tuple, flag, *, is_last: bool = False) -> tuple:
+        """Train on batches, whose gradients are added up.
+
+        Args:
+            number: of the step, from 1.
+            batches: as they were sent to the device.
+            flag: a float32 tensor, (), to be averaged over the cores.
+            is_last: whether an epoch ends with this step.
+
+        Returns:
+            this core's loss, (); and the means over the cores of the loss and of `flag`, (2,).
+            Both are float32 and stay on the device.
+        """
+        losses = None
+        if self._replay:
+            self._replay.begin_step(number, is_last=is_last)
+            losses = self._replay.step(number, batches, flag)
+        if losses is None:
+            losses = self._capture(number, batches, flag)
+        if self.schedule:
+            self.schedule.step()
+        return losses
+
+    def end_epoch(self) -> None:
+        """Have all cores capture the next step, because between epochs anything may change."""
+        if self._replay:
+            self._replay.capture_next()
+
+    def start_interval(self) -> None:
+        """Begin to measure host and device, if `fit` may recommend replay. No step may run yet."""
+        if self._replay or self._has_advised:
+            return
+        # XLA:CPU shares its processors with Python, so only a TPU is measured.
+        if self._programs and self.core.backend.in_graph:
+            self._interval_start = self._now()
+
+    def end_interval(self, steps: int) -> None:
+        """Print once that replay would save time, if the interval of so many steps has shown it."""
+        before = self._interval_start
+        self._interval_start = None
+        if before is None:
+            return
+        line = advice(before, self._now(), steps)
+        if line:
+            self._has_advised = True
+            self.core.print(line)
+
+    def _now(self) -> Moment:
+        programs, running = self._programs.executions()
+        return Moment(
+            recording=self._python_seconds,
+            programs=programs,
+            running=running,
+            compiles=self.monitor.compiles,
+        )
+
+    def _capture(self, number: int, batches: tuple, flag) -> tuple:
+        """Run the Python of a step, and the program that it describes."""
+        self.monitor.start_step(batches)
+        capturing = contextlib.nullcontext([])
+        watching_forward = contextlib.nullcontext()
+        if self._replay:
+            capturing = self._replay.capturing(number, batches, flag)
+            watching_forward = self._replay.watching_forward()
+        with self.core.step(), capturing as losses:
+            began = time.thread_time()
+            with watching_forward:
+                local = self._backward(batches)
+            losses += [local, self._update(local, flag)]
+            self._python_seconds += time.thread_time() - began
+        message = self.monitor.end_step(number)
+        if message:
+            self.core.print(message)
+        if self._replay and self._replay.agree(number):
+            self.monitor.expect()
+        return tuple(losses)
+
+    def _backward(self, batches: tuple):
+        """Compute the gradients of all batches; return the mean of their losses, () float32."""
+        total = None
+        for batch in map(self.arrange, batches):
+            loss = self._loss(batch)
+            # Only if it changes something, because each is one more operation in every step.
+            if loss.ndim:
+                loss = loss.reshape(())
+            if len(batches) > 1:
+                loss = loss / len(batches)
+            loss.backward()
+            loss = loss.detach().float()
+            total = loss if total is None else total + loss
+        return total
+
+    def _loss(self, batch):
+        """Return the loss of one batch, a tensor with one element."""
+        mask = batch[-1:] if self.masked else ()
+        if self.augment:
+            parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
+            batch = self.augment(*parts)
+        inputs, targets = inputs_and_targets(batch)
+        if self.prepare:
+            inputs = self.prepare(inputs)
+        outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
+        loss = self.loss(outputs, targets, *mask)
+        if not hasattr(loss, "numel") or loss.numel() != 1:
+            found = f"{type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}"
+            raise WrongValue(
+                f"the loss is one number, got {found}",
+                fix='take its mean, loss.mean(), or reduction="mean"',
+            )
+        return loss
+
+    def _update(self, local, flag):
+        """Update the weights and their average; return the means of loss and flag, (2,)."""
+        import torch
+
+        # Loss and flag travel in the message of the gradients: a collective of their own would be
+        # one more wait for the slowest core in every step.
+        reduced = torch.stack([local, flag])
+        self.monitor.check_graph(self.model, reduced)
+        averaged = [reduced, *self._buffers()]
+        self.core.optimizer_step(self.optimizer, clip=self.clip, also=averaged)
+        if self.average:
+            self.average.update_parameters(self.model)
+        return reduced
+
+
+def _check_optimizer(optimizer) -> None:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        name = type(optimizer).__name__
+        several = f"{name} evaluates the loss several times in each"
+        raise WrongType(
+            f"fit computes the gradients once per step, and {several}",
+            found=f"{name}.step needs a closure",
+            fix="Adam or SGD; on few data, a loop of your own on one core: launch(fn, cores=1)",
+        )
