@@ -14,7 +14,7 @@ walks := .venv/walks
 installed := .venv/installed
 uv_install := $(python) -m uv pip install --python $(python)
 # The tests that need no torch, so that `make check` takes seconds.
-machine := $(addsuffix .py,chip_holders instructions machine_info resources runtime_check session)
+machine := $(addsuffix .py,chip_holders hardware instructions resources runtime_check session)
 quick := tests/test_repository.py $(addprefix tests/essentials/environment/test_,$(machine)) \
     $(addprefix tests/essentials/display/test_,findings.py tables.py)
 notebook := 04_pulmonary_embolism

@@ -45,7 +45,7 @@ def trained(network: str, folder: str) -> dict:
     from tpukit import launch
 
     options = {"cores": 1, "backend": "xla:simulator", "seed": 0, "progress": "off"}
-    return launch(train, network, keep_compiles=folder, **options).results[0]
+    return launch(train, network, compile_cache=folder, **options).results[0]
 
 
 def train(core, network: str, steps: int = 3) -> dict:

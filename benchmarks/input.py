@@ -102,7 +102,7 @@ class Data:
 
 def prepare(folder: Path) -> Data:
     """Make in a folder all that is measured, or take what an earlier call left there."""
-    from tpukit.datasets.image_cache import build_cache
+    from tpukit.datasets.image_cache import build_image_cache
     from tpukit.datasets.packing import pack
     from tpukit.pe import LABELS, index_images, read_labels
 
@@ -112,7 +112,7 @@ def prepare(folder: Path) -> Data:
         draw(folder)
     table = index_images(read_labels(folder), folder / "train-jpegs")
     records = pack(table, folder / "records", labels=list(LABELS), groups="StudyInstanceUID")
-    cache = build_cache(records, folder / "cache", size=SIZE)
+    cache = build_image_cache(records, folder / "cache", size=SIZE)
     return Data(folder, table, records, cache, write_tar(folder / "tar", table))
 
 
@@ -341,9 +341,9 @@ def parse_record(record: bytes) -> tuple:
 
 def reopened(data: Data):
     """Open the records at the size that is delivered, as the JPEG decoder scales them."""
-    from tpukit.datasets.packed_images import Records
+    from tpukit.datasets.packed_images import PackedImages
 
-    return Records(data.records.folder, size=SIZE)
+    return PackedImages(data.records.folder, size=SIZE)
 
 
 def orders(count: int) -> Iterator:

@@ -99,7 +99,7 @@ class Case:
 class Samples:
     """Images in memory, (size, size, 3) uint8 as they are decoded, and (LABELS,) float32: bright or not, ten times.
 
-    Gives whole batches, to the kit as a `Cache` does and to torch's loader: collating is not what is compared.
+    Gives whole batches, to the kit as a `CachedImages` does and to torch's loader: collating is not what is compared.
     """
 
     def __init__(self, size: int, length: int, count: int = 512):

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-_OF_CORES = {"Failure": (2, 9), "Stall": (1, 2)}  # which arguments are fact and fix; `WorkerFailed` tells of them
+_OF_CORES = {"Failure": (2, 9), "Stall": (1, 2)}  # which arguments are fact and fix; `WorkerError` tells of them
 _DEEPEST = 6  # of names that stand for names
 _MOST = 12  # texts of one argument: of several choices inside, the first are enough to be found by
 
@@ -58,7 +58,7 @@ def messages(package: Path = ROOT / "tpukit") -> list[Message]:
             if name in kinds or name in _OF_CORES and len(node.args) > 2:
                 fact, fix = (node.args[at] if at < len(node.args) else None for at in _OF_CORES.get(name, (0, 9)))
                 parts = [fact, options.get("found"), fix or options.get("fix")]
-                kind = name if name in kinds else "WorkerFailed"
+                kind = name if name in kinds else "WorkerError"
                 found.append(
                     Message(place, source.name(function), kind, *(source.texts(one, function) for one in parts))
                 )
@@ -72,7 +72,7 @@ def messages(package: Path = ROOT / "tpukit") -> list[Message]:
 def explained(trees) -> set[str]:
     """Return the names of the classes of errors that carry their fix."""
     classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    kinds, before = {"Explained"}, set()
+    kinds, before = {"TpukitError"}, set()
     while kinds != before:
         before = set(kinds)
         kinds |= {one.name for one in classes if kinds & {ast.unparse(base) for base in one.bases}}

@@ -44,7 +44,7 @@ def main() -> int:
     report = Report()
     try:
         until = began + IN_TIME * tpukit.training.parse_duration(options.budget) if options.budget else math.inf
-        tpukit.prepare()
+        tpukit.setup()
         networks = Networks.load(options.networks)
         index = pe.index_dicom(table, options.images, missing="keep")
         for part in answer(index, options, networks, report, lambda: time.monotonic() > until):
@@ -176,7 +176,7 @@ def pack(rows, work: Path, options, networks: Networks) -> tuple:
     import tpukit
 
     records = networks.prepared.pack(options.images, work / "records", rows, damaged=1.0)
-    slices = tpukit.Records(records.folder, networks.prepared.image_size, exact=True)
+    slices = tpukit.PackedImages(records.folder, networks.prepared.image_size, exact=True)
     networks.prepared.check(slices)
     return slices, rows.iloc[slices.rows].reset_index(drop=True)
 

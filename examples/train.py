@@ -29,7 +29,7 @@ def train(core, pack, steps, epochs, batch_size, size):
     """Train ResNet-18 on a pack; return the images per second of all cores, and the last row of the history."""
     import torchvision
 
-    images = tpukit.Records(pack, size=size)
+    images = tpukit.PackedImages(pack, size=size)
     parts = [torch.utils.data.Subset(images, part) for part in images.split(valid=0.2, stratify=True)]
     batches = core.batches(parts[0], batch_size=batch_size, shuffle=True, drop_last=True)
     valid = core.batches(parts[1], batch_size=batch_size)

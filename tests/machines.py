@@ -4,9 +4,9 @@ import contextlib
 from dataclasses import replace
 from unittest import mock
 
-from tpukit.essentials.environment.machine_info import Host
+from tpukit.essentials.environment.hardware import MachineInfo
 
-KAGGLE = Host(
+KAGGLE = MachineInfo(
     platform="Kaggle",
     system="Linux x86_64",
     chips=8,
@@ -26,7 +26,7 @@ COLAB = replace(
 
 
 @contextlib.contextmanager
-def on_machine(host: Host):
+def on_machine(host: MachineInfo):
     """Have a launch plan for this machine within."""
-    with mock.patch.object(Host, "read", return_value=host):
+    with mock.patch.object(MachineInfo, "read", return_value=host):
         yield host

@@ -22,7 +22,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 # Where an error of somebody else, or one that is told elsewhere, is passed on in its own words.
 PASSED_ON = {
     "run_hangs": "the words are those of the watchdog's `Stall`, which has entries",
-    "launch": "Interrupted says the same always, and what a run had brought",
+    "launch": "LaunchInterrupted says the same always, and what a run had brought",
     "launch_each": "the same",
     "_run": "the same",
     "read": "what a dataset of the reader's own raised",
@@ -64,11 +64,11 @@ def has_stand_in():
 
 
 def has_compiler():
-    from tpukit.preflight.libtpu import NoLibtpu, find_libtpu
+    from tpukit.preflight.libtpu import LibtpuNotFoundError, find_libtpu
 
     try:
         return has_stand_in() and find_libtpu().is_file()
-    except NoLibtpu:
+    except LibtpuNotFoundError:
         return False
 
 
@@ -145,7 +145,7 @@ def test_a_message_that_somebody_got_fits_its_entry():
         Batches(torch.zeros(0), batch_size=2)
     fitting = [one for one in messages() if error.value.fact in one.facts]
     assert [(one.room, one.kind, one.fixes) for one in fitting] == [
-        ("tpukit.essentials.data", "WrongValue", (error.value.fix,))
+        ("tpukit.essentials.data", "InvalidValueError", (error.value.fix,))
     ]
 
 

@@ -183,7 +183,7 @@ def test_a_room_lists_its_own_and_hides_no_module(room):
     modules = {path.stem for path in files(ROOT / "tpukit" / room.replace(".", "/"))}
     for name in package.__all__:
         thing = getattr(package, name)
-        # tpukit.core() is what it is called at the face, and the module of that name is imported by its full name.
+        # tpukit.current_core() is what it is called at the face, and the module of that name is imported by its full name.
         hides = name in modules and (room, name) != ("essentials.launcher", "core")
         assert inspect.ismodule(thing) == hides, f"{room}.{name} hides a module, or is none"
 
@@ -528,8 +528,8 @@ def test_cells_are_short(path):
 def test_a_figure_that_a_notebook_draws_itself_says_in_words_what_it_shows(path):
     for cell in code_cells(load(path)):
         text = source(cell)
-        assert text.count("plt.subplots(") == text.count("tpukit.show_figure("), text
-        assert not re.search(r"plt\.(figure|show|close)\(", text), "tpukit.show_figure(figure, alt) shows it, once"
+        assert text.count("plt.subplots(") == text.count("tpukit.style_figure("), text
+        assert not re.search(r"plt\.(figure|show|close)\(", text), "tpukit.style_figure(figure, alt) shows it, once"
 
 
 @EACH_NOTEBOOK

@@ -18,7 +18,7 @@ import torch
 
 import tpukit
 
-tpukit.prepare()
+tpukit.setup()
 assert tpukit.check().ok
 images, labels = torch.zeros(4, 3, 16, 16, dtype=torch.uint8), torch.tensor([0, 1, 0, 1])
 tpukit.show_batch(images, labels, names=["no", "yes"])
@@ -105,7 +105,7 @@ def test_a_notebook_that_needs_no_more_than_the_essentials_runs(alone):
 
 def test_the_command_line_says_which_part_is_missing_and_to_copy_it_helps(alone, tmp_path):
     folder = shutil.copytree(alone, tmp_path / "copied")
-    assert "memory" in run(folder, "-m", "tpukit", "host").stdout
+    assert "memory" in run(folder, "-m", "tpukit", "info").stdout
     assert "needs the part tpukit.preflight" in run(folder, "-m", "tpukit", "--help").stdout
     missing = []
     while (said := run(folder, "-m", "tpukit", "preflight", "--help")).returncode:
@@ -142,7 +142,7 @@ def test_a_backend_of_a_missing_part_is_named(alone):
             "the torch_tpu backend needs the part",
         ),
         ("tpukit.launch(loop, cores=1, backend='cpu')", "core.batches(buckets=...) needs the part tpukit.training"),
-        ("runtimes()['xla'].open_kept([], print)", "keep_compiles needs the part tpukit.accelerators"),
+        ("runtimes()['xla'].open_compile_cache([], print)", "compile_cache needs the part tpukit.accelerators"),
         ("tpukit.Augment()", "tpukit.Augment needs the part tpukit.training"),
     ],
 )

@@ -17,7 +17,7 @@ TESTED_THROUGH = {
         "essentials/backends/running_variance.py",
         "essentials/backends/xla_cpu.py",
     ],
-    "essentials/environment/test_machine_info.py": ["essentials/environment/platforms.py"],
+    "essentials/environment/test_hardware.py": ["essentials/environment/platforms.py"],
     "essentials/launcher/test_core.py": ["essentials/launcher/gradients.py", "essentials/launcher/tensors.py"],
     "essentials/launcher/test_launcher.py": [
         "essentials/launcher/signals.py",
@@ -31,7 +31,7 @@ TESTED_THROUGH = {
         "essentials/launcher/core_values.py",
         "essentials/launcher/objects.py",
         "essentials/launcher/random_numbers.py",
-        "essentials/launcher/current_core.py",
+        "essentials/launcher/core_lookup.py",
     ],
     "essentials/launcher/test_channel.py": ["essentials/launcher/worker_output.py"],
     "essentials/display/test_figures.py": [
@@ -60,7 +60,7 @@ TESTED_THROUGH = {
         "datasets/source_files.py",
     ],
     "datasets/test_pack_tables.py": ["datasets/label_arrays.py"],
-    "datasets/test_cached_images.py": ["datasets/image_cache.py", "datasets/stored_images.py"],
+    "datasets/test_pixel_cache.py": ["datasets/image_cache.py", "datasets/stored_images.py"],
     "datasets/test_packed_images.py": [
         "datasets/array_records.py",
         "datasets/image_modes.py",

@@ -23,12 +23,12 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
         simulator,
         training,
     )
-    from tpukit.datasets import Records, build_cache, cache_or_decode, pack
-    from tpukit.essentials.display import show_batch, show_figure
-    from tpukit.essentials.environment import check, host, prepare, release
-    from tpukit.essentials.launcher import Core, Interrupted, RuntimeInUse, WorkerFailed, core, launch
+    from tpukit.datasets import PackedImages, build_image_cache, cached_images, pack
+    from tpukit.essentials.display import show_batch, style_figure
+    from tpukit.essentials.environment import check, cleanup, machine_info, setup
+    from tpukit.essentials.launcher import Core, LaunchInterrupted, RuntimeInUseError, WorkerError, current_core, launch
     from tpukit.metrics import show_predictions
-    from tpukit.preflight import show_tpu
+    from tpukit.preflight import draw_tpu
     from tpukit.training import Augment, Buckets, evaluate, fit, launch_each, predict, show_history
 
 _ROOMS = (
@@ -36,11 +36,18 @@ _ROOMS = (
     "profiling", "simulator", "training",
 )  # fmt: skip
 _NAMES = {
-    "essentials.environment": ("check", "host", "prepare", "release"),
-    "essentials.launcher": ("Core", "Interrupted", "RuntimeInUse", "WorkerFailed", "core", "launch"),
-    "essentials.display": ("show_batch", "show_figure"),
-    "datasets": ("Records", "build_cache", "cache_or_decode", "pack"),
-    "preflight": ("show_tpu",),
+    "essentials.environment": ("check", "cleanup", "machine_info", "setup"),
+    "essentials.launcher": (
+        "Core",
+        "LaunchInterrupted",
+        "RuntimeInUseError",
+        "WorkerError",
+        "current_core",
+        "launch",
+    ),  # fmt: skip
+    "essentials.display": ("show_batch", "style_figure"),
+    "datasets": ("PackedImages", "build_image_cache", "cached_images", "pack"),
+    "preflight": ("draw_tpu",),
     "metrics": ("show_predictions",),
     "training": ("Augment", "Buckets", "evaluate", "fit", "launch_each", "predict", "show_history"),
 }

@@ -1,13 +1,13 @@
-"""`python -m tpukit check` and `host`: the answers in a terminal; the commands of the other rooms."""
+"""`python -m tpukit check` and `info`: the answers in a terminal; the commands of the other rooms."""
 
 import argparse
 import importlib.util
 import json
 import sys
 
-from tpukit.essentials.display import Explained, NotInstalled, WrongValue, load_part
-from tpukit.essentials.environment import check, host
-from tpukit.essentials.launcher import WorkerFailed
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, TpukitError, load_part
+from tpukit.essentials.environment import check, machine_info
+from tpukit.essentials.launcher import WorkerError
 
 # By name: the module whose `add_arguments` and `run` make the command (or an object of it, after a colon), what it
 # does, and its description.
@@ -42,7 +42,7 @@ _OF_ROOMS = {
     ),
 }
 # Errors of a command whose text is all that is shown.
-_TOLD = (Explained, FileNotFoundError, ImportError, TypeError, ValueError, WorkerFailed)
+_TOLD = (TpukitError, FileNotFoundError, ImportError, TypeError, ValueError, WorkerError)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tpukit",
         description="What is this machine, and is it ready to run PyTorch on every TPU core?",
-        epilog="check and host start no XLA runtime, import no torch, use no network and open no device.",
+        epilog="check and info start no XLA runtime, import no torch, use no network and open no device.",
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser(
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Print every finding with its fix. Exit status: 0, warnings included, or 1 with a failure.",
     )
     commands.add_parser(
-        "host",
+        "info",
         help="platform, chips, versions and memory, with the evidence for each",
         description="Print what this machine is, and why we think so. Exit status: 0.",
     )
@@ -74,14 +74,14 @@ def main(arguments: list[str] | None = None) -> int:
         if name in arguments[:1]:
             try:
                 module = load_part(place, name)
-            except NotInstalled as error:  # before argparse finds fault with arguments that it does not know
+            except NotInstalledError as error:  # before argparse finds fault with arguments that it does not know
                 print(error, file=sys.stderr)
                 return 1
             module = getattr(module, part) if part else module
             module.add_arguments(command)
     given = parser.parse_args(arguments)
-    if given.command == "host":
-        print(host())
+    if given.command == "info":
+        print(machine_info())
         return 0
     if given.command == "check":
         outcome = check()
@@ -103,7 +103,7 @@ def _arguments(text: str) -> list:
     except ValueError:
         args = None
     if not isinstance(args, list):
-        raise WrongValue(f"--args is a JSON list, got {text!r}", fix="--args '[3, {\"lr\": 0.1}]'")
+        raise InvalidValueError(f"--args is a JSON list, got {text!r}", fix="--args '[3, {\"lr\": 0.1}]'")
     return args
 
 

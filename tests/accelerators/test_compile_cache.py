@@ -54,7 +54,7 @@ def train(core, limit=None):
 def trained(folder, *args, cores=1, **options):
     """Launch, and return the losses, and how many programs all cores have compiled and loaded."""
     run = launch(
-        train, *args, cores=cores, backend="xla:simulator", progress="off", seed=0, keep_compiles=folder, **options
+        train, *args, cores=cores, backend="xla:simulator", progress="off", seed=0, compile_cache=folder, **options
     )
     assert len({str(losses) for losses, *_ in run.results}) == 1
     return run.results[0][0], sum(one[1] for one in run.results), sum(one[2] for one in run.results)
@@ -84,7 +84,7 @@ def test_a_second_launch_loads_what_the_first_has_compiled_and_comes_to_the_same
 
 @STANDS_IN
 def test_the_report_counts_what_was_loaded_as_loaded(first):
-    (result,) = launch(train, cores=1, backend="xla:simulator", progress="off", seed=0, keep_compiles=first[0]).results
+    (result,) = launch(train, cores=1, backend="xla:simulator", progress="off", seed=0, compile_cache=first[0]).results
     found = " ".join(result[3].split())
     assert f"0 graphs compiled in 0.0 s, {first[2]} loaded in" in found
     assert "went into compiling" not in found
@@ -123,15 +123,15 @@ def test_processes_that_start_at_once_compile_each_program_once(cores, tmp_path,
 def test_prepare_names_the_folder_for_all_launches(first, tmp_path, monkeypatch, capsys):
     folder = shutil.copytree(first[0], tmp_path / "kept")
     monkeypatch.delenv(KEEP_VARIABLE, raising=False)
-    assert [one.variable for one in tpukit.prepare(keep_compiles=folder).changes][-1:] == [KEEP_VARIABLE]
+    assert [one.variable for one in tpukit.setup(compile_cache=folder).changes][-1:] == [KEEP_VARIABLE]
     assert trained(None) == (first[1], 0, first[2])
     jobs = tpukit.launch_each(lambda core, _: train(core), [1], backend="xla:simulator", progress="off", seed=0)
     assert jobs.runs[0].results[0][:3] == (first[1], 0, first[2])
     capsys.readouterr()
-    tpukit.prepare(keep_compiles=False)
+    tpukit.setup(compile_cache=False)
     assert "not kept any more" in capsys.readouterr().out
     assert KEEP_VARIABLE not in os.environ
-    assert len(tpukit.prepare(keep_compiles=False)) == 0
+    assert len(tpukit.setup(compile_cache=False)) == 0
 
 
 @STANDS_IN
@@ -272,16 +272,16 @@ def that_does_not_load(folder):
 def test_without_the_library_the_launch_goes_on_and_says_so(library, tmp_path, monkeypatch, capsys):
     (tmp_path / "library").mkdir()
     monkeypatch.setattr(compile_cache, "compiled", lambda *_: library(tmp_path / "library"))
-    options = {"cores": 1, "backend": "xla:simulator", "progress": "off", "keep_compiles": tmp_path / "kept"}
+    options = {"cores": 1, "backend": "xla:simulator", "progress": "off", "compile_cache": tmp_path / "kept"}
     assert launch(lambda core: core.mean(3.0), **options).results == [3.0]
-    assert capsys.readouterr().out.count("keep_compiles: this launch goes on without it: ") == 1
+    assert capsys.readouterr().out.count("compile_cache: this launch goes on without it: ") == 1
     assert list((tmp_path / "kept").iterdir()) == []
 
 
 def test_where_nothing_is_compiled_one_line_says_that_there_is_nothing_to_keep(tmp_path, capsys):
-    launch(lambda core: core.rank, cores=1, backend="cpu", progress="off", keep_compiles=tmp_path / "kept")
-    said = [line for line in capsys.readouterr().out.splitlines() if "keep_compiles" in line]
-    assert said == ["keep_compiles: the backend cpu compiles nothing that can be kept"]
+    launch(lambda core: core.rank, cores=1, backend="cpu", progress="off", compile_cache=tmp_path / "kept")
+    said = [line for line in capsys.readouterr().out.splitlines() if "compile_cache" in line]
+    assert said == ["compile_cache: the backend cpu compiles nothing that can be kept"]
     assert not (tmp_path / "kept").exists()
 
 
@@ -291,7 +291,7 @@ def test_torchtpu_is_given_the_folder_that_it_keeps_its_own_in(tmp_path, monkeyp
     monkeypatch.delenv(torch_tpu._PROGRAMS, raising=False)
     monkeypatch.setattr(torch_tpu.CpuRuntime, "start", lambda *_, **__: None)
     runtime = runtimes()["torch_tpu"]
-    kept = runtime.open_kept([tmp_path / "kept"], print)
+    kept = runtime.open_compile_cache([tmp_path / "kept"], print)
     topology = torch_tpu.Topology("torch_tpu", "TPU", 1, 1, kept=kept)
     runtime.start(print, topology, process=0, meeting_point=None)
     assert os.environ[torch_tpu._PROGRAMS] == str(tmp_path / "kept")
@@ -302,7 +302,7 @@ def test_torchtpu_is_given_the_folder_that_it_keeps_its_own_in(tmp_path, monkeyp
 def test_a_folder_that_others_can_write_to_is_refused(tmp_path):
     tmp_path.chmod(0o777)
     with pytest.raises(ValueError, match="others can write there") as raised:
-        launch(lambda core: None, cores=1, backend="xla:simulator", keep_compiles=tmp_path)
+        launch(lambda core: None, cores=1, backend="xla:simulator", compile_cache=tmp_path)
     assert "mode 777" in raised.value.found
     tmp_path.chmod(int(re.search(r"chmod (\d+)", raised.value.fix)[1], 8))
     assert compile_cache.own_folders([tmp_path]) == (tmp_path,)

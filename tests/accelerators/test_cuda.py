@@ -14,13 +14,13 @@ from torch import nn
 from workers import Pairs, small_net
 
 import tpukit
-from tpukit import WorkerFailed, evaluate, fit, launch
+from tpukit import WorkerError, evaluate, fit, launch
 from tpukit.essentials.launcher.topology import choose_topology
 
 ROOT = Path(__file__).parents[3]
 
 try:
-    choose_topology(tpukit.host(), None, "cuda")
+    choose_topology(tpukit.machine_info(), None, "cuda")
     NO_GPU = ""
 except ValueError as error:
     NO_GPU = str(error)
@@ -53,7 +53,7 @@ def train(core, folder=None, epochs=2, **options):
 
 
 def test_gpus_are_chosen_where_no_tpu_is():
-    assert choose_topology(tpukit.host(), None, None).backend == "cuda"
+    assert choose_topology(tpukit.machine_info(), None, None).backend == "cuda"
 
 
 def test_every_core_has_a_gpu_of_its_own_and_results_come_back_on_the_cpu():
@@ -81,7 +81,7 @@ def test_a_kernel_that_started_cuda_is_refused():
         torch.ones(1).cuda()
         try:
             tpukit.launch(lambda core: None)
-        except tpukit.RuntimeInUse as error:
+        except tpukit.RuntimeInUseError as error:
             print(error)
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=ROOT)
@@ -147,13 +147,13 @@ def test_memory_is_reported_and_a_trace_is_written(tmp_path):
 
 
 def test_an_out_of_memory_error_names_the_core_and_the_next_launch_works():
-    with pytest.raises(WorkerFailed, match="OutOfMemoryError"):
+    with pytest.raises(WorkerError, match="OutOfMemoryError"):
         on_gpus(lambda core: torch.empty(2**44, device=core.device))
     assert on_gpus(lambda core: core.rank).results[0] == 0
 
 
 def test_a_killed_worker_is_named():
-    with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
         on_gpus(lambda core: os.kill(os.getpid(), signal.SIGKILL))
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from tpukit.essentials.backends.protocol import Hosts, Topology
 from tpukit.essentials.display.progress import Screen
-from tpukit.essentials.launcher.launcher import WorkerFailed, launch
+from tpukit.essentials.launcher.launcher import WorkerError, launch
 from tpukit.essentials.launcher.watchdog import Limits
 from tpukit.essentials.launcher.worker_group import WorkerGroup
 
@@ -22,7 +22,7 @@ def on_two_hosts(fn, cores):
         hosts = Hosts(number, 2, listener.getsockname(), listener if number == 0 else None)
         try:
             outcome = launch(fn, cores=cores, backend="cpu", progress="off", hosts=hosts).results
-        except WorkerFailed as error:
+        except WorkerError as error:
             outcome = str(error)
         brought.put((number, outcome))
 

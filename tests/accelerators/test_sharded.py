@@ -12,7 +12,7 @@ import tpukit
 from tpukit.accelerators.sharded import choose_sharded
 from tpukit.essentials.backends import Hosts, runtimes
 from tpukit.essentials.launcher.topology import (
-    RuntimeInUse,
+    RuntimeInUseError,
     choose_topology,
     refuse_if_in_use,
     refuse_one_process_variables,
@@ -81,12 +81,12 @@ def test_a_part_of_the_chips_is_refused():
 
 
 def test_spmd_that_an_earlier_cell_switched_on_is_refused_at_once(monkeypatch):
-    with pytest.raises(RuntimeInUse, match="xr.use_spmd") as refused:
+    with pytest.raises(RuntimeInUseError, match="xr.use_spmd") as refused:
         refuse_if_in_use(KAGGLE, {"XLA_USE_SPMD": "1"})
     assert 'launch(..., shard="fsdp")' in refused.value.fix
     refuse_if_in_use(KAGGLE, {"XLA_USE_SPMD": "0"})
     monkeypatch.setitem(os.environ, "XLA_USE_SPMD", "1")
-    with pytest.raises(RuntimeInUse):
+    with pytest.raises(RuntimeInUseError):
         tpukit.launch(work, cores=1, backend="cpu", progress="off")
 
 

@@ -14,7 +14,7 @@ from machines import KAGGLE
 from torch import nn
 
 import tpukit
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.accelerators.running_statistics import correct_running_statistics
 from tpukit.accelerators.torch_tpu import TorchTpu, TorchTpuCpu, TorchTpuProcess, TorchTpuRuntime
 from tpukit.essentials.launcher.topology import choose_device, choose_topology
@@ -120,7 +120,7 @@ def test_each_core_finds_in_its_environment_what_torchrun_would_set():
 
 def test_addresses_of_another_number_of_processes_are_refused(monkeypatch):
     monkeypatch.setenv("TORCH_TPU_SLICEBUILDER_ADDRESSES", "localhost:1,localhost:2,localhost:3,localhost:4")
-    with pytest.raises(WorkerFailed, match="names 4 processes, and this run has 2") as caught:
+    with pytest.raises(WorkerError, match="names 4 processes, and this run has 2") as caught:
         rehearse(lambda core: core.rank)
     exec(str(caught.value).partition("fix:   ")[2].partition("\n")[0], {"os": os})  # as the fix says
     assert rehearse(lambda core: core.rank).results == [0, 1]
@@ -206,7 +206,7 @@ def test_a_core_that_raises_is_named():
             raise KeyError("labels")
         core.barrier()
 
-    with pytest.raises(WorkerFailed, match="core 1 of 2 raised KeyError: 'labels'"):
+    with pytest.raises(WorkerError, match="core 1 of 2 raised KeyError: 'labels'"):
         rehearse(work)
 
 
@@ -219,7 +219,7 @@ def test_what_rehearses_is_what_runs_on_a_chip():
 
 @pytest.fixture
 def package():
-    if TorchTpuRuntime().is_started() or tpukit.host().versions["torch_tpu"] is None:
+    if TorchTpuRuntime().is_started() or tpukit.machine_info().versions["torch_tpu"] is None:
         pytest.skip("torch_tpu is not installed: make torchtpu has it, in an environment of its own")
 
 
@@ -230,10 +230,10 @@ def with_the_package(code):
         warnings.simplefilter("ignore")
         import torch, torch_tpu, tpukit
         from dataclasses import replace
-        from tpukit.essentials.environment import Host
+        from tpukit.essentials.environment import MachineInfo
         from torch_tpu._internal.utils import hardware
         hardware._scan_pci_tpus = lambda: (1, hardware._V5E_TOPOLOGY)
-        machine = replace(tpukit.host(), chips=1, generation="v5e")
+        machine = replace(tpukit.machine_info(), chips=1, generation="v5e")
     {textwrap.indent(textwrap.dedent(code), "        ")}
     """
     prepared = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0", "PYTHONPATH": str(ROOT)}
@@ -292,7 +292,7 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
         def work(core):
             return {name: value for name, value in os.environ.items() if name.startswith("TORCH_TPU_")}, core.mean(2.0)
 
-        Host.read = lambda: machine
+        MachineInfo.read = lambda: machine
         run = tpukit.launch(work, progress="text")
         (environ, mean), = run.results
         print("RUN", run.device, mean, sorted(environ), environ["TORCH_TPU_TOPOLOGY"])
@@ -307,9 +307,9 @@ def test_the_packages_own_launch_environment_reaches_a_worker_and_leaves_the_ker
 def test_a_forked_worker_gets_as_far_as_libtpu_that_finds_no_chip(package):
     said = with_the_package("""
         try:
-            Host.read = lambda: machine
+            MachineInfo.read = lambda: machine
             tpukit.launch(lambda core: core.rank, timeout=600)
-        except tpukit.WorkerFailed as error:
+        except tpukit.WorkerError as error:
             print("FAILED", error)
         print("KERNEL", torch.tpu.is_initialized())
     """)

@@ -314,7 +314,7 @@ def test_interrupt_gives_the_notebook_back_and_the_next_run_works(server, page):
     output.get_by_text("/ 100,000").wait_for(timeout=300_000)
     choose(page, "Kernel", "Interrupt Kernel")
     output.get_by_text("interrupted after").wait_for(timeout=300_000)
-    output.get_by_text("Interrupted:", exact=False).first.wait_for(timeout=300_000)
+    output.get_by_text("LaunchInterrupted:", exact=False).first.wait_for(timeout=300_000)
     picture(page, f"{server.kind}-interrupted")
     cell = page.locator(".jp-Cell").nth(3)
     begin_again(page, cell)

@@ -81,7 +81,7 @@ def test_a_python_without_torch_is_refused_before_anything_runs():
 
 @pytest.mark.parametrize("cores", [1, 2])
 def test_the_parts_that_ask_for_right_answers_pass_and_a_last_bit_more_does_not(tmp_path, cores):
-    machine = tpukit.host()
+    machine = tpukit.machine_info()
     proof = parts.Proof(machine, choose_topology(machine, cores, "cpu"), tmp_path, 120.0)
     assert parts.count_samples(proof)["samples"] == 32 * cores + 3
     assert parts.train_by_hand(proof)["apart"] < 1e-4
@@ -100,7 +100,7 @@ def test_the_parts_that_ask_for_right_answers_pass_and_a_last_bit_more_does_not(
 
 def test_rates_are_those_of_a_network_that_learns_right(tmp_path, monkeypatch):
     monkeypatch.setattr(parts, "ON_CPU_PROCESSES", dataclasses.replace(parts.ON_XLA_CPU, studies=2, slices=4))
-    machine = tpukit.host()
+    machine = tpukit.machine_info()
     proof = parts.Proof(machine, choose_topology(machine, 2, "cpu"), tmp_path, 120.0)
     assert parts.measure_rates(proof)["images_per_second_with_input"] > 0
     right = worker_functions.measure_rates
@@ -152,7 +152,7 @@ def test_a_collective_that_does_nothing_leaves_weights_that_differ(broken):
         setattr(core.backend, broken, lambda tensors, *others: None)
         return worker_functions.use_collectives(core)
 
-    with pytest.raises(tpukit.WorkerFailed, match="cores hold different weights"):
+    with pytest.raises(tpukit.WorkerError, match="cores hold different weights"):
         tpukit.launch(work, cores=2, backend="cpu", progress="off")
 
 
@@ -226,7 +226,7 @@ def _commands():
 def of_a_chip(tmp_path):
     """What a Colab v5e-1 would tell; the numbers are made up. Returns how to write it, with something changed."""
     versions = {"python": "3.13.15", "torch": "2.9.0+cpu", "torch_xla": "2.9.0", "libtpu": "0.0.21.1"}
-    machine = dataclasses.replace(tpukit.host(), platform="Colab", chips=1, generation="v5e", versions=versions)
+    machine = dataclasses.replace(tpukit.machine_info(), platform="Colab", chips=1, generation="v5e", versions=versions)
     rates = {"images_per_second_with_input": 1234.5, "images_per_second_without_input": 2345.6}
     rates |= {"network": "resnet34", "size": 128, "batch_size": 128}
     outcomes = {name: {"passed": True, "seconds": 1.0} for name in result.PARTS}

@@ -11,7 +11,7 @@ import pytest
 from cloud.test_options import ZONE, plan
 from rehearsals.cloud_tools import CloudTools
 
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.gcloud import GcloudTarget, boot_script, create_words
 from tpukit.cloud.machines import container_lines
@@ -110,7 +110,7 @@ def test_a_job_that_is_over_does_not_run_again_after_a_reboot(cloud):
 def test_a_lost_answer_finds_the_machine_and_a_preempted_one_is_created_again(cloud):
     handle = start(cloud, "sleep 600")
     assert GcloudTarget().start(plan("gcloud")) == handle
-    with pytest.raises(CloudFailed, match="another TPU VM is named train-1"):
+    with pytest.raises(CloudError, match="another TPU VM is named train-1"):
         GcloudTarget().start(plan("gcloud", digest="cd" * 32))
     cloud.preempt("train-1")
     assert GcloudTarget().state(handle).word == "gone"
@@ -158,7 +158,7 @@ def test_a_refusal_of_gcloud_is_an_error_with_its_words_and_a_fix(tmp_path, monk
     program.write_text(f"#!/bin/sh\necho {shlex.quote(message)} >&2\nexit 1\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(CloudFailed) as caught:
+    with pytest.raises(CloudError) as caught:
         run_tool(["gcloud", "compute", "tpus", "list"])
     assert (caught.value.status, fix in caught.value.fix) == (status, True)
     assert message in caught.value.found or not message
@@ -169,7 +169,7 @@ def test_a_tool_that_is_missing_or_hangs_is_an_error_with_a_fix(tmp_path, monkey
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    with pytest.raises(CloudFailed, match="did not end within 0.2 s") as caught:
+    with pytest.raises(CloudError, match="did not end within 0.2 s") as caught:
         run_tool(["sky", "jobs"], seconds=0.2)
     assert not caught.value.answered
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))

@@ -17,7 +17,7 @@ import papermill
 import pytest
 from executed import outputs
 
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.job import OVER, CellFailedError, Job, JobFailedError, find, jobs, submit
 from tpukit.cloud.job_folder import open_folder, read_json, write_json
 from tpukit.cloud.local import LocalTarget
@@ -541,7 +541,7 @@ def test_the_python_of_the_job_is_the_callers_else_one_that_fits_with_a_warning(
 
 
 def test_answers_that_do_not_come_do_not_end_the_waiting(make_notebook, send, monkeypatch, capsys):
-    looks = iter([CloudFailed("the cloud did not answer", may_pass=True)] * 3)
+    looks = iter([CloudError("the cloud did not answer", may_pass=True)] * 3)
     look = Job._look
 
     def lost(self):
@@ -555,8 +555,8 @@ def test_answers_that_do_not_come_do_not_end_the_waiting(make_notebook, send, mo
     assert "no answer the cloud did not answer" in capsys.readouterr().out
     place(job, "notebook.ipynb").write_text("changed by the user, after the results were compared")
     assert job.wait() == "succeeded"
-    looks = iter([CloudFailed("not permitted")])
-    with pytest.raises(CloudFailed, match="not permitted"):
+    looks = iter([CloudError("not permitted")])
+    with pytest.raises(CloudError, match="not permitted"):
         job.wait()
 
 
@@ -566,7 +566,7 @@ def test_a_result_that_is_not_complete_keeps_the_machine(make_notebook, send, mo
     job = send(make_notebook("open('made', 'w').write('x')"))
     wait_for(lambda: job.state == "succeeded")
     place(job, "out/made").write_text("half")
-    with pytest.raises(CloudFailed, match="was not deleted: out/made"):
+    with pytest.raises(CloudError, match="was not deleted: out/made"):
         job.wait()
     assert not cleaned
     place(job, "out/made").write_text("x")

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tpukit.cloud.ray_train import HostsFailed, launch_on_hosts
+from tpukit.cloud.ray_train import MultiHostError, launch_on_hosts
 from tpukit.essentials.launcher.launcher import launch
 
 pytestmark = [  # of Ray itself
@@ -141,5 +141,7 @@ def test_an_error_on_one_host_is_told_with_the_host_and_the_line(cluster, storag
             raise KeyError("SOPInstanceUID")
         core.barrier()
 
-    with pytest.raises(HostsFailed, match=r"(?s)host \d of the run failed.*core 1 of 2 raised KeyError: 'SOPInstance"):
+    with pytest.raises(
+        MultiHostError, match=r"(?s)host \d of the run failed.*core 1 of 2 raised KeyError: 'SOPInstance"
+    ):
         launch_on_hosts(stumble, hosts=2, cores=1, backend="cpu", storage=storage, name="error", failures=0)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from cloud.test_options import plan
 
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.skypilot import SkyPilotTarget, job_name, job_yaml
 from tpukit.cloud.target import JobOptions
 from tpukit.profiling import find_tpu
@@ -94,7 +94,7 @@ def test_without_a_controller_the_job_is_gone_and_another_failure_is_an_error(sk
     sky("[]")
     assert SkyPilotTarget().state({"name": "a"}).word == "gone"
     sky("Could not connect to SkyPilot API server", code=1)
-    with pytest.raises(CloudFailed, match="Could not connect"):
+    with pytest.raises(CloudError, match="Could not connect"):
         SkyPilotTarget().state({"name": "a"})
 
 

@@ -14,12 +14,12 @@ from loopback import HANG, LOSE, loopback, refusal
 from machines import KAGGLE
 
 from tpukit.cloud import tpu_vm
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.tpu_health import device_nodes, health, local_health
-from tpukit.essentials.environment.chip_holders import ChipsBusy
-from tpukit.essentials.environment.machine_info import Host
+from tpukit.essentials.environment.chip_holders import DeviceBusyError
+from tpukit.essentials.environment.hardware import MachineInfo
 from tpukit.essentials.environment.platforms import Machine
-from tpukit.essentials.launcher.launcher import WorkerFailed, launch
+from tpukit.essentials.launcher.launcher import WorkerError, launch
 
 pytest.importorskip("cloud_tpu_client", reason="health(name) asks through cloud-tpu-client, which is not installed")
 from google.oauth2.credentials import Credentials
@@ -166,7 +166,7 @@ def test_it_waits_until_the_tpu_is_healthy_and_says_for_what(capsys):
 def test_what_the_cloud_refuses_is_an_error_with_fact_evidence_and_fix(answer, status, words, monkeypatch):
     if answer == HANG:
         monkeypatch.setattr(tpu_vm, "_REQUEST_SECONDS", 0.3)
-    with loopback(lambda request: answer) as api, pytest.raises(CloudFailed) as caught:
+    with loopback(lambda request: answer) as api, pytest.raises(CloudError) as caught:
         ask(api)
     fact, found, fix = str(caught.value).splitlines()
     assert fact.startswith("TPU my-tpu in us-west4-a: ")
@@ -184,7 +184,7 @@ def test_an_answer_that_may_come_later_is_asked_for_again_while_there_is_time(an
 
 
 def test_what_will_not_change_is_not_asked_twice():
-    with loopback(lambda request: refusal(404, "no such")) as api, pytest.raises(CloudFailed):
+    with loopback(lambda request: refusal(404, "no such")) as api, pytest.raises(CloudError):
         ask(api, wait=30)
     assert len(api.requests) == 1
 
@@ -192,7 +192,7 @@ def test_what_will_not_change_is_not_asked_twice():
 def test_a_cloud_that_never_answers_ends_when_the_time_is_over(monkeypatch):
     monkeypatch.setattr(tpu_vm, "_REQUEST_SECONDS", 0.2)
     began = time.monotonic()
-    with loopback(lambda request: HANG) as api, pytest.raises(CloudFailed, match="did not answer"):
+    with loopback(lambda request: HANG) as api, pytest.raises(CloudError, match="did not answer"):
         ask(api, wait=1)
     assert 1 <= time.monotonic() - began < 300
 
@@ -209,7 +209,7 @@ def test_a_cloud_that_never_answers_ends_when_the_time_is_over(monkeypatch):
     ],
 )
 def test_a_name_that_cannot_be_one_is_refused_before_anybody_is_asked(name, words):
-    with loopback(lambda request: (200, READY)) as api, pytest.raises(CloudFailed) as caught:
+    with loopback(lambda request: (200, READY)) as api, pytest.raises(CloudError) as caught:
         ask(api, name=name)
     assert words in str(caught.value)
     assert "fix:" in str(caught.value)
@@ -226,15 +226,15 @@ def test_a_missing_zone_project_or_credential_is_an_error_with_its_fix(monkeypat
     for variable in ("CLOUDSDK_COMPUTE_ZONE", "GOOGLE_CLOUD_PROJECT", "CLOUDSDK_CORE_PROJECT"):
         monkeypatch.delenv(variable, raising=False)
     with loopback(lambda request: (200, READY)) as api:
-        with pytest.raises(CloudFailed, match=r"zone of my-tpu is not known(.|\n)*zone=\"us-west4-a\""):
+        with pytest.raises(CloudError, match=r"zone of my-tpu is not known(.|\n)*zone=\"us-west4-a\""):
             ask(api, zone=None)
-        with pytest.raises(CloudFailed, match=r"project is not known(.|\n)*`gcloud projects list`"):
+        with pytest.raises(CloudError, match=r"project is not known(.|\n)*`gcloud projects list`"):
             ask(api, project=None)
         monkeypatch.setenv("CLOUDSDK_COMPUTE_ZONE", "us-west4-b")
         monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "told")
         assert "projects/told/locations/us-west4-b/" in ask(api, zone=None, project=None).subject
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-        with pytest.raises(CloudFailed, match=r"no credential(.|\n)*none.json(.|\n)*application-default login"):
+        with pytest.raises(CloudError, match=r"no credential(.|\n)*none.json(.|\n)*application-default login"):
             health("my-tpu", wait=0, endpoint=api.address)
     assert len(api.requests) == 1
 
@@ -284,7 +284,7 @@ def computes(results=None, cores=4, raises=None):
 def look(there, environ=None, compute=None, **changes):
     environ = {"PJRT_DEVICE": "TPU"} | (environ or {})
     machine = Machine(environ, **vars(there), installed=lambda package: dict(KAGGLE.versions).get(package))
-    return local_health(machine, host=replace(Host.read(machine), **changes), compute=compute or computes())
+    return local_health(machine, host=replace(MachineInfo.read(machine), **changes), compute=compute or computes())
 
 
 def test_a_machine_whose_chips_all_open_and_compute_is_healthy(v5e):
@@ -310,7 +310,7 @@ def test_nodes_that_this_user_may_not_open_are_named_with_the_line_that_changes_
         return node.name != "8"
 
     machine = Machine({}, pci=v5e.pci, dev=v5e.dev, access=access)
-    finding = device_nodes(Host.read(machine), machine)
+    finding = device_nodes(MachineInfo.read(machine), machine)
     assert (finding.state, "/vfio/8" in finding.fact, "/vfio/7" in finding.fact) == ("failure", True, False)
     assert finding.fix.startswith(f"`sudo chmod a+rw {v5e.dev}/vfio/8`")
 
@@ -325,7 +325,7 @@ def test_chips_up_to_v4_are_counted_as_accel_nodes(tmp_path):
         if number:
             (dev / f"accel{number}").touch()
     machine = Machine({}, pci, dev=dev)
-    host = Host.read(machine)
+    host = MachineInfo.read(machine)
     assert "1 of 4 chips" in device_nodes(host, machine).fact
     (dev / "accel0").touch()
     assert device_nodes(host, machine).state == "ok"
@@ -361,9 +361,9 @@ def test_a_variable_that_misleads_is_a_failure(v5e, environ, name):
 @pytest.mark.parametrize(
     ("raises", "words", "fix"),
     [
-        (ChipsBusy("4 of 4 chips are still busy", found="x", fix="shut\nit"), "still busy", "shut it"),
+        (DeviceBusyError("4 of 4 chips are still busy", found="x", fix="shut\nit"), "still busy", "shut it"),
         (
-            WorkerFailed("core 2 of 4 hung\n\ntraceback", rank=2, traceback="", run=None),
+            WorkerError("core 2 of 4 hung\n\ntraceback", rank=2, traceback="", run=None),
             "core 2 of 4",
             "another machine",
         ),

@@ -14,7 +14,7 @@ import pytest
 from cloud.test_options import RESERVATION, plan
 from loopback import HANG, LOSE, loopback, refusal
 
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.target import JobOptions
 from tpukit.cloud.vertex import VertexTarget
 
@@ -209,7 +209,7 @@ def test_region_project_reservation_and_machine_are_those_of_the_plan():
     machine = cloud.asked[-1][1].custom_job.job_spec.worker_pool_specs[0].machine_spec
     assert list(machine.reservation_affinity.values) == [RESERVATION]
     for place in ({"region": "us-west4"}, {"project": "other"}):
-        with serving(cloud, "rest") as target, pytest.raises(CloudFailed):  # the double serves one place only
+        with serving(cloud, "rest") as target, pytest.raises(CloudError):  # the double serves one place only
             target.start(replace(PLAN, options=replace(options, **place)))
 
 
@@ -226,7 +226,7 @@ def test_region_project_reservation_and_machine_are_those_of_the_plan():
 )
 def test_a_refusal_is_an_error_with_its_fix_and_only_quota_is_asked_for_again(transport, status, words, requests):
     cloud = Cloud(creating=[status] * 5)
-    with serving(cloud, transport) as target, pytest.raises(CloudFailed) as caught:
+    with serving(cloud, transport) as target, pytest.raises(CloudError) as caught:
         target.start(PLAN)
     fact, found, fix = str(caught.value).splitlines()
     assert fact.startswith("job train-1: ")
@@ -249,7 +249,7 @@ def test_a_service_that_is_not_available_is_asked_again_after_a_look_for_the_job
 def test_without_an_answer_it_is_not_sent_twice_and_the_error_names_the_doubt(transport, fate):
     cloud = Cloud(creating=[fate])
     with serving(cloud, transport, request_timeout=3.0) as target:
-        with pytest.raises(CloudFailed, match="; whether it was created is not known\n") as caught:
+        with pytest.raises(CloudError, match="; whether it was created is not known\n") as caught:
             target.start(PLAN)
         assert "the list of jobs does not have it" in caught.value.found
         assert 'find("train-1", "gs://demo-bucket/jobs").start()' in caught.value.fix
@@ -268,7 +268,7 @@ def test_a_job_whose_answer_was_lost_is_found_by_its_digest_and_not_made_again(t
 @pytest.mark.parametrize("fate", [503, HANG, LOSE])
 def test_where_the_jobs_cannot_be_listed_either_it_is_not_sent_again(transport, fate):
     cloud = Cloud(creating=[503] * 3, listing=[None, fate])
-    unknown = pytest.raises(CloudFailed, match=r"is not known(.|\n)*cannot be listed either")
+    unknown = pytest.raises(CloudError, match=r"is not known(.|\n)*cannot be listed either")
     with serving(cloud, transport, request_timeout=2.0) as target, unknown:
         target.start(PLAN)
     assert cloud.names() == ["list", "create", "list"]
@@ -293,7 +293,7 @@ def test_a_server_that_is_not_there_or_closes_the_connection_is_an_error_with_a_
         address = f"http://127.0.0.1:{port}"
         credentials = AnonymousCredentials()
         target = VertexTarget(transport="rest", endpoint=address, credentials=credentials, pauses=(0.01,))
-        with pytest.raises(CloudFailed, match="no answer: (.|\n)*the network and its proxy"):
+        with pytest.raises(CloudError, match="no answer: (.|\n)*the network and its proxy"):
             target.start(PLAN)
 
 
@@ -344,7 +344,7 @@ def test_a_job_is_cancelled_and_one_that_is_over_stays_as_it_is(transport):
         target.cancel(HANDLE)
         cloud.states, cloud.cancelling = ["JOB_STATE_RUNNING"], [400, 403]
         for _ in range(2):
-            with pytest.raises(CloudFailed):
+            with pytest.raises(CloudError):
                 target.cancel(HANDLE)
 
 

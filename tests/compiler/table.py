@@ -16,7 +16,7 @@ HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1])]
 from graphs import CHIPS, GRAPHS, LIBTPUS, compile_for, record_graph  # noqa: E402
 
-from tpukit.preflight.compiler import CompileFailed  # noqa: E402
+from tpukit.preflight.compiler import CompileError  # noqa: E402
 from tpukit.preflight.libtpu import fetch_libtpu  # noqa: E402
 
 
@@ -38,7 +38,7 @@ def main() -> int:
             try:
                 cells.append(f"{compile_for(chip, recording, version).seconds:.1f}")
                 compiled += 1
-            except CompileFailed as error:
+            except CompileError as error:
                 cells.append("refused")
                 refused[f"{name}, {chip}, libtpu {version}"] = str(error)
         print(f"{name:24}" + "".join(f"{cell:>16}" for cell in cells), flush=True)

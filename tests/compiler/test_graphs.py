@@ -3,8 +3,8 @@
 import pytest
 from compiler.graphs import compile_for, ones, record_graph
 
-from tpukit.preflight.compiler import CompileFailed
-from tpukit.preflight.libtpu import NoLibtpu, fetch_libtpu
+from tpukit.preflight.compiler import CompileError
+from tpukit.preflight.libtpu import LibtpuNotFoundError, fetch_libtpu
 from tpukit.preflight.recording import record
 from tpukit.profiling import find_tpu
 from tpukit.simulator.build import why_not
@@ -18,7 +18,7 @@ def _libtpu():
         pytest.skip(reason)
     try:
         fetch_libtpu()
-    except NoLibtpu as error:
+    except LibtpuNotFoundError as error:
         pytest.skip(str(error))
 
 
@@ -39,5 +39,5 @@ def largest_by_torch_xla(core):
 
 
 def test_what_the_compiler_refuses_is_called_so():
-    with pytest.raises(CompileFailed, match="Supported lowering only of Sum all reduce"):
+    with pytest.raises(CompileError, match="Supported lowering only of Sum all reduce"):
         compile_for("v5e-8", record(largest_by_torch_xla, chip=find_tpu("v5e-8"), progress="off"))

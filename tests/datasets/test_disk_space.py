@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("array_record")
 
 from tpukit import pack  # noqa: E402
-from tpukit.datasets import NoRoom, Records, disk_space, spread  # noqa: E402
+from tpukit.datasets import DiskFullError, PackedImages, disk_space, spread  # noqa: E402
 from tpukit.essentials.environment import Machine  # noqa: E402
 
 QUIET = {"progress": "off", "workers": 1}
@@ -55,7 +55,9 @@ def disks(monkeypatch):
 )
 def test_files_that_cannot_fit_are_refused_before_anything_is_packed(photos, tmp_path, disks, options, needed, fits):
     disks["packed"] = 12_300
-    with pytest.raises(NoRoom, match=rf"40 images need about {needed}, and 12 KiB are free in .*packed") as refused:
+    with pytest.raises(
+        DiskFullError, match=rf"40 images need about {needed}, and 12 KiB are free in .*packed"
+    ) as refused:
         pack(photos, tmp_path / "packed", **options, **QUIET)
     assert not list(tmp_path.glob("packed/*.array_record"))
     assert re.search(f"fix: .*({fits})", str(refused.value))
@@ -87,7 +89,7 @@ class Stream:
 )
 def test_items_need_room_once_and_a_stream_twice(items, tmp_path, disks, wrap, options, needed):
     disks["packed"] = 20_480
-    with pytest.raises(NoRoom, match=needed):
+    with pytest.raises(DiskFullError, match=needed):
         pack(wrap(items), tmp_path / "packed", **options, **QUIET)
 
 
@@ -115,7 +117,9 @@ def test_on_kaggle_the_folder_that_has_room_is_named_and_what_survives_there(pho
     devices = {"working": 1, "temp": 2}
     monkeypatch.setattr(disk_space, "_device", lambda path: devices.get(path.name, 2 if path.name == "kaggle" else 3))
     monkeypatch.setattr(disk_space, "THIS_MACHINE", kaggle)
-    with pytest.raises(NoRoom, match=rf"a folder in {kaggle.kaggle}/temp, where .* are free until the session ends"):
+    with pytest.raises(
+        DiskFullError, match=rf"a folder in {kaggle.kaggle}/temp, where .* are free until the session ends"
+    ):
         pack(photos, kaggle.kaggle / "working" / "packed", **QUIET)
 
 
@@ -134,7 +138,7 @@ def test_slices_are_weighed_before_the_first_is_packed_and_the_size_that_fits_is
     disks["small"] = bytes_whole // 2
     monkeypatch.setattr(disk_space, "_NOT_WORTH_A_SAMPLE", 1)
     monkeypatch.setattr("tpukit.pe.dicom_packing.read_headers", None)  # it is known before any header is read
-    with pytest.raises(NoRoom, match="12 images need about .* free") as refused:
+    with pytest.raises(DiskFullError, match="12 images need about .* free") as refused:
         pe.pack_dicom(scans, tmp_path / "small", size=96, **QUIET)
     said = str(refused.value)
     assert "found: " in said
@@ -146,7 +150,7 @@ def test_slices_are_weighed_before_the_first_is_packed_and_the_size_that_fits_is
     mended = pe.pack_dicom(scans, tmp_path / "small", size=size, **QUIET)  # the fix
     assert sum(map(len, mended.read(range(12)))) < bytes_whole // 2
     chosen = pe.pack_dicom(scans, [tmp_path / "either"], size=[96, size], **QUIET)
-    assert Records(chosen.folder).shape[0] == size
+    assert PackedImages(chosen.folder).shape[0] == size
 
 
 def test_what_is_said_to_be_needed_is_within_a_fifth_of_what_it_takes(tmp_path):

@@ -28,10 +28,10 @@ from torch.utils.data import ConcatDataset, Subset
 
 import tpukit
 from tpukit.datasets import (
-    Cache,
-    Records,
-    build_cache,
-    cache_or_decode,
+    CachedImages,
+    PackedImages,
+    build_image_cache,
+    cached_images,
     decode,
     decoding,
     disk_space,
@@ -64,11 +64,11 @@ def next_folder():
 
 
 NAMES = {
-    "Cache": Cache,
+    "CachedImages": CachedImages,
     "PIL": PIL,
     "Path": Path,
-    "Records": Records,
-    "build_cache": build_cache,
+    "PackedImages": PackedImages,
+    "build_image_cache": build_image_cache,
     "folder": ".",
     "numpy": np,
     "pack": pack,
@@ -163,9 +163,9 @@ def test_the_fixes_work_for_a_full_disk():
         fixes("image_cache: the disk of {} is full: a cache of {} images at ..."),
         mock.patch.object(image_cache, "_allocate", side_effect=FULL),
     ):
-        build_cache(made, "cache", size=16)
-    build_cache(made, "cache", size=16)
-    cache_or_decode(made, size=16, folder="other", free=2**40, available=2**40)
+        build_image_cache(made, "cache", size=16)
+    build_image_cache(made, "cache", size=16)
+    cached_images(made, size=16, folder="other", free=2**40, available=2**40)
 
     with (
         fixes("packing: the disk of {} is full"),
@@ -178,8 +178,8 @@ def test_the_fixes_work_for_a_full_disk():
         fixes("image_cache: nothing can be written to {}"),
         mock.patch.object(image_cache, "is_writable", return_value=False),
     ):
-        build_cache(made, "read-only", size=16)
-    build_cache(made, "another", size=16)
+        build_image_cache(made, "read-only", size=16)
+    build_image_cache(made, "another", size=16)
 
 
 def test_the_fixes_work_for_a_disk_with_less_room_than_the_pack_needs():
@@ -204,17 +204,17 @@ def test_the_fixes_work_for_a_shard_that_cannot_be_read():
     at = whole.find(bytes(np.asarray(picture(int(made.rows[0]), side=64)).tobytes()[:64]))
     file.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with fixes("array_records: record {} of {} cannot be read") as fix:
-        Records("pack").take(range(4))
+        PackedImages("pack").take(range(4))
     image = fix.code(r"(?<=leave image )\d+(?= out)")
-    Records("pack").take([number for number in range(4) if number != image])
+    PackedImages("pack").take([number for number in range(4) if number != image])
     file.write_bytes(whole)  # copied again from where it is whole
-    Records("pack").take(range(4))
+    PackedImages("pack").take(range(4))
 
 
 def test_the_fixes_work_for_a_shard_that_cannot_be_opened():
     quietly(items(), "pack").take([0])
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fresh = Records("pack")
+    fresh = PackedImages("pack")
     with fixes("array_records: {} cannot be opened"):
         taken = os.open("/", os.O_RDONLY)
         os.close(taken)
@@ -252,29 +252,29 @@ def test_the_fixes_work_for_images_that_cannot_be_decoded_into_a_batch():
 def test_the_fixes_work_for_pixels_of_another_size():
     quietly(items(), "pack")
     with fixes("packed_images: {} holds pixels of {} x {}, not of {} x {}") as fix:
-        Records("pack", 8)
+        PackedImages("pack", 8)
     fix.code(r"^.*?(?=, )", folder="pack")
     quietly(items(), "other", size=fix.code(r"(?<=size=)\d+"))
-    Records("other", 8)
+    PackedImages("other", 8)
 
 
 def test_the_fixes_work_for_folders_that_are_damaged():
     made = quietly(items(), "pack")
-    build_cache(made, "cache", size=16)
+    build_image_cache(made, "cache", size=16)
     Path("cache/images.npy").write_bytes(b"")
     with fixes("resumable: the {} in {} is damaged") as fix:
-        Cache("cache")
+        CachedImages("cache")
     fix.code(r"shutil\.rmtree\(.*?\)")
-    build_cache(made, "cache", size=16)
-    Cache("cache")
+    build_image_cache(made, "cache", size=16)
+    CachedImages("cache")
 
     shutil.copytree("pack", "whole")
     Path("pack/index.npy").unlink()
     with fixes("resumable: the {} in {} is damaged") as fix:
-        Records("pack")
+        PackedImages("pack")
     assert "copy it again from where it is whole, or pack the images again into a new folder" in fix
     shutil.copytree("whole", "pack", dirs_exist_ok=True)
-    Records("pack")
+    PackedImages("pack")
     quietly(items(), "new")
 
 
@@ -293,12 +293,12 @@ def test_the_fixes_work_for_folders_of_something_else():
     fix.code(r"shutil\.rmtree\(.*?\)")
     made = quietly(items(6), "empty")
 
-    build_cache(made, "cache", size=16)
+    build_image_cache(made, "cache", size=16)
     with fixes("resumable: {} holds no {} that this tpukit can read") as fix:
-        Records("cache")
+        PackedImages("cache")
     fix.code(r"[^:]*$", folder="cache")
     with fixes("resumable: {} holds no {} that this tpukit can read") as fix:
-        Cache("empty")
+        CachedImages("empty")
     one, other = fix.text.partition(": ")[2].split(" or ")
     fix.run(one, folder="empty")
     fix.run(other.replace("...", "size=16"), folder="empty")
@@ -311,14 +311,14 @@ def test_the_fixes_work_for_folders_of_no_finished_pack():
             pytest.raises(KeyboardInterrupt),
         ):
             quietly(items(), "pack")
-        Records("pack")
+        PackedImages("pack")
     assert fix.text == "call pack(source, folder) as before: it continues where it was interrupted"
     quietly(items(), "pack")
-    Records("pack")
+    PackedImages("pack")
 
     with fixes("resumable: {} holds no finished {}"):
-        Records(".")
-    Records("pack")
+        PackedImages(".")
+    PackedImages("pack")
 
 
 # Caches
@@ -326,23 +326,23 @@ def test_the_fixes_work_for_folders_of_no_finished_pack():
 
 def test_the_fixes_work_for_caches():
     made = quietly(items(), "pack")
-    with fixes("image_cache: a cache is made of Records, got {}") as fix:
-        build_cache(Subset(made, [0]), size=16)
+    with fixes("image_cache: a cache is made of PackedImages, got {}") as fix:
+        build_image_cache(Subset(made, [0]), size=16)
     assert "take the Subset of the cache" in fix
-    assert len(Subset(build_cache(made, size=16, progress="off"), [0])) == 1
+    assert len(Subset(build_image_cache(made, size=16, progress="off"), [0])) == 1
 
-    with fixes("image_cache: a cache is made of Records, got {}") as fix:
-        build_cache("pack", size=16)
-    build_cache(fix.code(".*", folder="pack"), size=16)
+    with fixes("image_cache: a cache is made of PackedImages, got {}") as fix:
+        build_image_cache("pack", size=16)
+    build_image_cache(fix.code(".*", folder="pack"), size=16)
 
     for size in (0, -1, 12.5, True, None):
         with fixes("image_cache: size is the height and width in pixels, got {}") as fix:
-            build_cache(made, size=size)
-    fix.run(f"build_cache(made, {fix.text}, folder='small')", made=quietly(items(), size=128))
+            build_image_cache(made, size=size)
+    fix.run(f"build_image_cache(made, {fix.text}, folder='small')", made=quietly(items(), size=128))
 
     with fixes("checked_files: {} is a whole number, {} or more, got {}") as fix:
-        build_cache(made, "few", size=16, workers=0, progress="off")
-    build_cache(made, "few", size=16, progress="off", **fix.run(f"dict({fix.text})"))
+        build_image_cache(made, "few", size=16, workers=0, progress="off")
+    build_image_cache(made, "few", size=16, progress="off", **fix.run(f"dict({fix.text})"))
 
 
 # Folders of images

@@ -52,7 +52,7 @@ def test_interrupted_packing_keeps_the_files_that_are_finished(tmp_path, arrays)
     how = {"damaged": "skip", "shard": SHARD, **QUIET}
     order = np.random.default_rng(0).permutation(40)
 
-    class Interrupted(Dataset):
+    class LaunchInterrupted(Dataset):
         def __getitem__(self, number):
             if number == order[35] and len(self.read) >= LOOKS:
                 while len(list(tmp_path.glob("out/*.array_record"))) < 3:
@@ -61,7 +61,7 @@ def test_interrupted_packing_keeps_the_files_that_are_finished(tmp_path, arrays)
             return super().__getitem__(number)
 
     with pytest.raises(KeyboardInterrupt):
-        pack(Interrupted(broken=[5], arrays=arrays), tmp_path / "out", **how)
+        pack(LaunchInterrupted(broken=[5], arrays=arrays), tmp_path / "out", **how)
     kept = SHARD * len(list(tmp_path.glob("out/*.array_record")))
     again = Dataset(arrays=arrays, broken=[5])
     records = pack(again, tmp_path / "out", **how)

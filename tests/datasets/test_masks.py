@@ -12,8 +12,8 @@ pytest.importorskip("array_record")
 torch = pytest.importorskip("torch")
 
 import tpukit  # noqa: E402
-from tpukit.datasets.image_cache import build_cache  # noqa: E402
-from tpukit.datasets.packed_images import Records  # noqa: E402
+from tpukit.datasets.image_cache import build_image_cache  # noqa: E402
+from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import pack  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
 
@@ -81,11 +81,11 @@ def agree(images, size=SIZE, exact=True):
 def test_masks_of_a_table_are_what_they_were_in_every_way_of_storing(table, tmp_path):
     files = packed(table, tmp_path / "files")
     agree(files)
-    agree(Records(files.folder, 8), 8)
-    agree(Records(files.folder, 8, exact=True), 8)
+    agree(PackedImages(files.folder, 8), 8)
+    agree(PackedImages(files.folder, 8, exact=True), 8)
     agree(packed(table, tmp_path / "pixels", size=8), 8)
     agree(packed(table, tmp_path / "larger", size=40), 40)
-    cache = build_cache(files, tmp_path / "cache", size=SIZE, **QUIET)
+    cache = build_image_cache(files, tmp_path / "cache", size=SIZE, **QUIET)
     agree(cache)
     agree(pickle.loads(pickle.dumps(cache)))
     assert packed(table, tmp_path / "files").digest == files.digest
@@ -243,7 +243,7 @@ class Both(torch.nn.Module):
 def test_a_model_learns_masks_on_two_cores(table, tmp_path, stored):
     images = packed(table, tmp_path / "out")
     if stored == "cache":
-        images = build_cache(images, tmp_path / "cache", size=SIZE, **QUIET)
+        images = build_image_cache(images, tmp_path / "cache", size=SIZE, **QUIET)
     part = torch.utils.data.Subset(images, images.split()[0])
     losses = tpukit.launch(segment, part, cores=2).results[0]
     assert losses[-1] < losses[0] < 1.5

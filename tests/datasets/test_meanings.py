@@ -16,7 +16,7 @@ from PIL import Image, ImageOps
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
 import tpukit
-from tpukit.datasets import build_cache, cache_or_decode, pack_shards
+from tpukit.datasets import build_image_cache, cached_images, pack_shards
 from tpukit.datasets.decoding import decode
 from tpukit.datasets.image_modes import orientation, to_rgb
 from tpukit.datasets.items import _all_labels
@@ -212,11 +212,11 @@ def test_a_pack_made_again_of_mended_images_finds_no_old_cache(tmp_path):
     import shutil
 
     images = np.zeros((2, 16, 16, 3), np.uint8)
-    build_cache(quietly([(images[0], 0), (images[1], 1)], tmp_path / "a"), tmp_path / "cache", size=16)
+    build_image_cache(quietly([(images[0], 0), (images[1], 1)], tmp_path / "a"), tmp_path / "cache", size=16)
     shutil.rmtree(tmp_path / "a")
     again = quietly([(images[0] + 255, 0), (images[1], 1)], tmp_path / "a")
     with pytest.raises(ValueError, match="holds another cache"):
-        build_cache(again, tmp_path / "cache", size=16)
+        build_image_cache(again, tmp_path / "cache", size=16)
 
 
 def test_labels_that_were_mended_in_a_dataset_make_it_another(tmp_path):
@@ -232,8 +232,8 @@ def test_labels_that_were_put_in_place_go_into_a_cache_and_through_a_pickle(tmp_
 
     records = quietly(Pictures(), tmp_path / "a")
     records.labels = np.ones(4, np.int64)
-    cached = build_cache(records, tmp_path / "cache", size=16)
-    decoded = cache_or_decode(records, size=16, folder=tmp_path / "none", available=0)
+    cached = build_image_cache(records, tmp_path / "cache", size=16)
+    decoded = cached_images(records, size=16, folder=tmp_path / "none", available=0)
     for images in (records, cached, decoded, pickle.loads(pickle.dumps(cached))):
         assert images.labels.tolist() == [1] * 4
     table = pandas.Series([0, 1, 0, 1])
@@ -358,7 +358,7 @@ def test_equal_images_are_on_one_side_of_a_split(tmp_path, capsys):
     records = quietly(table, tmp_path / "pack", root=tmp_path, labels="kind")
     said = "5 images are there more than once, 2 with other labels; split keeps them together"
     assert said in capsys.readouterr().out
-    cached = build_cache(records, tmp_path / "cache", size=16)
+    cached = build_image_cache(records, tmp_path / "cache", size=16)
     for images in (records, cached):
         for seed in range(5):
             sides = [{paths[row] for row in images.rows[part]} for part in images.split(0.4, seed)]

@@ -20,8 +20,8 @@ torch = pytest.importorskip("torch")
 
 from helpers.sources import Items  # noqa: E402
 
-from tpukit.datasets.image_cache import build_cache, cache_or_decode  # noqa: E402
-from tpukit.datasets.packed_images import Records  # noqa: E402
+from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
+from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import pack  # noqa: E402
 from tpukit.essentials.data.batches import Batches  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
@@ -171,7 +171,7 @@ def test_a_pack_of_an_earlier_format_says_what_to_do(tmp_path):
     made = pack(items(), tmp_path, **QUIET)
     manifest = unseal((tmp_path / "manifest.json").read_bytes())
     (tmp_path / "manifest.json").write_bytes(seal({**manifest, "format": "tpukit pack 2"}))
-    for call in (Records, lambda folder: pack(items(), folder, **QUIET)):
+    for call in (PackedImages, lambda folder: pack(items(), folder, **QUIET)):
         with pytest.raises(ValueError, match=r"tpukit pack 2, not of tpukit pack 4\n  fix:   call pack.* new folder"):
             call(made.folder)
 
@@ -192,7 +192,7 @@ def test_what_is_no_class_and_no_image_is_left_out(tmp_path, capfd):
             records = pack(tmp_path / "imgs", tmp_path / "imgs" / folder, **QUIET)
             assert records.classes == ["cat", "dog"]
             assert sorted(records.name(i) for i in range(len(records))) == expected
-    build_cache(records, tmp_path / "imgs" / "cache", size=8, **QUIET)
+    build_image_cache(records, tmp_path / "imgs" / "cache", size=8, **QUIET)
     assert pack(tmp_path / "imgs", tmp_path / "more", **QUIET).classes == ["cat", "dog"]
 
 
@@ -246,7 +246,7 @@ def test_classes_fix_the_numbering(tmp_path):
 
 def test_class_numbers_arrive_as_cross_entropy_wants_them(tmp_path):
     records = pack(fill(tmp_path / "imgs", range(8)), tmp_path / "out", **QUIET)
-    cache = build_cache(records, tmp_path / "cache", size=24, **QUIET)
+    cache = build_image_cache(records, tmp_path / "cache", size=24, **QUIET)
     for images in (records, cache, pickle.loads(pickle.dumps(records))):
         assert (images.labels.shape, images.labels.dtype) == ((8,), np.int64)
         assert images.names == images.classes == ["cat", "dog"]
@@ -320,13 +320,13 @@ def test_labels_are_not_changed_in_place_and_other_ones_reach_every_process(tmp_
     with pytest.raises(ValueError, match="read-only"):
         records.labels[0] = 5
     records.labels = records.labels * 2 + 1
-    cache = build_cache(Records(tmp_path / "out"), tmp_path / "cache", size=8, **QUIET)
+    cache = build_image_cache(PackedImages(tmp_path / "out"), tmp_path / "cache", size=8, **QUIET)
     cache.labels = cache.labels + 7
     for images in (records, cache):
         assert np.array_equal(pickle.loads(pickle.dumps(images)).labels, images.labels)
     loader = torch.utils.data.DataLoader(records, batch_size=6, num_workers=1, multiprocessing_context="spawn")
     assert torch.equal(next(iter(loader))[1], torch.tensor(records.labels))
-    assert pickle.loads(pickle.dumps(Records(tmp_path / "out"))).labels.tolist() != records.labels.tolist()
+    assert pickle.loads(pickle.dumps(PackedImages(tmp_path / "out"))).labels.tolist() != records.labels.tolist()
 
 
 def test_many_missing_images_are_refused_unless_that_is_agreed_to(tmp_path, capsys):
@@ -380,8 +380,8 @@ MANY = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
 import numpy
-from tpukit.datasets.packed_images import Records
-records = Records(sys.argv[1])
+from tpukit.datasets.packed_images import PackedImages
+records = PackedImages(sys.argv[1])
 assert len(records.shards.files) == 100
 order = numpy.random.default_rng(0).integers(0, 100, 500)
 assert records.read(order.tolist()) == [records.read([i])[0] for i in order.tolist()]
@@ -389,7 +389,7 @@ held = []
 try:
     while True: held.append(open("/dev/null"))
 except OSError: pass
-records = Records.__reduce__(records)[0](*records.__reduce__()[1]) if len(held) < 3 else records
+records = PackedImages.__reduce__(records)[0](*records.__reduce__()[1]) if len(held) < 3 else records
 records.shards._readers.clear(); held.pop(); held.append(open("/dev/null"))
 try: records.read(order.tolist())
 except OSError as error: print(error)
@@ -490,13 +490,13 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
     records = pack(items(), tmp_path / "out", **QUIET)
     subset = torch.utils.data.Subset(records, [1, 2])
     calls = {
-        "got Subset\n.*take the Subset of the cache": lambda: build_cache(subset, tmp_path / "new", size=8),
-        r"got str\n  fix:   Records\(folder\)": lambda: cache_or_decode(str(tmp_path / "out"), size=8),
-        r"of tpukit cache 4, not of tpukit pack 4\n.*Cache\(folder\)": lambda: Records(
-            build_cache(records, tmp_path / "cache", size=8, **QUIET).folder
+        "got Subset\n.*take the Subset of the cache": lambda: build_image_cache(subset, tmp_path / "new", size=8),
+        r"got str\n  fix:   PackedImages\(folder\)": lambda: cached_images(str(tmp_path / "out"), size=8),
+        r"of tpukit cache 4, not of tpukit pack 4\n.*CachedImages\(folder\)": lambda: PackedImages(
+            build_image_cache(records, tmp_path / "cache", size=8, **QUIET).folder
         ),
-        "size is a whole number, 1 or more, got 0": lambda: Records(tmp_path / "out", size=0),
-        "got 8.0": lambda: build_cache(records, tmp_path / "new", size=8.0),
+        "size is a whole number, 1 or more, got 0": lambda: PackedImages(tmp_path / "out", size=0),
+        "got 8.0": lambda: build_image_cache(records, tmp_path / "new", size=8.0),
     }
     for message, call in calls.items():
         with pytest.raises(ValueError, match=message):
@@ -505,7 +505,7 @@ def test_what_is_no_records_is_told_with_a_way_out(tmp_path):
         records[0:3]
     other = pack(items(shift=1), tmp_path / "other", **QUIET)
     with pytest.raises(ValueError, match="holds another cache") as error:
-        build_cache(other, tmp_path / "cache", size=8, **QUIET)
+        build_image_cache(other, tmp_path / "cache", size=8, **QUIET)
     assert not re.search("[0-9a-f]{32}", said(error))
 
 

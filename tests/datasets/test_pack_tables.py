@@ -14,7 +14,7 @@ Image = pytest.importorskip("PIL.Image")
 pytest.importorskip("array_record")
 torch = pytest.importorskip("torch")
 
-from tpukit.datasets.image_cache import build_cache  # noqa: E402
+from tpukit.datasets.image_cache import build_image_cache  # noqa: E402
 from tpukit.datasets.packing import pack  # noqa: E402
 from tpukit.essentials.display.figures import show_batch  # noqa: E402
 
@@ -63,7 +63,7 @@ def test_a_csv_file_with_words_is_packed_and_the_words_travel(flowers, tmp_path)
     for part in records.split(valid=0.25, stratify=True):
         assert len(set(np.bincount(records.labels[part]))) == 1
     assert np.bincount(table.fold.to_numpy()[records.rows]).tolist() == [12] * 4
-    cache = build_cache(records, tmp_path / "cache", size=24, **QUIET)
+    cache = build_image_cache(records, tmp_path / "cache", size=24, **QUIET)
     drawn = show_batch(torch.from_numpy(cache.take([0, 1])).permute(0, 3, 1, 2), cache.labels[:2], names=cache.names)
     assert [axes.get_title(loc="left") for axes in drawn.axes] == words[:2].tolist()
     assert str(flowers / "images" / records.name(0)) == str(flowers / "images" / table.file_name[records.rows[0]])
@@ -111,7 +111,7 @@ def test_a_categorical_column_keeps_its_own_order(flowers, tmp_path):
 
 TEN_LINES = """
 import torch, torchvision, tpukit
-images = tpukit.cache_or_decode(tpukit.pack({arguments}), size=24)
+images = tpukit.cached_images(tpukit.pack({arguments}), size=24)
 train, valid = (torch.utils.data.Subset(images, part) for part in images.split(stratify=True))
 def learn(core):
     model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
@@ -155,7 +155,7 @@ def test_files_of_sixteen_bits_are_packed_by_a_window_which_the_pack_keeps(tmp_p
     kept = pack(table, tmp_path / "kept", window=(0, 4095), **QUIET)
     expected = (deep * (255 / 4095)).round().astype(np.uint8)
     assert np.array_equal(kept.take([1])[0, ..., 0], expected)
-    assert np.array_equal(build_cache(kept, tmp_path / "cache", size=8, **QUIET).take([1])[0, ..., 2], expected)
+    assert np.array_equal(build_image_cache(kept, tmp_path / "cache", size=8, **QUIET).take([1])[0, ..., 2], expected)
     assert np.array_equal(
         pack(table, tmp_path / "sized", window=(0, 4095), size=8, **QUIET).take([0])[0, ..., 1], expected
     )

@@ -25,7 +25,7 @@ from helpers.files import contents, flip, mounted  # noqa: E402
 from helpers.sources import Items  # noqa: E402
 
 from tpukit.datasets.checked_files import seal, unseal  # noqa: E402
-from tpukit.datasets.packed_images import PackFolder, Records  # noqa: E402
+from tpukit.datasets.packed_images import PackedImages, PackFolder  # noqa: E402
 from tpukit.datasets.packing import pack  # noqa: E402
 from tpukit.datasets.splitting import split_by_group  # noqa: E402
 
@@ -88,7 +88,7 @@ def shards(folder):
 
 
 def test_every_image_is_there_once_with_its_own_labels_and_group(packed, table):
-    records = Records(packed)
+    records = PackedImages(packed)
     assert len(records) == COUNT
     assert records.names == ["sick", "age"]
     assert (records.encoding, records.shape, len(records.skipped)) == ("jpeg", (40, 48, 3), 0)
@@ -104,7 +104,7 @@ def test_every_image_is_there_once_with_its_own_labels_and_group(packed, table):
 
 def test_one_pack_serves_all_folds(packed, table):
     torch = pytest.importorskip("torch")
-    records, folds = Records(packed, 16), (np.arange(COUNT) // 20)
+    records, folds = PackedImages(packed, 16), (np.arange(COUNT) // 20)
     seen = []
     for fold in range(3):
         subset = torch.utils.data.Subset(records, np.flatnonzero(folds[records.rows] == fold))
@@ -179,7 +179,7 @@ def test_a_table_needs_no_labels(table, tmp_path):
 
 
 def test_pixels_are_pillows_to_the_last_bit(pixels, packed, table):
-    records, decoded = Records(pixels), Records(packed, 32, exact=True)
+    records, decoded = PackedImages(pixels), PackedImages(packed, 32, exact=True)
     assert (records.encoding, records.shape, decoded.shape) == ("uint8", (32, 32, 3), (32, 32, 3))
     expected = [by_pillow(Path(records.name(i)).read_bytes(), 32) for i in range(COUNT)]
     assert np.array_equal(records.take(range(COUNT)), expected)
@@ -259,11 +259,11 @@ def test_a_damaged_image_is_named_and_what_the_fix_says_works(spoilt, table, pac
     ):
         pack(spoilt, tmp_path / "new", size=size, **HOW)
     with pytest.raises(FileNotFoundError, match=r"no finished pack\n(.|\n)*fix:   call pack.* as before"):
-        Records(tmp_path / "new")
+        PackedImages(tmp_path / "new")
     for row in (7, 30, 41):  # the one half of the fix
         shutil.copy(table["path"][row], spoilt["path"][row])
     fixed = pack(spoilt, tmp_path / "new", size=size, **HOW)
-    whole = Records(packed if size is None else pixels)
+    whole = PackedImages(packed if size is None else pixels)
     assert fixed.read(range(COUNT)) == whole.read(range(COUNT))
 
 
@@ -352,7 +352,7 @@ def test_a_killed_parent_takes_its_processes_along(many, tmp_path):
 FULL = """
 import os, pathlib, subprocess, sys
 from tpukit.datasets.packing import pack
-from tpukit.datasets.packed_images import Records
+from tpukit.datasets.packed_images import PackedImages
 from tpukit.datasets.disk_space import Room
 Room.check = lambda *_, **__: None  # else it is known before; another program may take the room meanwhile
 images, disk = sys.argv[1], pathlib.Path(sys.argv[2])
@@ -365,7 +365,7 @@ for source in (images, ((pathlib.Path(images, old.name(i)).read_bytes(), i) for 
     except OSError as error:
         print(error.errno, error)
     assert not list(disk.rglob("*.part")), list(disk.rglob("*.part"))
-assert Records(disk / "old").read(range(len(old))) == before
+assert PackedImages(disk / "old").read(range(len(old))) == before
 subprocess.run(["mount", "-o", "remount,size=100m", disk], check=True)
 print("then", len(pack(images, disk / "str", size=256, shard=8, progress="off", workers=2)))
 """
@@ -433,7 +433,7 @@ FAULTS = {  # what was done to which file; what is said, if it opens at all when
 
 
 def read_all(folder):
-    records = Records(folder)
+    records = PackedImages(folder)
     return records.read(range(COUNT)), records.name(0)
 
 
@@ -446,11 +446,11 @@ def test_a_damaged_pack_is_told_by_the_name_of_the_file_and_the_fix_works(what, 
     with pytest.raises(OSError, match=rf"{message}(.|\n)*fix:   (copy|pass)"):
         read_all(folder)
     shutil.copytree(pixels, folder, dirs_exist_ok=True)
-    assert Records(folder).read(range(COUNT)) == Records(pixels).read(range(COUNT))
+    assert PackedImages(folder).read(range(COUNT)) == PackedImages(pixels).read(range(COUNT))
 
 
 def test_a_flipped_bit_harms_one_record_and_no_other(copy, packed):
-    records, whole = Records(packed), Records(copy)
+    records, whole = PackedImages(packed), PackedImages(copy)
     victim = records.read(range(COUNT))[20]
     file = shards(copy)[1]
     file.write_bytes(file.read_bytes().replace(victim[50:90], victim[50:89] + bytes([victim[89] ^ 4])))
@@ -461,7 +461,7 @@ def test_a_flipped_bit_harms_one_record_and_no_other(copy, packed):
 
 
 def test_a_file_cut_off_while_it_is_open_gives_no_empty_image(copy):
-    records = Records(copy, 32)
+    records = PackedImages(copy, 32)
     records.take([0, 20])
     cut(shards(copy)[1], 0.0)
     with pytest.raises(OSError, match=r"record \d+ of .*00001-of-00004"):
@@ -472,12 +472,12 @@ def test_a_pack_of_a_later_format_says_so(copy):
     manifest = unseal((copy / "manifest.json").read_bytes())
     (copy / "manifest.json").write_bytes(seal({**manifest, "format": "tpukit pack 99"}))
     with pytest.raises(ValueError, match="found: a manifest.json of tpukit pack 99, not of tpukit pack 4\n  fix:"):
-        Records(copy)
+        PackedImages(copy)
 
 
 def test_the_folder_of_another_program_is_no_pack_and_is_left_alone(table, tmp_path):
     (tmp_path / "manifest.json").write_text('{"count": 3}')
-    for call in (Records, lambda folder: pack(table, folder, **HOW)):
+    for call in (PackedImages, lambda folder: pack(table, folder, **HOW)):
         with pytest.raises(ValueError, match=r"holds no pack that this tpukit can read\n  found: .* something else"):
             call(tmp_path)
     assert contents(tmp_path) == {"manifest.json": b'{"count": 3}'}
@@ -485,7 +485,7 @@ def test_the_folder_of_another_program_is_no_pack_and_is_left_alone(table, tmp_p
 
 def test_an_item_is_a_tensor_of_an_image_and_one_of_its_labels(packed, pixels):
     torch = pytest.importorskip("torch")
-    for records in (Records(packed, 32, exact=True), Records(pixels)):
+    for records in (PackedImages(packed, 32, exact=True), PackedImages(pixels)):
         image, labels = records[7]
         assert (image.shape, image.dtype, image.is_contiguous()) == ((3, 32, 32), torch.uint8, True)
         assert np.array_equal(image.permute(1, 2, 0), records.take([7])[0])
@@ -495,12 +495,12 @@ def test_an_item_is_a_tensor_of_an_image_and_one_of_its_labels(packed, pixels):
         assert records.labels[7].tolist() != labels.tolist()
         assert torch.equal(records[-1][0], records[COUNT - 1][0])
         assert len([None for _ in records]) == COUNT
-    assert Records(packed)[0][0].shape == (3, 40, 48)
+    assert PackedImages(packed)[0][0].shape == (3, 40, 48)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_many_are_taken_in_any_order_into_an_array_that_is_there(packed, pixels, exact):
-    for records in (Records(packed, 20, exact=exact), Records(pixels)):
+    for records in (PackedImages(packed, 20, exact=exact), PackedImages(pixels)):
         single = [records.take([i])[0] for i in range(COUNT)]
         indices = np.random.default_rng(1).integers(0, COUNT, 200)
         out = np.zeros((200, *records.shape), np.uint8)
@@ -512,11 +512,11 @@ def test_many_are_taken_in_any_order_into_an_array_that_is_there(packed, pixels,
 @pytest.mark.parametrize("indices", [[60], [-1], [0, 1, 10**9], np.array([3, -61])])
 def test_an_image_that_is_not_there_is_an_index_error(packed, indices):
     with pytest.raises(IndexError, match=r"image -?\d+ of 60 was asked for"):
-        Records(packed).read(indices)
+        PackedImages(packed).read(indices)
 
 
 def test_readers_pickle_after_they_have_read(packed):
-    records = Records(packed, 20, exact=True)
+    records = PackedImages(packed, 20, exact=True)
     expected = records.take(range(COUNT))
     again = pickle.loads(pickle.dumps(records))
     assert np.array_equal(again.take(range(COUNT)), expected)
@@ -539,7 +539,7 @@ def in_a_fork(call):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.parametrize("kind", ["packed", "pixels"])
 def test_a_fork_reads_what_its_parent_has_read_before(kind, request):
-    records = Records(request.getfixturevalue(kind))
+    records = PackedImages(request.getfixturevalue(kind))
     expected = records.read(range(COUNT))
     assert [in_a_fork(lambda: records.read(range(COUNT)) == expected) for _ in range(3)] == [0, 0, 0]
     assert records.read(range(COUNT)) == expected
@@ -551,7 +551,7 @@ def test_a_fork_reads_what_its_parent_has_read_before(kind, request):
 def test_a_fork_while_array_records_threads_are_busy_does_not_hang(pixels, how_often):
     from array_record.python.array_record_module import ArrayRecordReader
 
-    records, stop = Records(pixels), threading.Event()
+    records, stop = PackedImages(pixels), threading.Event()
     expected = records.read(range(COUNT))
     reader, many = ArrayRecordReader(str(shards(pixels)[0])), [number % SHARD for number in range(400)]
 
@@ -571,7 +571,7 @@ def test_a_fork_while_array_records_threads_are_busy_does_not_hang(pixels, how_o
 
 def test_a_data_loader_reads_from_its_processes(packed):
     data = pytest.importorskip("torch.utils.data")
-    records = Records(packed, 16)
+    records = PackedImages(packed, 16)
     records.read([0])
     loader = data.DataLoader(records, batch_size=20, num_workers=2, multiprocessing_context="fork")
     images, labels = (np.concatenate(part) for part in zip(*loader, strict=True))
@@ -580,7 +580,7 @@ def test_a_data_loader_reads_from_its_processes(packed):
 
 
 def test_no_group_is_on_both_sides_of_a_split(packed):
-    records = Records(packed)
+    records = PackedImages(packed)
     train, valid = records.split(0.25, seed=3)
     assert sorted([*train, *valid]) == list(range(COUNT))
     assert not set(records.groups[train]) & set(records.groups[valid])
@@ -669,7 +669,7 @@ def test_images_without_groups_are_stratified_exactly_however_many_classes_there
 
 
 def test_records_are_split_by_their_own_labels(packed):
-    records = Records(packed)
+    records = PackedImages(packed)
     with pytest.raises(ValueError, match=r"stratify= in columns holds zeros and ones\n  found: [\d.]+\n  fix:"):
         records.split(stratify=True)
     records.labels = records.labels[:, 0].astype(int)

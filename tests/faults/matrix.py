@@ -262,8 +262,8 @@ FAULTS = [
     Fault("a program left running", "subprocess.Popen(['sleep', '9999']); now(); return fine(core)", "", check=BOTH),
     Fault("a process forked by hand that never ends", "if os.fork() == 0: time.sleep(9999)\nnow(); return fine(core)", "", check=BOTH),
     Fault("a thread left running", "threading.Thread(target=time.sleep, args=(9999,)).start(); now(); return fine(core)", "", check=BOTH),
-    Fault("a launch inside a worker", "now(); return launch(fine)", r"core [01] of 2 raised RuntimeInUse: launch was called inside a worker, whose run has the cores",
-          cause="RuntimeInUse"),
+    Fault("a launch inside a worker", "now(); return launch(fine)", r"core [01] of 2 raised RuntimeInUseError: launch was called inside a worker, whose run has the cores",
+          cause="RuntimeInUseError"),
     Fault("two launches at once", "now(); return fine(core)", "",
           check="[one.results for one in ThreadPoolExecutor(2).map(launch, [fine, fine])] == [[[2, 2], [2, 2]]] * 2"),
     # what stands still or spins
@@ -310,7 +310,7 @@ FAULTS = [
           "if core.is_main and os.fork() == 0:\n    with one_run(folder, say=print): time.sleep(9999)\n"
           "while not (folder / '.run.lock').is_file() or not (folder / '.run.lock').read_text(): time.sleep(0.01)\n"
           "now(); trained(core, folder)",
-          r"core 0 of 2 raised CannotSave: another run saves in(.|\n)*found: process \d+ on ", patience=5.0, before=CLEAN,
+          r"core 0 of 2 raised CheckpointError: another run saves in(.|\n)*found: process \d+ on ", patience=5.0, before=CLEAN,
           wrap=tmpfs("/tmp/tpukit-tiny"), needs_root=True),
     # a machine with little to give
     Fault("1,100 open files in the kernel", "now(); time.sleep(0.5); return fine(core)", "", check=BOTH, alone=True,

@@ -42,7 +42,7 @@ def once(number):
     try:
         tpukit.launch(work, cores=2, progress="off")
         return 0
-    except tpukit.WorkerFailed:
+    except tpukit.WorkerError:
         return 1
 
 def state():

@@ -245,7 +245,7 @@ def through_pack(data: bytes, kind: str, folder: Path) -> tuple:
     """Pack an image between two others, cache them; return the pixels and labels in the order of the table."""
     import pandas
 
-    from tpukit.datasets.image_cache import build_cache
+    from tpukit.datasets.image_cache import build_image_cache
     from tpukit.datasets.packing import pack
 
     paths = [folder / "0.png", folder / f"1.{kind}", folder / "2.png"]
@@ -254,7 +254,7 @@ def through_pack(data: bytes, kind: str, folder: Path) -> tuple:
     NEIGHBOURS[1].save(paths[2])
     table = pandas.DataFrame({"path": list(map(str, paths)), "label": [0, 1, 2]})
     records = pack(table, folder / "records", labels=["label"], workers=1, progress="off")
-    cache = build_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
+    cache = build_image_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
     order = np.argsort(cache.rows)
     return cache.take(order), np.asarray(cache.labels)[order, 0]
 
@@ -312,12 +312,12 @@ def stored_subject(kind: str, made: Path, draw: random.Random) -> Subject:
     name = draw.choice(sorted(path.name for path in whole.iterdir() if path.is_file() and path.stat().st_size))
 
     def read(data: bytes, folder: Path) -> tuple:
-        from tpukit.datasets.cached_images import Cache
-        from tpukit.datasets.packed_images import Records
+        from tpukit.datasets.packed_images import PackedImages
+        from tpukit.datasets.pixel_cache import CachedImages
 
         shutil.copytree(whole, folder / kind)
         (folder / kind / name).write_bytes(data)
-        opened = Records(folder / kind) if kind == "pack" else Cache(folder / kind)
+        opened = PackedImages(folder / kind) if kind == "pack" else CachedImages(folder / kind)
         order = np.argsort(opened.rows)
         return opened.take(order), np.asarray(opened.labels)[order]
 
@@ -327,13 +327,13 @@ def stored_subject(kind: str, made: Path, draw: random.Random) -> Subject:
 
 def make_stored(folder: Path) -> None:
     """Make the pack and the cache that are damaged."""
-    from tpukit.datasets.image_cache import build_cache
+    from tpukit.datasets.image_cache import build_image_cache
     from tpukit.datasets.packing import pack
 
     draw = random.Random(0)
     items = [(np.asarray(drawn(draw).resize((SIDE, SIDE))), [number, 7]) for number in range(20)]
     records = pack(items, folder / "pack", shard=8, workers=1, progress="off")
-    build_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
+    build_image_cache(records, folder / "cache", size=SIDE, workers=1, progress="off")
 
 
 def csv_subject(made: Path, draw: random.Random) -> Subject:

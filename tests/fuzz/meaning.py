@@ -383,7 +383,7 @@ def cached(records):
     import tpukit
 
     with contextlib.redirect_stdout(io.StringIO()):
-        return tpukit.cache_or_decode(records, size=SIDE, workers=1, progress="off", free=2**40, available=2**40)
+        return tpukit.cached_images(records, size=SIDE, workers=1, progress="off", free=2**40, available=2**40)
 
 
 def relabel(images, one: Collection, draw: random.Random) -> None:

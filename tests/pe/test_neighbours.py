@@ -25,8 +25,8 @@ def packed(tmp_path_factory):
         pixels[..., 1] = grey(row.StudyInstanceUID, row.position)
         Image.fromarray(pixels).save(row.path)
     records = tpukit.pack(table, folder / "records", progress="off", workers=1)
-    records = tpukit.Records(folder / "records", size=16)
-    return table, records, tpukit.build_cache(records, folder / "cache", size=16, progress="off")
+    records = tpukit.PackedImages(folder / "records", size=16)
+    return table, records, tpukit.build_image_cache(records, folder / "cache", size=16, progress="off")
 
 
 def grey(study, place):
@@ -84,7 +84,7 @@ def test_it_is_what_pack_dicom_stores_with_one_window(tmp_path):
     )
     table = pe.index_images(pe.read_labels(jpeg), jpeg / "train-jpegs")
     tpukit.pack(table, tmp_path / "windows", labels=list(pe.LABELS), progress="off", workers=1)
-    images = pe.NeighbouringSlices(tpukit.Records(tmp_path / "windows", size=64), table)
+    images = pe.NeighbouringSlices(tpukit.PackedImages(tmp_path / "windows", size=64), table)
     one, other = np.empty((8, 64, 64, 3)), np.empty((8, 64, 64, 3))
     one[direct.rows], other[images.rows] = direct.take(np.arange(8)), images.take(np.arange(8))
     ids = labels.SOPInstanceUID.tolist()
@@ -100,7 +100,7 @@ def test_what_cannot_have_neighbours_is_refused(packed):
         (lambda: pe.NeighbouringSlices(records, table[:4]), "found: 4 rows; the images are of 9 or more"),
         (lambda: pe.NeighbouringSlices(records, table.assign(position=1)), "7 slices are at the position of another"),
         (lambda: pe.NeighbouringSlices(records, table, "bone"), "window is one of lung, embolism, mediastinum"),
-        (lambda: pe.NeighbouringSlices([1, 2], table), "is made of Records or a Cache"),
+        (lambda: pe.NeighbouringSlices([1, 2], table), "is made of PackedImages or a CachedImages"),
     ):
         with pytest.raises(ValueError, match=message):
             change()

@@ -8,7 +8,7 @@ pytest.importorskip("pydicom")
 pytest.importorskip("array_record")
 
 from tpukit import pe  # noqa: E402
-from tpukit.datasets import Cache, Records, build_cache  # noqa: E402
+from tpukit.datasets import CachedImages, PackedImages, build_image_cache  # noqa: E402
 
 QUIET = {"progress": "off", "workers": 1}
 
@@ -23,32 +23,32 @@ def made(tmp_path_factory):
 
 def test_all_that_decides_the_pixels_is_kept_and_packs_other_slices_the_same(made, tmp_path):
     folder, records = made
-    kept = pe.Preparation.of(Records(records.folder, size=16))
+    kept = pe.Preparation.of(PackedImages(records.folder, size=16))
     assert (kept.size, kept.window, kept.crop, kept.form, kept.quality) == (32, (100, 700), "lungs", "jpeg", 70)
     assert (kept.image_size, kept.orientation, len(kept.mean)) == (16, "upright", 3)
     again = pe.Preparation.read(json.loads(json.dumps(kept.as_dict())))
     assert again == kept
     other = again.pack(folder / "train", tmp_path / "other", **QUIET)
     assert other.read(range(6)) == records.read(range(6))
-    again.check(Records(other.folder, size=16))
+    again.check(PackedImages(other.folder, size=16))
 
 
 def test_a_cache_says_what_its_records_say(made, tmp_path):
     records = made[1]
-    cache = build_cache(records, tmp_path / "cache", size=16, **QUIET)
-    assert pe.Preparation.of(cache) == pe.Preparation.of(Records(records.folder, size=16))
-    assert pe.Preparation.of(Cache(cache.folder)) == pe.Preparation.of(cache)
+    cache = build_image_cache(records, tmp_path / "cache", size=16, **QUIET)
+    assert pe.Preparation.of(cache) == pe.Preparation.of(PackedImages(records.folder, size=16))
+    assert pe.Preparation.of(CachedImages(cache.folder)) == pe.Preparation.of(cache)
 
 
 def test_a_network_that_is_asked_about_images_prepared_otherwise_refuses(made, tmp_path):
     folder, records = made
     whole = pe.pack_dicom(folder / "train", tmp_path / "whole", size=32, window="embolism", quality=70, **QUIET)
-    trained = pe.Preparation.of(Records(records.folder, size=16))
+    trained = pe.Preparation.of(PackedImages(records.folder, size=16))
     with pytest.raises(ValueError, match=r"prepared otherwise than those of .*\n  found: crop lungs, here None\n"):
-        trained.check(Records(whole.folder, size=16))
+        trained.check(PackedImages(whole.folder, size=16))
     with pytest.raises(ValueError, match="found: image_size 16, here 32\n"):
         trained.check(records)
-    trained.check(Records(trained.pack(folder / "train", tmp_path / "mended", **QUIET).folder, size=16))  # the fix
+    trained.check(PackedImages(trained.pack(folder / "train", tmp_path / "mended", **QUIET).folder, size=16))  # the fix
 
 
 @pytest.mark.parametrize(

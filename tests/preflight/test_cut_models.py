@@ -31,7 +31,7 @@ def stand_in():
 def real_libtpu():
     try:
         libtpu.fetch_libtpu()
-    except tpukit.preflight.NoLibtpu as error:
+    except tpukit.preflight.LibtpuNotFoundError as error:
         pytest.skip(str(error))
     return libtpu.platform_version()
 

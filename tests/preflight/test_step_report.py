@@ -56,7 +56,7 @@ def real_libtpu():
     """The version of libtpu that tests compile with, fetched if it is not here: 150 MB, once."""
     try:
         libtpu.fetch_libtpu()
-    except tpukit.preflight.NoLibtpu as error:
+    except tpukit.preflight.LibtpuNotFoundError as error:
         pytest.skip(str(error))
     return libtpu.platform_version()
 
@@ -270,13 +270,13 @@ def test_fit_is_recorded_without_evaluation_and_writes_nothing(tmp_path, capsys)
 
 def test_a_function_that_raises_is_told_with_its_line_and_leaves_nothing():
     before = set(psutil.Process().children(recursive=True))  # such as the resource tracker of Python's multiprocessing
-    with pytest.raises(tpukit.WorkerFailed, match="KeyError: 'SOPInstanceUID'"):
+    with pytest.raises(tpukit.WorkerError, match="KeyError: 'SOPInstanceUID'"):
         record(workers.fails, chip=CHIP, progress="off")
     assert set(psutil.Process().children(recursive=True)) <= before
 
 
 def test_a_function_that_runs_nothing_is_told():
-    with pytest.raises(tpukit.preflight.NoPreflight, match="ended before it ran anything on the device"):
+    with pytest.raises(tpukit.preflight.PreflightError, match="ended before it ran anything on the device"):
         record(workers.runs_nothing, chip=CHIP, progress="off")
 
 
@@ -309,7 +309,7 @@ def test_padding_is_counted_in_whole_tiles():
 
 def test_without_libtpu_the_message_says_how_to_get_it(recorded, tmp_path):
     environ = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
-    with pytest.raises(tpukit.preflight.NoLibtpu, match=r'fix:   tpukit.preflight.fetch_libtpu\("0.0.1"\)'):
+    with pytest.raises(tpukit.preflight.LibtpuNotFoundError, match=r'fix:   tpukit.preflight.fetch_libtpu\("0.0.1"\)'):
         compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.1", environ=environ)
 
 
@@ -321,7 +321,7 @@ def test_a_download_that_fails_says_so_and_leaves_nothing(tmp_path, capsys):
         "PIP_RETRIES": "0",
     }
     with pytest.raises(
-        tpukit.preflight.NoLibtpu, match=r"libtpu 0.0.2 cannot be fetched(.|\n)*fix:   turn the internet on"
+        tpukit.preflight.LibtpuNotFoundError, match=r"libtpu 0.0.2 cannot be fetched(.|\n)*fix:   turn the internet on"
     ):
         libtpu.fetch_libtpu("0.0.2", environ=environ)
     assert "nothing is installed" in capsys.readouterr().out  # said before
@@ -356,7 +356,7 @@ def test_a_compiler_that_is_killed_is_told_and_leaves_nothing(recorded, tmp_path
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with pytest.raises(tpukit.preflight.CompileFailed, match=r"ended by SIGKILL(.|\n)*ran out of memory"):
+    with pytest.raises(tpukit.preflight.CompileError, match=r"ended by SIGKILL(.|\n)*ran out of memory"):
         compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=600)
     killer.join()
     assert (compilers(), left_behind(tmp_path)) == ([], [])
@@ -364,14 +364,14 @@ def test_a_compiler_that_is_killed_is_told_and_leaves_nothing(recorded, tmp_path
 
 def test_a_compiler_that_aborts_is_told_in_its_own_words(recorded, tmp_path):
     environ = place_library(tmp_path, 'write(2, "Check failed: x > 0\\n", 20); abort();')
-    with pytest.raises(tpukit.preflight.CompileFailed, match=r"ended by SIGABRT(.|\n)*Check failed: x > 0"):
+    with pytest.raises(tpukit.preflight.CompileError, match=r"ended by SIGABRT(.|\n)*Check failed: x > 0"):
         compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off")
     assert left_behind(tmp_path) == []
 
 
 def test_a_compiler_that_takes_too_long_is_ended(recorded, tmp_path):
     environ = place_library(tmp_path, "for (;;) pause();")
-    with pytest.raises(tpukit.preflight.CompileFailed, match="no end after 0.5 s"):
+    with pytest.raises(tpukit.preflight.CompileError, match="no end after 0.5 s"):
         compile_graph(recorded.graphs[0], CHIP, libtpu="0.0.9", environ=environ, progress="off", timeout=0.5)
     assert (compilers(), left_behind(tmp_path)) == ([], [])
 
@@ -403,7 +403,7 @@ def test_what_libtpu_compiles_is_kept_as_the_program_that_a_launch_compiles(real
     tpukit.preflight.preflight(workers.by_hand, **options)
     (kept,) = (tmp_path / "kept").iterdir()
     whole = kept.read_bytes()
-    launched = {"cores": 1, "backend": "xla:simulator", "progress": "off", "keep_compiles": tmp_path / "launched"}
+    launched = {"cores": 1, "backend": "xla:simulator", "progress": "off", "compile_cache": tmp_path / "launched"}
     tpukit.launch(functools.partial(workers.by_hand, samples=40), **launched)
     heads = [file.read_bytes()[8 : 8 + 64] for file in (tmp_path / "launched").iterdir()]
     assert whole[8 : 8 + 64] in heads  # the digests of the program and of its options
@@ -479,7 +479,7 @@ def test_a_batch_that_does_not_fit_is_called_so_and_the_one_that_does_is_found(r
 
 def test_what_a_tpu_cannot_do_is_named_in_the_compilers_words(real_libtpu):
     with pytest.raises(
-        tpukit.preflight.CompileFailed, match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce"
+        tpukit.preflight.CompileError, match=r"failed at: compile(.|\n)*Supported lowering only of Sum all reduce"
     ):
         tpukit.preflight.preflight(workers.largest_of_int64, chip="v5e-8", progress="off")
 

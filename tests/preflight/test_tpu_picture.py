@@ -6,8 +6,8 @@ from collections import Counter
 import matplotlib
 import pytest
 
-from tpukit.essentials.environment.machine_info import Host
-from tpukit.preflight.tpu_picture import show_tpu
+from tpukit.essentials.environment.hardware import MachineInfo
+from tpukit.preflight.tpu_picture import draw_tpu
 from tpukit.profiling import TPUS
 from tpukit.simulator.shapes import SHAPES
 
@@ -30,7 +30,7 @@ def texts(figure):
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_every_chip_has_its_process_and_every_core_its_rank(name):
-    figure = show_tpu(name)
+    figure = draw_tpu(name)
     drawn = Counter(patch.get_gid() for patch in figure.axes[0].patches if patch.get_gid())
     expected = dict(MACHINES[name])
     ranks = expected.pop("ranks")
@@ -44,8 +44,8 @@ def test_every_chip_has_its_process_and_every_core_its_rank(name):
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_picture_and_the_kit_count_the_same_cores(shape):
     known = {"platform": "", "system": "", "versions": {}, "memory": None, "cpus": 1, "shm": None, "evidence": {}}
-    machine = Host(chips=shape.chips, generation=shape.generation, **known)
-    title = texts(show_tpu(shape.name.split()[-1]))[0].get_text()
+    machine = MachineInfo(chips=shape.chips, generation=shape.generation, **known)
+    title = texts(draw_tpu(shape.name.split()[-1]))[0].get_text()
     assert title.endswith(
         f"{machine.chips} chip{'s' * (machine.chips != 1)}, {machine.cores} core" + "s" * (machine.cores != 1)
     )
@@ -53,7 +53,7 @@ def test_the_picture_and_the_kit_count_the_same_cores(shape):
 
 @pytest.mark.parametrize("name", TPUS)
 def test_no_text_leaves_the_picture_or_touches_another(name):
-    figure = show_tpu(name)
+    figure = draw_tpu(name)
     figure.draw_without_rendering()
     boxes = [(text.get_text(), text.get_window_extent()) for text in texts(figure)]
     for text, box in boxes:
@@ -64,7 +64,7 @@ def test_no_text_leaves_the_picture_or_touches_another(name):
 
 
 def test_text_in_a_box_stays_in_it():
-    figure = show_tpu("v5e-8")
+    figure = draw_tpu("v5e-8")
     figure.draw_without_rendering()
     boxes = [patch.get_window_extent() for patch in figure.axes[0].patches if patch.get_gid() in ("process", "kernel")]
     for text in texts(figure):
@@ -76,4 +76,4 @@ def test_text_in_a_box_stays_in_it():
 
 
 def test_a_notebook_can_show_it_before_pyplot_is_loaded():
-    assert show_tpu()._repr_png_().startswith(b"\x89PNG")
+    assert draw_tpu()._repr_png_().startswith(b"\x89PNG")

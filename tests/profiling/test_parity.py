@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tpukit import WorkerFailed
+from tpukit import WorkerError
 from tpukit.profiling import compare, parity
 from tpukit.simulator.build import why_not
 
@@ -177,7 +177,7 @@ def test_a_model_that_takes_another_way_on_the_device_is_refused_in_words():
         def forward(self, x):
             return (self.a if x.device.type == "cpu" else self.b)(x)
 
-    with pytest.raises(WorkerFailed, match="takes another way on xla:0 than on the host\n.*computes a, b"):
+    with pytest.raises(WorkerError, match="takes another way on xla:0 than on the host\n.*computes a, b"):
         compare(Chooses(), torch.ones(1, 2), backend="xla:cpu")
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.profiling.profiler import profile
 
 ROOT = Path(__file__).parents[2]
@@ -93,7 +93,7 @@ def test_an_error_in_the_block_is_reported_and_the_trace_is_written(backend, tmp
         if step == 1:
             raise KeyError("in the block")
 
-    with pytest.raises(WorkerFailed, match="raised KeyError: 'in the block'"):
+    with pytest.raises(WorkerError, match="raised KeyError: 'in the block'"):
         record(tmp_path, backend=backend, then=fail)
     files = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert {"step 0", "step"} & names(files)

@@ -61,7 +61,7 @@ def test_other_tools_names_are_understood(name):
         ("", "there is no TPU ''"),
     ],
 )
-@pytest.mark.parametrize("ask", [find_tpu, tpukit.show_tpu])
+@pytest.mark.parametrize("ask", [find_tpu, tpukit.draw_tpu])
 def test_what_there_is_not_is_refused_with_what_there_is(ask, name, words):
     with pytest.raises(ValueError, match="found: there are v2-8, v3-8,") as caught:
         ask(name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.accelerators import NotCompiled
+from tpukit.accelerators import BuildError
 from tpukit.simulator import build, shapes
 
 SOURCES = Path(build.__file__).parent
@@ -93,7 +93,7 @@ def test_a_missing_compiler_says_what_was_looked_for(environ, wanted, plugin):
 
 
 def test_what_is_missing_is_raised_as_fact_evidence_and_fix(tmp_path):
-    with pytest.raises(build.NoStandIn) as raised:
+    with pytest.raises(build.SimulatorError) as raised:
         build.library(path=[str(tmp_path)])
     fact, found, fix = str(raised.value).splitlines()
     assert fact == "this machine cannot simulate a TPU"
@@ -119,7 +119,7 @@ def test_it_is_compiled_once_and_again_when_a_source_or_the_compiler_changes(tmp
 def test_a_compiler_that_fails_is_quoted(tmp_path, plugin):
     says = 'case "$*" in *--version*) exit;; esac; echo warming up >&2; echo "plugin.c:7: error: no such thing" >&2'
     says += "; exit 4"
-    with pytest.raises(NotCompiled) as raised:
+    with pytest.raises(BuildError) as raised:
         build.library(path=plugin(), environ=compiler(tmp_path / "bad", says))
     assert "ended with status 4: plugin.c:7: error: no such thing" in str(raised.value)
     assert "fix:   give CC another compiler" in str(raised.value)

@@ -22,7 +22,7 @@ from torch import nn
 from workers import Branches, Pairs, Tied, small_net
 
 import tpukit
-from tpukit import WorkerFailed, evaluate, fit, launch
+from tpukit import WorkerError, evaluate, fit, launch
 from tpukit.essentials.environment import chip_holders as chips
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.profiling import graph_text
@@ -41,15 +41,15 @@ pytestmark = [
 
 @contextlib.contextmanager
 def played(shape, **environ):
-    """Make this process one on such a machine: its variables, after `prepare`, and the machine to launch on."""
+    """Make this process one on such a machine: its variables, after `setup`, and the machine to launch on."""
     host = dataclasses.replace(
-        tpukit.host(), platform="TPU VM", chips=shape.chips, generation=shape.generation, cpus=os.cpu_count()
+        tpukit.machine_info(), platform="TPU VM", chips=shape.chips, generation=shape.generation, cpus=os.cpu_count()
     )
     plugin = build.find_plugin().library
     with shared_memory.meeting_place() as path, mock.patch.dict(os.environ):
         os.environ |= shapes.environment(shape, library=build.library(), plugin=plugin, memory=path) | environ
         with on_machine(host):
-            tpukit.prepare()
+            tpukit.setup()
             yield
 
 
@@ -112,7 +112,7 @@ def test_ranks_may_come_in_another_order_than_processes(capsys):
 
 def test_chips_that_are_busy_at_first_are_said_to_be_and_the_next_launch_works():
     shape = shapes.SHAPES["v4-8"]
-    with pytest.raises(WorkerFailed, match="(?i)busy") as failed:
+    with pytest.raises(WorkerError, match="(?i)busy") as failed:
         on(shape, everything, environ={"STANDIN_BUSY_UNTIL": str(time.time() + 600)})
     assert re.match(r"core \d of 4 could not start its device: ", str(failed.value))
     assert "fix:   chips stay busy for some seconds" in str(failed.value)
@@ -140,7 +140,7 @@ def test_chips_that_are_busy_are_waited_for_before_anything_is_forked(device, mo
         return
     monkeypatch.setattr("tpukit.essentials.launcher.launcher.wait_for_chips", functools.partial(wait, seconds=0.5))
     free = float("inf")
-    with pytest.raises(tpukit.essentials.environment.ChipsBusy, match="1 of 1 chips are still busy"):
+    with pytest.raises(tpukit.essentials.environment.DeviceBusyError, match="1 of 1 chips are still busy"):
         on(shapes.SHAPES["colab v5e-1"], everything)
     assert multiprocessing.active_children() == []
 
@@ -221,7 +221,7 @@ def test_a_failure_is_named_and_the_next_launch_works(machine, work):
     if shape.cores == 2 and fn is is_killed:
         message = r"core \d of {world} was killed by SIGKILL"  # its chip's other core is killed with it
     world = CORES[shape.name]
-    with pytest.raises(WorkerFailed, match=message.format(last=world - 1, world=world)):
+    with pytest.raises(WorkerError, match=message.format(last=world - 1, world=world)):
         on(shape, fn, stall=3.0, heartbeat=0.3, timeout=600)
     assert len(on(shape, lambda core: core.mean(core.rank)).results) == world
 
@@ -235,7 +235,7 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
             os.kill(os.getppid(), signal.SIGINT)
         time.sleep(900)
 
-    with pytest.raises(tpukit.Interrupted):
+    with pytest.raises(tpukit.LaunchInterrupted):
         on(shape, work)
     assert len(on(shape, one_step).results) == 4
 
@@ -544,7 +544,7 @@ def test_xla_rehearses_with_gloo_where_it_is_not_and_says_so(monkeypatch, capsys
 
 def test_nothing_is_left_in_shared_memory_by_a_run_that_was_killed():
     before = set(os.listdir("/dev/shm"))
-    with pytest.raises(WorkerFailed):
+    with pytest.raises(WorkerError):
         launch(is_killed, cores=2, backend="xla:simulator", progress="off")
     assert set(os.listdir("/dev/shm")) <= before
 

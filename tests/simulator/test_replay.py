@@ -23,7 +23,7 @@ MACHINES = pytest.mark.parametrize(
 
 @MACHINES
 def test_every_row_equals_the_recorded_run_to_the_last_bit_on_every_core(machine, tmp_path):
-    cores = on(shapes.SHAPES[machine], both, right(), 12, seed=5, keep_compiles=tmp_path).results
+    cores = on(shapes.SHAPES[machine], both, right(), 12, seed=5, compile_cache=tmp_path).results
     for row in right():
         for replayed, recorded in (rows[row] for rows in cores):
             assert_same(replayed, recorded)
@@ -32,7 +32,7 @@ def test_every_row_equals_the_recorded_run_to_the_last_bit_on_every_core(machine
 
 @MACHINES
 def test_what_cannot_be_replayed_is_recorded_on_every_core(machine, tmp_path):
-    cores = on(shapes.SHAPES[machine], both, guarded_rows(), 12, seed=5, keep_compiles=tmp_path).results
+    cores = on(shapes.SHAPES[machine], both, guarded_rows(), 12, seed=5, compile_cache=tmp_path).results
     for row, (_, words) in guarded().items():
         for replayed, recorded in (rows[row] for rows in cores):
             assert_same(replayed, recorded)
@@ -58,7 +58,7 @@ def busy(core, replay):
 def test_a_line_recommends_replay_once_when_the_host_is_slower_than_the_chip(tmp_path):
     def advice(replay):
         shape = shapes.SHAPES["colab v5e-1"]
-        lines = on(shape, busy, replay, seed=5, keep_compiles=tmp_path).results[0]
+        lines = on(shape, busy, replay, seed=5, compile_cache=tmp_path).results[0]
         return [line for line in lines if "replay" in line]
 
     (line,) = advice(False)

@@ -17,7 +17,7 @@ from torch import nn
 from workers import Pairs, small_net
 
 import tpukit
-from tpukit import WorkerFailed, evaluate, fit, launch, predict
+from tpukit import WorkerError, evaluate, fit, launch, predict
 from tpukit.accelerators.torch_tpu import INSIDES, SEEN
 from tpukit.simulator import build
 from tpukit.simulator.torch_tpu_runtime import HARDWARE, show_chips
@@ -46,7 +46,7 @@ def test_this_release_has_what_the_kit_uses_inside_it_and_a_part_that_has_moved_
             assert inside(place) is not None
         inside("torch_tpu._internal.utils.hardware:_moved")
 
-    with pytest.raises(WorkerFailed, match=f"has no _moved in torch_tpu._internal(.|\n)*torch_tpu=={SEEN}"):
+    with pytest.raises(WorkerError, match=f"has no _moved in torch_tpu._internal(.|\n)*torch_tpu=={SEEN}"):
         on_chips(work)
 
 
@@ -188,7 +188,7 @@ FAILURES = {
 
 @pytest.mark.parametrize(("work", "message"), FAILURES.values(), ids=FAILURES)
 def test_a_failure_is_named(work, message):
-    with pytest.raises(WorkerFailed, match=message):
+    with pytest.raises(WorkerError, match=message):
         on_chips(work, cores=2)
 
 
@@ -199,7 +199,7 @@ def test_an_interrupt_ends_the_run_and_the_next_launch_works():
             os.kill(os.getppid(), signal.SIGINT)
         time.sleep(900)
 
-    with pytest.raises(tpukit.Interrupted):
+    with pytest.raises(tpukit.LaunchInterrupted):
         on_chips(work, cores=2)
     assert on_chips(lambda core: core.mean(core.rank), cores=2).results == [0.5, 0.5]
 
@@ -231,9 +231,9 @@ def train_until(core, folder, ends=None, batch=0):
 
 def test_killed_in_an_epoch_and_interrupted_in_the_next_it_ends_as_a_run_that_never_was(tmp_path):
     """With worker processes, `Augment` and dropout, to the bit."""
-    with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
+    with pytest.raises(WorkerError, match="killed by SIGKILL"):
         on_chips(train_until, tmp_path / "run", signal.SIGKILL, 8, cores=2)
-    with pytest.raises(tpukit.Interrupted):
+    with pytest.raises(tpukit.LaunchInterrupted):
         on_chips(train_until, tmp_path / "run", signal.SIGINT, 4, cores=2)
     (resumed, rows, state), _ = on_chips(train_until, tmp_path / "run", cores=2).results
     (_, its_rows, its_state), _ = on_chips(train_until, tmp_path / "once", cores=2).results
@@ -247,7 +247,7 @@ def test_a_second_session_compiles_little_where_what_was_compiled_is_kept(tmp_pa
     compiles = []
     for session in ("one", "two"):  # what the processes of a host share in memory does not outlive a restart of it
         monkeypatch.setenv("TORCH_TPU_TIER2_COMPILATION_CACHE", f"tpukit-{os.getpid()}-{session}")
-        on_chips(train, None, 1, keep_compiles=tmp_path)
+        on_chips(train, None, 1, compile_cache=tmp_path)
         compiles.append(len(re.findall("compiled a program", "".join(capfd.readouterr()))))
     assert compiles[0] > 3 * compiles[1], compiles
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tpukit.accelerators.torch_tpu import SEEN
-from tpukit.simulator import TorchTpuStandInRuntime
+from tpukit.simulator import SimulatedTorchTpuRuntime
 
 ROOT = Path(__file__).parents[2]
 TESTS = ("tests/simulator/test_torch_tpu_runtime.py", "tests/accelerators/test_torch_tpu.py")
@@ -25,14 +25,14 @@ class Count:
 
     def __init__(self):
         self.passed = self.failed = self.processes = 0
-        laid_out = TorchTpuStandInRuntime.topology
+        laid_out = SimulatedTorchTpuRuntime.topology
 
         def topology(runtime, machine, cores):
             found = laid_out(runtime, machine, cores)
             self.processes = max(self.processes, found.processes)
             return found
 
-        TorchTpuStandInRuntime.topology = topology
+        SimulatedTorchTpuRuntime.topology = topology
 
     def pytest_runtest_logreport(self, report):
         self.passed += report.when == "call" and report.passed

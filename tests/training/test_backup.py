@@ -15,8 +15,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 from training.test_checkpoints import DAMAGE, a_state, in_tiny, path_step, steps
 from training.test_trainer import Dots, quietly, same, train
 
-from tpukit import WorkerFailed
-from tpukit.essentials.display import NotInstalled
+from tpukit import WorkerError
+from tpukit.essentials.display import NotInstalledError
 from tpukit.training import backup as mirror_module
 from tpukit.training.backup import Mirror
 from tpukit.training.checkpoints import Checkpoints
@@ -349,7 +349,7 @@ def test_addresses_that_nobody_knows_and_packages_that_are_missing_say_so(monkey
         Mirror("nosuch://x")
     for missing, package in (("gcsfs", "gcsfs"), ("fsspec", "fsspec")):
         monkeypatch.setitem(sys.modules, missing, None)
-        with pytest.raises(NotInstalled, match=rf"needs {package}, which is missing(.|\n)*%pip install {package}"):
+        with pytest.raises(NotInstalledError, match=rf"needs {package}, which is missing(.|\n)*%pip install {package}"):
             Mirror("gs://bucket/run")
 
 
@@ -463,5 +463,5 @@ def test_what_an_interrupted_run_did_not_copy_the_next_one_copies(tmp_path):
 @pytest.mark.parametrize("folder", [None, "drive"])
 def test_a_mirror_is_a_second_folder(folder, tmp_path):
     drive = tmp_path / "drive"
-    with pytest.raises(WorkerFailed, match="a mirror is a second folder"):
+    with pytest.raises(WorkerError, match="a mirror is a second folder"):
         quietly(lambda core: train(core, folder=folder and drive, mirror=drive))

@@ -8,7 +8,7 @@ from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from torch.utils import _pytree as tree
 
-from tpukit import Buckets, WorkerFailed, evaluate, fit, launch, predict
+from tpukit import Buckets, WorkerError, evaluate, fit, launch, predict
 from tpukit.essentials.data.batches import Batches
 from tpukit.training.batch import call, inputs_and_targets, inputs_only, kind_of_samples
 
@@ -102,7 +102,7 @@ def test_a_model_may_compute_its_own_loss_and_an_evaluation_says_that_it_needs_a
     models_own = quietly(work, lambda outputs, labels: outputs.loss, False).results[0]
     ours = quietly(work, own_loss, False).results[0]
     assert models_own.epochs[0]["train_loss"] == ours.epochs[0]["train_loss"]
-    with pytest.raises(WorkerFailed, match="the loss is one number, got None") as failure:
+    with pytest.raises(WorkerError, match="the loss is one number, got None") as failure:
         quietly(work, lambda outputs, labels: outputs.loss, True)
     assert "cross_entropy(outputs.logits, labels)" in str(failure.value)
     assert quietly(work, own_loss, True).results[0].epochs  # the fix
@@ -191,7 +191,7 @@ def test_a_dataclass_is_refused_until_pytree_knows_it():
         model = core.model(TwoHeads(Output))
         return predict(core, model, core.batches(Scenes(10), batch_size=4))
 
-    with pytest.raises(WorkerFailed, match="TwoHeads returns a Output") as failure:
+    with pytest.raises(WorkerError, match="TwoHeads returns a Output") as failure:
         quietly(work, False)
     assert "fix:   return a tuple or a dict; for a dataclass, torch.export.register_dataclass(Output)" in str(
         failure.value
@@ -214,7 +214,7 @@ def test_an_output_that_has_no_samples_is_refused(extra, message):
     def work(core):
         return predict(core, core.model(Net()), core.batches([torch.ones(2)] * 6, batch_size=4))
 
-    with pytest.raises(WorkerFailed, match=message) as failure:
+    with pytest.raises(WorkerError, match=message) as failure:
         quietly(work)
     assert "fix:" in str(failure.value)
 
@@ -297,7 +297,7 @@ def test_text_in_a_batch_is_named_before_the_first_step():
         train = core.batches(Texts(**more), batch_size=4, drop_last=True)
         return fit(core, model, torch.optim.Adam(model.parameters()), own_loss, train)
 
-    with pytest.raises(WorkerFailed, match="this batch holds a str 'some words' of the key 'text'"):
+    with pytest.raises(WorkerError, match="this batch holds a str 'some words' of the key 'text'"):
         quietly(lambda core: work(core, text="some words"), cores=1)
     assert quietly(work, cores=1).results[0].epochs
 
@@ -407,7 +407,7 @@ def test_the_padding_of_tuples_counts_in_no_loss_that_takes_the_mask(keep_output
 
 
 def test_a_loss_without_the_mask_is_refused_unless_it_ignores_what_pads():
-    with pytest.raises(WorkerFailed, match=r"would count the padding(.|\n)*\(outputs, targets, mask\)"):
+    with pytest.raises(WorkerError, match=r"would count the padding(.|\n)*\(outputs, targets, mask\)"):
         losses(nn.functional.l1_loss)
 
     class Ignores(nn.Module):

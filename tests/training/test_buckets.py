@@ -6,7 +6,7 @@ from torch import nn
 
 from tpukit import Buckets, evaluate, fit, predict
 from tpukit.essentials.data.batches import Batches
-from tpukit.essentials.launcher.launcher import WorkerFailed, launch
+from tpukit.essentials.launcher.launcher import WorkerError, launch
 
 LENGTHS = (4, 8, 16)
 
@@ -210,7 +210,7 @@ def test_outputs_of_every_position_are_refused_and_the_fix_works():
         model = core.model(PerToken())
         return predict(core, model, core.batches(Texts(), batch_size=4, buckets=Buckets(lengths, pad=PAD)))
 
-    with pytest.raises(WorkerFailed, match=r"shapes \(B, 16, 3\) and \(B, 8, 3\)(?s:.*)one length, the largest"):
+    with pytest.raises(WorkerError, match=r"shapes \(B, 16, 3\) and \(B, 8, 3\)(?s:.*)one length, the largest"):
         launch(work, LENGTHS, cores=1, backend="cpu", progress="off")
     assert launch(work, 16, cores=1, backend="cpu", progress="off").results[0].shape == (101, 16, 3)
 
@@ -265,7 +265,7 @@ def test_fit_refuses_to_accumulate_over_several_lengths():
         train = core.batches(Texts(), batch_size=4, buckets=MAPPING)
         fit(core, model, optimizer, nn.functional.cross_entropy, train, accumulate=2)
 
-    with pytest.raises(WorkerFailed, match="a graph for each combination"):
+    with pytest.raises(WorkerError, match="a graph for each combination"):
         launch(work, cores=1, backend="cpu", progress="off")
 
 
@@ -288,7 +288,7 @@ def test_fit_that_was_cut_off_in_an_epoch_trains_the_very_same_weights(cores, tm
 
     options = {"cores": cores, "backend": "cpu", "progress": "off"}
     whole = launch(work, tmp_path / "whole", 0, **options).results[0]
-    with pytest.raises(WorkerFailed, match="cut off"):
+    with pytest.raises(WorkerError, match="cut off"):
         launch(work, tmp_path / "cut", 7, **options)
     again = launch(work, tmp_path / "cut", 0, **options).results[0]
     assert all(torch.equal(*pair) for pair in zip(whole, again, strict=True))

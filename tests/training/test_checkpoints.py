@@ -13,8 +13,8 @@ import torch
 from helpers.files import flip, mounted
 
 from tpukit.essentials.environment.resources import own_memory
-from tpukit.essentials.launcher.launcher import WorkerFailed, launch
-from tpukit.training.checkpoints import CannotSave, Checkpoints
+from tpukit.essentials.launcher.launcher import WorkerError, launch
+from tpukit.training.checkpoints import CheckpointError, Checkpoints
 
 ROOT = Path(__file__).parents[2]
 
@@ -162,7 +162,7 @@ def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpo
             kills >= 4 * most and last > most and cut_off > most
         ):  # more where the machine is busy: a save may take all the time
             break
-        with pytest.raises(WorkerFailed, match="killed by SIGKILL"):
+        with pytest.raises(WorkerError, match="killed by SIGKILL"):
             launch(save_until_killed, tmp_path, moments.uniform(0, 0.2), cores=1, backend="cpu", progress="off")
         cut_off += len(list(tmp_path.glob(".*.unfinished")))
         if (tmp_path / "complete.txt").exists():
@@ -340,7 +340,7 @@ def saving(tmp_path):
 def test_save_returns_while_the_file_is_being_written(saving, tmp_path):
     assert steps(tmp_path) == ["4"]
     (tmp_path / f".step-00000005.{os.getpid()}.unfinished").read_bytes()
-    with pytest.raises(CannotSave, match="step 5 could not be written: invalid argument"):
+    with pytest.raises(CheckpointError, match="step 5 could not be written: invalid argument"):
         saving.close()
     saving.close()  # raised once
     save(saving, 5)
@@ -350,7 +350,7 @@ def test_save_returns_while_the_file_is_being_written(saving, tmp_path):
 def test_an_error_of_the_thread_is_raised_by_the_next_save(saving, tmp_path):
     reader = threading.Thread(target=(tmp_path / f".step-00000005.{os.getpid()}.unfinished").read_bytes)
     reader.start()
-    with pytest.raises(CannotSave, match="step 5"):
+    with pytest.raises(CheckpointError, match="step 5"):
         saving.save(a_state(6), step=6)
     reader.join()
     assert steps(tmp_path) == ["4"]
@@ -400,7 +400,7 @@ other.write_bytes(bytes(400_000))
 checkpoints.save(state(3), step=3)
 try:
     checkpoints.save(state(4), step=4)
-except CannotSave as error:
+except CheckpointError as error:
     print(error, error.errno, sep="\\n")
 print(sorted(path.name[:13] for path in Path(folder).iterdir()))
 print(checkpoints.newest().step, Checkpoints(folder).newest().state["x"].mean().item())
@@ -431,7 +431,7 @@ shutil.copytree("run", folder, dirs_exist_ok=True)
 subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
 try:
     Checkpoints(folder)
-except CannotSave as error:
+except CheckpointError as error:
     print(error)
     fix = str(error).splitlines()[-1]
 eval(fix.strip())
@@ -445,14 +445,14 @@ eval(fix.strip())
 def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(CannotSave, match=f"in {folder}: "):
+        with pytest.raises(CheckpointError, match=f"in {folder}: "):
             Checkpoints(folder)
 
 
 def test_a_folder_that_is_gone_is_an_error_of_the_save(tmp_path):
     checkpoints = Checkpoints(tmp_path / "run")
     (tmp_path / "run").rmdir()
-    with pytest.raises(CannotSave, match="step 1 could not be written: no such file or directory"):
+    with pytest.raises(CheckpointError, match="step 1 could not be written: no such file or directory"):
         save(checkpoints, 1)
     (tmp_path / "run").mkdir()  # the fix
     save(checkpoints, 1)

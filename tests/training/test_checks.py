@@ -9,7 +9,7 @@ from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from workers import Pairs, Tied, small_net
 
-from tpukit import WorkerFailed, evaluate, fit, launch
+from tpukit import WorkerError, evaluate, fit, launch
 from tpukit.training.metrics import _takes_classes
 
 MSE = nn.MSELoss()
@@ -80,7 +80,7 @@ MISUSES = {
 @pytest.mark.parametrize("backend", DRY_RUNS)
 @pytest.mark.parametrize(("work", "message"), MISUSES.values(), ids=MISUSES)
 def test_what_would_train_nothing_or_every_core_alone_is_refused_and_the_fix_works(work, message, backend):
-    with pytest.raises(WorkerFailed, match=message) as failure:
+    with pytest.raises(WorkerError, match=message) as failure:
         quietly(work, False, backend=backend)
     assert "fix:" in str(failure.value)
     assert quietly(work, True, backend=backend).results[0].epochs
@@ -92,7 +92,7 @@ def test_a_model_that_is_not_on_the_device_is_refused():
         net = small_net(False)
         return fit(core, net, torch.optim.SGD(net.parameters()), MSE, core.batches(Pairs(), batch_size=8, shuffle=True))
 
-    with pytest.raises(WorkerFailed, match=r"0.weight is on cpu, the device is xla:0\n  fix:   model = core"):
+    with pytest.raises(WorkerError, match=r"0.weight is on cpu, the device is xla:0\n  fix:   model = core"):
         quietly(work, backend="xla:cpu", cores=1)
 
 
@@ -117,7 +117,7 @@ def test_arguments_are_checked_before_the_first_step(options, message):
     def work(core):
         return train(core, augment=lambda *batch: pytest.fail("a step was made"), **options)
 
-    with pytest.raises(WorkerFailed, match=message) as failure:
+    with pytest.raises(WorkerError, match=message) as failure:
         quietly(work, cores=1)
     assert str(failure.value).partition("its traceback:")[0].count("  fix:") == 1
 
@@ -155,7 +155,7 @@ def test_what_the_evaluation_raises_is_raised_before_the_first_step(options, mes
     def work(core):
         return train(core, valid=Pairs(37), augment=lambda *batch: pytest.fail("a step was made"), **options)
 
-    with pytest.raises(WorkerFailed, match=message):
+    with pytest.raises(WorkerError, match=message):
         quietly(work)
 
 
@@ -222,7 +222,7 @@ def test_an_epoch_is_saved_before_it_is_judged(tmp_path):
 
         return train(core, valid=Pairs(37), metrics={"mae": metric}, folder=tmp_path, epochs=1)
 
-    with pytest.raises(WorkerFailed, match="KeyError: 'metric'"):
+    with pytest.raises(WorkerError, match="KeyError: 'metric'"):
         quietly(work, True)
     assert [path.name[:13] for path in tmp_path.glob("step-*")] == ["step-00000004"]
     history, weights = quietly(work, False).results[0]
@@ -369,7 +369,7 @@ def two_groups(model):
 )
 def test_another_optimizer_on_resuming_is_refused_and_the_fix_works(optimizer, found, tmp_path):
     quietly(lambda core: train(core, folder=tmp_path, epochs=1))
-    with pytest.raises(WorkerFailed, match=rf"is of another optimizer\n(.|\n)*found: {found}\n  fix:"):
+    with pytest.raises(WorkerError, match=rf"is of another optimizer\n(.|\n)*found: {found}\n  fix:"):
         quietly(lambda core: train(core, folder=tmp_path, optimizer=optimizer))
     assert len(quietly(lambda core: train(core, folder=tmp_path)).results[0][0].epochs) == 2
     quietly(lambda core: train(core, folder=tmp_path / "another", optimizer=optimizer))
@@ -411,7 +411,7 @@ def test_classes_of_the_validation_have_the_numbers_of_the_training(valid):
     if valid is Named:
         assert launch(train, cores=1, backend="cpu", progress="off").results[0].epochs
     else:
-        with pytest.raises(WorkerFailed, match=r"class 0 is 'cat', 'dog'(.|\n)*classes=train.classes"):
+        with pytest.raises(WorkerError, match=r"class 0 is 'cat', 'dog'(.|\n)*classes=train.classes"):
             launch(train, cores=1, backend="cpu", progress="off")
 
 
@@ -424,7 +424,7 @@ def test_classes_of_a_later_evaluation_have_the_numbers_of_the_training(test):
         return evaluate(core, model, nn.MSELoss(), core.batches(test(16), batch_size=4)).loss
 
     if test is Otherwise:
-        with pytest.raises(WorkerFailed, match=r"training and of the evaluation(.|\n)*class 0 is 'cat', 'dog'"):
+        with pytest.raises(WorkerError, match=r"training and of the evaluation(.|\n)*class 0 is 'cat', 'dog'"):
             launch(train, cores=1, backend="cpu", progress="off")
     else:
         assert launch(train, cores=1, backend="cpu", progress="off").results[0] > 0

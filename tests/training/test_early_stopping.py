@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepL
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from training.test_trainer import LOSS, Dots, net, quietly, same
 
-from tpukit import WorkerFailed, evaluate, fit
+from tpukit import WorkerError, evaluate, fit
 
 
 def train(core, make=lambda optimizer: None, *, decay=None, lr=0.01, valid=True, **options):
@@ -87,7 +87,7 @@ def test_a_schedule_by_the_epoch_is_resumed_bit_for_bit(make, tmp_path):
     once = quietly(work, tmp_path / "once").results[0]
     for cut in (25, 32):  # between two epochs, and within one
         folder = tmp_path / str(cut)
-        with pytest.raises(WorkerFailed, match="KeyError"):
+        with pytest.raises(WorkerError, match="KeyError"):
             quietly(work, folder, cut)
         again = quietly(work, folder).results[0]
         assert again["history"].resumed
@@ -115,7 +115,7 @@ def test_what_makes_no_sense_is_refused_before_the_first_step(options, message):
     def work(core):
         return train(core, augment=lambda *batch: pytest.fail("a step was made"), **options)
 
-    with pytest.raises(WorkerFailed, match=message):
+    with pytest.raises(WorkerError, match=message):
         quietly(work, cores=1)
 
 
@@ -125,7 +125,7 @@ def test_an_optimiser_that_needs_a_closure_is_refused_by_name():
         batches = core.batches(Dots(), batch_size=4)
         return fit(core, model, kind(model.parameters()), LOSS, batches)
 
-    with pytest.raises(WorkerFailed, match="LBFGS.step needs a closure\n.*fix:   Adam or SGD"):
+    with pytest.raises(WorkerError, match="LBFGS.step needs a closure\n.*fix:   Adam or SGD"):
         quietly(work, torch.optim.LBFGS, cores=1)
     assert quietly(work, torch.optim.SGD, cores=1).results[0].epochs
 

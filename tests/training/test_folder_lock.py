@@ -17,7 +17,7 @@ import torch
 from helpers.launching import quietly
 from workers import Pairs, small_net
 
-from tpukit import WorkerFailed, fit
+from tpukit import WorkerError, fit
 from tpukit.training import checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +73,7 @@ def other(tmp_path):
 
 
 def test_a_second_run_is_told_who_holds_the_folder_and_another_folder_works(other, tmp_path):
-    with pytest.raises(WorkerFailed, match="core 0 of 2 raised CannotSave: another run saves in") as failure:
+    with pytest.raises(WorkerError, match="core 0 of 2 raised CheckpointError: another run saves in") as failure:
         quietly(train, tmp_path, 1)
     text = str(failure.value)
     holder = int(re.search(r"\n  found: process (\d+) on .* holds .run.lock\n  fix:   wait until", text)[1])

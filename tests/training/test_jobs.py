@@ -14,7 +14,7 @@ from torch import nn
 from waiting import HANGS, interrupt_when, wait_until
 from workers import Pairs, small_net
 
-from tpukit import Interrupted, fit, launch, launch_each
+from tpukit import LaunchInterrupted, fit, launch, launch_each
 from tpukit.simulator.build import why_not
 
 STANDIN = pytest.param(
@@ -165,7 +165,7 @@ def test_an_interrupt_ends_all_jobs_after_their_finally_blocks_and_returns_what_
             (tmp_path / str(config)).touch()
 
     interrupt_when(lambda: begun[1] and begun[2])
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(LaunchInterrupted) as caught:
         quietly(work, range(5), cores=2)
     jobs = caught.value.run
     assert jobs.results == ["done", None, None, None, None]
@@ -196,7 +196,7 @@ def test_an_interrupt_lets_fit_save_in_every_job(tmp_path):
         return fit(core, model, optimizer, nn.MSELoss(), batches, epochs=100, folder=tmp_path / name, save_every="1h")
 
     interrupt_when(lambda: len(os.listdir(drawn)) == 2, later=1)
-    with pytest.raises(Interrupted):
+    with pytest.raises(LaunchInterrupted):
         quietly(train, ["a", "b"], cores=2)
     for name in ("a", "b"):
         checkpoints = list((tmp_path / name).iterdir())

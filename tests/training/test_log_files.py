@@ -14,7 +14,7 @@ from helpers.launching import quietly
 from torch import nn
 from workers import Pairs, small_net
 
-from tpukit import Interrupted, WorkerFailed, fit
+from tpukit import LaunchInterrupted, WorkerError, fit
 from tpukit.training import CsvWriter, TensorBoardWriter
 
 
@@ -86,7 +86,7 @@ def test_rows_of_a_run_that_fails_have_arrived():
         log_three(core)
         raise KeyError("later")
 
-    with pytest.raises(WorkerFailed):
+    with pytest.raises(WorkerError):
         quietly(work, to=seen.append)
     assert [row["step"] for row in seen] == [0, 1, 2]
 
@@ -109,7 +109,7 @@ def test_an_interrupt_while_a_function_runs_gives_no_row_twice_and_is_the_interr
 
     with pytest.raises(KeyboardInterrupt) as caught:
         quietly(work, to=[slow, lambda row: others.append(row["step"])])
-    assert isinstance(caught.value, Interrupted)
+    assert isinstance(caught.value, LaunchInterrupted)
     assert [row["step"] for row in caught.value.run.log] == [0, 1, 2]
     assert (seen, others) == ([0, 1], [0, 1, 2])
     line = (

@@ -8,7 +8,7 @@ from torch import nn
 from torchmetrics.classification import BinaryJaccardIndex, MulticlassAccuracy, MultilabelAUROC
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
-from tpukit import WorkerFailed, evaluate, fit
+from tpukit import WorkerError, evaluate, fit
 from tpukit.essentials.launcher import gather_objects
 
 
@@ -174,7 +174,7 @@ def test_what_cannot_be_combined_exactly_is_refused_and_the_fix_works(metric, me
         options = {"metrics": {"right": metric}, "keep_outputs": keep_outputs}
         return evaluate(core, core.model(net()), LOSS, batches, **options).metrics
 
-    with pytest.raises(WorkerFailed, match=message) as failure:
+    with pytest.raises(WorkerError, match=message) as failure:
         quietly(work, False)
     assert "keep_outputs=True" in str(failure.value)
     assert quietly(work, True).results[0].keys() == {"right"}

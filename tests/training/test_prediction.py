@@ -3,7 +3,7 @@ import torch
 from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 
-from tpukit import WorkerFailed, predict
+from tpukit import WorkerError, predict
 
 
 class Net(nn.Module):
@@ -90,6 +90,6 @@ def test_shuffled_batches_are_refused_with_the_fix():
     def work(core, **options):
         return predict(core, core.model(Net()), core.batches(Rows(8, ITEMS["a tensor"]), batch_size=4, **options))
 
-    with pytest.raises(WorkerFailed, match="predict needs every sample once, in order; got .* shuffle=True"):
+    with pytest.raises(WorkerError, match="predict needs every sample once, in order; got .* shuffle=True"):
         quietly(lambda core: work(core, shuffle=True))
     assert len(quietly(work).results[0]) == 8

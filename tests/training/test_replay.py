@@ -15,7 +15,7 @@ from replay_workers import STEPS, Trained, assert_same, both, net
 from torch import nn
 from workers import Pairs
 
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.training.replay import Replay
 
 pytestmark = pytest.mark.xla
@@ -216,7 +216,7 @@ def test_a_change_within_an_epoch_is_met_by_the_next_step(change):
 
 
 def test_what_replay_is_must_be_true_or_false():
-    with pytest.raises(WorkerFailed, match="replay is True or False, got 'on'"):
+    with pytest.raises(WorkerError, match="replay is True or False, got 'on'"):
         launch(with_text, cores=1, backend="cpu", progress="off")
 
 

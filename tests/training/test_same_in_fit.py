@@ -45,7 +45,7 @@ def center_in_place(self, x):
 
 
 def enqueue(self, x):
-    keys, at = tpukit.core().gather(x.mean(0, keepdim=True)), self.pointer.item()
+    keys, at = tpukit.current_core().gather(x.mean(0, keepdim=True)), self.pointer.item()
     self.state[at : at + len(keys)] = keys
     self.pointer.fill_((at + len(keys)) % len(self.state))
 

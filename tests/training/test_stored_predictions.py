@@ -57,9 +57,9 @@ def run(*arguments):
 
 
 def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path, capsys):
-    from tpukit import WorkerFailed
+    from tpukit import WorkerError
 
-    with pytest.raises(WorkerFailed, match="cut off"):
+    with pytest.raises(WorkerError, match="cut off"):
         run(tmp_path, 2.0, 2)
     assert sorted(file.name for file in tmp_path.glob("*.npz")) == ["000000000.npz", "000000004.npz"]
     with pytest.raises(FileNotFoundError, match="2 of 3 pieces"):
@@ -75,11 +75,11 @@ def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path,
 
 
 def test_on_a_new_machine_the_pieces_come_from_the_mirror_and_trouble_there_ends_nothing(tmp_path, capsys):
-    from tpukit import WorkerFailed
+    from tpukit import WorkerError
 
     first, second, third, mirror = (tmp_path / name for name in ("first", "second", "third", "drive/exams"))
     mirror.parent.mkdir()
-    with pytest.raises(WorkerFailed, match="cut off"):
+    with pytest.raises(WorkerError, match="cut off"):
         run(first, 2.0, 2, mirror)
     assert run(second, 2.0, 99, mirror) == [1, 1]
     kept = read_predictions(second)["sums"].tolist()
@@ -100,9 +100,9 @@ def test_on_a_new_machine_the_pieces_come_from_the_mirror_and_trouble_there_ends
 
 
 def test_numbers_that_half_the_bytes_cannot_hold_are_refused_and_whole_numbers_are_kept_as_they_are(tmp_path):
-    from tpukit import WorkerFailed
+    from tpukit import WorkerError
 
-    with pytest.raises(WorkerFailed, match=r"ends at 65504: .*'scores' goes up to 210000"):
+    with pytest.raises(WorkerError, match=r"ends at 65504: .*'scores' goes up to 210000"):
         launch(far, tmp_path, 1, cores=1, backend="cpu", progress="off")
     assert not list(tmp_path.glob("*.npz"))
     launch(far, tmp_path, 0.1, cores=1, backend="cpu", progress="off")

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from tpukit import evaluate, fit, predict
-from tpukit.essentials.launcher.launcher import WorkerFailed, launch
+from tpukit.essentials.launcher.launcher import WorkerError, launch
 from tpukit.training.streams import StreamBatches
 
 
@@ -146,7 +146,7 @@ def test_a_loss_that_is_not_finite_is_told_though_its_samples_are_gone():
         bad = lambda share, shares: [(torch.full((3,), torch.nan), torch.zeros(1))]  # noqa: E731
         fit(core, model, optimizer, nn.functional.mse_loss, core.batches(bad, steps=3, batch_size=2))
 
-    with pytest.raises(WorkerFailed, match="its samples come from a stream and cannot be read again"):
+    with pytest.raises(WorkerError, match="its samples come from a stream and cannot be read again"):
         launch(work, cores=1, backend="cpu", progress="off")
 
 

@@ -23,7 +23,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tpukit
-from tpukit import WorkerFailed, evaluate, fit
+from tpukit import WorkerError, evaluate, fit
 from tpukit.training import History
 
 ENDS = ["lr", "samples_per_second", "seconds"]  # the last columns of an epoch
@@ -328,7 +328,7 @@ def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(backend, fe
         try:
             result = quietly(work, folder, backend=backend).results[0]
             assert same(undisturbed, result)
-        except WorkerFailed as failure:
+        except WorkerError as failure:
             assert "was killed by SIGKILL" in str(failure)  # noqa: PT017
             killed, result = killed + 1, None
         steps[:] = struct.pack("q", 99)
@@ -358,7 +358,7 @@ def test_on_another_number_of_cores_it_goes_on_with_the_samples_that_are_left(tm
 
         return work(core, augment=after_six)
 
-    with pytest.raises(WorkerFailed):
+    with pytest.raises(WorkerError):
         quietly(cut_short)
     later = [index for samples in quietly(work, cores=3).results for index in samples]
     order = np.random.default_rng((0, 0)).permutation(96)
@@ -443,13 +443,13 @@ def test_a_label_that_is_no_number_is_named(cores, tmp_path):
     def work(core):
         return train(core, data=Dots(96, spoiled=[41]), folder=tmp_path)
 
-    with pytest.raises(WorkerFailed) as failure:
+    with pytest.raises(WorkerError) as failure:
         quietly(work, cores=cores)
     text = str(failure.value)
     order = np.random.default_rng((0, 0)).permutation(96).tolist()
     step = order.index(41) // (4 * cores) + 1
     rank = order.index(41) % (4 * cores) // 4
-    assert f"core {rank} of {cores} raised NotFinite: the loss is nan at step {step} on core {rank}" in text
+    assert f"core {rank} of {cores} raised NonFiniteLossError: the loss is nan at step {step} on core {rank}" in text
     message = text.partition("its traceback:")[0]
     assert "\n  found: sample 41 holds nan or infinity" in message
     assert message.count("fix:") == 1
@@ -457,7 +457,7 @@ def test_a_label_that_is_no_number_is_named(cores, tmp_path):
 
 
 def test_a_learning_rate_that_explodes_is_told_from_bad_samples():
-    with pytest.raises(WorkerFailed, match="none of its samples, .*, holds nan or infinity itself"):
+    with pytest.raises(WorkerError, match="none of its samples, .*, holds nan or infinity itself"):
         quietly(lambda core: train(core, make=lambda: nn.Sequential(nn.Flatten(), nn.Linear(192, 2)), lr=1e37), cores=1)
 
 
@@ -487,7 +487,7 @@ def other(core, folder):
     ],
 )
 def test_what_cannot_be_trained_is_refused_with_the_fix(work, message):
-    with pytest.raises(WorkerFailed, match=message) as failure:
+    with pytest.raises(WorkerError, match=message) as failure:
         quietly(work)
     assert "fix:" in str(failure.value)
 
@@ -498,7 +498,7 @@ def test_a_loss_that_is_no_number_is_refused_and_the_fix_works():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         return fit(core, model, optimizer, loss, core.batches(Dots(), batch_size=4, shuffle=True))
 
-    with pytest.raises(WorkerFailed, match=r"the loss is one number, got Tensor \(2,\)"):
+    with pytest.raises(WorkerError, match=r"the loss is one number, got Tensor \(2,\)"):
         quietly(work, Pair())
     assert quietly(work, lambda o, t: Pair()(o, t).mean()).results[0].epochs
 
@@ -506,13 +506,13 @@ def test_a_loss_that_is_no_number_is_refused_and_the_fix_works():
 def test_checkpoints_of_another_network_are_refused_and_nothing_is_lost(tmp_path):
     quietly(lambda core: train(core, folder=tmp_path))
     before = sorted(tmp_path.iterdir())
-    with pytest.raises(WorkerFailed, match="is of another architecture than the model") as failure:
+    with pytest.raises(WorkerError, match="is of another architecture than the model") as failure:
         quietly(other, tmp_path)
     text = str(failure.value)
     assert 'found: Unexpected key(s) in state_dict: "5.weight", "5.bias", "0.weight"' in text
     assert "size mismatch for 1.bias: copying a param with shape torch.Size([4])" in text
     assert "make the model as it was when that was saved, or give this run a folder of its own" in text
-    with pytest.raises(WorkerFailed, match="resume=False, and .* holds checkpoints of step 24"):
+    with pytest.raises(WorkerError, match="resume=False, and .* holds checkpoints of step 24"):
         quietly(lambda core: train(core, folder=tmp_path, resume=False))
     assert sorted(tmp_path.iterdir()) == before
     quietly(other, tmp_path / "another")  # the fix

@@ -16,8 +16,8 @@ from pathlib import Path
 from tools.chip.remote import prove_on_colab, prove_on_kaggle
 from tools.chip.result import PARTS, code_that_runs, summarize
 from tools.chip.supervisor import run_parts
-from tpukit.essentials.display import WrongValue
-from tpukit.essentials.environment import Host
+from tpukit.essentials.display import InvalidValueError
+from tpukit.essentials.environment import MachineInfo
 from tpukit.essentials.launcher import choose_topology
 
 
@@ -54,13 +54,13 @@ def run(given: argparse.Namespace) -> int:
     if given.result:
         _try_to_write(Path(given.result))
     if not hasattr(os, "fork"):
-        raise WrongValue("prove ends and interrupts launches, for which it needs Linux or macOS", fix="WSL")
+        raise InvalidValueError("prove ends and interrupts launches, for which it needs Linux or macOS", fix="WSL")
     if importlib.util.find_spec("torch") is None:
         fix = "in a clone .venv/bin/python, after a make command; else the Python of the notebooks"
-        raise WrongValue("torch is not installed in this Python", found=sys.executable, fix=fix)
+        raise InvalidValueError("torch is not installed in this Python", found=sys.executable, fix=fix)
     with contextlib.ExitStack() as stack:
         folder = _empty(given.folder) if given.folder else Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        began, host = time.monotonic(), Host.read()
+        began, host = time.monotonic(), MachineInfo.read()
         topology = choose_topology(host, given.cores, given.backend)
         stands = " in place of TPU cores" if topology.rehearsal else ""
         print(f"{len(parts)} parts on {topology.cores} x {topology.device}{stands}; {host.summary}", flush=True)
@@ -88,7 +88,7 @@ def _chosen(parts: str | None) -> list[str]:
     chosen = re.split(r"\s*,\s*", parts.strip()) if parts else [*PARTS]
     unknown = [name for name in chosen if name not in PARTS]
     if unknown:
-        raise WrongValue(f"no such part: {', '.join(unknown)}", found=f"the parts are {', '.join(PARTS)}")
+        raise InvalidValueError(f"no such part: {', '.join(unknown)}", found=f"the parts are {', '.join(PARTS)}")
     return [name for name in PARTS if name in chosen]
 
 
@@ -98,12 +98,12 @@ def _try_to_write(file: Path) -> None:
         file.open("a").close()
     except OSError as error:
         fix = "a file in a folder that can be written"
-        raise WrongValue(f"--result {file} cannot be written: {error.strerror.lower()}", fix=fix) from error
+        raise InvalidValueError(f"--result {file} cannot be written: {error.strerror.lower()}", fix=fix) from error
 
 
 def _empty(folder: str) -> Path:
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()):
-        raise WrongValue(f"--folder {folder} is not empty", fix="a new one, or remove what is in it")
+        raise InvalidValueError(f"--folder {folder} is not empty", fix="a new one, or remove what is in it")
     return path.resolve()

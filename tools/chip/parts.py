@@ -30,8 +30,8 @@ from tools.chip.reference import BATCH, Numbers
 from tools.chip.worker_functions import CLIP, RATE
 from tpukit.cloud import local_health
 from tpukit.essentials.backends import Topology, runtimes
-from tpukit.essentials.environment import Host, check
-from tpukit.essentials.launcher import Interrupted, Run, WorkerFailed, launch
+from tpukit.essentials.environment import MachineInfo, check
+from tpukit.essentials.launcher import LaunchInterrupted, Run, WorkerError, launch
 
 _MIDDLE = 6  # the step from which `fit` is resumed: half of its second epoch
 _AT_ONCE = 30.0  # seconds within which a failure and an interrupt give control back
@@ -74,7 +74,7 @@ class Proof:
         seconds: after which a launch is ended.
     """
 
-    host: Host
+    host: MachineInfo
     topology: Topology
     folder: Path
     seconds: float
@@ -124,14 +124,14 @@ class Proof:
         """Phantoms drawn, packed and decoded as in the walkthrough; some repeatedly, as many as an epoch takes."""
         import torch
 
-        from tpukit.datasets import cache_or_decode, pack
+        from tpukit.datasets import cached_images, pack
         from tpukit.pe import LABELS, index_images, phantom, read_labels
 
         plan = self.plan
         drawn = phantom(self.folder / "phantoms", plan.studies, plan.slices, progress="text")
         table = index_images(read_labels(drawn), drawn / "train-jpegs")
         packed = pack(table, self.folder / "packed", labels=list(LABELS), groups="StudyInstanceUID")
-        images = cache_or_decode(packed, size=plan.size)
+        images = cached_images(packed, size=plan.size)
         wanted = 10 * plan.batch_size * self.topology.cores
         return torch.utils.data.Subset(images, [number % len(images) for number in range(wanted)])
 
@@ -147,7 +147,7 @@ def find_nothing_wrong(proof: Proof) -> dict:
 def be_healthy(proof: Proof) -> dict:
     """The local health check, whose computation runs on the cores of this proof."""
 
-    def compute(fn: Callable, *, timeout: float, progress: str, host: Host) -> Run:
+    def compute(fn: Callable, *, timeout: float, progress: str, host: MachineInfo) -> Run:
         return proof.launch(fn, progress=progress)
 
     found = local_health(host=proof.host, timeout=proof.seconds, compute=compute)
@@ -243,7 +243,7 @@ def name_a_fault(proof: Proof) -> dict:
     began = time.monotonic()
     try:
         proof.launch(on_cores.fail, message)
-    except WorkerFailed as error:
+    except WorkerError as error:
         said, failed, seconds = str(error), error, time.monotonic() - began
     else:
         raise NotAsExpected("the launch returned although a core raised")
@@ -272,7 +272,7 @@ def be_interrupted(proof: Proof) -> dict:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's `&` leaves it ignored
     try:
         proof.launch(on_cores.go_on, to=when_they_work)
-    except Interrupted as interrupted:
+    except LaunchInterrupted as interrupted:
         seconds, rows = time.monotonic() - sent[0], len(interrupted.run.log)
     else:
         raise NotAsExpected("the launch returned although it was interrupted")
@@ -305,7 +305,7 @@ def load_what_was_compiled(proof: Proof) -> dict:
         return {"kept": f"nothing: {proof.topology.backend} compiles nothing that can be kept"}
     own, given = proof.folder / "kept", os.environ.get("PREFLIGHT_KEPT")
     folders = [own, Path(given)] if given else [own]
-    cold, warm = (proof.launch(on_cores.compile_some, keep_compiles=folders) for _ in range(2))
+    cold, warm = (proof.launch(on_cores.compile_some, compile_cache=folders) for _ in range(2))
     losses = {str(one["losses"]) for run in (cold, warm) for one in run.results}
     expect(len(losses) == 1, f"losses differ: {losses}")
     compiled = {name: sum(one["compiled"] for one in run.results) for name, run in (("cold", cold), ("warm", warm))}

@@ -12,7 +12,7 @@ _SIDE = 6  # pixels: BatchNorm sees 4 x 36 numbers of a channel, so its variance
 class Numbers:
     """Images (6, 6, 3) uint8 that spell their number in the first pixel; labels (number, two numbers to learn).
 
-    A source of whole batches, as `Records` and a `Cache` are.
+    A source of whole batches, as `PackedImages` and a `CachedImages` are.
     """
 
     def __init__(self, count: int):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tools.chip.result import code_that_runs, find_result
-from tpukit.essentials.display import Explained, WrongValue, explain
+from tpukit.essentials.display import InvalidValueError, TpukitError, explain
 
 MOST_BYTES = 1_000_000  # of a script: what Kaggle takes is not documented, so it is kept below a megabyte
 _EARLIER = 60.0  # seconds in which what Kaggle says may still be about an earlier run
@@ -50,7 +50,7 @@ _END = {
 }
 
 
-class NotSent(Explained, RuntimeError):
+class NotSent(TpukitError, RuntimeError):
     """The platform's command line is missing, refused, or brought no result."""
 
 
@@ -114,7 +114,7 @@ def write_for_kaggle(folder: Path, user: str, arguments: Sequence[str] = ()) -> 
         ValueError: this cannot be the name of a user.
     """
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{1,49}", user or ""):
-        raise WrongValue(
+        raise InvalidValueError(
             f"--user is your name on Kaggle, as in kaggle.com/<name>, got {user!r}",
             fix="make chip-kaggle KAGGLE_USER=your-name",
         )

@@ -6,8 +6,8 @@ import re
 import subprocess
 from pathlib import Path
 
-from tpukit.essentials.display import Explained, NoSuchFile
-from tpukit.essentials.environment import Host
+from tpukit.essentials.display import PathNotFoundError, TpukitError
+from tpukit.essentials.environment import MachineInfo
 
 FORMAT = 1
 PARTS = (
@@ -16,11 +16,13 @@ PARTS = (
 )
 
 
-class NoProof(Explained, ValueError):
+class NoProof(TpukitError, ValueError):
     """This is no JSON of a proof, or not of one that proves anything about a chip."""
 
 
-def summarize(host: Host, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float):
+def summarize(
+    host: MachineInfo, topology, outcomes: dict[str, dict], *, run: str, code: str, date: str, seconds: float
+):
     """Return what becomes the line of JSON."""
     names = ("python", "torch", "torch_xla", "libtpu", "torchvision")
     return {
@@ -64,7 +66,7 @@ def read_result_of_a_chip(file: str | Path) -> dict:
     """
     path = Path(file)
     if not path.is_file():
-        raise NoSuchFile(f"no such file: {path}", fix="make chip-colab or make chip-kaggle writes one")
+        raise PathNotFoundError(f"no such file: {path}", fix="make chip-colab or make chip-kaggle writes one")
     text = path.read_text(errors="replace")
     found = find_result(text)
     if found is None:

@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from tools.chip.parts import PARTS, Proof
-from tpukit.essentials.environment import Host, prepare
+from tpukit.essentials.environment import MachineInfo, setup
 from tpukit.essentials.launcher import choose_topology, die_with_parent
 
 
@@ -22,8 +22,8 @@ def main(parts: list[str], *, folder: Path, outcomes: Path, backend: str | None,
         def tell(**facts: object) -> None:
             file.write(json.dumps(facts) + "\n")
 
-        prepare()  # Kaggle's variables, which keep chips from starting
-        host = Host.read()
+        setup()  # Kaggle's variables, which keep chips from starting
+        host = MachineInfo.read()
         proof = Proof(host, choose_topology(host, cores, backend), folder, seconds)
         if proof.topology.rehearsal:  # XLA:CPU compiles in a tenth of the time then, and these graphs run a few times
             os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")

@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tpukit.essentials.display import Explained
+from tpukit.essentials.display import TpukitError
 
 _FLAGS = ("-std=gnu11", "-O2", "-Wall", "-Wextra")
 _SHARED = ("-fPIC", "-shared")
 
 
-class NotCompiled(Explained, RuntimeError):
+class BuildError(TpukitError, RuntimeError):
     """What the kit has in C cannot be compiled on this machine, or kept."""
 
 
@@ -47,10 +47,10 @@ def compiled(name: str, sources: Path, *, headers: Path | None = None, environ: 
         environ: CC and PATH, for the compiler; XDG_CACHE_HOME and HOME, for the cache folder.
 
     Raises:
-        NotCompiled: there is no compiler, it failed, or there is no folder to keep what it makes.
+        BuildError: there is no compiler, it failed, or there is no folder to keep what it makes.
     """
     if missing := why_no_compiler(environ):
-        raise NotCompiled(f"{name} cannot be compiled", found=missing[0], fix=missing[1])
+        raise BuildError(f"{name} cannot be compiled", found=missing[0], fix=missing[1])
     compiler, stem, suffix = find_compiler(environ), *os.path.splitext(name)
     flags = (*_FLAGS, *(_SHARED if suffix else ()), *([f"-I{headers}"] if headers else ()))
     key = _key(compiler, flags, [*(sorted(headers.glob("*.h")) if headers else ()), *sorted(sources.glob("*.[ch]"))])
@@ -85,7 +85,7 @@ def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
             tried.append(f"{folder}: not this user's, or not writable")
             continue
         return folder
-    raise NotCompiled(
+    raise BuildError(
         "what the kit compiles can be kept nowhere",
         found="; ".join(tried),
         fix="set XDG_CACHE_HOME to a folder of your own",
@@ -102,7 +102,7 @@ def _compile(command: list[str], sources: Path, to: Path) -> None:
         if ended.returncode:
             said = ended.stderr.strip().splitlines()
             errors = [line for line in said if "error" in line] or said or ["it said nothing"]
-            raise NotCompiled(
+            raise BuildError(
                 f"{to.name} does not compile",
                 found=f"{command[0]} ended with status {ended.returncode}: {errors[0]}",
                 fix="give CC another compiler (GCC 10 or later, or clang), or report this line",

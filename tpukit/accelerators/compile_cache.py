@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.accelerators.c_library import NotCompiled, compiled
-from tpukit.essentials.display import WrongValue, counted
+from tpukit.accelerators.c_library import BuildError, compiled
+from tpukit.essentials.display import InvalidValueError, counted
 
 _SOURCES = Path(__file__).parent / "kept"
 _LIMIT = 2 * 10**9  # bytes
@@ -37,7 +37,7 @@ class _Page(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class KeptCompiles:
+class CompileCache:
     """The folders of compiled programs of a launch.
 
     Attributes:
@@ -81,7 +81,7 @@ class KeptCompiles:
                 remove_oldest(self.folders[0])
 
 
-def open_kept(folders: Iterable[Path], say: Callable[[str], object]) -> KeptCompiles | None:
+def open_compile_cache(folders: Iterable[Path], say: Callable[[str], object]) -> CompileCache | None:
     """Make the folders and the library ready for the workers of a launch; None where that fails, which is said.
 
     Raises:
@@ -90,17 +90,17 @@ def open_kept(folders: Iterable[Path], say: Callable[[str], object]) -> KeptComp
     folders = own_folders(folders)
     try:
         if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-            raise NotCompiled("libtpu is for Linux on x86-64")
+            raise BuildError("libtpu is for Linux on x86-64")
         library = ctypes.CDLL(str(compiled("libtpukit-kept.so", _SOURCES)))
-    except (NotCompiled, OSError) as error:
+    except (BuildError, OSError) as error:
         say(
-            f"keep_compiles: this launch goes on without it: {getattr(error, 'fact', error)}; nothing is kept or loaded"
+            f"compile_cache: this launch goes on without it: {getattr(error, 'fact', error)}; nothing is kept or loaded"
         )
         return None
     library.kept_open.restype = library.kept_join.restype = ctypes.c_void_p
     library.kept_close.argtypes = [ctypes.c_void_p]
     page = library.kept_open(os.fsencode("\n".join(map(str, folders))))
-    return KeptCompiles(folders, library, page)
+    return CompileCache(folders, library, page)
 
 
 def own_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
@@ -117,8 +117,8 @@ def own_folders(folders: Iterable[Path]) -> tuple[Path, ...]:
         facts = folder.stat()
         read_only = os.statvfs(folder).f_flag & os.ST_RDONLY  # as Kaggle's inputs are: whoever named it, attached it
         if facts.st_mode & 0o022 or (facts.st_uid not in (os.getuid(), 0) and not read_only):
-            raise WrongValue(
-                f"keep_compiles loads what is in {folder} as code, and others can write there",
+            raise InvalidValueError(
+                f"compile_cache loads what is in {folder} as code, and others can write there",
                 found=f"it is of user {facts.st_uid}, mode {facts.st_mode & 0o777:o}; this is user {os.getuid()}",
                 fix=f"a folder of your own: chmod 700 {folder}, if it is yours and you know what is in it",
             )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 _PROC = Path("/proc/driver/nvidia/gpus")
 
@@ -77,7 +77,7 @@ class CudaRuntime(CpuRuntime):
         gpus = count()
         if not gpus or (cores or 1) > gpus:
             wanted = "a GPU" if cores is None else f"cores={cores} GPUs"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{wanted} cannot be had: this machine shows {gpus}",
                 found="NVIDIA's driver and CUDA_VISIBLE_DEVICES",
                 fix="leave cores out for all there are, or backend='cpu' to rehearse",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tpukit.essentials.backends import Topology, Tpu, XlaRuntime, runtimes
-from tpukit.essentials.display import Failed, WrongType, WrongValue, explain, first_few, human_size
+from tpukit.essentials.display import Failed, InvalidTypeError, InvalidValueError, explain, first_few, human_size
 
 _FEWEST = 1024  # numbers that are worth cutting: a bias costs a message in each direction, and saves nothing
 _MANY = 0.01  # of all bytes: more of them on every chip are worth a line
@@ -57,7 +57,7 @@ class ShardedTpu(Tpu):
     def place_model(self, module) -> str:
         refused = [type(part).__name__ for part in module.modules() if "FullyShardedData" in type(part).__name__]
         if refused:
-            raise WrongType(
+            raise InvalidTypeError(
                 'shard="fsdp" cuts a plain module, and this one is cut already',
                 found=f"{type(module).__name__} holds a {refused[0]}",
                 fix="give core.model the module that was wrapped",
@@ -165,9 +165,9 @@ def choose_sharded(shard: str, choose: Callable[[int | None], Topology], **other
         ValueError: there is no such `shard`, this backend cannot, or one of the `others` chooses devices as well.
     """
     if shard != "fsdp":
-        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix='launch(..., shard="fsdp")')
+        raise InvalidValueError(f'shard is "fsdp" or None, got {shard!r}', fix='launch(..., shard="fsdp")')
     if given := [f"{name}={value!r}" for name, value in others.items() if value is not None]:
-        raise WrongValue(
+        raise InvalidValueError(
             'with shard="fsdp" all chips of one host are one rank, so nothing chooses among them',
             found=", ".join(given),
             fix=f"leave out {', '.join(name for name, value in others.items() if value is not None)}",
@@ -177,7 +177,7 @@ def choose_sharded(shard: str, choose: Callable[[int | None], Topology], **other
     if runtime.name == "cpu":
         return choose(1)
     if runtime.sharded is None:
-        raise WrongValue(
+        raise InvalidValueError(
             f"the {whole.backend} backend cannot cut a model over devices",
             found=f"{whole.cores} x {whole.device}",
             fix="pip install 'tpukit[simulator]' and backend=\"xla\"; without shard a rehearsal holds the whole model",

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from importlib import metadata
 from pathlib import Path
 
-from tpukit.accelerators.compile_cache import KeptCompiles, own_folders
+from tpukit.accelerators.compile_cache import CompileCache, own_folders
 from tpukit.accelerators.running_statistics import correct_running_statistics
 from tpukit.essentials.backends import Backend, Cpu, CpuRuntime, Topology, variable_set
-from tpukit.essentials.display import Failed, WrongValue
+from tpukit.essentials.display import Failed, InvalidValueError
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"  # `import torch` loads torch_tpu, unless this is "0"
 _ADDRESSES, _SHAPE = "TORCH_TPU_SLICEBUILDER_ADDRESSES", "TORCH_TPU_TOPOLOGY"
@@ -55,7 +55,7 @@ class TorchTpuProcess(Cpu):
         shared = json.loads(self.store.get("launch environment"))
         addresses = shared.get(_ADDRESSES)
         if addresses is not None and len(addresses.split(",")) != self.world_size:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{_ADDRESSES} names {len(addresses.split(','))} processes, and this run has {self.world_size}",
                 found=f"{addresses}; TorchTPU keeps what an earlier cell or the shell has set",
                 fix=f'for name in ("{_ADDRESSES}", "{_SHAPE}"): os.environ.pop(name, None)',
@@ -146,13 +146,13 @@ class TorchTpuRuntime(CpuRuntime):
 
     def topology(self, machine, cores: int | None) -> Topology:
         if machine.generation in ("v2", "v3", "v2/v3"):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"TorchTPU does not run on {machine.generation}",
                 found=machine.summary,
                 fix="backend='xla', in an environment with torch_xla; or a TPU from v4 on",
             )
         if cores not in (None, 1, machine.cores):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"cores={cores} cannot be had: TorchTPU is launched here on one core or on all {machine.cores}",
                 found=f"{machine.chips} {machine.generation} chips; it has no layout for 2 of 8",
                 fix=f"cores=1, or leave cores out for all {machine.cores}",
@@ -169,18 +169,18 @@ class TorchTpuRuntime(CpuRuntime):
 
     def load(self, topology: Topology) -> None:
         if topology.device_number:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"device={topology.device_number} cannot be had: TorchTPU gives a run of one process the first chip",
                 found="no documented way to choose another",
                 fix="device=0; or cores=None for all chips",
             )
         # torch_tpu is left to the workers: it reads some variables once and keeps them, and after its first tensor, or
-        # the first backward() of any tensors, no fork of this process could use a chip. `prepare` keeps it out, too.
+        # the first backward() of any tensors, no fork of this process could use a chip. `setup` keeps it out, too.
         with variable_set(_AUTOLOAD, "0"):
             super().load(topology)
 
-    def open_kept(self, folders: Iterable[Path], say: Callable[[str], object]) -> KeptCompiles:
-        return KeptCompiles(own_folders(folders))  # TorchTPU has such a folder of its own, and reads no other
+    def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]) -> CompileCache:
+        return CompileCache(own_folders(folders))  # TorchTPU has such a folder of its own, and reads no other
 
     def start(self, body: Callable[[Backend], None], topology: Topology, *, process: int, meeting_point) -> None:
         if topology.kept:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from tpukit.essentials.display import Explained
+from tpukit.essentials.display import TpukitError
 
 SCOPES = ("https://www.googleapis.com/auth/cloud-platform",)
 _LOGIN = (
@@ -13,7 +13,7 @@ _LOGIN = (
 )
 
 
-class CloudFailed(Explained, RuntimeError):
+class CloudError(TpukitError, RuntimeError):
     """Google Cloud did not do what was asked.
 
     Attributes:
@@ -47,7 +47,7 @@ class Service:
 
     @contextlib.contextmanager
     def asked(self, what: str) -> Iterator[None]:
-        """Turn what the libraries below raise while asking into `CloudFailed`."""
+        """Turn what the libraries below raise while asking into `CloudError`."""
         try:
             yield
         except Exception as error:  # of googleapiclient, google's own, requests, sockets: no common base
@@ -56,12 +56,12 @@ class Service:
                 raise
             if status is None and _is_a_credential(error):
                 fact = f"{what}: the credential was not accepted"
-                raise CloudFailed(fact, found=said, fix=_LOGIN, status=401) from error
+                raise CloudError(fact, found=said, fix=_LOGIN, status=401) from error
             meaning, fix = _ANSWERS.get(status, ("the request failed", _LATER))
             fix = self.fixes.get(status, fix.format(**vars(self)))
             if status == 403 and re.search("SERVICE_DISABLED|has not been used|is disabled", said):
                 fix = f"`gcloud services enable {self.api} --project {self.project}`, and wait some minutes"
-            raise CloudFailed(
+            raise CloudError(
                 f"{what}: {meaning}",
                 found=f"{self.name} answered {status}: {said}" if status else f"no answer: {said}",
                 fix=fix,
@@ -92,7 +92,7 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
     """Return the credentials of this machine, or those given, and the project.
 
     Raises:
-        CloudFailed: there is no credential, or no project.
+        CloudError: there is no credential, or no project.
     """
     import google.auth
     from google.auth.exceptions import GoogleAuthError
@@ -104,10 +104,10 @@ def find_credentials(given, project: str | None, environ: Mapping[str, str]) -> 
         except GoogleAuthError as error:
             found = " ".join(str(error).split())
             fact = "this machine has no credential for Google Cloud"
-            raise CloudFailed(fact, found=found, fix=_LOGIN, status=401) from error
+            raise CloudError(fact, found=found, fix=_LOGIN, status=401) from error
         project = project or of_the_credential
     if not project:
-        raise CloudFailed(
+        raise CloudError(
             "the project is not known",
             found="no project=, no GOOGLE_CLOUD_PROJECT, none in the credential",
             fix='project="my-project"; `gcloud projects list` shows yours',

@@ -5,8 +5,8 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 
-from tpukit.cloud.answers import CloudFailed
-from tpukit.essentials.display import NotInstalled
+from tpukit.cloud.answers import CloudError
+from tpukit.essentials.display import NotInstalledError
 
 _INSTALL = {
     "gcloud": "https://cloud.google.com/sdk/docs/install, then `gcloud auth login`",
@@ -33,7 +33,7 @@ def run_tool(
     """Run a tool without a shell and return its standard output.
 
     Raises:
-        CloudFailed: the tool failed, with its own words; `status` is that of the service, if the message has one.
+        CloudError: the tool failed, with its own words; `status` is that of the service, if the message has one.
         ImportError: the tool is not installed.
     """
     shown = " ".join(words[:4])
@@ -48,13 +48,13 @@ def run_tool(
             env={**os.environ, **(environ or {})},
         )
     except FileNotFoundError as error:
-        raise NotInstalled(
+        raise NotInstalledError(
             f"`{words[0]}` is not installed, and this target needs it",
             found=f"no {words[0]} on the PATH",
             fix=_INSTALL[words[0]],
         ) from error
     except subprocess.TimeoutExpired as error:
-        raise CloudFailed(
+        raise CloudError(
             f"`{shown} ...` did not end within {seconds:g} s",
             found="it may have done what was asked",
             fix="try again: the job is looked for before it is created again",
@@ -66,7 +66,7 @@ def run_tool(
     return done.stdout
 
 
-def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudFailed:
+def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudError:
     message = " ".join((done.stderr.strip() or done.stdout.strip()).split())
     if len(message) > _LONGEST_MESSAGE:
         message = "... " + message[-_LONGEST_MESSAGE:]
@@ -76,7 +76,7 @@ def _failure(shown: str, done: subprocess.CompletedProcess) -> CloudFailed:
             status = its_status
             fix = its_fix
             break
-    return CloudFailed(
+    return CloudError(
         f"`{shown} ...` failed with exit code {done.returncode}",
         found=message or "it printed nothing",
         fix=fix,

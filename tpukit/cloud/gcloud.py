@@ -15,7 +15,7 @@ import shlex
 import tempfile
 from pathlib import Path
 
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word
@@ -44,7 +44,7 @@ class GcloudTarget:
     def start(self, plan: JobPlan) -> dict:
         project = plan.options.project or run_tool(["gcloud", "config", "get", "project"]).strip()
         if not project:
-            raise CloudFailed(
+            raise CloudError(
                 "the project is not known",
                 found="no project=, and none in the configuration of gcloud",
                 fix='JobOptions(project="my-project"), or `gcloud config set project my-project`',
@@ -53,7 +53,7 @@ class GcloudTarget:
         there = self._describe(handle)
         if there is not None:
             if _label_of(there) != plan.digest[:32]:
-                raise CloudFailed(
+                raise CloudError(
                     f"another TPU VM is named {plan.name} in {handle['zone']}",
                     found="it does not belong to this job",
                     fix="give this job another name",
@@ -94,14 +94,14 @@ class GcloudTarget:
     def clean_up(self, handle: dict) -> None:
         try:
             run_tool(_delete(handle))
-        except CloudFailed as error:
+        except CloudError as error:
             if error.status != 404:
                 raise
 
     def _describe(self, handle: dict) -> dict | None:
         try:
             answer = run_tool([*_words("describe", handle), "--format=json"])
-        except CloudFailed as error:
+        except CloudError as error:
             if error.status == 404:
                 return None
             raise
@@ -113,7 +113,7 @@ class GcloudTarget:
             script.write_text(boot_script(plan, handle))
             try:
                 run_tool([*create_words(plan, handle), f"--metadata-from-file=startup-script={script}"])
-            except CloudFailed as error:
+            except CloudError as error:
                 # The VM may exist although the answer was lost, and it would cost money.
                 if error.answered or self._describe(handle) is None:
                     raise

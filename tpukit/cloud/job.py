@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.gcloud import GcloudTarget
 from tpukit.cloud.job_files import check_allowed, named_files, read_requirements, refuse_secret
 from tpukit.cloud.job_folder import JobFolder, PathFolder, address_of, open_folder, read_json, write_json
@@ -33,7 +33,7 @@ from tpukit.cloud.skypilot import SkyPilotTarget
 from tpukit.cloud.start_script import package_list, start_script
 from tpukit.cloud.target import JobOptions, JobPlan, PlatformState, Target, variables_of
 from tpukit.cloud.vertex import VertexTarget
-from tpukit.essentials.display import Explained, NoSuchFile, Table, WrongValue, as_text, human_size
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, Table, TpukitError, as_text, human_size
 from tpukit.profiling import find_tpu, parse_duration
 
 _TARGETS = {target.name: target for target in (LocalTarget, VertexTarget, GcloudTarget, SkyPilotTarget)}
@@ -43,7 +43,7 @@ _LOG_LINES = 30  # of the log's end, in an error
 _PATIENCE = 900.0  # seconds without an answer, of wait
 
 
-class JobFailedError(Explained, RuntimeError):
+class JobFailedError(TpukitError, RuntimeError):
     """A job ended without a result: its set-up, its machine, its time limit, or a cancellation.
 
     Attributes:
@@ -132,7 +132,7 @@ def submit(
         ValueError: something would not run, would not be honoured, or contains what looks like a
             secret.
         FileNotFoundError: a named file is missing.
-        CloudFailed: the platform did not start the job.
+        CloudError: the platform did not start the job.
     """
     target = _target(to)
     options = options or JobOptions()
@@ -172,7 +172,7 @@ def _send(target: Target, plan: JobPlan, sent: Mapping[str, bytes | Path], param
         is_over = job is not None and job.state in OVER
         if job is None or job.plan.digest != plan.digest or is_over:
             ended = f"is over: {job.state}" if is_over else "has other contents"
-            raise WrongValue(f"there is a job {plan.name} already, which {ended}", fix="another name")
+            raise InvalidValueError(f"there is a job {plan.name} already, which {ended}", fix="another name")
         if folder.read("handle.json"):
             print(f"{plan.name} was sent before, and is not sent again")
             return job
@@ -214,7 +214,9 @@ class Job:
     def start(self) -> "Job":
         """Start the job on a machine, as `submit` does; again after an interruption."""
         if self._is_over():
-            raise WrongValue(f"{self.name} is over: {self.state}", fix="submit() the notebook under another name")
+            raise InvalidValueError(
+                f"{self.name} is over: {self.state}", fix="submit() the notebook under another name"
+            )
         handle = self.target.start(self.plan)
         write_json(self.folder, "handle.json", handle)
         where = "" if isinstance(self.folder, PathFolder) else f" --bucket {self.address.rpartition('/')[0]}"
@@ -250,7 +252,7 @@ class Job:
             try:
                 state, reason = self._look()
                 answered = time.monotonic()
-            except CloudFailed as error:  # a request may be lost, and the job goes on
+            except CloudError as error:  # a request may be lost, and the job goes on
                 if not error.may_pass or time.monotonic() - answered > _PATIENCE:
                     raise
                 state = "no answer"
@@ -360,7 +362,7 @@ class Job:
             return
         for name, stored in read_json(self.folder, "manifest.json").items():
             if self.folder.stored(name) != tuple(stored):
-                raise CloudFailed(
+                raise CloudError(
                     f"the machine of {self.name} was not deleted: {name} is not complete in the folder",
                     found=f"{self.address}/{name} differs from manifest.json",
                     fix="job.wait() again; when you have copied the files yourself, delete the machine",
@@ -404,7 +406,9 @@ def find(name: str, bucket: str | os.PathLike = "jobs", *, to: Target | None = N
     job = _found(folder.below(name), to)
     if job is None:
         names = ", ".join(folder.folders()) or "none"
-        raise NoSuchFile(f"no job {name} in {folder.address}", found=f"there are {names}", fix="one of these names")
+        raise PathNotFoundError(
+            f"no job {name} in {folder.address}", found=f"there are {names}", fix="one of these names"
+        )
     return job
 
 
@@ -428,14 +432,14 @@ def _target(to: str | Target) -> Target:
     if not isinstance(to, str):
         return to
     if to not in _TARGETS:
-        raise WrongValue(f"to={to!r} is no target", found=f"there are {', '.join(_TARGETS)}", fix='to="local"')
+        raise InvalidValueError(f"to={to!r} is no target", found=f"there are {', '.join(_TARGETS)}", fix='to="local"')
     return _TARGETS[to]()
 
 
 def _sent_files(path: Path, book: JobNotebook, files, requirements, options: JobOptions) -> dict[str, bytes | Path]:
     """Return all files that are sent, by their names in the folder `in`."""
     if isinstance(files, str | os.PathLike):
-        raise WrongValue(f"files is a list, got {files!r}", fix=f'files=["{files}"]')
+        raise InvalidValueError(f"files is a list, got {files!r}", fix=f'files=["{files}"]')
     named = list(files)
     if book.script:
         named.append(book.script.name)

@@ -7,7 +7,7 @@ from pathlib import Path
 from tpukit.cloud.job import TARGETS, find, jobs, submit
 from tpukit.cloud.job_notebook import parse_parameters, read_notebook
 from tpukit.cloud.target import JobOptions
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 _TEXT_OPTIONS = ("zone", "region", "project", "reservation", "image", "service_account", "torch")
 
@@ -47,7 +47,7 @@ def run(given: argparse.Namespace) -> int:
     wrong = [pair for pair in given.secret if "=" not in pair]
     if wrong:
         fix = "--secret HF_TOKEN=projects/my-project/secrets/hf/versions/latest"
-        raise WrongValue("--secret is a name and a reference", fix=fix)
+        raise InvalidValueError("--secret is a name and a reference", fix=fix)
     not_secret = tuple(given.not_secret)
     names = (*_TEXT_OPTIONS, "spot", "grace")
     book = read_notebook(Path(given.notebook).absolute(), not_secret=not_secret)

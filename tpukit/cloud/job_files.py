@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from tpukit.essentials.display import NoSuchFile, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import RELEASES
 
 _KEY_NAME = re.compile(
@@ -60,7 +60,7 @@ def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret:
     for one in named:
         place = folder / one
         if not place.exists():
-            raise NoSuchFile(f"no such file: {place}", fix=f"a path from {folder}")
+            raise PathNotFoundError(f"no such file: {place}", fix=f"a path from {folder}")
         files = [place]
         if place.is_dir():
             files = sorted(path for path in place.rglob("*") if path.is_symlink() or not path.is_dir())
@@ -75,7 +75,7 @@ def named_files(folder: Path, named: Iterable[str | os.PathLike], *, not_secret:
             found[name] = file
     if refused:
         more = f", and {len(refused) - _SHOWN} more" if len(refused) > _SHOWN else ""
-        raise WrongValue(
+        raise InvalidValueError(
             f"{len(refused)} of the named files would not be sent",
             found="; ".join(refused[:_SHOWN]) + more,
             fix="name only the files that the job needs; one of these is sent if it is named itself",
@@ -111,14 +111,14 @@ def read_requirements(path: Path, packages: Sequence[str], *, not_secret: Sequen
             secret.
     """
     if not path.is_file():
-        raise NoSuchFile(f"no such file: {path}", fix='requirements="requirements.txt"')
+        raise PathNotFoundError(f"no such file: {path}", fix='requirements="requirements.txt"')
     text = path.read_text(encoding="utf-8")
     refuse_secret(text, path.name, allowed=not_secret)
     pins = dict(line.partition(";")[0].split("==") for line in packages if "==" in line)
     for number, line in enumerate(text.splitlines(), start=1):
         place = f"line {number} of {path.name}"
         if _LOCAL_PATH.search(line):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{place} names a file of this machine, which the job does not have",
                 found=line.strip(),
                 fix="write its lines into this file; or name a wheel in files=, and install it in a cell with %pip",
@@ -138,13 +138,13 @@ def _check_requirement(line: str, place: str, pins: Mapping[str, str]) -> None:
     name = re.sub(r"[-_.]+", "_", wanted.name.lower())
     pinned = pins.get(name)
     if pinned and not wanted.specifier.contains(pinned, prereleases=True):
-        raise WrongValue(
+        raise InvalidValueError(
             f"{place} contradicts {name}=={pinned}, which every job with this torch installs",
             found=line.strip(),
             fix=f'remove the line, or JobOptions(torch="...") with one of {", ".join(RELEASES)}, or torch="none"',
         )
     if name == "jax" and not pins and "tpu" not in wanted.extras:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{place} installs JAX without libtpu: it would train on the CPU of the TPU's machine",
             found=line.strip(),
             fix=line.strip().replace("jax", "jax[tpu]", 1),
@@ -164,7 +164,7 @@ def refuse_secret(text: str, place: str, *, allowed: Sequence[str] = ()) -> None
         return
     line = text.count("\n", 0, found.start()) + 1
     beginning = found[0].strip()[: min(12, len(found[0]) // 2)]
-    raise WrongValue(
+    raise InvalidValueError(
         f"{place} contains what looks like a secret",
         found=f"line {line}: {beginning}...; whoever may read the job's folder could read it",
         fix='secrets={"HF_TOKEN": ...}, and os.environ["HF_TOKEN"] in the notebook; if it is none: '
@@ -176,4 +176,6 @@ def check_allowed(texts: Sequence[str]) -> None:
     """Refuse an allowed text that is too short to name one false alarm."""
     short = [text for text in texts if len(text) < _SHORTEST_ALLOWED]
     if short:
-        raise WrongValue(f"not_secret={short[0]!r} is too short", fix=f"at least {_SHORTEST_ALLOWED} characters of it")
+        raise InvalidValueError(
+            f"not_secret={short[0]!r} is too short", fix=f"at least {_SHORTEST_ALLOWED} characters of it"
+        )

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.cloud.answers import Service
-from tpukit.essentials.display import NotInstalled, WrongValue
+from tpukit.essentials.display import InvalidValueError, NotInstalledError
 from tpukit.essentials.environment import write_whole
 
 _BUCKET = re.compile(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(?:/(.*))?")
@@ -53,7 +53,7 @@ def open_folder(address: str | os.PathLike, *, project: str | None = None, crede
         return PathFolder(Path(text).absolute())
     found = _BUCKET.fullmatch(text.rstrip("/"))
     if not found:
-        raise WrongValue(f"{text!r} is no bucket", fix='"gs://my-bucket/runs"')
+        raise InvalidValueError(f"{text!r} is no bucket", fix='"gs://my-bucket/runs"')
     return BucketFolder(found[1], (found[2] or "").strip("/"), project=project, credentials=credentials)
 
 
@@ -147,7 +147,7 @@ class PathFolder:
 
 
 class BucketFolder:
-    """The same for a folder of a bucket. Errors are `CloudFailed`, with the fix."""
+    """The same for a folder of a bucket. Errors are `CloudError`, with the fix."""
 
     def __init__(self, bucket: str, path: str, *, project: str | None = None, credentials=None):
         try:
@@ -155,7 +155,7 @@ class BucketFolder:
             from google.cloud import storage
             from google.cloud.storage.retry import DEFAULT_RETRY
         except ImportError as error:
-            raise NotInstalled(
+            raise NotInstalledError(
                 f"a job's folder in a bucket needs Google's client: {error}",
                 fix="`pip install google-cloud-storage`",
             ) from error

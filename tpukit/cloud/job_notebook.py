@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.cloud.job_files import refuse_secret
-from tpukit.essentials.display import NoSuchFile, WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, PathNotFoundError
 
 _MADE_BY_PAPERMILL = {"injected-parameters", "papermill-error-cell-tag"}  # cells of an earlier run
 _OF_A_RUN = ("widgets", "papermill")  # metadata that holds outputs or describes an earlier run
@@ -54,9 +54,9 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
             like a secret.
     """
     if path.suffix not in (".ipynb", ".py"):
-        raise WrongValue(f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py")
+        raise InvalidValueError(f"a job runs a notebook or a script, got {path.name}", fix="a file .ipynb or .py")
     if not path.is_file():
-        raise NoSuchFile(f"no such file: {path}", fix="the path of the notebook, from this folder")
+        raise PathNotFoundError(f"no such file: {path}", fix="the path of the notebook, from this folder")
     script = None
     if path.suffix == ".py":
         text = path.read_text(encoding="utf-8")
@@ -85,14 +85,14 @@ def read_notebook(path: Path, *, not_secret: Sequence[str] = ()) -> JobNotebook:
 def check_parameters(notebook: JobNotebook, parameters: Mapping[str, object]) -> dict[str, object]:
     """Return parameters that the notebook has and that JSON keeps; refuse others."""
     if parameters and notebook.parameters_cell < 0:
-        raise WrongValue(
+        raise InvalidValueError(
             f"the parameters {', '.join(parameters)} need a cell of parameters, and the notebook has none",
             found='no cell has the tag "parameters"',
             fix='give the cell with the defaults that tag; in a script, `# %% tags=["parameters"]` above it',
         )
     unknown = [name for name in parameters if name not in notebook.defaults]
     if unknown:
-        raise WrongValue(
+        raise InvalidValueError(
             f"no such parameter: {', '.join(map(str, unknown))}",
             found=f"the notebook has {', '.join(notebook.defaults) or 'none in its cell of parameters'}",
             fix="one of these, or assign the new one in that cell",
@@ -115,7 +115,7 @@ def parse_parameters(notebook: JobNotebook, pairs: Sequence[Sequence[str]]) -> d
             values[name] = ast.literal_eval(text)
         except (ValueError, SyntaxError):
             shown = "no value" if default is None else ast.unparse(default)
-            raise WrongValue(
+            raise InvalidValueError(
                 f"-p {name} {text}: this is no Python literal",
                 found=f"the default of {name} is {shown}, so {text!r} is not taken as text",
                 fix=f"""a number, True, None, a list; or text in two pairs of quotes: -p {name} '"{text}"'""",
@@ -130,13 +130,13 @@ def _load(path: Path) -> dict:
         language = book.get("metadata", {}).get("kernelspec", {}).get("language", "python")
         is_notebook = isinstance(book["cells"], list) and version == 4
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{path.name} is no notebook", found=f"{type(error).__name__}: {error}", fix="open and save it in Jupyter"
         ) from error
     if not is_notebook:
-        raise WrongValue(f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4")
+        raise InvalidValueError(f"{path.name} has the format {version}", fix="open and save it in Jupyter, as format 4")
     if language.lower() != "python":
-        raise WrongValue(f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python")
+        raise InvalidValueError(f"{path.name} is a notebook in {language}", fix="a job runs notebooks in Python")
     return book
 
 
@@ -205,7 +205,7 @@ def _check_python(text: str, place: str) -> None:
         compile(text, place, "exec", flags=ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     except SyntaxError as error:
         line = (error.text or "").strip()
-        raise WrongValue(
+        raise InvalidValueError(
             f"{place} is no Python: {error.msg}",
             found=f"line {error.lineno}: {line}",
             fix="correct it, and save the file",
@@ -234,7 +234,7 @@ def _check_value(name: str, value: object) -> None:
         for one in value.values():
             _check_value(name, one)
     elif type(value) not in (str, bool, int, float, type(None)):
-        raise WrongType(
+        raise InvalidTypeError(
             f"the parameter {name} cannot be sent: it has a {type(value).__name__}",
             found="text, numbers, True, False, None, lists, and dicts with text as keys can be sent",
             fix=f"{name}=str(...) or float(...)",

@@ -11,7 +11,7 @@ from dataclasses import fields
 
 from tpukit.cloud.machines import MACHINE_SPECS
 from tpukit.cloud.target import BACKSTOP_SECONDS, JobOptions, JobPlan
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import PRICES_OF
 from tpukit.profiling import find_tpu
 
@@ -67,13 +67,13 @@ _SECRETS = {
 
 
 def check_plan(plan: JobPlan) -> None:
-    """Raise WrongValue for an option that the target of the plan would not honour.
+    """Raise InvalidValueError for an option that the target of the plan would not honour.
 
     Raises:
         ValueError: the message names the option, the target and the fix.
     """
     if not re.fullmatch(_NAME, plan.name):
-        raise WrongValue(
+        raise InvalidValueError(
             f"{plan.name!r} cannot be the name of a job",
             found="lower-case letters, digits and hyphens; a letter first; at most 40 characters",
             fix='name="train-1"',
@@ -83,12 +83,12 @@ def check_plan(plan: JobPlan) -> None:
         given = getattr(plan.options, option)
         if given is not None and not re.fullmatch(pattern, given):
             fact = f"{given!r} cannot be a {option} of Google Cloud"
-            raise WrongValue(fact, fix=f'{option}="{example}"')
+            raise InvalidValueError(fact, fix=f'{option}="{example}"')
     _check_reservation(plan)
     _check_machine(plan)
     _check_secrets(plan)
     if not SHORTEST_TIMEOUT <= plan.timeout < float("inf"):
-        raise WrongValue(
+        raise InvalidValueError(
             f"timeout={plan.timeout:g} s is not supported: a job needs a limit of a minute or more",
             found="the time limit bounds the cost of the job",
             fix='timeout="8h"',
@@ -101,7 +101,7 @@ def _check_refused(plan: JobPlan) -> None:
         if given == field.default or field.name not in REFUSED[plan.target]:
             continue
         reason, fix = REFUSED[plan.target][field.name]
-        raise WrongValue(
+        raise InvalidValueError(
             f"{field.name}={given!r} is not supported by the target {plan.target}",
             found=reason,
             fix=fix,
@@ -113,19 +113,19 @@ def _check_reservation(plan: JobPlan) -> None:
     if reservation is None:
         return
     if plan.options.spot:
-        raise WrongValue(
+        raise InvalidValueError(
             "spot and reservation exclude each other",
             found=f"spot=True, reservation={reservation!r}",
             fix="leave one of them out",
         )
     if plan.target == "gcloud" and reservation != "any":
-        raise WrongValue(
+        raise InvalidValueError(
             f"reservation={reservation!r} is not supported by the target gcloud",
             found="only `gcloud alpha` selects a reservation of TPUs by its name",
             fix='reservation="any", which uses a reservation of this zone that fits',
         )
     if plan.target == "vertex" and not re.fullmatch(_RESERVATION, reservation):
-        raise WrongValue(
+        raise InvalidValueError(
             f"reservation={reservation!r} cannot be a reservation of Vertex AI",
             found="Vertex AI takes the full name",
             fix='reservation="projects/my-project/zones/us-west4-a/reservations/my-reservation"',
@@ -136,23 +136,23 @@ def _check_machine(plan: JobPlan) -> None:
     """Refuse a missing chip, zone or bucket, and a chip that the target does not have."""
     if plan.target == "local":
         if "://" in plan.folder:
-            raise WrongValue(
+            raise InvalidValueError(
                 "the target local keeps its jobs in a folder of this machine",
                 found=f"bucket={plan.folder.rpartition('/')[0]!r}",
                 fix='bucket="jobs"',
             )
         return
     if plan.tpu is None:
-        raise WrongValue(f"the target {plan.target} needs a chip", fix='chip="v5e-8"')
+        raise InvalidValueError(f"the target {plan.target} needs a chip", fix='chip="v5e-8"')
     if plan.target == "vertex":
         find_tpu(plan.tpu.name, among=MACHINE_SPECS, without="Vertex AI does not train on")
     if plan.target == "gcloud" and plan.options.zone is None:
-        raise WrongValue(
+        raise InvalidValueError(
             "the target gcloud needs the zone of the TPU VM",
             fix='options=JobOptions(zone="us-west4-a"), or another zone with quota',
         )
     if not re.fullmatch(_BUCKET, plan.folder):
-        raise WrongValue(
+        raise InvalidValueError(
             f"the target {plan.target} needs a bucket for the results of the job",
             found=f"the folder of this job would be {plan.folder!r}",
             fix='bucket="gs://my-bucket/jobs"',
@@ -165,7 +165,7 @@ def _check_secrets(plan: JobPlan) -> None:
         is_variable = re.fullmatch(_VARIABLE, name)
         if not is_variable or not re.fullmatch(pattern, reference):
             # The reference is not printed: it may be the secret itself.
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the secret {name!r} is not a reference that the target {plan.target} reads",
                 found="secrets never travel as text",
                 fix=f'secrets={{"HF_TOKEN": "{example}"}}',

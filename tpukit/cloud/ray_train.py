@@ -18,8 +18,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tpukit.essentials.display import Explained, Failed, NotInstalled, WrongValue
-from tpukit.essentials.environment import prepare
+from tpukit.essentials.display import Failed, InvalidValueError, NotInstalledError, TpukitError
+from tpukit.essentials.environment import setup
 from tpukit.essentials.launcher import Core, Hosts, Run, launch
 from tpukit.profiling import parse_duration
 
@@ -68,7 +68,7 @@ def launch_on_hosts(
     Raises:
         ImportError: Ray is not installed.
         ValueError: neither `hosts` nor a slice is given, or Ray does not know such a slice.
-        HostsFailed: the run has failed more than `failures` times, or the hosts did not come.
+        MultiHostError: the run has failed more than `failures` times, or the hosts did not come.
     """
     ray = import_ray()
     from ray.train import CheckpointConfig, FailureConfig, LoggingConfig, RunConfig, ScalingConfig, TrainingFailedError
@@ -99,7 +99,7 @@ def launch_on_hosts(
         return _joined([*Path(folder).glob(_RUN.format("*"))])
 
 
-class HostsFailed(Explained, RuntimeError):
+class MultiHostError(TpukitError, RuntimeError):
     """A run over several hosts failed for good.
 
     Attributes:
@@ -115,7 +115,7 @@ def import_ray():
         import ray
         import ray.train
     except ImportError as error:
-        raise NotInstalled(
+        raise NotInstalledError(
             "a run over several hosts needs Ray Train, which is not installed",
             found=error,
             fix="pip install 'ray[train]>=2.54,<3', here and on every host",
@@ -156,7 +156,7 @@ def _scaling(
     hosts: int | None, topology: str | None, accelerator: str | None, resources: dict[str, float] | None
 ) -> dict:
     if topology is None and (not isinstance(hosts, int) or hosts < 2):
-        raise WrongValue(
+        raise InvalidValueError(
             f"a run over several hosts needs two at least, got hosts={hosts!r}, and no topology of a slice",
             fix='hosts=2; or topology="4x4", accelerator="TPU-V5LITEPOD"; for one host, tpukit.launch',
         )
@@ -168,7 +168,7 @@ def _scaling(
         }
     count, of_a_host = hosts_of_slice(topology, accelerator)
     if hosts not in (None, count):
-        raise WrongValue(
+        raise InvalidValueError(
             f"a slice {topology} of {accelerator} has {count} hosts, got hosts={hosts}", fix="leave hosts out"
         )
     return {
@@ -188,7 +188,7 @@ def hosts_of_slice(topology: str, accelerator: str | None) -> tuple[int, dict[st
     try:
         return get_tpu_worker_resources(topology=topology, accelerator_type=accelerator or "none", num_slices=1)
     except ValueError as error:
-        raise WrongValue(
+        raise InvalidValueError(
             f"there is no TPU slice topology={topology!r}, accelerator={accelerator!r}",
             found=f"Ray says: {error}",
             fix='topology="4x4", accelerator="TPU-V5LITEPOD"; "TPU-V6E", "TPU-V4" with "2x2x2"',
@@ -211,17 +211,17 @@ def _joined(parts: list[Path]) -> Run:
     )
 
 
-def _explained(error: Exception, failures: int) -> HostsFailed:
+def _explained(error: Exception, failures: int) -> MultiHostError:
     said = {number: str(one) for number, one in getattr(error, "worker_failures", {}).items()}
     if not said:
-        return HostsFailed(
+        return MultiHostError(
             "the hosts of the run did not come together",
             found=" ".join(str(error).split())[:400],
             fix="`ray status` on a host shows which hosts and resources there are; a longer patience",
         )
     # The first host to fail leaves the others in a collective, which then fails, too.
     number = min(said, key=lambda one: ("waiting for the other cores" in said[one], one))
-    return HostsFailed(
+    return MultiHostError(
         f"host {number} of the run failed, the last of {failures + 1} times that it was tried\n{said[number]}",
         failures=said,
     )
@@ -269,7 +269,7 @@ def _on_a_host(config: dict) -> None:
         if last and hosts.number == 0:
             print(f"{hosts.count} hosts begin again, from the checkpoint {Path(last.path).name}", flush=True)
         reports = _Reports(train, Path(folder), is_first=hosts.number == 0)
-        prepare()
+        setup()
         run = launch(task.on_core, *task.args, progress="text", to=reports.row, hosts=hosts, **task.options)
         reports.end()
         (Path(folder) / _RUN.format(hosts.number)).write_bytes(cloudpickle.dumps(run))

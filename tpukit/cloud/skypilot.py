@@ -10,7 +10,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from tpukit.cloud.answers import CloudFailed
+from tpukit.cloud.answers import CloudError
 from tpukit.cloud.external_tools import run_tool
 from tpukit.cloud.machines import container_lines, runtime_version
 from tpukit.cloud.target import JobPlan, PlatformState, Word, variables_of
@@ -53,7 +53,7 @@ class SkyPilotTarget:
             file.write_text(job_yaml(plan))
             try:
                 run_tool([*words, str(file)], seconds=_SECONDS_TO_LAUNCH, environ=values)
-            except CloudFailed as error:
+            except CloudError as error:
                 # The job may be there although the answer was lost.
                 if error.answered or self.state(handle).word not in ("queued", "running"):
                     raise
@@ -63,7 +63,7 @@ class SkyPilotTarget:
         """Return the state of the managed job; the newest one counts if there are several."""
         try:
             answer = run_tool(["sky", "jobs", "queue", "--refresh", "--all", "--output=json"])
-        except CloudFailed as error:
+        except CloudError as error:
             if error.status != 404:
                 raise
             answer = "[]"  # SkyPilot has no controller yet
@@ -80,7 +80,7 @@ class SkyPilotTarget:
     def logs(self, handle: dict) -> str:
         try:
             return run_tool(["sky", "jobs", "logs", f"--name={handle['name']}", "--no-follow"])
-        except CloudFailed as error:
+        except CloudError as error:
             # The exit code is that of the job: 100 for a failed one, whose log is on standard output.
             return f"{error.found}\n`sky jobs logs --name {handle['name']} --no-follow` shows all"
 

@@ -1,7 +1,7 @@
 """Write the script that starts a job on any machine, and the list of packages that it installs."""
 
 from tpukit.cloud.target import JobOptions, JobPlan
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import RELEASES
 
 _OLDEST = (3, 11)  # Python, for tpukit and torch_xla
@@ -143,7 +143,7 @@ def package_list(options: JobOptions, wheel: str) -> list[str]:
         return list(_RUNNER)
     torch = options.torch or list(RELEASES)[-1]
     if torch not in RELEASES:
-        raise WrongValue(
+        raise InvalidValueError(
             f"no torch_xla works with torch {torch}",
             found=f"torch_xla works with torch {', '.join(RELEASES)}",
             fix=f'JobOptions(torch="{list(RELEASES)[-1]}"), or torch="none" for another framework',

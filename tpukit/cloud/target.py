@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.profiling import Tpu
 
 # A platform ends a machine this many seconds after the time limit, if the runner did not end it.
@@ -121,7 +121,7 @@ def variables_of(plan: JobPlan) -> dict[str, str]:
             continue
         variable = reference.removeprefix("env:")
         if variable not in os.environ:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the variable {variable} is not set, and a secret of the job refers to it",
                 fix=f"export {variable}=..., then submit again",
             )
@@ -151,7 +151,7 @@ class Target(Protocol):
     """A platform. `start` returns a small JSON object, the handle, kept as handle.json.
 
     A handle has everything that the other methods need (project, region, resource name), because
-    another process may call them. All methods raise `CloudFailed` if the platform does not answer.
+    another process may call them. All methods raise `CloudError` if the platform does not answer.
     """
 
     name: str

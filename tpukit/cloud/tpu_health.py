@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpukit.cloud.tpu_vm import node_health
-from tpukit.essentials.display import Explained, Finding, Findings, screen
+from tpukit.essentials.display import Finding, Findings, TpukitError, screen
 from tpukit.essentials.environment import (
     IMAGES,
     THIS_MACHINE,
-    ChipsBusy,
-    Host,
+    DeviceBusyError,
     Machine,
+    MachineInfo,
     check,
     chip_nodes,
     find_chips,
     how_to_restart,
     how_to_start_afresh,
 )
-from tpukit.essentials.launcher import RuntimeInUse, WorkerFailed, launch
+from tpukit.essentials.launcher import RuntimeInUseError, WorkerError, launch
 from tpukit.profiling import parse_duration
 
 _ABOUT_THE_CHIPS = ("TPU", "PJRT_DEVICE", "versions", "variables", "in use", "runtime")  # of check's findings
@@ -67,7 +67,7 @@ def health(
         endpoint: of the Cloud TPU API; None for Google's.
 
     Raises:
-        CloudFailed: the cloud cannot be asked, or knows no such TPU; the message says what to do.
+        CloudError: the cloud cannot be asked, or knows no such TPU; the message says what to do.
         ImportError: with a name, and cloud-tpu-client is not installed.
         ValueError: a number of seconds is out of range.
     """
@@ -84,11 +84,11 @@ def health(
 
 
 def local_health(
-    machine: Machine = THIS_MACHINE, *, host: Host | None = None, timeout: float = 120.0, compute=launch
+    machine: Machine = THIS_MACHINE, *, host: MachineInfo | None = None, timeout: float = 120.0, compute=launch
 ) -> Health:
     """Say whether the chips of a machine are healthy; `host` is what is known of it already."""
-    host = host or Host.read(machine)
-    checked = check(machine, host=host)
+    host = host or MachineInfo.read(machine)
+    checked = check(machine, info=host)
     findings = [one for one in checked.findings if one.name in _ABOUT_THE_CHIPS or one.state == "failure"]
     nodes = device_nodes(host, machine)
     if nodes:
@@ -102,7 +102,7 @@ def local_health(
     return Health(tuple(findings), checked.subject)
 
 
-def device_nodes(host: Host, machine: Machine = THIS_MACHINE) -> Finding | None:
+def device_nodes(host: MachineInfo, machine: Machine = THIS_MACHINE) -> Finding | None:
     """Return a finding about the device nodes of a machine's chips, without opening one; None without a chip.
 
     A v5e or later is opened through its IOMMU group, /dev/vfio/<group>, so a container may show all chips on the PCI
@@ -134,16 +134,16 @@ def _without_node(devices: list[Path], nodes: list[Path], dev: Path) -> list[str
     return [f"device node in {dev} or {dev}/vfio"] * (len(devices) - len(nodes))
 
 
-def _computation(host: Host, timeout: float, compute) -> Finding:
+def _computation(host: MachineInfo, timeout: float, compute) -> Finding:
     name, began = "computation", time.monotonic()
     try:
         with contextlib.redirect_stdout(io.StringIO()):  # "a rehearsal: ..." is what the finding says
             run = compute(_multiply, timeout=timeout, progress="off")
-    except WorkerFailed as error:
+    except WorkerError as error:
         fact = str(error).partition("\n\n")[0].strip()
         return Finding(name, "failure", fact, f"{how_to_restart(host)}; if it comes again, take another machine")
-    except (ChipsBusy, RuntimeInUse, ValueError) as error:
-        fact, fix = (error.fact, error.fix) if isinstance(error, Explained) else (str(error), "")
+    except (DeviceBusyError, RuntimeInUseError, ValueError) as error:
+        fact, fix = (error.fact, error.fix) if isinstance(error, TpukitError) else (str(error), "")
         return Finding(name, "failure", fact, " ".join(fix.split()) or how_to_restart(host))
     expected = float(_SIDE**3 * run.cores)
     if run.results != [expected] * run.cores:

@@ -6,8 +6,8 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from tpukit.cloud.answers import CloudFailed, Service, find_credentials
-from tpukit.essentials.display import Finding, NotInstalled
+from tpukit.cloud.answers import CloudError, Service, find_credentials
+from tpukit.essentials.display import Finding, NotInstalledError
 
 _REQUEST_SECONDS = 10.0  # for one answer
 _SECONDS_BETWEEN_LINES = 20.0  # while nothing changes
@@ -59,7 +59,7 @@ def node_health(
     An answer that never comes ends after ten seconds, and is asked for again as long as there is time.
 
     Raises:
-        CloudFailed: no such TPU, no permission, no credential, no project, no zone, no answer; ImportError without
+        CloudError: no such TPU, no permission, no credential, no project, no zone, no answer; ImportError without
             cloud-tpu-client.
     """
     project, zone, name = _place(name, zone, project, environ)
@@ -78,7 +78,7 @@ def _settled(ask: Callable[[], dict], deadline: float, every: float, say: Callab
         node, failed = None, None
         try:
             node = ask()
-        except CloudFailed as error:
+        except CloudError as error:
             failed = error
         left = deadline - time.monotonic()
         if failed and (left <= 0 or not failed.may_pass):
@@ -98,7 +98,7 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
     if not re.fullmatch(_NAME, name):
         old = name.startswith("grpc://") or ":" in name
         address = "an address, as of a TPU Node, an architecture that Google has ended"
-        raise CloudFailed(
+        raise CloudError(
             f"{name!r} is no name of a TPU VM",
             found=address if old else "a name is lower-case letters, digits and hyphens, and begins with a letter",
             fix="`gcloud compute tpus tpu-vm list --zone us-west4-a` shows the names; without a name, "
@@ -106,7 +106,7 @@ def _place(name: str, zone: str | None, project: str | None, environ: Mapping[st
         )
     zone = zone or environ.get("CLOUDSDK_COMPUTE_ZONE")
     if not zone:
-        raise CloudFailed(
+        raise CloudError(
             f"the zone of {name} is not known",
             found="no zone=, no CLOUDSDK_COMPUTE_ZONE",
             fix=f'health("{name}", zone="us-west4-a"), or whichever it is in',
@@ -123,7 +123,7 @@ def _client(there: Mapping[str, str], credentials, endpoint: str | None) -> Iter
         import httplib2
         from googleapiclient import discovery
     except Exception as error:  # beside TensorFlow, version 0.10 raises absl's DuplicateFlagError on import
-        raise NotInstalled(
+        raise NotInstalledError(
             f"cloud-tpu-client cannot be imported: {error}",
             found="it is one of tpukit's requirements, but installs with --no-deps leave it out",
             fix='`pip install "cloud-tpu-client==0.7"`; 0.8 and 0.10 break TensorFlow',

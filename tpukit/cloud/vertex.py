@@ -11,10 +11,10 @@ import json
 import os
 import time
 
-from tpukit.cloud.answers import CloudFailed, Service, find_credentials
+from tpukit.cloud.answers import CloudError, Service, find_credentials
 from tpukit.cloud.machines import MACHINE_SPECS, image_of
 from tpukit.cloud.target import JobPlan, PlatformState, Word
-from tpukit.essentials.display import NotInstalled
+from tpukit.essentials.display import NotInstalledError
 
 DEFAULT_REGION = "us-central1"
 _DIGEST = "tpukit-digest"  # label, of everything that was sent: finds a job whose answer was lost
@@ -75,7 +75,7 @@ class VertexTarget:
     def state(self, handle: dict) -> PlatformState:
         try:
             job = self._of(handle).get(handle["resource"])
-        except CloudFailed as error:
+        except CloudError as error:
             if error.status != 404:
                 raise
             return PlatformState("gone", "Vertex AI has deleted the job")
@@ -90,7 +90,7 @@ class VertexTarget:
         """Ask Vertex AI to end the job; the container gets SIGTERM."""
         try:
             self._of(handle).cancel(handle["resource"])
-        except CloudFailed as error:
+        except CloudError as error:
             if error.status == 404:
                 return
             # Vertex AI answers 400 for a job that is over.
@@ -106,7 +106,7 @@ class VertexTarget:
         while True:
             try:
                 return api.create(plan)
-            except CloudFailed as error:
+            except CloudError as error:
                 if not error.may_pass:
                     raise
                 job = _look_again(api, plan, error)
@@ -137,7 +137,7 @@ class _CustomJobs:
         try:
             from google.cloud import aiplatform_v1
         except ImportError as error:
-            raise NotInstalled(
+            raise NotInstalledError(
                 f"a Vertex AI job needs Google's SDK, which cannot be imported: {error}",
                 found="no google-cloud-aiplatform, or one too old",
                 fix="`pip install 'google-cloud-aiplatform>=1.165,<3'`",
@@ -178,23 +178,23 @@ class _CustomJobs:
             self._client.cancel_custom_job(name=resource, **self._once)
 
 
-def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudFailed):
+def _look_again(api: _CustomJobs, plan: JobPlan, error: CloudError):
     """Return the job that a failed request has created all the same; None if it has not.
 
     Raises:
-        CloudFailed: nobody knows whether it was created.
+        CloudError: nobody knows whether it was created.
     """
     seen = "the list of jobs does not have it by now"
     is_known = error.answered
     try:
         job = api.running(plan)
-    except CloudFailed:
+    except CloudError:
         job = None
         seen = "the jobs cannot be listed either"
         is_known = False
     if job is None and not is_known:
         bucket = plan.folder.rpartition("/")[0]
-        raise CloudFailed(
+        raise CloudError(
             f"{error.fact}; whether it was created is not known",
             found=f"{error.found}; {seen}",
             fix=f'find("{plan.name}", "{bucket}").start(), which looks for it first; {error.fix}',

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.essentials.display import NotInstalled, SystemFailed
+from tpukit.essentials.display import NotInstalledError, SystemFailureError
 
 # One record per chunk, each with its own hash. JPEGs do not compress, and compressed pixels read at
 # half the speed.
@@ -40,7 +40,7 @@ def load_array_record():
     try:
         from array_record.python import array_record_module
     except ImportError as error:
-        raise NotInstalled(
+        raise NotInstalledError(
             "a pack is made of array_record files, and array_record is not installed",
             found=error,
             fix="%pip install array_record, then run this cell again; there is none for Windows",
@@ -182,7 +182,7 @@ class Shards:
         too_many_open = (os.strerror(errno.EMFILE), os.strerror(errno.ENFILE))
         if any(text in found for text in too_many_open):
             allow = "resource.setrlimit, ulimit -n"
-            return SystemFailed(
+            return SystemFailureError(
                 f"{file} cannot be opened",
                 found=f"{os.strerror(errno.EMFILE)}, the file is as it was",
                 fix=f"close what this process has open, or allow more: {allow}",
@@ -190,7 +190,7 @@ class Shards:
             )
         again = "or pack the images again into a new folder"
         until_then = f"until then leave image {number} out"
-        return SystemFailed(
+        return SystemFailureError(
             f"record {number - place.first} of {file} cannot be read",
             found=found,
             fix=f"copy this file again from where it is whole, {again}; {until_then}",

@@ -6,7 +6,7 @@ import operator
 import zlib
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import write_whole
 
 
@@ -73,5 +73,7 @@ def whole_number(name: str, value, least: int) -> int | None:
     except TypeError:
         number = None
     if number is None or isinstance(value, bool) or number < least:
-        raise WrongValue(f"{name} is a whole number, {least} or more, got {value!r}", fix=f"{name}={max(least, 8)}")
+        raise InvalidValueError(
+            f"{name} is a whole number, {least} or more, got {value!r}", fix=f"{name}={max(least, 8)}"
+        )
     return number

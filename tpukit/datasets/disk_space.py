@@ -10,7 +10,7 @@ from pathlib import Path
 from tpukit.datasets.pack_sources import PackSource
 from tpukit.datasets.packed_images import PackFolder
 from tpukit.datasets.source_files import look_at
-from tpukit.essentials.display import Explained, human_size
+from tpukit.essentials.display import TpukitError, human_size
 from tpukit.essentials.environment import THIS_MACHINE, Machine
 
 _FILES = 256  # whose sizes are asked for
@@ -18,7 +18,7 @@ _NOT_WORTH_A_SAMPLE = 4 << 30  # bytes: a pack that is surely smaller, and fits,
 _SAID = 1 << 30  # bytes that a pack needs for that to be worth a line
 
 
-class NoRoom(Explained, OSError):
+class DiskFullError(TpukitError, OSError):
     """The disk has no room for what is to be written, or nothing can be written there."""
 
 
@@ -71,7 +71,7 @@ class Room:
         return chosen
 
     def check(self, target: PackFolder, *, stored: bool = False) -> None:
-        """Raise NoRoom where a pack cannot fit, with what would; say what a large one needs.
+        """Raise DiskFullError where a pack cannot fit, with what would; say what a large one needs.
 
         `stored`: the items of a stream are written already, and their second copy is what needs room.
         """
@@ -86,7 +86,7 @@ class Room:
             return
         count = self._described.count
         what = f"{count:,} images" if count else "these images"
-        raise NoRoom(
+        raise DiskFullError(
             f"{what} need about {human_size(needed)}, and {human_size(free)} are free in {target.folder}",
             found=", ".join(f"{key} {value}" for key, value in target.plan.items() if not isinstance(value, dict)),
             fix="; or ".join([*self._ways(target, needed, free), "make room on this disk, and call it again"]),

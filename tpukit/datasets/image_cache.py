@@ -8,12 +8,12 @@ import tempfile
 import zlib
 from pathlib import Path
 
-from tpukit.datasets.cached_images import Cache, CacheFolder, layout_of, map_file
 from tpukit.datasets.checked_files import npy, size_and_checksum, whole_number, write_file
-from tpukit.datasets.disk_space import NoRoom, free_in, is_writable
-from tpukit.datasets.packed_images import Records
+from tpukit.datasets.disk_space import DiskFullError, free_in, is_writable
+from tpukit.datasets.packed_images import PackedImages
+from tpukit.datasets.pixel_cache import CachedImages, CacheFolder, layout_of, map_file
 from tpukit.datasets.processes import run_in_processes
-from tpukit.essentials.display import WrongValue, human_size
+from tpukit.essentials.display import InvalidValueError, human_size
 from tpukit.essentials.environment import available_memory, cpus
 
 _PIECE = 128  # images that a process holds while it decodes: 6 MB at 128 pixels, 100 MB at 512
@@ -23,19 +23,19 @@ _SPARE_DISK = 4 * 2**30  # for checkpoints, logs and outputs: with a full disk a
 _SPARE_MEMORY = 1 / 4
 
 
-def build_cache(
-    records: Records,
+def build_image_cache(
+    records: PackedImages,
     folder=None,
     *,
     size: int,
     workers: int | None = None,
     progress: str | None = None,
     exact: bool = True,
-) -> Cache:
+) -> CachedImages:
     """Decode all records once, into a file that is read thirty times as fast as they are decoded.
 
     It takes size * size * 3 bytes of disk per image, and is fast only where memory can hold them all:
-    `cache_or_decode` checks both first. The same records give the same bytes. Interrupted at any moment, even by the
+    `cached_images` checks both first. The same records give the same bytes. Interrupted at any moment, even by the
     machine, the same call continues where it stopped; when all is there it opens the cache.
 
     Args:
@@ -47,10 +47,10 @@ def build_cache(
         exact: True for Pillow's pixels to the last bit; see `decode`.
 
     Returns:
-        The `Cache`.
+        The `CachedImages`.
 
     Raises:
-        NoRoom: the disk is too small; that is known before the first image is decoded, as all of it is allocated first.
+        DiskFullError: the disk is too small; that is known before the first image is decoded, as all of it is allocated first.
         FileExistsError: the folder holds somebody's files.
         ValueError: a number is out of range, or the folder holds a cache of other records or of another size.
         OSError: a record, or the cache that is there, is damaged; the message names it.
@@ -63,7 +63,7 @@ def build_cache(
     target = CacheFolder(Path(folder), plan)
     if not target.is_finished:
         if not is_writable(target.folder):
-            raise NoRoom(f"nothing can be written to {folder}", fix="name a folder on another disk")
+            raise DiskFullError(f"nothing can be written to {folder}", fix="name a folder on another disk")
         with target.locked():
             if not target.is_finished:  # else another process has built it meanwhile
                 try:
@@ -73,12 +73,12 @@ def build_cache(
                         raise _full(target) from error
                     raise
                 # The checksums are of what was written just now.
-                return Cache(folder, verify=False).labelled_as(records)
+                return CachedImages(folder, verify=False).labelled_as(records)
     return _open(target).labelled_as(records)
 
 
-def cache_or_decode(
-    records: Records,
+def cached_images(
+    records: PackedImages,
     *,
     size: int,
     folder=None,
@@ -87,7 +87,7 @@ def cache_or_decode(
     exact: bool = True,
     free: int | None = None,
     available: int | None = None,
-) -> Cache | Records:
+) -> CachedImages | PackedImages:
     """Open or build a cache where memory and disk have room for it, else decode in every epoch; print which and why.
 
     A cache saves time from the second epoch on.
@@ -95,15 +95,15 @@ def cache_or_decode(
     Args:
         records: what `pack` returned.
         size: height and width in pixels.
-        folder, workers, progress, exact: as for `build_cache`; without a folder both default ones are looked at.
+        folder, workers, progress, exact: as for `build_image_cache`; without a folder both default ones are looked at.
         free: bytes of disk that are free, of which 4 GiB stay so; None asks the disk.
         available: bytes of memory that files may fill, of which a quarter stays free; None for `available_memory()`.
 
     Returns:
-        A `Cache`; or `Records(folder, size)`, where the JPEG decoder scales: pixels near those of an exact cache.
+        A `CachedImages`; or `PackedImages(folder, size)`, where the JPEG decoder scales: pixels near those of an exact cache.
 
     Raises:
-        ValueError, OSError: as `build_cache`, but for `NoRoom`.
+        ValueError, OSError: as `build_image_cache`, but for `DiskFullError`.
     """
     plan = _plan(records, size, exact)
     size, needed = plan["size"], layout_of(plan).bytes
@@ -130,43 +130,45 @@ def cache_or_decode(
             else:
                 print(f"cache: {what}, made in {place}: {human_size(disk)} free, {human_size(memory)} of memory")
                 try:
-                    return build_cache(records, place, size=size, workers=workers, progress=progress, exact=exact)
-                except NoRoom as error:  # a quota, of which the disk's free space says nothing
+                    return build_image_cache(records, place, size=size, workers=workers, progress=progress, exact=exact)
+                except DiskFullError as error:  # a quota, of which the disk's free space says nothing
                     reasons.append(str(error).partition("\n")[0])
     print(f"no cache: {what}, but {'; '.join(reasons)}. Every epoch reads and decodes the records")
-    return Records(records.folder, size).labelled_as(records)
+    return PackedImages(records.folder, size).labelled_as(records)
 
 
-def _plan(records: Records, size: int, exact: bool) -> dict:
+def _plan(records: PackedImages, size: int, exact: bool) -> dict:
     """Return all that decides the bytes of a cache; ValueError where none can be made so."""
-    if not isinstance(records, Records):
-        fix = "Records(folder)" if isinstance(records, str | os.PathLike) else "the Records that pack returned"
-        if isinstance(inner := getattr(records, "dataset", None), Records):
-            fix = f"cache all {len(inner):,} images of the Records, and take the Subset of the cache"
-        raise WrongValue(f"a cache is made of Records, got {type(records).__name__}", fix=fix)
+    if not isinstance(records, PackedImages):
+        fix = (
+            "PackedImages(folder)" if isinstance(records, str | os.PathLike) else "the PackedImages that pack returned"
+        )
+        if isinstance(inner := getattr(records, "dataset", None), PackedImages):
+            fix = f"cache all {len(inner):,} images of the PackedImages, and take the Subset of the cache"
+        raise InvalidValueError(f"a cache is made of PackedImages, got {type(records).__name__}", fix=fix)
     try:
         size = whole_number("size", size or 0, 1)
     except ValueError:
-        raise WrongValue(f"size is the height and width in pixels, got {size!r}", fix="size=128") from None
-    Records(records.folder, size)  # raises for pixels of another size
+        raise InvalidValueError(f"size is the height and width in pixels, got {size!r}", fix="size=128") from None
+    PackedImages(records.folder, size)  # raises for pixels of another size
     made_of = {"words": f"records {records.folder}", "digest": records.digest}
     channels = {"channels": 4} if records.has_masks else {}
     return {"records": made_of, "count": len(records), "size": size, "exact": exact, **channels}
 
 
-def _open(target: CacheFolder) -> Cache:
+def _open(target: CacheFolder) -> CachedImages:
     """Open a finished cache, if it is the one that was asked for."""
-    cache = Cache(target.folder)
+    cache = CachedImages(target.folder)
     if another := target.differences(cache.plan):
         raise ValueError(another)
     return cache
 
 
-def _places(records: Records, size: int) -> list[Path]:
+def _places(records: PackedImages, size: int) -> list[Path]:
     """Return where a cache lies by default, best first.
 
     Beside the records, not inside: they are copied and attached without their cache. The temporary folder is for
-    records in a folder that cannot be written to; /kaggle/working has 20 GB, which are saved with the notebook. Records
+    records in a folder that cannot be written to; /kaggle/working has 20 GB, which are saved with the notebook. PackedImages
     in different places may have the same name, so its name there has a part of their digest.
     """
     name = f"{records.folder.name}-cache-{size}"
@@ -179,17 +181,17 @@ def _taken(folder: Path) -> int:
     return getattr(file.stat(), "st_blocks", 0) * 512 if file.exists() else 0
 
 
-def _full(target: CacheFolder) -> NoRoom:
+def _full(target: CacheFolder) -> DiskFullError:
     plan, free = target.plan, shutil.disk_usage(target.folder).free
-    return NoRoom(
+    return DiskFullError(
         f"the disk of {target.folder} is full: a cache of {plan['count']:,} images at {plan['size']} pixels takes "
         f"{human_size(layout_of(plan).bytes)}",
         found=f"{human_size(free)} free",
-        fix="make room and call it again; or a folder on a larger disk, a smaller size, or cache_or_decode(...)",
+        fix="make room and call it again; or a folder on a larger disk, a smaller size, or cached_images(...)",
     )
 
 
-def _build(target: CacheFolder, records: Records, workers: int, progress: str | None) -> None:
+def _build(target: CacheFolder, records: PackedImages, workers: int, progress: str | None) -> None:
     """Decode what no earlier call has decoded, and give the folder its manifest."""
     work, layout = target.work, layout_of(target.plan)
     target.begin()
@@ -235,7 +237,7 @@ def _work(job: dict) -> None:
     import numpy
 
     work, layout = Path(job["work"]), layout_of(job["plan"])
-    records = Records(job["records"], job["plan"]["size"], exact=job["plan"]["exact"])
+    records = PackedImages(job["records"], job["plan"]["size"], exact=job["plan"]["exact"])
     buffer = numpy.empty((_PIECE, *layout.shape), numpy.uint8)
     # Written, not mapped: where the disk is full that is an error, where a mapped page finds no room it is a SIGBUS.
     with open(work / "images.npy", "r+b") as images, open(work / job["note"], "a") as note:
@@ -258,7 +260,7 @@ def _noted(work: Path) -> dict[int, int]:
     return {int(block): int(checksum) for block, checksum in re.findall(r"^(\d+) (\d+);$", text, re.MULTILINE)}
 
 
-def _publish(target: CacheFolder, records: Records) -> None:
+def _publish(target: CacheFolder, records: PackedImages) -> None:
     """Bring all of the cache to the disk, the manifest last."""
     written = {"index.npy": npy(records.index)}
     if "groups.npy" in records.files:

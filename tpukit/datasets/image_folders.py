@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpukit.datasets.label_arrays import check_classes, in_order
 from tpukit.datasets.resumable import UNFINISHED
-from tpukit.essentials.display import NoSuchFile, WrongValue, explain
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, explain
 
 _PARTS = {"train", "training", "val", "valid", "validation", "test", "testing"}  # which a class may be divided into
 _ROLES = {"image", "images", "img", "imgs", "mask", "masks", "label", "labels", "annotations"}  # no classes, either
@@ -62,13 +62,13 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
             or the classes lie one folder deeper.
     """
     if not os.path.isdir(folder):
-        raise NoSuchFile(f"there is no folder {folder}", fix="pass the folder that holds one folder per class")
+        raise PathNotFoundError(f"there is no folder {folder}", fix="pass the folder that holds one folder per class")
     above = (_identity(folder),)
     parts = [entry for entry in _entries(folder) if _is_part(entry, above, without)]
     found = [entry.name for entry in parts if entry.is_dir()]
     order = in_order(found) if classes is None else [str(name) for name in classes]
     if others := [name for name in found if name not in order]:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{folder} holds {len(others)} folders that are not in classes=",
             found=", ".join(others[:4]),
             fix="name all classes, also those that only training has; or move these folders away",
@@ -80,7 +80,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
         others = Counter()
         inside = list(_images(folder, name, above, without, others)) if name in found else []
         if others and not inside:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the folder {name!r} holds no image that is read here, and would be a class without one",
                 found=most_frequent(others),
                 fix="save them as PNG or JPEG; or move the folder away",
@@ -89,7 +89,7 @@ def find_images(folder, classes: Sequence[str] | None = None, *, without: Path |
         numbers += [number] * len(inside)
         left_out += others
     if not names:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{folder} holds no image in a sub-folder",
             found=sorted(os.listdir(folder))[:4] or "an empty folder",
             fix="pass the folder that holds one folder per class, or a DataFrame with a path column",
@@ -109,13 +109,13 @@ def _refuse_deeper_classes(folder, names: list[str]) -> None:
     first = next((name for name in inside if "" not in inside[name]), None)
     is_alike = len(below) > 1 and not below <= _PARTS and all(mine == below for mine in inside.values())
     if first is not None and (called <= _PARTS or (is_alike and "" not in below)):
-        raise WrongValue(
+        raise InvalidValueError(
             f"{folder} would give the classes {', '.join(list(inside)[:4])}, and in each lie the same folders",
             found=", ".join(sorted(inside[first])[:4]),
             fix=f"pack({os.path.join(folder, first)!r}, ...), one folder deeper; or classes={list(inside)}",
         )
     if called <= _PARTS or (len(called) > 1 and called <= _PARTS | _ROLES):
-        raise WrongValue(
+        raise InvalidValueError(
             f"{folder} would give the classes {', '.join(list(inside)[:4])}, which say nothing of what is seen",
             found=f"{len(names):,} images, as {names[0]}",
             fix='a table says what each image is: pack(pandas.DataFrame({"path": files, "label": labels}), ..., '

@@ -11,7 +11,7 @@ The orientation of a JPEG is read by Pillow, if the file has EXIF or XMP at all.
 import contextlib
 import io
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 # Pillow's modes of one channel of 16 bits. Before version 10.3 it opened such a PNG or PGM as "I".
 _SIXTEEN = ("I;16", "I;16L", "I;16B", "I;16N")
@@ -51,7 +51,7 @@ def to_rgb(image, window: tuple[float, float] | None = None):
     is_numeric = image.mode[0] in "IF"  # integers of more than 8 bits, or floats
     if window is not None and not is_numeric and _has_16_bits(image):
         channels = len(image.getbands())
-        raise WrongValue(
+        raise InvalidValueError(
             f"window= is for one channel of 16 bits, and this {image.format} has {channels}",
             found="Pillow opens those with 8 bits",
             fix="pack uint16 arrays, (image, label) of tifffile.imread(file); or leave window= out",
@@ -77,7 +77,7 @@ def _numeric_to_rgb(image, window: tuple[float, float] | None):
     if window is None:
         kind = image.format or "Pillow image"
         mode = image.mode
-        raise WrongValue(
+        raise InvalidValueError(
             f"a {kind} of mode {mode} has no known range: which values are black and white?",
             fix="pack(..., window=(low, high))",
         )
@@ -128,7 +128,7 @@ def apply_window(values, window: tuple[float, float]):
 
     low, high = window
     if values.dtype.kind == "f" and not numpy.isfinite(values).all():
-        raise WrongValue(
+        raise InvalidValueError(
             "it holds nan or infinity",
             fix="give such pixels a number: numpy.nan_to_num(image)",
         )
@@ -192,7 +192,7 @@ def check_window(window) -> tuple[float, float] | None:
         fits = False
     if not fits:
         given = repr(window)
-        raise WrongValue(
+        raise InvalidValueError(
             f"window is the values that become black and white, the lower one first, got {given}",
             fix="window=(0, 4095) for 12 bits, (-160, 240) for soft tissue in Hounsfield units",
         )

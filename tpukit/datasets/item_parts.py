@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tpukit.datasets.image_modes import apply_window, brightest, to_rgb, turn_of
 from tpukit.datasets.label_arrays import as_labels
 from tpukit.datasets.masks import check_alike, encode_mask, join, open_mask, read_mask, stack
-from tpukit.essentials.display import Explained, WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, TpukitError
 
 _IMAGES = ("image", "img", "pixel_values")
 _LABELS = ("label", "labels", "fine_label", "target", "targets")
@@ -42,8 +42,8 @@ def check_item(item, number: int, columns: Columns) -> tuple:
         if mask is not None:
             data = _with_mask(data, mask)
     except (TypeError, ValueError) as error:
-        why, fix = (error.fact, error.fix) if isinstance(error, Explained) else (str(error), "")
-        raise WrongValue(
+        why, fix = (error.fact, error.fix) if isinstance(error, TpukitError) else (str(error), "")
+        raise InvalidValueError(
             f"item {number} is not (image, labels) as pack reads them",
             found=f"{type(item).__name__}: {why}",
             fix=fix or _FIX,
@@ -51,7 +51,7 @@ def check_item(item, number: int, columns: Columns) -> tuple:
     names = columns.own or columns.classes
     values = _labels(labels, number, names)
     if names and len(values) == 1 and values[0] not in range(len(names)):
-        raise WrongValue(
+        raise InvalidValueError(
             f"label {values[0]:g} of item {number} is none of the {len(names)} classes",
             found=f"classes 0 to {len(names) - 1}: {', '.join(names[:4])}, ...",
             fix="leave such items out; or classes=() stores the numbers as they are",
@@ -81,12 +81,12 @@ def _of_dict(item: Mapping, columns: Columns) -> tuple:
     wanted = [*labels, *([columns.masks] if columns.masks is not None else [])]
     if image is None or any(name not in item for name in wanted):
         missing = next((name for name in wanted if name not in item), " or ".join(map(repr, names)))
-        raise WrongValue(
+        raise InvalidValueError(
             f"keys {', '.join(map(repr, item))}, and none is {missing}",
             fix='name them: pack(..., image="photo", labels="species", masks="segmentation")',
         )
     if not labels and columns.labels is None and len(item) > 1 + len(wanted):
-        raise WrongValue(
+        raise InvalidValueError(
             f"keys {', '.join(map(repr, item))}, and none of the others is a label by its name",
             fix='pack(..., labels="species") names it; labels=[] for none, as with masks="mask" alone',
         )
@@ -97,7 +97,7 @@ def _of_tuple(item) -> tuple:
     if isinstance(item, str | os.PathLike):
         raise _no_paths(item)
     if item is None:
-        raise WrongType(
+        raise InvalidTypeError(
             "nothing, as where an image is damaged",
             fix='let __getitem__ raise what went wrong: pack(..., damaged="skip") leaves such items out and lists them',
         )
@@ -109,7 +109,7 @@ def _of_tuple(item) -> tuple:
     masks = [target for target in targets if _is_mask(target)]
     for mask in masks:
         if getattr(mask, "ndim", 0) == 2 and (1 in mask.shape or _are_rows(mask, image)):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"an array of shape {tuple(mask.shape)} beside the image is no mask of it: boxes, points, one-hot?",
                 fix="labels of an image are one row, of one length for all: boxes.reshape(-1), one_hot.argmax()",
             )
@@ -137,7 +137,7 @@ def _labels(labels: list, number: int, classes: Sequence[str]):
     values = []
     for label in labels:
         if isinstance(label, Mapping):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"item {number} has a dict for its label: {', '.join(map(repr, label))}",
                 fix="one number or several for each image; target_transform= of the dataset may choose them",
             )
@@ -146,13 +146,13 @@ def _labels(labels: list, number: int, classes: Sequence[str]):
         except ValueError:  # rows of different lengths
             shape = (len(label), "?")
         if len(shape) > 1:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"item {number} has labels of shape {shape}, which are rows of rows",
                 fix="one number or several for each image; a mask is a Pillow image or an array",
             )
         if isinstance(label, str):
             if label not in classes:
-                raise WrongValue(
+                raise InvalidValueError(
                     f"item {number} has the word {label!r} for its label, and words are numbered by classes=",
                     found=f"{f'classes {classes}' if classes else 'no classes='}",
                     fix='classes=["cat", "dog"]; of Hugging Face, dataset.class_encode_column("label")',
@@ -160,7 +160,7 @@ def _labels(labels: list, number: int, classes: Sequence[str]):
             label = list(classes).index(label)
         values += numpy.atleast_1d(numpy.asarray(label)).tolist()
         if word := next((value for value in values if isinstance(value, str)), None):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"item {number} has the word {word!r} among its labels",
                 fix='a number for each class there is: [float(name in words) for name in ("cat", "dog")]',
             )
@@ -201,8 +201,8 @@ def read_image(image, window: tuple[float, float] | None):
     return _three_channels(_eight_bits(_channels_last(array, first), window))
 
 
-def _no_paths(path) -> WrongType:
-    return WrongType(
+def _no_paths(path) -> InvalidTypeError:
+    return InvalidTypeError(
         f"the path {os.fspath(path)!r}",
         fix='pass a table of the paths: pandas.DataFrame({"path": paths, "label": labels}), labels="label"',
     )
@@ -231,7 +231,7 @@ def _eight_bits(array, window: tuple[float, float] | None):
         window = (0, 65535)
     if window is None or array.dtype.kind not in "iuf":
         values = f", from {array.min():g} to {array.max():g}" if array.dtype.kind in "iuf" else ""
-        raise WrongValue(
+        raise InvalidValueError(
             f"an image of shape {array.shape} and dtype {array.dtype}{values}",
             fix="uint8, or floats in [0, 1] before they are normalised; or pack(..., window=(low, high)) with the "
             "values that become black and white",
@@ -243,7 +243,7 @@ def _three_channels(array):
     import numpy
 
     if array.shape[2] == 4:
-        raise WrongValue(
+        raise InvalidValueError(
             f"an array of four channels, {array.shape}, and nothing says what the fourth is",
             fix='image[..., :3] leaves it out; PIL.Image.fromarray(image, "RGBA") where it is how opaque a pixel is',
         )

@@ -19,7 +19,7 @@ from tpukit.datasets.item_parts import Columns, brightest_of, check_item, label_
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.masks import is_masked, resize
 from tpukit.essentials.data import inside, only_iterates
-from tpukit.essentials.display import SystemFailed, WrongValue, first_few, screen
+from tpukit.essentials.display import InvalidValueError, SystemFailureError, first_few, screen
 
 _TWICE = 16  # items of a dataset that are read once more: one that is flipped now and then is the same half of the time
 _SAMPLED = 100  # items of a dataset that are read to know it again; of a list, which is in memory, all
@@ -62,7 +62,7 @@ class Items:
                 name, part = next(iter(source.items()))
                 are_words = isinstance(part, list) and all(isinstance(word, str | os.PathLike) for word in part)
                 fix = "pandas.DataFrame(source)" if are_words else f"pass one of its parts: source[{name!r}]"
-            raise WrongValue(f"pack cannot read a {type(source).__name__}", fix=fix)
+            raise InvalidValueError(f"pack cannot read a {type(source).__name__}", fix=fix)
         self._iterator = None if self.by_number else iter(source)
         self._ahead = None  # the first item of a stream, which was read to know what it holds
         failed = None
@@ -82,7 +82,7 @@ class Items:
             return
         if failed:
             failed[1].stop(failed[0])
-        raise WrongValue("the source yields nothing", fix="check its path; a generator can be used only once")
+        raise InvalidValueError("the source yields nothing", fix="check its path; a generator can be used only once")
 
     def _refuse_random(self) -> None:
         """Raise where an item is another one when it is read again: its one draw would be packed for good."""
@@ -94,7 +94,7 @@ class Items:
             pairs = zip(self._one(number), self._one(number), strict=True)
             if all(numpy.array_equal(*pair) for pair in pairs):
                 continue
-            raise WrongValue(
+            raise InvalidValueError(
                 f"item {number} is another one each time it is read: a random transform?",
                 found="packed, every epoch would see the one draw of now",
                 fix="pack the dataset without it; fit(..., augment=tpukit.Augment(flip=0.5)) does it on the device",
@@ -123,7 +123,7 @@ class Items:
         shape = self.shape(size)
         expected = _kind(self.first[0]) if shape is None else list(shape)
         if (_kind(image), len(labels)) != (expected, self.labels):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"item {number} is not like the first one: {_in_words(_kind(image), len(labels))}",
                 found=f"the first one: {_in_words(expected, self.labels)}",
                 fix="all as bytes or all as arrays, with as many labels; size= makes arrays of one shape",
@@ -150,7 +150,7 @@ class Items:
 
     def _classes(self, asked: list[str] | None) -> list[str]:
         if asked and self.labels != 1:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"classes= names the classes of one label, and items have {self.labels}", fix="leave classes= out"
             )
         if self.labels != 1 or asked == []:
@@ -161,7 +161,7 @@ class Items:
         if own and set(own) <= set(asked):
             self._columns = replace(self._columns, own=own)
         elif own and (len(own) != len(asked) or set(own) & set(asked)):  # else these are other names for the same
-            raise WrongValue(
+            raise InvalidValueError(
                 "the dataset has classes that classes= does not name",
                 found=f"{first_few([name for name in own if name not in asked], 4)}; classes= {first_few(asked, 4)}",
                 fix="name all of them, in any order; classes=None takes the names of the dataset",
@@ -266,7 +266,7 @@ class Failed:
         if "  fix:" in str(self.error):  # as of a TFRecord file, which knows better what to do
             self.error.add_note(f"item {number} of the source")
             raise self.error
-        raise SystemFailed(
+        raise SystemFailureError(
             f"item {number} of the source cannot be read",
             found=self.why,
             fix='mend it; or, of a source with numbers, pack(..., damaged="skip") leaves such items out',
@@ -281,7 +281,7 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
     if parts := inside(source):
         names, *others = (class_names(one, label, has_others=has_others) for one in parts)
         if other := next((one for one in others if one != names), None):
-            raise WrongValue(
+            raise InvalidValueError(
                 "the datasets that are joined number their classes differently",
                 found=f"{', '.join(names[:4]) or 'no names'}; and {', '.join(other[:4]) or 'no names'}",
                 fix="give them the same classes, in the same order; or pack each for itself",
@@ -299,7 +299,7 @@ def class_names(source, label: str | None, *, has_others: bool = False) -> list[
         if sorted(numbers[name] for name in names if name in numbers) != list(range(len(names))):
             if has_others:
                 return []
-            raise WrongValue(
+            raise InvalidValueError(
                 "the dataset says two things of its classes",
                 found=f"classes {first_few(names, 4)}; class_to_idx {dict(list(numbers.items())[:4])}",
                 fix="classes=[...] names them in the order of their numbers",
@@ -331,7 +331,7 @@ def store_items(items: Items, folder: Path, size: int | None, *, progress: str |
             display.draw()
         os.fsync(file.fileno())
     if items.length not in (None, len(ends)):
-        raise WrongValue(
+        raise InvalidValueError(
             f"the source yields {len(ends):,} items, and the source has a length of {items.length:,}",
             fix="as many of one as of the other",
         )

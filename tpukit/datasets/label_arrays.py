@@ -14,7 +14,7 @@ import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 _EXACT = 2**24  # float32 holds every integer up to here; a larger identifier would change
 _EXACT_DOUBLE = 2.0**53  # the same for float64
@@ -24,7 +24,7 @@ _MISSING = "is missing"
 _INFINITE = "is no finite number as float32"
 _TOO_SMALL = "is too small for float32, which makes it 0"
 _TOO_LARGE = "is beyond 2**24, where float32 holds not every whole number"
-_LEAVE_OUT = "leave identifiers out of labels=, as `Records.rows` gives each image's row"
+_LEAVE_OUT = "leave identifiers out of labels=, as `PackedImages.rows` gives each image's row"
 _FIXES = {
     _MISSING: "leave these rows out, or give them a number that your loss knows: table.fillna(-1)",
     _INFINITE: "leave these rows out, or divide the label by a constant",
@@ -63,7 +63,7 @@ def as_labels(values, names: Sequence[str], *, first_row: int = 0, what: str = "
             if rows.any():
                 row = int(rows.argmax())
                 more = f"{int(rows.sum()) - 1} more like it"
-                raise WrongValue(
+                raise InvalidValueError(
                     f"label {name!r} of {what} {first_row + row} {why}",
                     found=f"{column[row]}, and {more}; labels are stored as float32",
                     fix=_FIXES[why],
@@ -105,7 +105,7 @@ def _numbers(column, name: str):
     if array.dtype.kind in "biuf":
         return array
     value = array.reshape(-1).tolist()[0]
-    raise WrongValue(
+    raise InvalidValueError(
         f"labels are numbers, and these are not: {name!r} holds {value!r}",
         found=f"dtype {dtype or array.dtype}",
         fix=_as_numbers(name, is_date=array.dtype.kind in "mM"),
@@ -155,7 +155,7 @@ def check_classes(classes: Sequence[str]) -> None:
             problem = "two classes look like one"
             if shorter == longer:
                 problem = "classes= names a class twice"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{problem}",
                 found=f"{shorter!r} and {longer!r}",
                 fix=f"write them in one way: {replace}; or rename the folder",
@@ -224,7 +224,7 @@ def _check_blank(values: list, words: set[str], name: str, classes) -> None:
     if blank:
         row = next(row for row, value in enumerate(values) if value in blank)
         others = f"table[table[{name!r}].str.strip() != '']"
-        raise WrongValue(
+        raise InvalidValueError(
             f"label {name!r} of row {row} is blank",
             found=f"{len(words) - len(blank)} other words",
             fix=f"leave such rows out: {others}; or name them in classes=",
@@ -251,7 +251,7 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
     for row, value in enumerate(values):
         if _is_missing(value):
             read_again = "pack(pandas.read_csv(file, keep_default_na=False)"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"label {name!r} of row {row} is missing",
                 found=f"{value!r} among {', '.join(classes[:4])}",
                 fix=f"leave such rows out: table.dropna(subset=[{name!r}]); "
@@ -261,7 +261,7 @@ def _check_members(values: list, numbers: dict, name: str, *, classes: list[str]
         if value not in numbers:
             more = ", ..." if len(classes) > _SHOWN else ""
             numbers_instead = "where these are words, all whole numbers, from 0"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"label {name!r} of row {row} is none of the classes",
                 found=f"{value!r}; classes {', '.join(classes[:_SHOWN])}{more}",
                 fix=f"all of them names in classes=; or, {numbers_instead}",
@@ -281,7 +281,7 @@ def _refuse_tags(words: set[str], name: str) -> None:
         if divided and len(tags) <= len(words):
             dummies = f"tags = table[{name!r}].str.get_dummies({mark!r})"
             combinations = f"classes=sorted(set(table[{name!r}]))"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"label {name!r} holds several words at once, as {divided[0]!r}",
                 found=f"{len(tags)} of them, in {len(words)} combinations",
                 fix=f"a label for each: {dummies}, pack(table.join(tags), ..., labels=list(tags)); "
@@ -327,7 +327,7 @@ def number_groups(values):
     texts = [_group_name(value) for value in as_list(values)]
     missing = texts.count("")
     if missing:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{missing} images have no group, first image {texts.index('')}",
             fix="name a group for each",
         )

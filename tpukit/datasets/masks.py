@@ -13,7 +13,7 @@ import io
 from typing import NamedTuple
 
 from tpukit.datasets.image_modes import coded, orientation, turn, turn_of, upright
-from tpukit.essentials.display import WrongValue, first_few
+from tpukit.essentials.display import InvalidValueError, first_few
 
 _MASKED = b"tpukit image + mask\0"  # no image format begins so
 _LENGTH = 8  # bytes after it: the length of the image's file
@@ -91,7 +91,7 @@ def _turned_with(mask, size: tuple[int, int], how: int):
     as_stored = (height, width)
     as_turned = (width, height) if how >= 5 else as_stored
     if as_stored == as_turned:
-        raise WrongValue(
+        raise InvalidValueError(
             "the EXIF of the image turns it, and its mask may or may not be turned already",
             found=f"orientation {how}, {width} x {height} pixels",
             fix="save the image as it is to be seen: ImageOps.exif_transpose(image).save(file)",
@@ -151,7 +151,7 @@ def check_alike(image, mask) -> None:
         return
     sizes = [f"{array.shape[1]} x {array.shape[0]}" for array in (image, mask)]
     resized = "mask.resize(image.size, PIL.Image.Resampling.NEAREST)"
-    raise WrongValue(
+    raise InvalidValueError(
         f"the image has {sizes[0]} pixels, and its mask {sizes[1]}",
         fix=f"save the mask at the size of its image: {resized}",
     )
@@ -195,7 +195,7 @@ def read_mask(mask):
         of_colours = "sum(k * (mask == colour).all(-1) for k, colour in enumerate(colours))"
         of_channels = "mask.argmax(0), or mask.argmax(-1) where they are last"
         shape = mask.shape
-        raise WrongValue(
+        raise InvalidValueError(
             f"a mask is (H, W), one class number for each pixel, and this has the shape {shape}",
             fix=f"of colours, {of_colours}; of a channel for each class, {of_channels}",
         )
@@ -204,7 +204,7 @@ def read_mask(mask):
     wrong = ~((mask >= 0) & (mask <= 255) & (mask == numpy.floor(mask)))
     if wrong.any():
         first = mask[wrong][0]
-        raise WrongValue(
+        raise InvalidValueError(
             f"a mask holds class numbers, whole and from 0 to 255, and this {first} ({mask.dtype})",
             fix="numpy.searchsorted(values, mask), where values are those of all masks, sorted; "
             "255 may stand for pixels that do not count, numpy.where(mask < 0, 255, mask), "
@@ -219,13 +219,13 @@ def _numbers_of_image(mask):
 
     if mask.format in ("JPEG", "MPO"):
         two_classes = "PIL.Image.fromarray(numpy.asarray(mask) > 127)"
-        raise WrongValue(
+        raise InvalidValueError(
             "the mask is a JPEG, which blurs class numbers",
             fix=f"draw it again, and save it as PNG; of two classes {two_classes}",
         )
     if len(mask.getbands()) > 1:
         colours = [colour for _, colour in mask.getcolors(mask.width * mask.height)]
-        raise WrongValue(
+        raise InvalidValueError(
             f"a mask is one class number for each pixel, and this is an image of mode {mask.mode}",
             found=f"colours {first_few(colours, 4)}",
             fix="sum(k * (numpy.asarray(mask) == colour).all(-1) "

@@ -25,7 +25,7 @@ from tpukit.datasets.packed_images import PackFolder
 from tpukit.datasets.processes import how_many, run_in_processes
 from tpukit.datasets.source_files import Files, Names
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.display import Explained, SystemFailed
+from tpukit.essentials.display import SystemFailureError, TpukitError
 from tpukit.essentials.environment import part_of
 
 _READ_AHEAD = 4  # threads per process: on a network drive opening a file takes longer than decoding it
@@ -196,7 +196,7 @@ def _write(target: PackFolder, file: Path, rows, source, skip: bool, count) -> N
                 mend = seen or "copy it again"
                 if payload in (os.strerror(errno.ENOENT), os.strerror(errno.EISDIR)):
                     mend = _right_path(source.name(number))
-                raise SystemFailed(
+                raise SystemFailureError(
                     f"image {number} cannot be packed: {source.name(number)}",
                     found=payload,
                     fix=f'{mend}; or pack(..., damaged="skip") leaves such images out and lists them',
@@ -245,7 +245,7 @@ def prepare(source: Files | StoredItems | ReceivedItems, number: int, size: int 
     except (OSError, ValueError, MemoryError) as error:
         if getattr(error, "errno", None) in NOT_DAMAGE:
             raise
-        if isinstance(error, Explained):
+        if isinstance(error, TpukitError):
             return "; ".join(filter(None, [error.fact, error.found])), None, error.fix
         return getattr(error, "strerror", None) or str(error), None, ""
     return (data if size is None else image.tobytes()), image.shape, seen

@@ -13,7 +13,7 @@ from tpukit.datasets.items import Items
 from tpukit.datasets.label_arrays import number_groups
 from tpukit.datasets.pack_tables import is_table_file, load_table, read_columns, refuse_other_file
 from tpukit.datasets.resumable import fact
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,13 @@ def describe_source(
     window = check_window(columns.window)
     columns = replace(columns, window=window)
     if hasattr(labels, "iloc"):
-        raise WrongValue(
+        raise InvalidValueError(
             f"labels= is names of columns, or of what items hold, got a {type(labels).__name__}",
             found=f"{len(labels):,} values",
             fix=f"labels={str(labels.name)!r}" if hasattr(labels, "name") else f"labels={[*map(str, labels)]}",
         )
     if hasattr(source, "to_pandas") and not hasattr(source, "features"):  # of Arrow, polars; not of Hugging Face
-        raise WrongValue(
+        raise InvalidValueError(
             f"pack reads tables of pandas, got a {type(source).__name__}", fix="pack(table.to_pandas(), ...)"
         )
     if is_table_file(source) or (hasattr(source, "columns") and hasattr(source, "iloc")):
@@ -103,7 +103,7 @@ def describe_source(
     elif isinstance(source, str | os.PathLike):
         refuse_other_file(os.fspath(source))
         if labels is not None or groups is not None:
-            raise WrongValue(
+            raise InvalidValueError(
                 "the labels of a folder are its sub-folders, and it has no groups",
                 fix="pass a DataFrame with a path column, with labels= and groups= the names of its columns",
             )
@@ -125,7 +125,7 @@ def _in_their_order(classes) -> list[str]:
         fix = f"classes=range({classes})" if isinstance(classes, int) else f"classes=[{classes!r}, ...]"
         if isinstance(classes, set | frozenset):
             fix = f"a list, in which they have an order: classes={sorted(map(str, classes))}"
-        raise WrongValue(f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix)
+        raise InvalidValueError(f"classes= is the names of all classes, in their order, got {classes!r}", fix=fix)
     return [str(name) for name in classes]
 
 
@@ -134,7 +134,7 @@ def _refuse(columns: Columns, what: str, *names: str) -> None:
     for name in names:
         if getattr(columns, name) is not None:
             kind = {"image": "items that are dicts", "masks": "a table or items"}.get(name, "a table")
-            raise WrongValue(f"{name}= is an argument for {kind}, and this is {what}", fix=f"leave {name}= out")
+            raise InvalidValueError(f"{name}= is an argument for {kind}, and this is {what}", fix=f"leave {name}= out")
 
 
 def _describe_table(source, labels: list, groups, classes, columns: Columns) -> PackSource:
@@ -176,12 +176,12 @@ def _describe_items(source, labels, groups, classes, columns: Columns) -> PackSo
     if not names:
         names = ["label"] if items.labels == 1 else [f"label_{number}" for number in range(items.labels)]
     if len(names) != items.labels:
-        raise WrongValue(
+        raise InvalidValueError(
             f"the items have {items.labels} labels, and labels= names {len(names)}: {', '.join(names)}",
             fix=f"a name for each of the {items.labels}, or none",
         )
     if isinstance(groups, str):
-        raise WrongValue(
+        raise InvalidValueError(
             f"groups= of items is one value for each item, got {groups!r}", fix="groups=list of the values"
         )
     numbers, group_names = number_groups(groups) if groups is not None else (None, [])
@@ -201,7 +201,7 @@ def make_rows(labels, groups):
     import numpy
 
     if groups is not None and len(groups) != len(labels):
-        raise WrongValue(
+        raise InvalidValueError(
             f"the source yields {len(labels):,} items, and groups= has {len(groups):,}",
             fix="as many of one as of the other",
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpukit.datasets.image_folders import FoundFiles
 from tpukit.datasets.label_arrays import as_labels, as_list, encode_words, number_groups
-from tpukit.essentials.display import NoSuchFile, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 
 _SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".csv.zip", ".tsv.zip")
 _READERS = {  # of pandas, for tables in other files
@@ -34,7 +34,7 @@ def refuse_other_file(source: str) -> None:
     fix = "pass the folder it lies in, or unpack it first: unzip, tar -xf"
     if reader:
         fix = _with_pandas(source, reader.format(file=source), " path=, labels=,")
-    raise WrongValue(f"{source} is a file, and pack reads folders, CSV files and tables in memory", fix=fix)
+    raise InvalidValueError(f"{source} is a file, and pack reads folders, CSV files and tables in memory", fix=fix)
 
 
 def load_table(source, *, words: Sequence):
@@ -42,7 +42,7 @@ def load_table(source, *, words: Sequence):
     if not is_table_file(source):
         return source
     if not os.path.isfile(source):
-        raise NoSuchFile(f"there is no file {source}", fix=f"check the path, from {os.getcwd()}")
+        raise PathNotFoundError(f"there is no file {source}", fix=f"check the path, from {os.getcwd()}")
     import pandas
 
     separator = "\t" if ".tsv" in Path(source).suffixes else ","
@@ -62,9 +62,9 @@ def load_table(source, *, words: Sequence):
     return table
 
 
-def _to_be_read_by(source, why: str, found, option: str) -> WrongValue:
+def _to_be_read_by(source, why: str, found, option: str) -> InvalidValueError:
     fix = _with_pandas(source, f"read_csv({os.fspath(source)!r}, {option})")
-    return WrongValue(f"{source} {why}", found=found, fix=fix)
+    return InvalidValueError(f"{source} {why}", found=found, fix=fix)
 
 
 def _with_pandas(source, call: str, columns: str = "") -> str:
@@ -74,14 +74,14 @@ def _with_pandas(source, call: str, columns: str = "") -> str:
 def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks: Hashable, classes) -> FoundFiles:
     """Read the columns of a DataFrame that `pack` names; one label alone may hold words, or numbers of `classes`."""
     if not isinstance(groups, Hashable) or isinstance(groups, tuple):  # a Series, a list
-        raise WrongValue(
+        raise InvalidValueError(
             f"groups= of a table is the name of one of its columns, got a {type(groups).__name__}",
             found=f"columns {', '.join(map(str, table.columns))}",
             fix='groups="patient"; for values that are in no column, table.assign(patient=values) first',
         )
     _check_columns(table, [path, *labels, *(name for name in (groups, masks) if name is not None)], path)
     if classes is not None and len(labels) != 1:
-        raise WrongValue(
+        raise InvalidValueError(
             f"classes= names the classes of one label, and labels= names {len(labels)}",
             fix="leave classes= out; or labels= the one column that says the class",
         )
@@ -91,7 +91,7 @@ def read_columns(table, *, path: Hashable, labels: list, groups: Hashable, masks
             tags = f"pandas.DataFrame(table[{name!r}].tolist(), table.index)"
             if any(isinstance(value, str) for value in several):
                 tags = f"table[{name!r}].str.join('|').str.get_dummies()"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"label {name!r} holds several values at once, as {several!r}",
                 fix=f"a label for each: tags = {tags}, pack(table.join(tags), ..., labels=list(tags))",
             )
@@ -114,15 +114,15 @@ def _check_columns(table, wanted: list, path: Hashable) -> None:
             fix = "name the image files in a column path, and labels= and groups= as the table does"
             if column == path:
                 fix = 'path="file_name" is the column that names the image files'
-            raise WrongValue(f"the table has no column {column!r}", found=there, fix=fix)
+            raise InvalidValueError(f"the table has no column {column!r}", found=there, fix=fix)
         if list(table.columns).count(column) > 1:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the table has the column {column!r} more than once",
                 found=there,
                 fix="table.loc[:, ~table.columns.duplicated()] keeps the first of each",
             )
     if not len(table):
-        raise WrongValue("the table has no row", fix="check how it was made")
+        raise InvalidValueError("the table has no row", fix="check how it was made")
 
 
 def _paths(column, name: Hashable) -> list[str]:
@@ -133,10 +133,12 @@ def _paths(column, name: Hashable) -> list[str]:
         fix = f"drop the rows without one: table.dropna(subset=[{name!r}])"
         if other == other and other is not None:
             fix = f'table[{name!r}].astype(str) + ".png", where the files are called so'
-        raise WrongValue(f"the column {name} holds something else than paths", found=repr(other), fix=fix) from error
+        raise InvalidValueError(
+            f"the column {name} holds something else than paths", found=repr(other), fix=fix
+        ) from error
     for row, path in enumerate(names):
         if "\0" in path:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the path of row {row} holds a zero character, which no path can",
                 found=repr(path),
                 fix="check how the paths were made; a fixed-width field is cut with path.rstrip('\\0')",

@@ -11,7 +11,7 @@ from tpukit.datasets.image_folders import most_frequent
 from tpukit.datasets.resumable import ResumableFolder
 from tpukit.datasets.source_files import Names
 from tpukit.datasets.stored_images import StoredImages
-from tpukit.essentials.display import SystemFailed, WrongValue, counted, first_few, human_size
+from tpukit.essentials.display import InvalidValueError, SystemFailureError, counted, first_few, human_size
 
 _NOT_PIXELS = ("seed", "shard", "missing")  # of a plan: which images, and in which order
 
@@ -25,7 +25,7 @@ class PackFolder(ResumableFolder):
     repair = "copy it again from where it is whole, or pack the images again into a new folder"
 
 
-class Records(StoredImages):
+class PackedImages(StoredImages):
     """A pack as a map-style dataset, and as a source of whole batches.
 
     `[i]` is `(image, labels)`: (3, H, W) uint8 tensor in [0, 255] and (L,) float32 tensor, or () int64 of a class;
@@ -85,9 +85,9 @@ class Records(StoredImages):
             if size is not None:
                 self._shape = (size, size, 3 + self.has_masks)
         elif size is not None and self._shape[:2] != (size, size):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{folder} holds pixels of {self._shape[0]} x {self._shape[1]}, not of {size} x {size}",
-                fix=f"Records(folder), or pack(..., size={size}) into another folder",
+                fix=f"PackedImages(folder), or pack(..., size={size}) into another folder",
             )
 
     @property
@@ -139,15 +139,15 @@ class Records(StoredImages):
         return "\n      ".join(lines)
 
     def __reduce__(self):
-        return partial(Records, exact=self.exact), (self.folder, self.size), self._relabelled()
+        return partial(PackedImages, exact=self.exact), (self.folder, self.size), self._relabelled()
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """(H, W, 3) of every image; (H, W, 4) with masks."""
         if self._shape is None:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the images in {self.folder} differ in size, so they do not fit into one batch",
-                fix="Records(folder, size=128) decodes all of them at one",
+                fix="PackedImages(folder, size=128) decodes all of them at one",
             )
         return self._shape
 
@@ -209,7 +209,7 @@ class Records(StoredImages):
             try:
                 return decode(stored, self.size, exact=self.exact, out=out, window=self._window)
             except ValueError as error:
-                raise SystemFailed(
+                raise SystemFailureError(
                     f"image {index} of {self.folder} cannot be decoded: {self.name(index)}",
                     found=error,
                     fix="leave it out, torch.utils.data.Subset(records, indices), or pack the images again",

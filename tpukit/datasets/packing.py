@@ -27,9 +27,9 @@ from tpukit.datasets.pack_shards import (
     write_shards,
 )
 from tpukit.datasets.pack_sources import PackSource, describe_source, make_rows
-from tpukit.datasets.packed_images import PackFolder, Records
+from tpukit.datasets.packed_images import PackedImages, PackFolder
 from tpukit.datasets.source_files import Files, Names, find_changed, look_at
-from tpukit.essentials.display import NotInstalled, SystemFailed, WrongValue
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError
 
 _FEW = 0.1  # of the images may be left out; more are rather a wrong path than damage
 
@@ -60,7 +60,7 @@ def pack(
     pixels. Images are turned as their EXIF says, what is transparent shows white, grey ones have three equal channels,
     and of several pages or frames the first is taken. An image in memory is its pixels. Interrupted at any moment, even
     by the machine, the same call goes on where it stopped; when all is packed it returns at once. One pack is enough
-    for all folds: `Records.rows` says which row of the table each image was.
+    for all folds: `PackedImages.rows` says which row of the table each image was.
 
     A folder that holds a pack of something else is left alone. Names, labels and groups are compared, and the sizes of
     the files, 20,000 of them where there are more; where times or places differ, up to a hundred files with what was
@@ -84,10 +84,10 @@ def pack(
             the first of label, labels, fine_label, target, targets; [] for none). Stored as float32. A single column
             of words is stored as classes.
         groups: the column that says what belongs together, such as a patient, of a table; one value for each
-            item, of items. `Records.split` has no group on both sides.
+            item, of items. `PackedImages.split` has no group on both sides.
         classes: what the numbers of a single label stand for, in their order, such as `train.classes`; None for a
             folder's sub-folders or a column's words, sorted, or what a dataset says (`dataset.classes`,
-            `features["label"].names`). With classes, `Records.labels` is (N,) int64. () for none.
+            `features["label"].names`). With classes, `PackedImages.labels` is (N,) int64. () for none.
         path: the column of a table that names the image files; None for "path".
         root: the folder that paths in a table begin at; None for the current one, or that of the CSV file.
         image: the key of the image in items that are dicts; None for the first of image, img, pixel_values.
@@ -101,26 +101,26 @@ def pack(
         seed: decides the order.
         shard: images per file.
         damaged: "raise"; or "skip" to leave out what is no whole image, up to a tenth of all, or the share that may
-            be left out, as 0.5. How many and why is printed; `Records.skipped` lists them.
+            be left out, as 0.5. How many and why is printed; `PackedImages.skipped` lists them.
         workers: processes that decode; None for one per CPU.
         progress: "panel", "line", "text" or "off", as for `launch`; None decides by where this runs.
 
     Returns:
-        The finished `Records`. What they hold is printed: how many images each class has, which files of a folder were
+        The finished `PackedImages`. What they hold is printed: how many images each class has, which files of a folder were
         left out, how many images are there more than once, some with other labels, and what rarely is meant: 16 bits
         that are nearly black, masks of nothing but 0 and 255.
 
     Raises:
         ValueError: an argument or the source is not as above, images have no labels of one length, a label would not
             be the same as float32, or more images are damaged than may be left out.
-        NoRoom: the disk is too small, which is known before the first image is packed, and what would fit.
+        DiskFullError: the disk is too small, which is known before the first image is packed, and what would fit.
         OSError: an image is damaged or missing, named in the message; or the disk is full.
         FileExistsError: the folder holds another pack, or somebody's files.
         ModuleNotFoundError: array_record or simplejpeg is not installed.
     """
     check_arguments(damaged, size=size, shard=shard, workers=workers)
     if jpeg_decoder() is None:
-        raise NotInstalled(
+        raise NotInstalledError(
             "pack looks for damage with simplejpeg, and it is not installed: Pillow takes half a JPEG for a whole one",
             fix="%pip install simplejpeg, then run this cell again",
         )
@@ -144,7 +144,9 @@ def share_of(damaged: str | float) -> float:
     if isinstance(damaged, str):
         damaged = {"raise": 0.0, "skip": _FEW}.get(damaged, damaged)
     if isinstance(damaged, bool) or not isinstance(damaged, int | float) or not 0 <= damaged <= 1:
-        raise WrongValue(f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}', fix='damaged="skip"')
+        raise InvalidValueError(
+            f'damaged is "raise", "skip", or a share from 0 to 1, got {damaged!r}', fix='damaged="skip"'
+        )
     return damaged
 
 
@@ -154,7 +156,7 @@ def _folders(folder) -> list[Path]:
 
 def pack_described(
     described: PackSource, folder, *, size, seed, shard, damaged, workers, progress, otherwise: Sequence[dict] = ()
-) -> Records:
+) -> PackedImages:
     """Pack what a PackSource describes; everything else is as for `pack`.
 
     `otherwise` are settings in place of the source's own, the first of which is taken that fits the disk.
@@ -168,7 +170,7 @@ def pack_described(
         if target.is_finished:
             if another := target.differences(target.read_manifest()["plan"]):
                 raise FileExistsError(another)
-            records = Records(target.folder)
+            records = PackedImages(target.folder)
             if described.items is None:
                 for name in ("names", "looks.npy"):
                     if fault := find_fault(target.folder / name, records.files[name]):
@@ -180,17 +182,17 @@ def pack_described(
         else:
             room.check(target)
             _fill(target, described, share, workers, progress, room)
-            records = Records(target.folder)
+            records = PackedImages(target.folder)
     print(f"pack: {records.report}")
     if records.skipped:
         left_out = f"{len(records.skipped):,} of {len(records.skipped) + len(records):,} images were left out"
         if share == 0:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{left_out} of this pack as damaged",
                 found=_reasons(records.skipped),
                 fix='pack(..., damaged="skip") agrees to that; or copy the images again and pack into a new folder',
             )
-        print(f"pack: {left_out}: {_reasons(records.skipped)}; Records.skipped lists them")
+        print(f"pack: {left_out}: {_reasons(records.skipped)}; PackedImages.skipped lists them")
     return records
 
 
@@ -277,7 +279,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
     notes = [json.loads(note_of(target, file).read_bytes()) for file in files]
     skipped = sorted((image for note in notes for image in note["skipped"]), key=lambda image: image["row"])
     if len(skipped) == len(planned):
-        raise WrongValue(
+        raise InvalidValueError(
             f"none of the {len(planned)} images can be decoded, for instance {skipped[0]}",
             fix="check that these are images, and that the paths are right",
         )
@@ -285,7 +287,7 @@ def _finish(described: PackSource, target: PackFolder, share: float) -> None:
         for file, note in zip(files, notes, strict=True):
             if note["skipped"]:
                 file.unlink()  # so that images that are put in their place are packed
-        raise WrongValue(
+        raise InvalidValueError(
             f"{len(skipped):,} of {len(planned):,} images are damaged or missing, and {share:.0%} may be left out",
             found=_reasons(skipped),
             fix=f"check the paths, and call again; or damaged={math.ceil(100 * len(skipped) / len(planned)) / 100}",
@@ -352,7 +354,7 @@ def _reasons(skipped: list[dict]) -> str:
 def _full(folder: Path) -> OSError:
     done = list(folder.glob("*.array_record"))
     packed, free = sum(file.stat().st_size for file in done), shutil.disk_usage(folder).free
-    return SystemFailed(
+    return SystemFailureError(
         f"the disk of {folder} is full",
         found=f"{len(done)} files of {packed / 1e6:,.0f} MB are packed, {free / 1e6:,.0f} MB are free",
         fix="make room and call pack again, it continues from here; or pack onto a larger disk",

@@ -10,11 +10,14 @@ from pathlib import Path
 
 from tpukit.datasets import locks
 from tpukit.datasets.checked_files import remove_parts, seal, unseal, write_file
-from tpukit.essentials.display import NoSuchFile, SystemFailed, WrongValue, explain
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, SystemFailureError, explain
 
 UNFINISHED = "unfinished"  # the sub-folder of what is only needed until the manifest is there
 
-_OPENED_BY = {"pack": ("Records(folder)", "build_cache(Records(folder), ...)"), "cache": ("Cache(folder)",)}
+_OPENED_BY = {
+    "pack": ("PackedImages(folder)", "build_image_cache(PackedImages(folder), ...)"),
+    "cache": ("CachedImages(folder)",),
+}
 
 
 def fact(words: str, data: bytes) -> dict:
@@ -72,7 +75,7 @@ class ResumableFolder:
             fix = f"pass the folder that {self.make} has written"
             if UNFINISHED in there:
                 fix = f"call {self.make} as before: it continues where it was interrupted"
-            raise NoSuchFile(f"{self.folder} holds no finished {self.kind}", found=there, fix=fix) from None
+            raise PathNotFoundError(f"{self.folder} holds no finished {self.kind}", found=there, fix=fix) from None
         try:
             manifest = unseal(data)
         except ValueError as error:
@@ -86,7 +89,7 @@ class ResumableFolder:
                 fix = f"call {self.make} again with a new folder; or use the tpukit that wrote this one"
             elif found.startswith("tpukit "):
                 fix = f"this folder is for another call: {' or '.join(_OPENED_BY.get(found.split()[1], ()))}"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{self.folder} holds no {self.kind} that this tpukit can read",
                 found=f"a {self.manifest_name} of {found}, not of {self.format}",
                 fix=fix,
@@ -96,7 +99,7 @@ class ResumableFolder:
     def damaged(self, found: str) -> OSError:
         """Return the error to raise where the folder is no longer what was written."""
         fix = self.repair.format(folder=self.folder)
-        return SystemFailed(f"the {self.kind} in {self.folder} is damaged", found=found, fix=fix)
+        return SystemFailureError(f"the {self.kind} in {self.folder} is damaged", found=found, fix=fix)
 
     def differences(self, plan: dict) -> str | None:
         """Say in what the plan of this folder, as it was found there, is not the one asked for; None: in nothing."""

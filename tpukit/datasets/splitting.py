@@ -1,6 +1,6 @@
 """Split images into two parts with no group in both: as near to the wanted share as whole groups allow."""
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
@@ -19,12 +19,12 @@ def split_by_group(groups, valid: float = 0.2, seed: int = 0, stratify=None):
     import numpy
 
     if isinstance(valid, str) or not 0 < valid < 1:
-        raise WrongValue(
+        raise InvalidValueError(
             f"valid is the share of the images to validate on, between 0 and 1, got {valid!r}", fix="valid=0.2"
         )
     names, numbers = numpy.unique(groups, return_inverse=True)
     if len(names) < 2:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{len(numbers):,} images in one group cannot be split",
             fix="pack(..., groups=...) with the column that says which images belong together",
         )
@@ -89,7 +89,7 @@ def _checked(stratify, count: int):
 
     values = numpy.asarray(stratify)
     if values.shape[:1] != (count,) or values.ndim > 2:
-        raise WrongValue(
+        raise InvalidValueError(
             f"stratify= has the shape {values.shape}, and there are {count:,} images",
             fix="one class for each image, or a row of zeros and ones",
         )
@@ -103,7 +103,7 @@ def _kinds(stratify, count: int) -> list:
     values = _checked(stratify, count)
     if values.ndim == 2:
         if not numpy.isin(values, (0, 1)).all():
-            raise WrongValue(
+            raise InvalidValueError(
                 "stratify= in columns holds zeros and ones",
                 found=values[~numpy.isin(values, (0, 1))][0],
                 fix="stratify=(N,) classes, or labels > 0.5",
@@ -111,7 +111,7 @@ def _kinds(stratify, count: int) -> list:
         return list(values.T.astype(float))
     classes, numbers = numpy.unique(values, return_inverse=True)
     if len(classes) > max(2, count // 2):
-        raise WrongValue(
+        raise InvalidValueError(
             f"stratify= has {len(classes):,} classes for {count:,} images",
             found=classes[:4].tolist(),
             fix="of a quantity, classes of it: numpy.digitize(values, numpy.quantile(values, [0.25, 0.5, 0.75]))",

@@ -6,7 +6,7 @@ from pathlib import Path
 from tpukit.datasets.label_arrays import are_other_numbers
 from tpukit.datasets.splitting import split_by_group
 from tpukit.essentials.data import split_masks
-from tpukit.essentials.display import WrongType, WrongValue, as_html, counted, explain, first_few
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, as_html, counted, explain, first_few
 
 
 class StoredImages:
@@ -63,7 +63,7 @@ class StoredImages:
         if self.classes and labels.shape[1:] == (1,):  # of a table's one column
             labels = labels[:, 0]
         if labels.shape[:1] != (len(self),):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"there are {len(self):,} images, and labels of shape {labels.shape}",
                 fix="one label, or one row of them, for each: table.labels.to_numpy()[images.rows]",
             )
@@ -72,11 +72,11 @@ class StoredImages:
             fix = "leave such images out, or number them"
             if wrong in self.classes:
                 fix = "the numbers of these classes: [images.classes.index(word) for word in words]"
-            raise WrongValue("labels are finite numbers", found=repr(wrong), fix=fix)
+            raise InvalidValueError("labels are finite numbers", found=repr(wrong), fix=fix)
         if self.classes and labels.ndim == 1:
             wrong = (labels < 0) | (labels >= len(self.classes)) | (labels % 1 != 0)
             if wrong.any():
-                raise WrongValue(
+                raise InvalidValueError(
                     f"label {labels[wrong][0]} is none of the {len(self.classes)} classes",
                     found=first_few(self.classes, 8),
                     fix="numbers from 0, in the order of .classes; for other classes pack again",
@@ -93,14 +93,14 @@ class StoredImages:
 
         last = int(self.rows.max(initial=-1))
         if len(labels) <= last:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the labels have {len(labels):,} rows, and the images were rows 0 to {last:,} of a table",
                 fix="labels of all rows of that table; or labels.to_numpy() in the order of the images, see .rows",
             )
         # Of what was put in the order of the images, as by `.iloc[images.rows]`, the index shows it.
         back = labels.index[numpy.argsort(self.rows)] if len(labels) == len(self) else labels.index
         if back.is_monotonic_increasing and not labels.index.is_monotonic_increasing:
-            raise WrongValue(
+            raise InvalidValueError(
                 "the labels seem to be in the order of the images already, and those of pandas in that of the table",
                 found=f"index {first_few(labels.index.tolist(), 8)}",
                 fix="labels.to_numpy() where that is so; where the table was shuffled, labels.reset_index(drop=True)",
@@ -144,7 +144,7 @@ class StoredImages:
         try:
             index = operator.index(index)
         except TypeError:
-            raise WrongType(
+            raise InvalidTypeError(
                 f"one image is asked for by its number, got {index!r}",
                 fix="images.take(indices) for several; torch.utils.data.Subset(images, indices) as a dataset",
             ) from None
@@ -170,7 +170,7 @@ class StoredImages:
         if not indices.size:
             return numpy.empty(0, numpy.int64)
         if indices.ndim != 1 or indices.dtype.kind not in "iu":  # numpy would take True for 1
-            raise WrongValue(
+            raise InvalidValueError(
                 f"indices are one list of whole numbers, got shape {indices.shape} of {indices.dtype}",
                 fix="numpy.flatnonzero(mask), where this is a mask",
             )
@@ -186,7 +186,7 @@ class StoredImages:
     def _check_out(self, out, count: int) -> None:
         """Raise unless `out` is an array that takes this many images."""
         if out.shape != (count, *self.shape) or out.dtype != "uint8":
-            raise WrongValue(
+            raise InvalidValueError(
                 f"take writes {(count, *self.shape)} uint8, and out is {out.shape} {out.dtype}",
                 fix=f"out=numpy.empty({(count, *self.shape)}, numpy.uint8), or leave it out",
             )

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from tpukit.datasets.resumable import fact
-from tpukit.essentials.display import NoSuchFile, SystemFailed, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, SystemFailureError
 
 _CHECKSUM = 4  # bytes
 _HEAD = 8 + _CHECKSUM  # bytes: the length and its checksum
@@ -60,7 +60,7 @@ def read_tfrecords(
     """
     names = (files,) if isinstance(files, str | os.PathLike) else tuple(files)
     if not names:
-        raise WrongValue(
+        raise InvalidValueError(
             "read_tfrecords got no files",
             fix="check the pattern, as in sorted(Path(folder).glob('*.tfrec'))",
         )
@@ -69,7 +69,7 @@ def read_tfrecords(
     for name in names:
         if not os.path.isfile(name):
             kind = "is no file" if os.path.exists(name) else "does not exist"
-            raise NoSuchFile(
+            raise PathNotFoundError(
                 f"{name} {kind}",
                 fix="pass the paths of the files themselves: sorted(Path(folder).glob('*.tfrec'))",
             )
@@ -109,7 +109,7 @@ class TFRecords:
                 for name in self.labels:
                     values += _numbers(features, name, where)
                 if width is not None and len(values) != width:
-                    raise WrongValue(
+                    raise InvalidValueError(
                         f"{where} has {len(values)} label values where those before have {width}",
                         found=_listed(features),
                         fix="name features of one length: labels=(...)",
@@ -215,7 +215,7 @@ def _fits(data: bytes, check: bytes) -> bool:
 
 
 def _damaged(problem: str, found: str) -> OSError:
-    return SystemFailed(
+    return SystemFailureError(
         f"{problem}",
         found=found,
         fix="copy or download this file again, or leave it out",
@@ -229,7 +229,7 @@ def _features(record: bytes, where: str):
     try:
         return _example().FromString(record).features.feature
     except DecodeError as error:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{where} is no tf.train.Example",
             found=f"{len(record):,} bytes that begin {record[:12]!r}",
             fix="leave this file out; only examples with an image and its labels can be packed",
@@ -247,7 +247,7 @@ def _feature(features, name: str, where: str, *, argument: str) -> _Feature:
     """Return a feature; raise if the record lacks it."""
     kind = features[name].WhichOneof("kind") if name in features else None
     if kind is None:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{where} has no feature {name!r}",
             found=_listed(features),
             fix=f"read_tfrecords(files, {argument}) with a name that is there",
@@ -258,7 +258,7 @@ def _feature(features, name: str, where: str, *, argument: str) -> _Feature:
 def _image(features, name: str, where: str) -> bytes:
     kind, values = _feature(features, name, where, argument="image=...")
     if kind != "bytes_list" or len(values) != 1 or not values[0]:
-        raise WrongValue(
+        raise InvalidValueError(
             f"feature {name!r} of {where} holds no image: one string of bytes is needed",
             found=_listed(features),
             fix="read_tfrecords(files, image=...) with the feature that holds the encoded image",
@@ -270,14 +270,14 @@ def _numbers(features, name: str, where: str) -> list:
     """Return the values of a label; raise if float32 cannot hold them."""
     kind, values = _feature(features, name, where, argument="labels=(...)")
     if kind == "bytes_list":
-        raise WrongValue(
+        raise InvalidValueError(
             f"feature {name!r} of {where} holds bytes, and labels are numbers",
             found=_listed(features),
             fix="read_tfrecords(files, labels=(...)) with features of integers or floats",
         )
     # A larger integer, usually an identifier, would change when it is stored as float32.
     if kind == "int64_list" and any(abs(value) > _EXACT for value in values):
-        raise WrongValue(
+        raise InvalidValueError(
             f"feature {name!r} of {where} is too large for a label, which is a float32",
             found=f"{max(values, key=abs)}, beyond 2**24",
             fix=f"leave {name!r} out of labels=(...)",

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpukit.essentials.display import WrongValue, counted, figure_inputs, plural
+from tpukit.essentials.display import InvalidValueError, counted, figure_inputs, plural
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +111,7 @@ def auroc_table(
     names = list(range(labels.shape[1]) if names is None else names)
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
-        raise WrongValue(
+        raise InvalidValueError(
             f"labels, probabilities and names are of the same labels, got {shapes}",
             fix="one name for each column, and one probability for each label",
         )
@@ -216,17 +216,17 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
     groups = np.unique(groups, return_inverse=True)[1]
     if not len(truth) == len(chances) == len(groups):
         counts = f"{len(truth)}, {len(chances)} and {len(groups)}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"one label, one probability and one group for each sample, got {counts}",
             fix="pass them of the same samples, in the same order",
         )
     check_yes_or_no(truth)
     if np.isnan(chances).any():
         found = f"{np.isnan(chances).sum()} probabilities that are nan"
-        raise WrongValue("probabilities are numbers", found=found, fix="look at the loss first")
+        raise InvalidValueError("probabilities are numbers", found=found, fix="look at the loss first")
     if not 0 < truth.sum() < len(truth):
         have = f"{truth.sum():.0f} of {len(truth)} have it"
-        raise WrongValue(
+        raise InvalidValueError(
             f"curves need samples with the label and without, and {have}",
             fix="a larger validation set, or another label",
         )
@@ -234,12 +234,12 @@ def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
 
 
 def check_yes_or_no(labels: np.ndarray) -> None:
-    """Raise WrongValue if a label is neither 0 nor 1: it may be a prediction in its place."""
+    """Raise InvalidValueError if a label is neither 0 nor 1: it may be a prediction in its place."""
     import numpy as np
 
     wrong = ~np.isin(labels, (0, 1))
     if wrong.any():
-        raise WrongValue(
+        raise InvalidValueError(
             "labels are 0 or 1",
             found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
             fix="labels in the first argument, the model's outputs in the second",

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.metrics.areas import FEW, above_each, count_groups, drawn_weights, one_label
 
 _PERCENTILES = (2.5, 97.5)
@@ -67,7 +67,7 @@ def sensitivity_at(
 
     if not 0 <= specificity <= 1:
         fact = f"a specificity is a share, 0 to 1, got {specificity}"
-        raise WrongValue(fact, fix="0.9 for 90 %")
+        raise InvalidValueError(fact, fix="0.9 for 90 %")
     truth, chances, numbers = one_label(labels, probabilities, groups)
     scores, rank = np.unique(chances, return_inverse=True)
     best = _best(truth, rank, np.ones(len(truth)), specificity=specificity)

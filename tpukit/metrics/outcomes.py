@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
 from tpukit.metrics.areas import as_array, check_yes_or_no
 
@@ -53,7 +53,7 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
     chances = as_array(probabilities)
     if truth.ndim != 1 or truth.shape != chances.shape:
         shapes = f"{truth.shape} and {chances.shape}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"an outcome is of one label, (N,), and its probability, got {shapes}",
             fix="labels[:, 0] and probabilities[:, 0] for the first label",
         )
@@ -162,7 +162,7 @@ def show_outcomes(
     if len(words) != len(images) or (notes is not None and len(notes) != len(images)):
         counts = f"{len(images)} images and {len(words)} labels"
         indexed = "images[chosen], labels[chosen], probabilities[chosen]"
-        raise WrongValue(
+        raise InvalidValueError(
             f"each image has one label and one probability, got {counts}",
             fix=f"index all of them with the same numbers: {indexed}",
         )

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
 
 if TYPE_CHECKING:
@@ -146,12 +146,12 @@ def _chances(probabilities: Any, images: int) -> np.ndarray:
     """Return the probabilities as (N, L) in [0, 1]."""
     chances = figure_inputs.as_array(probabilities)
     if chances.ndim != 2 or len(chances) != images or not chances.shape[1]:
-        raise WrongValue(
+        raise InvalidValueError(
             f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}",
             fix="pass them for the same images; for one label, probabilities[:, None]",
         )
     if not ((chances >= 0) & (chances <= 1)).all():
-        raise WrongValue(
+        raise InvalidValueError(
             f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
             fix="if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first",
         )
@@ -169,7 +169,7 @@ def _truth(labels: Any, chances: np.ndarray) -> np.ndarray:
     if truth.shape != chances.shape:
         found = f"{truth.shape[1]} columns" if truth.ndim == 2 else f"class {truth.max()}"
         fact = f"probabilities are of {count} labels, labels have {found}"
-        raise WrongValue(fact, fix="pass the same labels to both, in the same order")
+        raise InvalidValueError(fact, fix="pass the same labels to both, in the same order")
     return truth.astype(bool)
 
 

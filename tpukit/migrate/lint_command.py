@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from tpukit.essentials.display import Explained, counted
+from tpukit.essentials.display import TpukitError, counted
 from tpukit.migrate.lint_sources import files_in
 from tpukit.migrate.linting import lint, printable
 
@@ -25,7 +25,7 @@ def run(given: argparse.Namespace) -> int:
     findings that remain count.
     """
     skipped: list[Path] = []
-    errors: list[Explained] = []
+    errors: list[TpukitError] = []
     findings = []
     files = 0
     try:
@@ -34,7 +34,7 @@ def run(given: argparse.Namespace) -> int:
                 report = lint(path)
                 if given.fix and not given.diff and report.fix():
                     report = lint(path)
-            except Explained as error:
+            except TpukitError as error:
                 errors.append(error)
                 continue
             files += 1

@@ -14,7 +14,7 @@ from json.decoder import scanstring
 from json.scanner import py_make_scanner
 from pathlib import Path
 
-from tpukit.essentials.display import Explained, NoSuchFile, SystemFailed, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, SystemFailureError, TpukitError
 from tpukit.migrate.code_pieces import split_lines
 
 # Folders of installed or built files, as ruff skips them; other environments have one of the marks.
@@ -54,10 +54,10 @@ class LintSource:
 
     def __init__(self, path: Path):
         if not path.is_file():
-            raise NoSuchFile(f"there is no file {path}", fix=f"a path from here, {Path.cwd()}")
+            raise PathNotFoundError(f"there is no file {path}", fix=f"a path from here, {Path.cwd()}")
         if path.suffix not in _FIXES:
             fix = "a file .ipynb or .py, or a folder"
-            raise WrongValue(f"{path} is not a notebook and not a script", fix=fix)
+            raise InvalidValueError(f"{path} is not a notebook and not a script", fix=fix)
         self.path = path
         self.texts: list[str] = []
         self.numbers: list[int | None] = []
@@ -66,7 +66,7 @@ class LintSource:
             self._read(path.read_bytes())
         except _UNREADABLE as error:
             fix = _FIXES[path.suffix]
-            raise WrongValue(f"{path} cannot be read", found=error, fix=fix) from error
+            raise InvalidValueError(f"{path} cannot be read", found=error, fix=fix) from error
 
     def _read(self, data: bytes) -> None:
         # The encoding of a script stands in its first lines; JSON is UTF-8.
@@ -127,7 +127,7 @@ def _cells_of(book: dict) -> list[dict]:
     return list(itertools.chain.from_iterable(sheet["cells"] for sheet in sheets))
 
 
-def files_in(paths: list[Path], *, skipped: list[Path], errors: list[Explained]) -> Iterator[Path]:
+def files_in(paths: list[Path], *, skipped: list[Path], errors: list[TpukitError]) -> Iterator[Path]:
     """Give each file once, and the notebooks and scripts in folders.
 
     `skipped` receives the folders that are not searched, but hidden folders are not listed.
@@ -141,10 +141,10 @@ def files_in(paths: list[Path], *, skipped: list[Path], errors: list[Explained])
                 yield file
 
 
-def _inside(folder: Path, skipped: list[Path], errors: list[Explained]) -> Iterator[Path]:
+def _inside(folder: Path, skipped: list[Path], errors: list[TpukitError]) -> Iterator[Path]:
     def refuse(error: OSError) -> None:
         fact = f"{error.filename} cannot be read: {error.strerror}"
-        errors.append(SystemFailed(fact, fix=f"chmod u+rx {error.filename}"))
+        errors.append(SystemFailureError(fact, fix=f"chmod u+rx {error.filename}"))
 
     for place, folders, names in os.walk(folder, onerror=refuse):
         visible = [Path(place, name) for name in sorted(folders) if not name.startswith(".")]

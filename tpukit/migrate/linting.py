@@ -6,7 +6,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.display import SystemFailed
+from tpukit.essentials.display import SystemFailureError
 from tpukit.migrate.code_pieces import pieces_of
 from tpukit.migrate.lint_sources import LintSource
 from tpukit.migrate.name_checks import Checker, NameFinding
@@ -52,7 +52,7 @@ class LintReport:
         """Write the safe renames into the file; return whether it had any.
 
         Raises:
-            SystemFailed: the file or its folder is read-only, or the disk is full.
+            SystemFailureError: the file or its folder is read-only, or the disk is full.
         """
         if self.fixed_texts == self.texts:
             return False
@@ -66,7 +66,7 @@ class LintReport:
             os.replace(name, target)  # after a power cut the old file is there or the new one
         except OSError as error:
             fix = f"chmod u+w {target.parent}"
-            raise SystemFailed(f"{target} cannot be written: {error}", fix=fix) from error
+            raise SystemFailureError(f"{target} cannot be written: {error}", fix=fix) from error
         return True
 
 
@@ -74,8 +74,8 @@ def lint(path: str | Path) -> LintReport:
     """Find the names in a notebook or a script that are not as they were; write nothing.
 
     Raises:
-        NoSuchFile: it is not there.
-        WrongValue: it is not a notebook and not a script, or cannot be read.
+        PathNotFoundError: it is not there.
+        InvalidValueError: it is not a notebook and not a script, or cannot be read.
     """
     source = LintSource(Path(path))
     texts = list(source.texts)

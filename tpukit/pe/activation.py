@@ -3,7 +3,7 @@
 The embolus is known for phantoms only.
 """
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import LABELS
 
 
@@ -35,12 +35,12 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     from tpukit.pe.layer_cam import LayerCAM
 
     if label not in LABELS:
-        raise WrongValue(f"there is no label {label!r}", fix=f"one of {', '.join(LABELS)}")
+        raise InvalidValueError(f"there is no label {label!r}", fix=f"one of {', '.join(LABELS)}")
     try:
         module = model.get_submodule(layer)
     except AttributeError:
         layers = ", ".join(name for name, _ in model.named_children())
-        raise WrongValue(
+        raise InvalidValueError(
             f"the network has no layer {layer!r}",
             found=layers,
             fix="one of these",
@@ -88,12 +88,12 @@ def enlarge(maps, shape: tuple):
     array = np.asarray(maps, np.float32)
     if array.ndim != 3 or len(shape) != 3 or len(array) != shape[0]:
         given = f"got {array.shape} and {tuple(shape)}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"maps are (N, h, w) and masks (N, H, W), of the same images, {given}",
             fix="index both with the same numbers: maps[chosen], masks[chosen]",
         )
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise WrongValue(
+        raise InvalidValueError(
             f"a map has finite values of 0 or more, got {array.min():.4g} to {array.max():.4g}",
             fix="the outputs of class_activation(model), as they are",
         )

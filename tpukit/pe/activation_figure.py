@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
 from tpukit.metrics import as_array
 from tpukit.pe.activation import attention_in_mask, enlarge
@@ -102,7 +102,7 @@ def _check_lengths(images: Any, **others: Any) -> None:
             wrong.append(f"{len(values)} {name}")
     if wrong:
         everything = "images[chosen], maps[chosen], masks[chosen]"
-        raise WrongValue(
+        raise InvalidValueError(
             f"there are {len(images)} images, and {', '.join(wrong)}",
             fix=f"index all of them with the same numbers: {everything}",
         )

@@ -8,7 +8,7 @@ temperature T divides the logits:
 
 from dataclasses import dataclass
 
-from tpukit.essentials.display import WrongValue, counted
+from tpukit.essentials.display import InvalidValueError, counted
 from tpukit.metrics import FEW, count_groups
 from tpukit.pe.challenge import IMAGE_WEIGHT, STUDY, image_share, log_loss, match_tables
 from tpukit.pe.labels import EXAM_LABELS, LABELS
@@ -53,7 +53,7 @@ class Temperatures:
 
         both = self.studies & set(table[STUDY])
         if both:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{len(both)} of the studies are those that the temperatures were fitted on",
                 found=min(both),
                 fix="fit on another fold than the one that is judged",

@@ -14,7 +14,7 @@ Detection" (Kaggle, 2020).
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import EXAM_LABELS, IMAGE, LABELS, STUDY, check_columns, check_yes_or_no
 
 EXAM_WEIGHTS = {
@@ -77,7 +77,7 @@ def exams_of(table, name: str = "table") -> Exams:
     check_columns(table, (STUDY, IMAGE, *LABELS), f"the {name} has", fix=fix)
     repeated = table[IMAGE].duplicated()
     if repeated.any():
-        raise WrongValue(
+        raise InvalidValueError(
             f"{int(repeated.sum())} images occur twice in the {name}",
             found=table.loc[repeated.idxmax(), IMAGE],
             fix='table.drop_duplicates("SOPInstanceUID"), if the rows agree',
@@ -86,7 +86,7 @@ def exams_of(table, name: str = "table") -> Exams:
     exam, studies = pd.factorize(table[STUDY])
     if (exam < 0).any():
         row = int((exam < 0).argmax())
-        raise WrongValue(f"a StudyInstanceUID is missing in the {name}", found=f"row {row}")
+        raise InvalidValueError(f"a StudyInstanceUID is missing in the {name}", found=f"row {row}")
     first_row = np.full(len(studies), len(exam))
     np.minimum.at(first_row, exam, np.arange(len(exam)))
     answers = values[first_row, 1:]
@@ -95,7 +95,7 @@ def exams_of(table, name: str = "table") -> Exams:
         row, column = np.argwhere(varies)[0]
         both = f"{answers[exam[row], column]} and {values[row, column + 1]}"
         transform = f'table.groupby("{STUDY}")[label].transform("mean")'
-        raise WrongValue(
+        raise InvalidValueError(
             f"an exam has several answers to {EXAM_LABELS[column]} in the {name}",
             found=f"{both} in study {studies[exam[row]]}",
             fix=f"one answer in all rows of an exam: {transform}, or the maximum",
@@ -112,7 +112,7 @@ def _probabilities(table, name: str):
     if wrong.any():
         row, column = np.argwhere(wrong)[0]
         answer = f"{LABELS[column]} = {values[row, column]}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"{int(wrong.sum())} answers of the {name} are no probabilities",
             found=f"{answer} of image {table[IMAGE].iloc[row]}",
             fix="logits.sigmoid(), and an answer for every image and label",
@@ -142,7 +142,7 @@ def challenge_loss(labels, predictions) -> float:
             see `exams_of`.
     """
     if isinstance(labels, Mapping):
-        raise WrongValue(
+        raise InvalidValueError(
             "challenge_loss scores tables, got tensors",
             fix="pe.exam_loss(outputs, targets) trains",
         )
@@ -171,7 +171,7 @@ def exam_loss(outputs: Mapping, targets: Mapping):
     from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
     if "image_weight" not in targets:
-        raise WrongValue(
+        raise InvalidValueError(
             "the targets of exam_loss have no image_weight",
             found=", ".join(targets),
             fix="pe.exam_loss(outputs of an ExamNetwork, targets of ExamSequences)",
@@ -193,7 +193,7 @@ def match_tables(labels, predictions) -> tuple[Exams, Exams]:
     differs = predicted.studies[predicted.exam] != truth.studies[truth.exam]
     if differs.any():
         row = int(differs.argmax())
-        raise WrongValue(
+        raise InvalidValueError(
             "images are in other studies in the predictions than in the labels",
             found=f"image {labels[IMAGE].iloc[row]}",
             fix=f"take {STUDY} from the labels",
@@ -235,7 +235,7 @@ def _in_order_of(predictions, labels):
             f"{len(repeated)} twice",
         ]
         examples = ", ".join(map(str, [*missing[:2], *unknown[:2], *repeated[:2]]))
-        raise WrongValue(
+        raise InvalidValueError(
             "predictions and labels are not of the same images",
             found=f"{', '.join(counts)}; {examples}",
             fix="one row for each image of the labels, and no other",

@@ -4,7 +4,7 @@ A window has a level and a width. With level 40 and width 400, units from -160 t
 255; everything below is black, everything above is white.
 """
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 # Level and width in Hounsfield units, in the order red, green, blue, as in Kaggle's JPEG set of 256
 # pixels.
@@ -29,7 +29,7 @@ def three_windows(hounsfield):
     slice_ = np.asarray(hounsfield, dtype=np.float32)
     if slice_.ndim != 2:
         shape = slice_.shape
-        raise WrongValue(
+        raise InvalidValueError(
             f"three_windows takes one (H, W) slice in Hounsfield units, got shape {shape}",
             fix="pass one slice at a time, for instance three_windows(volume[i])",
         )
@@ -62,7 +62,7 @@ def hounsfield(images):
     import torch
 
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 2:
-        raise WrongValue(
+        raise InvalidValueError(
             f"hounsfield takes (N, 2, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
             fix='pass a batch of pack_dicom(..., form="int16") as core.batches yields it',
         )

@@ -16,7 +16,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.display import Explained, NotInstalled, SystemFailed, WrongValue
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError, TpukitError
 from tpukit.pe.ct import see
 
 AIR = -1000  # HU
@@ -94,14 +94,14 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
         orientation = tuple(map(float, file.get("ImageOrientationPatient") or ()))
         pixels = pydicom.pixels.pixel_array(file, raw=True)
     except pydicom.errors.InvalidDicomError:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{path} is not a DICOM file ({Path(path).stat().st_size} bytes)",
             fix="pass a .dcm file of the competition",
         ) from None
-    except (ImportError, OSError, NotACTSlice):
+    except (ImportError, OSError, NotACTSliceError):
         raise
     except Exception as error:  # pydicom and its decoders raise many types for a damaged file
-        raise SystemFailed(
+        raise SystemFailureError(
             f"{path} cannot be decoded ({Path(path).stat().st_size:,} bytes)",
             found=" ".join(str(error).split()) or type(error).__name__,
             fix="copy this file again, or leave it out",
@@ -126,13 +126,13 @@ def _warn_of_defaults(file, missing: list[str]) -> None:
         )
 
 
-class NotACTSlice(Explained, ValueError):
+class NotACTSliceError(TpukitError, ValueError):
     """A DICOM file that is not a CT slice."""
 
 
-def not_a_slice(path, found: str) -> NotACTSlice:
+def not_a_slice(path, found: str) -> NotACTSliceError:
     """Return the error to raise for a DICOM file that is not a CT slice."""
-    return NotACTSlice(
+    return NotACTSliceError(
         f"{path} is not a CT slice",
         found=found,
         fix="pass one slice of a CT series",
@@ -149,7 +149,7 @@ def load_pydicom():
         import pydicom
         import pydicom.pixels
     except ImportError:
-        raise NotInstalled(
+        raise NotInstalledError(
             "DICOM files need pydicom 3, which is not installed",
             fix="%pip install pydicom (compressed slices also need python-gdcm)",
         ) from None
@@ -164,7 +164,7 @@ def check_decoder(syntax: str, path) -> None:
     fix = "convert it with a program that reads it"
     if syntax in DECODERS:
         fix = f"%pip install {DECODERS[syntax]}"
-    raise NotInstalled(
+    raise NotInstalledError(
         f"{path} is compressed, and no installed package decodes it",
         found=name,
         fix=f"{fix}, then restart the kernel",

@@ -9,7 +9,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.dicom import undecodable
 from tpukit.pe.labels import IMAGE, SERIES, STUDY
 from tpukit.pe.missing_images import as_in_headers, check_missing, match_headers
@@ -186,7 +186,7 @@ def _check_once(headers, names: list[str]) -> None:
     if repeats.any():
         first = int(repeats.argmax())
         both = " and ".join(names[file] for file in headers["file"][first : first + 2])
-        raise WrongValue(f"two files are of one image: {both}", fix="delete one of them")
+        raise InvalidValueError(f"two files are of one image: {both}", fix="delete one of them")
 
 
 def _check_identifiers(labels, headers, names: list[str]) -> None:
@@ -198,7 +198,7 @@ def _check_identifiers(labels, headers, names: list[str]) -> None:
             uid = headers[field][first].decode()
             file = names[headers["file"][first]]
             images = f"{int(differs.sum()):,} images"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{images} have another {column} in their file than in the labels",
                 found=f"{uid} in {file}, {labels[column].iloc[first]} in the labels",
                 fix="copy the files again, or correct these rows",
@@ -212,7 +212,7 @@ def _check_places(position, headers, names: list[str]) -> None:
     nowhere = np.flatnonzero(~np.isfinite(position))
     if len(nowhere):
         file = names[headers["file"][nowhere[0]]]
-        raise WrongValue(
+        raise InvalidValueError(
             f"{len(nowhere):,} images have no place in the body",
             found=f"no ImagePositionPatient along its series in {file}",
             fix="leave their rows out of the labels: a localizer is no slice of the exam",

@@ -18,7 +18,7 @@ from tpukit.datasets import (
     whole_number,
     write_file,
 )
-from tpukit.essentials.display import SystemFailed, WrongValue
+from tpukit.essentials.display import InvalidValueError, SystemFailureError
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.dicom_slices import SliceWeight
@@ -65,18 +65,18 @@ def pack_dicom(
         crop: None for whole slices; "lungs" cuts every slice of a series to one box around its lungs, see `lung_box`,
             found in 16 slices along the body. A series in which none is found stays whole.
         size: height and width in pixels, by Pillow's bilinear filter; the aspect is not kept. Or several sizes, of
-            which the first is taken that fits into one of the folders: `Records.shape` has it.
+            which the first is taken that fits into one of the folders: `PackedImages.shape` has it.
         form: "jpeg", or "int16" for Hounsfield units: `hounsfield` gives them back on the device.
         quality: of the JPEGs, 1 to 95. The colours are not halved, as they are three images: at 85 that is nearer to
             the original in each than 90 with halved colours, and 10 % larger.
         shard, workers, progress: as for `tpukit.pack`.
         missing: "raise" if a row has no file, or "drop" such rows and print how many.
         damaged: "raise"; or "skip" to leave out what is no whole slice, and with one window its neighbours, up to a
-            tenth of all, or the share that may be left out, as 0.5; `Records.skipped` lists those of them whose header
+            tenth of all, or the share that may be left out, as 0.5; `PackedImages.skipped` lists those of them whose header
             is whole.
 
     Returns:
-        The finished `Records`: (3, size, size) uint8 for each slice, as int16 (2, size, size). Its `rows` are those of
+        The finished `PackedImages`: (3, size, size) uint8 for each slice, as int16 (2, size, size). Its `rows` are those of
         `labels`, or count the slices in their order; its groups are the studies.
 
     Raises:
@@ -100,7 +100,7 @@ def pack_dicom(
     if crop not in (None, "lungs"):
         raise ValueError(f'crop is None or "lungs", got {crop!r}')
     if form == "int16" and window is not None:
-        raise WrongValue('form="int16" stores Hounsfield units, which need no window', fix="leave window out")
+        raise InvalidValueError('form="int16" stores Hounsfield units, which need no window', fix="leave window out")
     if labels is not None:
         fix = "labels=tpukit.pe.read_labels(path), or some of its rows"
         check_columns(labels, ("SOPInstanceUID", *LABELS), "the labels have", fix=fix)
@@ -241,7 +241,7 @@ def _tell_others(folder, names, others, share: float, slices: int) -> None:
     number, why = others[0] if others else (0, "not a DICOM file")
     found = f"for instance {os.path.join(folder, names[number])}: {why}"
     if not slices:
-        raise WrongValue(
+        raise InvalidValueError(
             f"none of the {len(names):,} files in {folder} is a CT slice",
             found=found,
             fix="pass the folder that holds series of CT",
@@ -249,7 +249,7 @@ def _tell_others(folder, names, others, share: float, slices: int) -> None:
     if len(others) / len(names) > share:
         lost = len(others) / len(names)
         enough = '"skip"' if lost <= share_of("skip") else math.ceil(100 * lost) / 100
-        raise SystemFailed(
+        raise SystemFailureError(
             f"{len(others):,} of {len(names):,} files in {folder} are no CT slices",
             found=found,
             fix=f"copy them again or remove them; or pack_dicom(..., damaged={enough}) leaves them out",

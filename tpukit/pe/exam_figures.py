@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.display import figure_style as look
 from tpukit.metrics import as_array
 from tpukit.pe.labels import LABELS, STUDY, check_columns, check_yes_or_no
@@ -103,7 +103,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
     if attention is not None:
         weights = as_array(attention)
         if weights.shape != (count,) or not (weights >= 0).all():
-            raise WrongValue(
+            raise InvalidValueError(
                 f"attention is one number of 0 or more for each of the {count} rows, "
                 f"got {weights.shape}, from {weights.min():.3g}",
                 fix="the weights of the slices in the model, after the softmax",
@@ -116,7 +116,7 @@ def _table(labels: Any, probabilities: Any, consistent: Any, *, attention: Any) 
     for values in (given, changed):
         if values.shape != (count,):
             shape = values.shape
-            raise WrongValue(
+            raise InvalidValueError(
                 f"show_exams takes one probability for each of its {count} rows, got {shape}",
                 fix="probabilities[:, 0], of all rows of the table",
             )

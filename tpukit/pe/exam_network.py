@@ -12,7 +12,7 @@ from torch import nn
 # torch_xla replaces torch.nn.GRU with a class that has one direction only.
 from torch.nn.modules.rnn import GRU
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.labels import EXAM_LABELS
 
 
@@ -95,7 +95,7 @@ def _check_weights(network: ExamNetwork, weights: dict, prefix: str, *_) -> None
         return
     half = len(own) // 2
     fix = "train the network of exams again, in another folder"
-    raise WrongValue(
+    raise InvalidValueError(
         f"these weights are of an ExamNetwork that read {len(given)} features of each part, "
         f"and this one reads {len(own)}",
         found=f"mean and maximum of {half}; networks of earlier versions read the mean alone",

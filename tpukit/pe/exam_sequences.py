@@ -11,7 +11,7 @@ slices does not vanish in the maximum. If slices are fewer than parts, a slice i
 
 from typing import NamedTuple
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.challenge import IMAGE, IMAGE_WEIGHT, STUDY
 from tpukit.pe.exam_check import find_irregular
 from tpukit.pe.labels import EXAM_LABELS, LABELS, SERIES, check_columns, check_yes_or_no
@@ -167,14 +167,14 @@ def _check_table(table, features) -> bool:
         if empty.any():
             row = table.iloc[int(empty.argmax())]
             reason = "an exam with a part of its slices is another exam"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{name} is missing in {int(empty.sum())} rows",
                 found=f"image {row[IMAGE]} of study {row[STUDY]}",
                 fix=f"fill it in, or leave out the whole exam: {reason}",
             )
     if len(features) != len(table) or getattr(features, "ndim", 0) != 2:
         rows = f"{len(table)} rows of the table, got {np.shape(features)}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"there is one row of features for each of the {rows}",
             fix="features of the same images in the same order: table.iloc[images.rows]",
         )
@@ -190,7 +190,7 @@ def _check_labels(table) -> None:
     first = table.groupby(STUDY)[names].transform("first").to_numpy()
     differs = (table[names].to_numpy() != first).any(axis=1)
     if differs.any():
-        raise WrongValue(
+        raise InvalidValueError(
             "an exam has several answers to one question",
             found=f"study {table[STUDY].iloc[int(differs.argmax())]}",
             fix="labels of pe.read_labels, which checks",
@@ -202,7 +202,7 @@ def _check_order(table, irregular: str) -> None:
     for found, evidence, fix in find_irregular(table):
         if irregular == "raise":
             keep = 'take the exams as they are: ExamSequences(..., irregular="keep")'
-            raise WrongValue(
+            raise InvalidValueError(
                 f"some exams are irregular: {found}",
                 found=evidence,
                 fix=f"{fix}; or {keep}",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tpukit.datasets import decode
-from tpukit.essentials.display import NoSuchFile, SystemFailed, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, SystemFailureError
 from tpukit.pe.labels import IDS, LABELS, STUDY, check_columns
 from tpukit.pe.missing_images import check_missing, leave_out
 
@@ -49,7 +49,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
     """
     check_missing(missing)
     if not Path(folder).is_dir():
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"there is no folder {folder}",
             fix="pass the folder train-jpegs, which contains one folder per study",
         )
@@ -58,7 +58,7 @@ def index_images(labels, folder, *, missing: str = "raise"):
     if not files:
         # Most often the folder above or below was passed, so the error shows its contents.
         inside = [entry.name for entry in _entries(folder)][:3] or "an empty folder"
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"{folder} contains no image of the {len(studies)} studies in the labels",
             found=f"{inside}; looked for {studies[0]}/<series>/<position>_<image>.jpg",
             fix="pass the folder named train-jpegs, which contains one folder per study",
@@ -99,7 +99,7 @@ def _scan(folder, studies) -> dict[_Key, _File]:
             file = _File(entry.path, int(position))
             if key in files:
                 first = files[key]
-                raise WrongValue(
+                raise InvalidValueError(
                     f"two files are of one image: {first.path} and {file.path}",
                     found=f"positions {first.position} and {file.position}",
                     fix="delete the one that is wrong",
@@ -155,12 +155,12 @@ class PEImages:
         try:
             pixels = decode(Path(path).read_bytes(), self.size)
         except FileNotFoundError:
-            raise NoSuchFile(
+            raise PathNotFoundError(
                 f"image {index} of {len(self)} no longer exists: {path}",
                 fix="if files were moved, call tpukit.pe.index_images(labels, folder) again",
             ) from None
         except (OSError, ValueError) as error:
-            raise SystemFailed(
+            raise SystemFailureError(
                 f"image {index} of {len(self)} cannot be decoded: {path}",
                 found=error,
                 fix="copy this file again, or leave its row out of the table",

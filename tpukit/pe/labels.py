@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable
 from pathlib import Path
 
-from tpukit.essentials.display import NoSuchFile, WrongValue, first_few
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError, first_few
 from tpukit.pe.rules import RULES, broken_rules
 
 STUDY = "StudyInstanceUID"
@@ -93,7 +93,7 @@ def read_labels(path, *, inconsistent: str = "raise"):
         lines.append(f"{len(found)} {fact}: {first_few(found)}")
     if inconsistent == "raise":
         drop = 'read_labels(path, inconsistent="drop")'
-        raise WrongValue(
+        raise InvalidValueError(
             f"{counts} in {file} have labels that contradict each other",
             found="\n".join(lines),
             fix=f"correct these rows, or leave the studies out with {drop}",
@@ -111,7 +111,7 @@ def _find_file(path: Path) -> Path:
     if path.is_dir():
         found = sorted(entry.name for entry in path.iterdir())[:5]
     folder = "the folder of the competition's data that contains train.csv"
-    raise NoSuchFile(
+    raise PathNotFoundError(
         f"there is no train.csv at {path}",
         found=found,
         fix=f"pass {folder}, or make one: pe.phantom(folder)",
@@ -128,9 +128,9 @@ def _read_table(file: Path):
             warnings.simplefilter("error", pd.errors.ParserWarning)
             return pd.read_csv(file, dtype=dict.fromkeys(IDS, str), index_col=False)
     except pd.errors.EmptyDataError:
-        raise WrongValue(f"{file} is empty", fix=_COPY_AGAIN) from None
+        raise InvalidValueError(f"{file} is empty", fix=_COPY_AGAIN) from None
     except (UnicodeDecodeError, pd.errors.ParserError, pd.errors.ParserWarning) as error:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{file} is not a comma-separated table in UTF-8",
             found=f"{_file_kind(file)}; {str(error).strip()}",
             fix=f"{_COPY_AGAIN}, or save it as UTF-8 with as many fields in each row",
@@ -157,13 +157,13 @@ def _check_values(table, file: Path) -> None:
     fix = f"this needs the competition's train.csv with its 17 columns; {others}"
     check_columns(table, COLUMNS, f"{file} has", fix=fix)
     if table.empty:
-        raise WrongValue(f"{file} has a header but no rows", fix=_COPY_AGAIN)
+        raise InvalidValueError(f"{file} has a header but no rows", fix=_COPY_AGAIN)
     counted = "(counted from 0, header left out)"
     for name in COLUMNS:
         rows = table.index[table[name].isna()]
         if len(rows):
             drop = f'table.dropna(subset=["{name}"]).to_csv(file, index=False)'
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{name} has {len(rows)} missing values in {file}",
                 found=f"rows {first_few(rows)} {counted}",
                 fix=f"fill these rows in, or drop them: {drop}",
@@ -173,7 +173,7 @@ def _check_values(table, file: Path) -> None:
         rows = table.index[~pd.to_numeric(table[name], errors="coerce").isin([0, 1])]
         if len(rows):
             found = first_few(f"{table.at[row, name]} in row {row}" for row in rows)
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{name} has {len(rows)} labels that are neither 0 nor 1 in {file}",
                 found=f"{found} {counted}",
                 fix="correct these rows; a label says yes (1) or no (0)",
@@ -182,7 +182,7 @@ def _check_values(table, file: Path) -> None:
     if len(rows):
         found = first_few(f"{table.at[row, IMAGE]} in row {row}" for row in rows)
         drop = f'table.drop_duplicates("{IMAGE}").to_csv(file, index=False)'
-        raise WrongValue(
+        raise InvalidValueError(
             f"{len(rows)} rows of {file} list an image that an earlier row lists",
             found=f"{found} {counted}",
             fix=f"{drop}, if the rows agree",
@@ -225,7 +225,7 @@ def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
     from sklearn.model_selection import GroupKFold, StratifiedGroupKFold
 
     if stratify is not None and stratify not in labels.columns:
-        raise WrongValue(
+        raise InvalidValueError(
             f"the table has no column {stratify!r} to stratify by",
             found=", ".join(map(str, labels.columns)),
             fix='stratify="pe_present_on_image"',
@@ -235,7 +235,7 @@ def assign_folds(labels, folds: int = 5, *, stratify: str | None = None):
     studies = len(names)
     if not 2 <= folds <= studies:
         least = "" if studies > 1 else "; this takes at least two studies"
-        raise WrongValue(
+        raise InvalidValueError(
             f"{studies} studies cannot be split into {folds} folds",
             fix=f"pass folds between 2 and {studies}{least}",
         )
@@ -264,7 +264,7 @@ def check_columns(table, wanted: Iterable[str], what: str, *, fix: str = "") -> 
     """
     missing = [name for name in wanted if name not in table.columns]
     if missing:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{what} no column {', '.join(missing)}",
             found=", ".join(map(str, table.columns)),
             fix=fix,
@@ -279,7 +279,7 @@ def check_yes_or_no(table, names: Iterable[str]) -> None:
     for name in names:
         wrong = ~table[name].isin([0, 1]).to_numpy()
         if wrong.any():
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{name} has {int(wrong.sum())} labels that are neither 0 nor 1",
                 found=f"{table[name].iloc[int(wrong.argmax())]}, as predictions have",
                 fix="labels come first, predictions second; labels of pe.read_labels are 0 and 1",

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.display import figure_style as look
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def show_ladder(scores: Mapping[str, float], *, data: str = "phantoms") -> Figur
         if not math.isfinite(value) or value <= 0:
             wrong[name] = value
     if wrong or not scores:
-        raise WrongValue(
+        raise InvalidValueError(
             f"show_ladder draws challenge losses, numbers above 0, got {wrong or 'none'}",
             fix='{"exam model": pe.challenge_loss(labels, predictions)}',
         )

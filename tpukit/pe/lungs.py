@@ -9,7 +9,7 @@ the gain should be smaller. It was not measured on patients.
 
 from collections.abc import Iterable
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 _COARSE = 128  # pixels per side are enough for a box
 _AIR = -400  # HU; the lungs are below
@@ -55,7 +55,7 @@ def _box(hounsfield) -> tuple | None:
     from scipy import ndimage
 
     if hounsfield.ndim != 2:
-        raise WrongValue(
+        raise InvalidValueError(
             f"lung_box takes (H, W) slices in Hounsfield units, got shape {hounsfield.shape}",
             fix="pass a list of slices, or a volume (slices, H, W)",
         )

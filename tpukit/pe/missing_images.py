@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tpukit.essentials.display import NoSuchFile
+from tpukit.essentials.display import PathNotFoundError
 
 
 def check_missing(missing: str, *others: str) -> None:
@@ -39,7 +39,7 @@ def leave_out(
     few = ", ".join(gone[:3])
     counts = f"{len(gone):,} of {wanted:,}"
     if missing == "raise" or len(gone) == wanted:
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"{counts} images are not in {folder}",
             found=f"{found}; missing for instance {few}",
             fix=f'copy them there, or leave their rows out with {call}, missing="drop")',

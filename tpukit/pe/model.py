@@ -3,7 +3,7 @@
 import pickle
 from pathlib import Path
 
-from tpukit.essentials.display import NoSuchFile, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.pe.labels import LABELS
 
 # Of ImageNet, red, green and blue in [0, 1], as torchvision's weights expect them.
@@ -53,7 +53,7 @@ def resnet34(weights: str | Path | None = None, *, outputs: int = 10):
     else:
         file = Path(weights)
         if not file.is_file():
-            raise NoSuchFile(
+            raise PathNotFoundError(
                 f"there is no file of weights at {file}",
                 fix=f"pass the path of {FILE}, or leave weights out",
             )
@@ -79,7 +79,7 @@ def normalize(images):
     import torch
 
     if images.dtype != torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise WrongValue(
+        raise InvalidValueError(
             f"normalize takes (N, 3, H, W) uint8, got {tuple(images.shape)} {images.dtype}",
             fix="pass the batch as core.batches yields it, neither scaled nor permuted",
         )
@@ -140,7 +140,7 @@ def _load(model, file: Path) -> None:
         counts = f"{len(wrong)} missing or of another shape ({', '.join(wrong[:2])})"
         counts += f", {len(extra)} too many ({', '.join(extra[:2])})"
         whole = f"a ResNet-34's state_dict() itself, such as torchvision's {FILE}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"{file} does not hold the state dict of a ResNet-34",
             found=f"{type(state).__name__} of {len(given)} tensors; {counts}",
             fix=f"pass {whole}; without anything around it",
@@ -158,7 +158,7 @@ def _read_state(file: Path):
     except (pickle.UnpicklingError, RuntimeError, EOFError, KeyError) as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         saved = "torch.save(model.state_dict(), file)"
-        raise WrongValue(
+        raise InvalidValueError(
             f"{file} cannot be read as weights",
             found=f"{reason} ({file.stat().st_size} bytes)",
             fix=f"pass a file saved with {saved}, such as torchvision's {FILE}",

@@ -4,7 +4,7 @@ positions of a series    0  1  2  5        channels of the slice at 2    those a
                                            channels of the slice at 5    those at 2, 5 and 5
 """
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
 from tpukit.pe.labels import IDS, SERIES
@@ -22,7 +22,7 @@ class NeighbouringSlices:
     records, three slices are decoded per image, so build a cache.
 
     Args:
-        images: `Records` or a `Cache` with three windows as channels.
+        images: `PackedImages` or a `CachedImages` with three windows as channels.
         labels: the table that was packed, with `position`, as `index_images` makes it.
         window: "lung", "embolism" or "mediastinum".
 
@@ -42,16 +42,16 @@ class NeighbouringSlices:
             raise ValueError(f"window is one of {', '.join(WINDOWS)}, got {window!r}")
         is_pack = all(hasattr(images, name) for name in ("take", "rows", "shape"))
         if not is_pack or images.shape[-1] != 3:
-            kinds = "Records or a Cache of three windows"
-            raise WrongValue(
+            kinds = "PackedImages or a CachedImages of three windows"
+            raise InvalidValueError(
                 f"NeighbouringSlices is made of {kinds}, got {images!r}",
-                fix="tpukit.cache_or_decode(tpukit.pack(labels, folder, ...), size=...)",
+                fix="tpukit.cached_images(tpukit.pack(labels, folder, ...), size=...)",
             )
         missing = [name for name in (*IDS, "position") if name not in labels.columns]
         least = images.rows.max(initial=-1) + 1
         if missing or least > len(labels):
             reason = f": no column {', '.join(missing)}" if missing else ""
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the images are of another table{reason}",
                 found=f"{len(labels):,} rows; the images are of {least:,} or more",
                 fix="pass the table that was packed, as pe.index_images(labels, folder) made it",
@@ -121,7 +121,7 @@ def _adjacent(table) -> tuple:
     is_shared = is_same_series & (position[lower] == position[upper])
     if is_shared.any():
         row = table.iloc[lower[int(is_shared.argmax())]]
-        raise WrongValue(
+        raise InvalidValueError(
             f"{int(is_shared.sum())} slices are at the position of another one of their series",
             found=f"{row[IMAGE]} of study {row[STUDY]} at {row.position}",
             fix="leave out those that are wrong",

@@ -8,7 +8,7 @@ Preparation.read(json.load(file)).pack(...)  other slices, prepared in the same 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.dicom_packing import pack_dicom
 from tpukit.pe.model import MEAN, STD
 
@@ -40,7 +40,7 @@ class Preparation:
 
     @classmethod
     def of(cls, images) -> "Preparation":
-        """Return the preparation of the `Records` of `pack_dicom`, or of their `Cache`.
+        """Return the preparation of the `PackedImages` of `pack_dicom`, or of their `CachedImages`.
 
         Raises:
             ValueError: `pack_dicom` did not make the images, or an earlier version made the cache,
@@ -48,10 +48,10 @@ class Preparation:
         """
         made = images.made
         if "pixels" not in made:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{images.folder} does not say how its images were made of DICOM slices",
                 found=made or "nothing: another pack, or a cache of an earlier version",
-                fix="pass the Records of pack_dicom; or delete the cache, and build it again",
+                fix="pass the PackedImages of pack_dicom; or delete the cache, and build it again",
             )
         window = made["window"]
         return cls(
@@ -77,7 +77,7 @@ class Preparation:
         unknown = [name for name in values if name not in names]
         missing = [name for name in names if name not in values]
         if unknown or missing:
-            raise WrongValue(
+            raise InvalidValueError(
                 "these are not the settings by which tpukit prepares images",
                 found=f"unknown: {_listed(unknown)}; missing: {_listed(missing)}",
                 fix="use the settings.json written with these weights, and that version of tpukit",
@@ -87,7 +87,7 @@ class Preparation:
             read[name] = tuple(value) if isinstance(value, list) else value
         differences = _differences({name: read[name] for name in _FIXED}, _FIXED)
         if differences:
-            raise WrongValue(
+            raise InvalidValueError(
                 "the network was trained on images that this tpukit prepares differently",
                 found=differences,
                 fix="use the version of tpukit that wrote these settings",
@@ -109,7 +109,7 @@ class Preparation:
             options: other arguments of `pack_dicom`.
 
         Returns:
-            The `Records` of `pack_dicom`.
+            The `PackedImages` of `pack_dicom`.
         """
         prepared = {name: getattr(self, name) for name in ("size", "window", "crop", "form")}
         if self.quality is not None:
@@ -121,7 +121,7 @@ class Preparation:
         differences = _differences(asdict(self), asdict(Preparation.of(images)))
         if differences:
             other = f"prepared otherwise than those of {images.folder}"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the network was trained on images that were {other}",
                 found=differences,
                 fix="pack them with Preparation.pack; or train the network again on these images",

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpukit.essentials.display import WrongValue, figure_inputs
+from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
 from tpukit.pe.challenge import IMAGE, STUDY
 from tpukit.pe.ct import WINDOWS
@@ -139,7 +139,7 @@ def show_study(
     never left out. A button goes to the latter.
 
     Args:
-        images: the pack of these labels, as `Records` or a `Cache`; or (N, 3, H, W) uint8 with one
+        images: the pack of these labels, as `PackedImages` or a `CachedImages`; or (N, 3, H, W) uint8 with one
             image per row of `labels`. The channels are the `views`.
         labels: table of `index_images` or `index_dicom`: a row per image with `position`. Labels
             and quality flags are shown if it has their columns.
@@ -204,7 +204,7 @@ def slices_of(labels: Any, study: str, series: str | None = None):
     rows = rows[rows[STUDY] == study]
     if rows.empty:
         example = labels[STUDY].iloc[0] if len(labels) else None
-        raise WrongValue(
+        raise InvalidValueError(
             f"there is no study {study!r} in the labels",
             found=f"{labels[STUDY].nunique():,} others, such as {example}",
         )
@@ -214,7 +214,7 @@ def slices_of(labels: Any, study: str, series: str | None = None):
     for name in names:
         missing = rows[name].isna()
         if missing.any():
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{name} is missing for {int(missing.sum())} slices of study {study}",
                 found=f"image {rows[IMAGE][missing].iloc[0]}",
                 fix="fill it in, or leave the column out",
@@ -227,7 +227,7 @@ def _one_series(rows: Any, study: str, series: str | None):
     """Return the rows of a series; raise if it must be named, or is not in the exam."""
     names = rows[SERIES].unique().tolist() if SERIES in rows else [None]
     if series is None and len(names) > 1:
-        raise WrongValue(
+        raise InvalidValueError(
             f"study {study} has {len(names)} series, and their slices would be mixed",
             found=", ".join(names),
             fix=f"show_study(..., series={names[0]!r})",
@@ -236,7 +236,7 @@ def _one_series(rows: Any, study: str, series: str | None):
         return rows
     rows = rows[rows[SERIES] == series]
     if rows.empty:
-        raise WrongValue(f"study {study} has no series {series!r}", found=", ".join(names))
+        raise InvalidValueError(f"study {study} has no series {series!r}", found=", ".join(names))
     return rows
 
 
@@ -272,14 +272,14 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
     is_pack = hasattr(images, "take") and hasattr(images, "rows")
     if not is_pack:
         if len(images) != len(labels):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"there are {len(images):,} images and {len(labels):,} rows of labels",
                 fix="pass the table that was packed, or an image for each row",
             )
         return rows, rows["_row"].to_numpy()
     least = images.rows.max(initial=-1) + 1
     if least > len(labels):
-        raise WrongValue(
+        raise InvalidValueError(
             f"the images are of a table of {least:,} rows or more, the labels have {len(labels):,}",
             fix="pass the table that was packed, all of it",
         )
@@ -289,7 +289,7 @@ def _find_images(images: Any, labels: Any, rows: Any, notes: list[str]) -> tuple
     is_packed = places >= 0
     missing = int((~is_packed).sum())
     if missing == len(rows):
-        raise WrongValue(
+        raise InvalidValueError(
             f"none of the {missing} slices of study {rows[STUDY].iloc[0]} is among the images",
             fix="pass the table that was packed, and a study that was not left out",
         )
@@ -318,7 +318,7 @@ def _join(rows: Any, predictions: Any):
     missing = joined[_PROBABILITY].isna()
     if missing.any():
         study = rows[STUDY].iloc[0]
-        raise WrongValue(
+        raise InvalidValueError(
             f"{int(missing.sum())} of {len(rows)} slices of study {study} have no prediction",
             found=f"none of image {joined[IMAGE][missing].iloc[0]}",
             fix="predict all slices of the exam",
@@ -326,7 +326,7 @@ def _join(rows: Any, predictions: Any):
     for name in (_PROBABILITY, "consistent"):
         if name in joined and not joined[name].between(0, 1).all():
             lowest = joined[name].min()
-            raise WrongValue(
+            raise InvalidValueError(
                 f"probabilities lie in [0, 1], got {lowest:.3g} to {joined[name].max():.3g}",
                 fix="logits.sigmoid()",
             )
@@ -384,7 +384,7 @@ def _pixels(images: Any, places: np.ndarray, views: int) -> np.ndarray:
         found = np.asarray(images)[places]
     if found.ndim != 4 or found.shape[1] != views or found.dtype != np.uint8:
         given = f"{found.shape} {found.dtype}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"show_study draws (N, {views}, H, W) uint8, a channel for each view, got {given}",
             fix='records of three windows: pack_dicom(..., form="jpeg"), or the JPEG set',
         )

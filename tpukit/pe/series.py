@@ -16,10 +16,10 @@ from typing import NamedTuple
 
 from tpukit.datasets import Names, how_many, look_at, npy, run_in_processes, write_file
 from tpukit.essentials.data import run_ahead
-from tpukit.essentials.display import NoSuchFile
+from tpukit.essentials.display import PathNotFoundError
 from tpukit.pe.dicom import (
     OTHER_MODALITY,
-    NotACTSlice,
+    NotACTSliceError,
     check_decoder,
     find_scale,
     found_in,
@@ -83,7 +83,7 @@ def find_files(folder) -> list[str]:
 
     folder = os.fspath(folder)
     if not os.path.isdir(folder):
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"there is no folder {folder}",
             fix="pass the folder that holds the series",
         )
@@ -98,7 +98,7 @@ def find_files(folder) -> list[str]:
         example = links[0]
         print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
     if not names:
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"{folder} holds no DICOM file",
             found=sorted(os.listdir(folder))[:4] or "an empty folder",
             fix="pass the folder that holds the series",
@@ -282,7 +282,7 @@ def _read_header(path: str) -> _Header | str | None:
         if path.lower().endswith(_ENDINGS):
             return f"not a DICOM file ({os.path.getsize(path):,} bytes)"
         return None
-    except NotACTSlice as error:
+    except NotACTSliceError as error:
         return found_in(error)
     except Exception as error:  # pydicom raises many types for a damaged header
         return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -8,7 +8,7 @@ id,label
 import os
 from pathlib import Path
 
-from tpukit.essentials.display import NoSuchFile, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.pe.challenge import IMAGE, STUDY, exams_of
 from tpukit.pe.consistency import broken_by
 from tpukit.pe.labels import EXAM_LABELS, LABELS
@@ -98,7 +98,7 @@ def read_submission(path, images):
         ):
             problems += [f"{name} {problem}" for name in ids[:2]]
         exams = f"{len(studies):,} exams"
-        raise WrongValue(
+        raise InvalidValueError(
             f"{path} does not answer every question once",
             found=f"{len(lines):,} lines for {len(wanted):,} ids: {', '.join(problems)}",
             fix=f"a line for each of {len(images):,} images and nine for each of {exams}",
@@ -118,13 +118,13 @@ def _read_lines(path) -> tuple:
     import pandas as pd
 
     if not Path(path).is_file():
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"there is no file {path}",
             fix="pe.write_submission(pe.make_consistent(table), path)",
         )
     lines = pd.read_csv(path, dtype=str, keep_default_na=False)
     if list(lines.columns) != ["id", "label"]:
-        raise WrongValue(
+        raise InvalidValueError(
             f"the columns of {path} are not id,label",
             found=",".join(map(str, lines.columns)),
         )
@@ -135,7 +135,7 @@ def _read_lines(path) -> tuple:
     if not is_probability.all():
         row = int(is_probability.argmin())
         label = str(lines["label"].iloc[row]) or "nothing"
-        raise WrongValue(
+        raise InvalidValueError(
             f"{int((~is_probability).sum()):,} labels of {path} are no probabilities",
             found=f"{label} for {lines['id'].iloc[row]}",
             fix="a number from 0 to 1 for every id: logits.sigmoid()",
@@ -158,7 +158,7 @@ def _check_rules(exams, source, fix: str) -> None:
         return
     rule, which = next(iter(broken.items()))
     count = int(sum(broken.values()).astype(bool).sum())
-    raise WrongValue(
+    raise InvalidValueError(
         f"{count:,} of {len(exams.studies):,} exams of {source} contradict themselves",
         found=f"study {exams.studies[which.argmax()]} breaks rule {rule}, {RULES[rule]}",
         fix=fix,

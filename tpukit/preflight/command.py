@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
-from tpukit.essentials.display import NoSuchFile, NotInstalled, WrongValue
+from tpukit.essentials.display import InvalidValueError, NotInstalledError, PathNotFoundError
 from tpukit.preflight.libtpu import fetch_libtpu
 from tpukit.preflight.step_report import preflight
 from tpukit.profiling import find_tpu
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--libtpu", metavar="VERSION", help="0.0.17 for Kaggle, 0.0.21.1 for Colab")
     add("--fetch", action="store_true", help="download libtpu first, if it is not here")
     add("--samples", type=int, help="samples per epoch, for the cost of an epoch")
-    keep = "leave the compiled step there, for launch(keep_compiles=FOLDER)"
+    keep = "leave the compiled step there, for launch(compile_cache=FOLDER)"
     add("--keep", metavar="FOLDER", help=keep)
     figure = "draw the memory and the time of the step into a PNG or PDF file"
     add("--figure", metavar="FILE", help=figure)
@@ -71,13 +71,13 @@ def find_function(name: str) -> Callable:
     place, _, function = name.rpartition(":")
     if not place or not function.isidentifier():
         fact = f"a function is named file.py:train, got {name!r}"
-        raise WrongValue(fact, fix="file, colon, name of the function")
+        raise InvalidValueError(fact, fix="file, colon, name of the function")
     scope = _scope(place, function)
     found = scope.get(function)
     if not callable(found):
         names = [key for key in scope if callable(scope[key]) and not key.startswith("_")]
         found = f"{', '.join(names[:_MOST_NAMES])}"
-        raise WrongValue(f"{place} has no function {function}", found=found)
+        raise InvalidValueError(f"{place} has no function {function}", found=found)
     return found
 
 
@@ -87,7 +87,7 @@ def _scope(place: str, function: str) -> dict:
     if file.suffix not in (".py", ".ipynb"):
         return vars(importlib.import_module(place))
     if not file.is_file():
-        raise NoSuchFile(f"there is no file {place}", fix=f"the path from here, {Path.cwd()}")
+        raise PathNotFoundError(f"there is no file {place}", fix=f"the path from here, {Path.cwd()}")
     if file.suffix == ".py":
         return _scope_of_file(file)
     return _scope_of_notebook(file, function)
@@ -103,7 +103,7 @@ def _scope_of_file(file: Path) -> dict:
     except SyntaxError as error:
         line = (error.text or "").strip()
         fact = f"{file} is no Python: {error.msg}"
-        raise WrongValue(fact, found=f"line {error.lineno}: {line}") from error
+        raise InvalidValueError(fact, found=f"line {error.lineno}: {line}") from error
     return vars(module)
 
 
@@ -128,7 +128,7 @@ def _scope_of_notebook(file: Path, function: str) -> dict:
         except Exception as error:
             lines = sources[number - 1].splitlines()
             save = f"save the function as a file: train.py:{function}"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"code cell {number} of {file.name} does not run: {type(error).__name__}: {error}",
                 found=lines[0] if lines else "",
                 fix=f"make the notebook run up to {function}, or {save}",
@@ -143,7 +143,7 @@ def _shell():
         from traitlets.config import Config
     except ImportError as error:
         fact = "a notebook's cells are read by IPython, which is not installed"
-        raise NotInstalled(fact, fix="pip install ipython") from error
+        raise NotInstalledError(fact, fix="pip install ipython") from error
     with tempfile.TemporaryDirectory() as folder:  # for the shell's profile
         no_history = Config(HistoryManager={"enabled": False})
         # IPython puts the module into sys.modules, in which __main__ is this command.

@@ -33,16 +33,16 @@ from tpukit.essentials.display import human_size, screen
 from tpukit.essentials.environment import available_memory, write_whole
 from tpukit.preflight.hlo import Program, read_program, without_sources
 from tpukit.preflight.libtpu import find_libtpu, platform_version
-from tpukit.preflight.recording import Graph, NoPreflight
+from tpukit.preflight.recording import Graph, PreflightError
 from tpukit.profiling import Tpu
-from tpukit.simulator import KeptCompiles, cache_folder, program
+from tpukit.simulator import CompileCache, cache_folder, program
 
 _LOOK_SECONDS = 0.2  # between two looks at the compiler's process
 _FILES = ("numbers", "optimized", "facts")
 _UNITS = " KMGT"  # of the compiler's sizes: the place of a letter is the power of 1024
 
 
-class CompileFailed(NoPreflight):
+class CompileError(PreflightError):
     """The TPU's compiler refused a graph.
 
     Attributes:
@@ -52,7 +52,7 @@ class CompileFailed(NoPreflight):
     words = ""
 
 
-class DoesNotFit(CompileFailed):
+class OutOfMemoryError(CompileError):
     """The graph needs more memory than a core has.
 
     Attributes:
@@ -147,7 +147,7 @@ def compile_graph(
     libtpu: str | None = None,
     flags: str = "",
     label: str = "the step",
-    kept: KeptCompiles | None = None,
+    kept: CompileCache | None = None,
     progress: str | None = None,
     timeout: float | None = None,
     environ: Mapping[str, str] = os.environ,
@@ -164,9 +164,9 @@ def compile_graph(
         environ: for the cache folder.
 
     Raises:
-        DoesNotFit: a core has too little memory.
-        CompileFailed: the compiler refused the graph, or its process was ended.
-        NoLibtpu: see `find_libtpu`.
+        OutOfMemoryError: a core has too little memory.
+        CompileError: the compiler refused the graph, or its process was ended.
+        LibtpuNotFoundError: see `find_libtpu`.
     """
     version = libtpu or platform_version()
     title = f"libtpu {version} compiles {label} for {chip.name}"
@@ -201,11 +201,11 @@ def compile_graph(
             os.rename(folder, cached)
         if kept and not _hand_on(cached, kept):
             fact = f"libtpu {version} cannot write the program that it has compiled"
-            raise CompileFailed(fact, fix="the same without keep, or another version")
+            raise CompileError(fact, fix="the same without keep, or another version")
         return _read(cached, chip, is_cached=False)
 
 
-def _hand_on(cached: Path, kept: KeptCompiles) -> bool:
+def _hand_on(cached: Path, kept: CompileCache) -> bool:
     """Copy the compiled program to the folder of kept programs; False if there is none."""
     files = list(cached.glob("kept/*.pjrt"))
     for file in files:
@@ -300,7 +300,7 @@ def _wait(process: subprocess.Popen, job: _Job, *, title: str) -> int:
             seconds = time.monotonic() - began
             if job.timeout is not None and seconds > job.timeout:
                 fact = f"{title}: no end after {job.timeout:g} s"
-                raise CompileFailed(fact, fix="a larger timeout")
+                raise CompileError(fact, fix="a larger timeout")
             most = max(most, _peak_memory(process.pid))
             display.status(f"{title}: {seconds:.0f} s, {human_size(most)} of host memory")
             display.draw()
@@ -325,7 +325,7 @@ class _Ended(NamedTuple):
     most_memory: int  # bytes of the host
 
 
-def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileFailed:
+def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileError:
     if error.is_file():
         step, _, words = error.read_text(errors="replace").partition("\n")
         return _refusal(step, words.strip(), title=title, chip=chip)
@@ -333,7 +333,7 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileFai
     found = f"it printed: {last_lines}"
     if ended.status > 0:
         fact = f"{title}, and ended with status {ended.status}"
-        return CompileFailed(fact, found=found, words=ended.printed)
+        return CompileError(fact, found=found, words=ended.printed)
     name = signal.Signals(-ended.status).name
     fix = "report this with the graph: the compiler failed; another version of libtpu may not"
     if name == "SIGKILL":
@@ -341,7 +341,7 @@ def _failure(ended: _Ended, error: Path, *, title: str, chip: Tpu) -> CompileFai
         fix = f"{cause}: close other notebooks, or take a machine with more"
     used = f"it had {human_size(ended.most_memory)} of host memory"
     free = f"{human_size(available_memory())} are available now"
-    return CompileFailed(
+    return CompileError(
         f"{title}, and was ended by {name}",
         found=f"{used}, {free}; {found}",
         fix=fix,
@@ -353,7 +353,7 @@ _USED = re.compile(r"Used ([\d.]+)([KMGT]?) of ([\d.]+)([KMGT]?) hbm")
 _ONE_ARRAY = re.compile(r"Allocation \(size=(\d+)\) would exceed memory \(size=(\d+)\)")
 
 
-def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileFailed:
+def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileError:
     """Return the error for a message of the compiler; `step` is the call of libtpu that failed."""
     first = words.splitlines()[0][:400] if words else "nothing"
     is_memory = "RESOURCE_EXHAUSTED" in words or "Ran out of memory" in words
@@ -365,7 +365,7 @@ def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileFailed:
         "topology": f"another version or chip: this version of libtpu does not know {topology}",
         "compile": "another operation than it names: a TPU lacks it, or lacks it for this type",
     }
-    return CompileFailed(
+    return CompileError(
         f"{title}, and failed at: {step}",
         found=first,
         fix=fixes.get(step, "another version of libtpu"),
@@ -373,7 +373,7 @@ def _refusal(step: str, words: str, *, title: str, chip: Tpu) -> CompileFailed:
     )
 
 
-def _does_not_fit(first: str, words: str, chip: Tpu) -> DoesNotFit:
+def _does_not_fit(first: str, words: str, chip: Tpu) -> OutOfMemoryError:
     needed = None
     limit = None
     if one_array := _ONE_ARRAY.search(words):  # one array alone, before the others are counted
@@ -386,7 +386,7 @@ def _does_not_fit(first: str, words: str, chip: Tpu) -> DoesNotFit:
     if needed:
         fact += f", {human_size(needed - limit)} too much"
     fix = "a smaller batch, bfloat16, or a chip with more memory"
-    return DoesNotFit(
+    return OutOfMemoryError(
         fact,
         found=first,
         fix=f"{fix}; tpukit.preflight.largest_batch finds the batch",

@@ -16,9 +16,9 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue, human_size
-from tpukit.essentials.environment import RELEASES, Host
-from tpukit.preflight.recording import NoPreflight
+from tpukit.essentials.display import InvalidValueError, human_size
+from tpukit.essentials.environment import RELEASES, MachineInfo
+from tpukit.preflight.recording import PreflightError
 from tpukit.simulator import cache_folder
 
 # The library does not depend on Python, though its newer wheels name a version.
@@ -31,13 +31,13 @@ _WHEEL = (
 _NEEDED = 560 * 2**20  # bytes: for a moment both the wheel and the file out of it are on the disk
 
 
-class NoLibtpu(NoPreflight):
+class LibtpuNotFoundError(PreflightError):
     """The TPU's compiler is not on this machine, or cannot be downloaded."""
 
 
 def platform_version() -> str:
     """Return libtpu's version for this machine: Kaggle's with torch 2.8, Colab's with 2.9."""
-    torch = (Host.read().versions.get("torch") or "").partition("+")[0]
+    torch = (MachineInfo.read().versions.get("torch") or "").partition("+")[0]
     newest = list(RELEASES.values())[-1]
     return RELEASES.get(torch, newest).libtpu[-1]
 
@@ -49,7 +49,7 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
         version, environ: as in `fetch_libtpu`.
 
     Raises:
-        NoLibtpu: this version is not on this machine.
+        LibtpuNotFoundError: this version is not on this machine.
         ValueError: `version` is not a version.
     """
     version = _checked(version)
@@ -59,7 +59,7 @@ def find_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.e
     if installed := _installed(version):
         return installed
     call = f'tpukit.preflight.fetch_libtpu("{version}")'
-    raise NoLibtpu(
+    raise LibtpuNotFoundError(
         f"the TPU's compiler, libtpu {version}, is not on this machine",
         found=f"no {kept}, and no such version installed",
         fix=f"{call}, which needs the internet once: 130 to 150 MB",
@@ -78,13 +78,13 @@ def fetch_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.
         environ: for the cache folder, and pip's own variables.
 
     Raises:
-        NoLibtpu: it cannot be downloaded, or the disk has no room for it.
+        LibtpuNotFoundError: it cannot be downloaded, or the disk has no room for it.
         ValueError: `version` is not a version.
     """
     version = _checked(version)
     try:
         return find_libtpu(version, environ=environ)
-    except NoLibtpu:
+    except LibtpuNotFoundError:
         pass
     kept = _place(version, environ)
     reassurance = "nothing is installed, the image stays as it is"
@@ -104,7 +104,7 @@ def fetch_libtpu(version: str | None = None, *, environ: Mapping[str, str] = os.
 def _check_space(version: str, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if free < _NEEDED:
-        raise NoLibtpu(
+        raise LibtpuNotFoundError(
             f"there is no room for libtpu {version}",
             found=f"{human_size(free)} free in {folder}, and it takes {human_size(_NEEDED)}",
             fix="free some, or set XDG_CACHE_HOME to a folder on another disk",
@@ -122,7 +122,7 @@ def _checked(version: str | None) -> str:
         return platform_version()
     if not re.fullmatch(r"\d+(\.\d+)+", str(version)):
         fact = f'a version of libtpu is such as "0.0.17", got {version!r}'
-        raise WrongValue(fact, fix="None for this machine's own")
+        raise InvalidValueError(fact, fix="None for this machine's own")
     return version
 
 
@@ -165,7 +165,7 @@ def _download(version: str, folder: Path, environ: Mapping[str, str]) -> Path:
     printed = [line for line in pip.stderr.splitlines() if line.strip()]
     printed = printed or ["it printed nothing"]
     place = _place(version, environ).parent
-    raise NoLibtpu(
+    raise LibtpuNotFoundError(
         f"libtpu {version} cannot be fetched",
         found=f"pip ended with status {pip.returncode}: {printed[-1].strip()[:300]}",
         fix=f"turn the internet on (Kaggle: Settings, Internet), or put its libtpu.so into {place}",

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.display import Explained, screen
-from tpukit.essentials.environment import Host
+from tpukit.essentials.display import TpukitError, screen
+from tpukit.essentials.environment import MachineInfo
 from tpukit.essentials.launcher import (
     Core,
-    Interrupted,
+    LaunchInterrupted,
     Limits,
     Task,
     WorkerGroup,
@@ -55,7 +55,7 @@ from tpukit.simulator import Imagined, why_not
 _LARGE = 2**24  # elements: 64 MiB of float32, from which a tensor is not filled with random numbers
 
 
-class NoPreflight(Explained, RuntimeError):
+class PreflightError(TpukitError, RuntimeError):
     """A step cannot be recorded or compiled on this machine."""
 
 
@@ -139,11 +139,11 @@ def record(
         chip: the TPU to simulate.
 
     Raises:
-        NoPreflight: this machine cannot simulate a TPU, or the function ended without a graph.
-        WorkerFailed: the function raised.
-        RuntimeInUse: this process has started the XLA runtime, or is a worker.
+        PreflightError: this machine cannot simulate a TPU, or the function ended without a graph.
+        WorkerError: the function raised.
+        RuntimeInUseError: this process has started the XLA runtime, or is a worker.
     """
-    host = Host.read()
+    host = MachineInfo.read()
     _check_simulator(host)
     refuse_if_in_use(host)
     with tempfile.TemporaryDirectory(prefix="tpukit-preflight-") as name, sigterm_ends_the_run():
@@ -166,14 +166,14 @@ def record(
         return _read(folder, facts)
 
 
-def _check_simulator(host: Host) -> None:
+def _check_simulator(host: MachineInfo) -> None:
     missing = why_not()
     if missing is None and host.versions.get("torch_xla") is None:
         missing = "torch_xla is not installed: pip install torch_xla==2.9.0 with torch 2.9.0"
     if missing:
         found, _, fix = missing.partition(": ")  # as `why_not` joins them
         fact = "this machine cannot simulate a TPU, so no step can be recorded"
-        raise NoPreflight(fact, found=found, fix=fix)
+        raise PreflightError(fact, found=found, fix=fix)
 
 
 def _run(topology: Imagined, task: Task, *, timeout: float | None, progress: str | None) -> dict:
@@ -184,7 +184,7 @@ def _run(topology: Imagined, task: Task, *, timeout: float | None, progress: str
         except KeyboardInterrupt:
             display.close("interrupted")
             group.end()
-            raise Interrupted(collect(group)) from None
+            raise LaunchInterrupted(collect(group)) from None
         if failure is not None:
             display.close("failed")
             raise worker_failed(failure, group, "preflight recorded the step, and ")
@@ -316,7 +316,7 @@ def _read(folder: Path, facts: dict) -> Recording:
     log = read_log(folder / "log")
     runs = [entry for entry in log if isinstance(entry, Ran)]
     if not runs:
-        raise NoPreflight(
+        raise PreflightError(
             "the worker function ended before it ran anything on the device",
             found="no graph was compiled",
             fix="it has to run a step: in a loop over core.batches, with core.step(), or fit",

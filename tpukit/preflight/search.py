@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tpukit.essentials.display import Table, WrongValue, human_size
+from tpukit.essentials.display import InvalidValueError, Table, human_size
 from tpukit.preflight.step_report import Preflight, preflight
 from tpukit.profiling import Tpu, find_tpu
 
@@ -87,11 +87,11 @@ def largest_batch(
 
     Raises:
         ValueError: a number is too small, or there is no such chip.
-        NoPreflight, WorkerFailed: as in `preflight`.
+        PreflightError, WorkerError: as in `preflight`.
     """
     if min(start, multiple) < 1 or compiles < 2:
         got = f"got {start}, {multiple}, {compiles}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"start and multiple are at least 1 and compiles at least 2, {got}",
             fix="leave them out",
         )
@@ -222,7 +222,7 @@ def compare_preflights(variants: Sequence[Preflight] | dict[str, Preflight]) -> 
     """
     if not variants:
         fix = "compare_preflights({'float32': one, 'bfloat16': other})"
-        raise WrongValue("there is nothing to compare", fix=fix)
+        raise InvalidValueError("there is nothing to compare", fix=fix)
     if not isinstance(variants, dict):
         variants = {f"{number}": found for number, found in enumerate(variants, start=1)}
     return Variants(dict(variants))

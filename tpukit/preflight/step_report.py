@@ -22,18 +22,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from tpukit.essentials.display import Finding, Findings, WrongValue, as_html, as_text, human_size
+from tpukit.essentials.display import Finding, Findings, InvalidValueError, as_html, as_text, human_size
 from tpukit.essentials.environment import PRICES_OF
-from tpukit.essentials.launcher import WorkerFailed
-from tpukit.preflight.compiler import Compiled, DoesNotFit, compile_graph
+from tpukit.essentials.launcher import WorkerError
+from tpukit.preflight.compiler import Compiled, OutOfMemoryError, compile_graph
 from tpukit.preflight.cycles import Transfer, group_bytes
 from tpukit.preflight.cycles import samples as samples_of
 from tpukit.preflight.hazards import find_hazards, padding
 from tpukit.preflight.hlo import Operation, Program, read_program
-from tpukit.preflight.recording import Graph, NoPreflight, Recording, record
+from tpukit.preflight.recording import Graph, PreflightError, Recording, record
 from tpukit.preflight.scopes import Call
 from tpukit.profiling import Tpu, find_tpu
-from tpukit.simulator import open_kept
+from tpukit.simulator import open_compile_cache
 
 _MOST_OPERATIONS = 10
 _COLLECTIVES = (
@@ -107,7 +107,7 @@ class Preflight(Findings):
     chip: Tpu
     recording: Recording
     compiled: tuple[Compiled, ...]
-    too_large: DoesNotFit | None = None
+    too_large: OutOfMemoryError | None = None
     samples: int | None = None
     pipeline: float | None = None
     dollars: float = 0.0
@@ -513,7 +513,7 @@ def preflight(
         pipeline: samples per second that your input was measured to give, for all cores.
         prices: dollars per hour by chip, as {"v5e-8": 9.6}, instead of the list's; names as for
             `chip`.
-        keep: a folder for the compiled step, as `launch(..., keep_compiles=folder)` keeps it, to
+        keep: a folder for the compiled step, as `launch(..., compile_cache=folder)` keeps it, to
             take to a machine with such a TPU. Not tested on hardware: see
             docs/keep_what_was_compiled.md.
         progress: as in `launch`.
@@ -521,29 +521,29 @@ def preflight(
 
     Raises:
         ValueError: there is no such chip, also in `prices`, or others can write to `keep`.
-        NoPreflight: the step cannot be recorded here; its kinds: NoLibtpu, CompileFailed.
-        WorkerFailed: the worker function raised, or would have changed a file.
+        PreflightError: the step cannot be recorded here; its kinds: LibtpuNotFoundError, CompileError.
+        WorkerError: the worker function raised, or would have changed a file.
     """
     tpu = find_tpu(chip)
     if shard not in (None, "fsdp"):
         fix = 'preflight(..., shard="fsdp")'
-        raise WrongValue(f'shard is "fsdp" or None, got {shard!r}', fix=fix)
+        raise InvalidValueError(f'shard is "fsdp" or None, got {shard!r}', fix=fix)
     if tpu.cores == 1:
         shard = None  # as in launch: there is nothing to shard over
     # Checked first, because the rest takes minutes.
     own_prices = {find_tpu(name).name: price for name, price in (prices or {}).items()}
-    kept = open_kept([Path(keep).absolute()], print) if keep is not None else None
+    kept = open_compile_cache([Path(keep).absolute()], print) if keep is not None else None
     limit = timeout or _RECORDING_SECONDS
     recording = record(train, *args, chip=tpu, shard=shard, timeout=limit, progress=progress)
     shared = {"libtpu": libtpu, "progress": progress, "timeout": timeout}
     too_large = cut = None
     try:
         steps = _compile_steps(recording, tpu, kept=kept, **shared)
-    except DoesNotFit as error:
+    except OutOfMemoryError as error:
         steps = [()]
         too_large = error
     if too_large and not shard and _could_fit_sharded(recording, tpu):
-        with contextlib.suppress(WorkerFailed, NoPreflight):  # the chips may not divide the batch
+        with contextlib.suppress(WorkerError, PreflightError):  # the chips may not divide the batch
             cut = preflight(train, *args, chip=tpu, shard="fsdp", **shared)
     return Preflight(
         tpu,

@@ -52,7 +52,7 @@ _FEWEST_COLUMNS = 4  # so that a single chip is not drawn eight times as wide
 Point = tuple[float, float]
 
 
-def show_tpu(name: str = "v5e-8") -> Figure:
+def draw_tpu(name: str = "v5e-8") -> Figure:
     """Draw a machine with TPU chips: its processes, its chips, and the way of a training step.
 
     It need not be this machine: only the name is used.

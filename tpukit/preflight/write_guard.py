@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tpukit.essentials.display import Explained
+from tpukit.essentials.display import TpukitError
 
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 # Python's audit events of functions that change files, and the arguments that are paths. The event
@@ -45,7 +45,7 @@ _VERSION_QUERY = 1  # a flag of _LANDLOCK_CREATE
 _RULE_OF_A_FOLDER = 1  # a kind of rule for _LANDLOCK_ADD
 
 
-class ChangesFiles(Explained, PermissionError):
+class FileChangeError(TpukitError, PermissionError):
     """The worker function would change a file, although its values are no results."""
 
 
@@ -55,7 +55,7 @@ def guard_files(folder: Path) -> None:
     Temporary files go to `folder`. The user's cache folder may be written as well, for downloaded
     weights. The guard cannot be removed.
 
-    Python's own functions and `torch.save` raise `ChangesFiles` with the line that tried. Libraries
+    Python's own functions and `torch.save` raise `FileChangeError` with the line that tried. Libraries
     in C and other programs get a PermissionError from the kernel, if it has Landlock (Linux 5.13).
     """
     tempfile.tempdir = str(folder)
@@ -111,7 +111,7 @@ def _is_in(path: str, folders: Iterable[str]) -> bool:
     return any(path == folder or path.startswith(f"{folder}{os.sep}") for folder in folders)
 
 
-def _refusal(path: str) -> ChangesFiles:
+def _refusal(path: str) -> FileChangeError:
     import torch
 
     inside = (
@@ -126,7 +126,7 @@ def _refusal(path: str) -> ChangesFiles:
         if not frame.filename.startswith(inside):
             found = f"{Path(frame.filename).name}:{frame.lineno}: {frame.line}"
     save = "core.save(value, path), which writes nothing during a preflight"
-    return ChangesFiles(
+    return FileChangeError(
         f"preflight only looks at a function, and keeps it from writing {path}",
         found=found,
         fix=f"{save}; or write below tempfile.gettempdir()",

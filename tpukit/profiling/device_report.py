@@ -150,7 +150,7 @@ def _compile_time(backend, seconds: float) -> list[Finding]:
         return [Finding("compile time", "ok", fact)]
     fact += ": this run was too short for its graphs"
     fix = (
-        "`tpukit.launch(..., keep_compiles=folder)`, so that the next one does not compile them "
+        "`tpukit.launch(..., compile_cache=folder)`, so that the next one does not compile them "
         "again; more steps for the same graphs"
     )
     return [Finding("compile time", "warning", fact, fix=fix)]

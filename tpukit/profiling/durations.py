@@ -2,7 +2,7 @@
 
 import re
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 _DURATION = re.compile(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?")
 
@@ -22,7 +22,7 @@ def parse_duration(text: str | float, argument: str = "budget") -> float:
     parts = _DURATION.fullmatch(str(text).strip())
     if not parts or not any(parts.groups()):
         fact = f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}'
-        raise WrongValue(fact, fix=f'{argument}="8h30m"')
+        raise InvalidValueError(fact, fix=f'{argument}="8h30m"')
     days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
     hours += 24 * days
     minutes += 60 * hours

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tpukit.essentials.display import Table, WrongValue
+from tpukit.essentials.display import InvalidValueError, Table
 from tpukit.essentials.launcher import Core, launch
 
 # Significant bits.
@@ -149,7 +149,7 @@ def compare(
 
     Raises:
         TypeError: the model is not a module.
-        WorkerFailed: the model raised an error, or took different ways on host and device.
+        WorkerError: the model raised an error, or took different ways on host and device.
     """
     import torch
 
@@ -180,7 +180,7 @@ def _compared(core: Core, model, batch, precision: str | None) -> _Compared:
     on_device = core.to_host(_layer_outputs(core.model(model), sent))
     if on_host.keys() != on_device.keys():
         one_side = sorted({layer.name for layer in on_host.keys() ^ on_device.keys()})
-        raise WrongValue(
+        raise InvalidValueError(
             f"the model takes another way on {core.device} than on the host",
             found=f"only one of them computes {', '.join(one_side[:5])}",
             fix="a batch for which its forward() does not decide by values or by the device",

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from tpukit.essentials.display import Failed, SystemFailed, counted
+from tpukit.essentials.display import Failed, SystemFailureError, counted
 from tpukit.profiling.instruments import Trace, XlaTrace
 
 
@@ -112,7 +112,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _not_written(folder: Path, error: Exception) -> OSError:
-    return SystemFailed(
+    return SystemFailureError(
         f"the profile cannot be written into {folder}",
         found=error,
         fix="choose a folder of your own, on a disk with free space",

@@ -5,7 +5,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 class Stopwatch:
@@ -71,5 +71,5 @@ class Stopwatch:
         if short:
             passes = len(self.seconds[short[0]])
             fact = f"{', '.join(short)}: timed {passes} times, of which skip={skip} are left out"
-            raise WrongValue(fact, fix="more steps, or a smaller skip")
+            raise InvalidValueError(fact, fix="more steps, or a smaller skip")
         return {name: statistics.median(times[skip:]) for name, times in self.seconds.items()}

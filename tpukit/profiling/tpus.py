@@ -4,7 +4,7 @@ import difflib
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import GENERATIONS
 
 _MOST_CHIPS = 8  # of one host
@@ -106,7 +106,7 @@ def find_tpu(
         fact = f"{name} is no TPU of one host, and tpukit works with those only"
     # The machine of Kaggle, if the name is like none.
     nearest = difflib.get_close_matches(known, among, n=1) or ["v5e-8"]
-    raise WrongValue(
+    raise InvalidValueError(
         fact,
         found=f"there are {', '.join(among)}",
         fix=f'pass "{nearest[0]}", for example',

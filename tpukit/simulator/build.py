@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.accelerators import NotCompiled, compiled, why_no_compiler
+from tpukit.accelerators import BuildError, compiled, why_no_compiler
 
 # Versions of the plugin's PJRT C API that the sources were compiled for and run with. Within a
 # major version a plugin's table of functions only grows, but its answers differ: 0.106 and 0.115
@@ -24,7 +24,7 @@ _INSTALL = "pip install xla_cpu_pjrt==0.0.1"
 _VERSION = re.compile(r"^#define PJRT_API_(?:MAJOR|MINOR) (\d+)$", re.MULTILINE)
 
 
-class NoStandIn(NotCompiled):
+class SimulatorError(BuildError):
     """This machine cannot simulate a TPU."""
 
 
@@ -122,8 +122,8 @@ def library(
         sources: the folder of the C sources.
 
     Raises:
-        NoStandIn: this machine cannot simulate a TPU; see `why_not`.
-        NotCompiled: the compiler failed.
+        SimulatorError: this machine cannot simulate a TPU; see `why_not`.
+        BuildError: the compiler failed.
     """
     return program("libtpu-simulator.so", sources, path=path, environ=environ)
 
@@ -142,9 +142,9 @@ def program(
         sources, path, environ: as in `library`.
 
     Raises:
-        NoStandIn, NotCompiled: as in `library`.
+        SimulatorError, BuildError: as in `library`.
     """
     missing = _missing(path, environ, system=sys.platform, machine=platform.machine())
     if missing:
-        raise NoStandIn("this machine cannot simulate a TPU", found=missing[0], fix=missing[1])
+        raise SimulatorError("this machine cannot simulate a TPU", found=missing[0], fix=missing[1])
     return compiled(name, sources, headers=find_plugin(path).headers, environ=environ)

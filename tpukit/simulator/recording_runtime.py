@@ -21,7 +21,7 @@ from tpukit.essentials.backends import (
     with_own_flags,
 )
 from tpukit.simulator.build import find_plugin, library
-from tpukit.simulator.runtime import StandInRuntime, play
+from tpukit.simulator.runtime import SimulatorRuntime, play
 from tpukit.simulator.shapes import environment, rehearsal
 
 
@@ -92,7 +92,7 @@ class RecordingShardedTpu(_Recording, ShardedTpu):
     """All chips as one core."""
 
 
-class RecordingRuntime(StandInRuntime):
+class RecordingRuntime(SimulatorRuntime):
     """One process that torch_xla takes for core 0 of a TPU; `preflight` uses it, and no launch."""
 
     name = "xla:recording"

@@ -36,7 +36,7 @@ _OF_EACH_WORKER = (
 )
 
 
-class StandInRuntime(Runtime):
+class SimulatorRuntime(Runtime):
     """One CPU process per simulated v5e chip; torch_xla's own collectives run, in the graph."""
 
     name = "xla:simulator"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.profiling import find_tpu
 
 _MOST_CORES = 8
@@ -37,7 +37,7 @@ def rehearsal(cores: int) -> Shape:
     """
     if not 1 <= cores <= _MOST_CORES:
         fact = f"the simulator has 1 to 8 cores, got {cores}"
-        raise WrongValue(fact, fix="pass a number from 1 to 8")
+        raise InvalidValueError(fact, fix="pass a number from 1 to 8")
     bounds = {4: "2,2,1", 6: "2,3,1", 8: "2,4,1"}.get(cores, f"{cores},1,1")
     environ = _image(f"v5litepod-{cores}", bounds)
     return Shape(f"rehearsal of {cores}", "v5e", chips=cores, environ=environ)
@@ -52,7 +52,7 @@ def torch_tpu_rehearsal(cores: int) -> Shape:
     bounds = {1: "1,1,1", 2: "1,2,1", 4: "2,2,1", 8: "2,2,2"}.get(cores)
     if bounds is None:
         fact = f"TorchTPU runs on 1, 2, 4 or 8 chips, got {cores}"
-        raise WrongValue(fact, fix="pass one of these numbers")
+        raise InvalidValueError(fact, fix="pass one of these numbers")
     # The name of a v4 machine counts TensorCores, two per chip.
     environ = _image(f"v4-{2 * cores}", bounds)
     return Shape(f"TorchTPU on {cores}", "v4", chips=cores, environ=environ)

@@ -23,7 +23,7 @@ HARDWARE = (
 )
 
 
-class TorchTpuStandInRuntime(TorchTpuRuntime):
+class SimulatedTorchTpuRuntime(TorchTpuRuntime):
     """One CPU process per simulated v4 chip, with TorchTPU's own graphs and collectives."""
 
     name = "torch_tpu:simulator"
@@ -47,7 +47,7 @@ class TorchTpuStandInRuntime(TorchTpuRuntime):
             raise Failed(
                 "this kernel has imported torch_tpu, and its workers would look for real chips",
                 found=f"torch_tpu has read TPU_LIBRARY_PATH={os.environ.get('TPU_LIBRARY_PATH')}",
-                fix="restart the kernel, and call tpukit.prepare() before `import torch`",
+                fix="restart the kernel, and call tpukit.setup() before `import torch`",
             )
 
     @contextlib.contextmanager

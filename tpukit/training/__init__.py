@@ -10,9 +10,9 @@ from tpukit.training.history import History
 from tpukit.training.history_figure import show_history
 from tpukit.training.jobs import Jobs, launch_each
 from tpukit.training.log_files import CsvWriter, Row, TensorBoardWriter
-from tpukit.training.losses import NotFinite
+from tpukit.training.losses import NonFiniteLossError
 from tpukit.training.prediction import predict
-from tpukit.training.run_folder import KeptFolder, keep_folder
+from tpukit.training.run_folders import RunFolder, run_folder
 from tpukit.training.run_settings import keep_settings
 from tpukit.training.stored_predictions import predict_to, read_predictions
 from tpukit.training.streams import StreamBatches
@@ -29,7 +29,7 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "Augment", "Buckets", "CsvWriter", "Evaluation", "History", "Jobs", "KeptFolder", "LARS", "NotFinite", "Row",
-    "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "keep_folder", "keep_settings", "launch_each",
+    "Augment", "Buckets", "CsvWriter", "Evaluation", "History", "Jobs", "RunFolder", "LARS", "NonFiniteLossError", "Row",
+    "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "run_folder", "keep_settings", "launch_each",
     "parse_duration", "predict", "predict_to", "read_predictions", "schedules", "show_history", "sync_batchnorm",
 ]  # fmt: skip

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 _RANGES = {
     "shift": (0.5, "a share of the image; 0.06 is up to 8 of 128 pixels"),
@@ -69,9 +69,9 @@ class Augment:
         for name, (most, meaning) in _RANGES.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= most:
-                raise WrongValue(f"{name} is 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}")
+                raise InvalidValueError(f"{name} is 0 (off) to {most}, got {value!r}", fix=f"it is {meaning}")
         if isinstance(self.outside, bool) or not isinstance(self.outside, int) or not -256 <= self.outside <= 255:
-            raise WrongValue(f"outside is a class number, -256 to 255, got {self.outside!r}", fix="0, or 255")
+            raise InvalidValueError(f"outside is a class number, -256 to 255, got {self.outside!r}", fix="0, or 255")
         _opposites(self.swap, self.names)
 
     def __call__(self, images, labels):
@@ -152,7 +152,7 @@ class Augment:
         shape = tuple(getattr(labels, "shape", ()))
         columns = len(self.names) or max([max(opposites) + 1, *shape[1:]])
         if shape != (len(flipped), columns):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"with swap={self.swap!r}, labels are (N, L), here ({len(flipped)}, {columns}), "
                 f"got {type(labels).__name__} {shape}",
                 fix="pass the labels of these images, one column per label; class numbers cannot be swapped",
@@ -232,12 +232,12 @@ def _check(images) -> None:
 
     found = f"{type(images).__name__} {tuple(getattr(images, 'shape', ()))} {getattr(images, 'dtype', '')}"
     if not isinstance(images, torch.Tensor) or images.ndim != 4 or images.shape[3] <= 4 < images.shape[1]:
-        raise WrongValue(
+        raise InvalidValueError(
             f"augment takes (N, C, H, W) tensors, got {found}",
             fix="if the batch is (N, H, W, C), pass images.permute(0, 3, 1, 2)",
         )
     if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise WrongValue(
+        raise InvalidValueError(
             f"augment takes uint8 in [0, 255] or floats in [0, 1], got {found}",
             fix="pass images.to(torch.uint8), if they are in [0, 255]",
         )
@@ -248,18 +248,18 @@ def _opposites(swap, names) -> dict[int, int]:
     opposites = {}
     for pair in swap:
         if isinstance(pair, str) or not isinstance(pair, Sequence) or len(pair) != 2:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"swap is pairs of labels, got {swap!r}", fix="swap=((one, other),), with a comma after a single pair"
             )
         columns = [list(names).index(label) if label in names else label for label in pair]
         for label in columns:
             if isinstance(label, str) or not 0 <= label < (len(names) or math.inf):
-                raise WrongValue(
+                raise InvalidValueError(
                     f"swap={swap!r} has no column for {label!r}; names={names!r}",
                     fix="columns count from 0; for names, pass names= with all of them in the order of the columns",
                 )
         one, other = columns
         if one == other or opposites.keys() & {one, other}:
-            raise WrongValue(f"swap={swap!r} has a label twice", fix="every label is in one pair at most")
+            raise InvalidValueError(f"swap={swap!r} has a label twice", fix="every label is in one pair at most")
         opposites |= {one: other, other: one}
     return opposites

@@ -9,9 +9,16 @@ import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.essentials.display import Explained, Failed, NoSuchFile, NotInstalled, SystemFailed, WrongValue
+from tpukit.essentials.display import (
+    Failed,
+    InvalidValueError,
+    NotInstalledError,
+    PathNotFoundError,
+    SystemFailureError,
+    TpukitError,
+)
 from tpukit.essentials.environment import part_of, write_whole
-from tpukit.training.checkpoints import CannotSave, Checkpoints, Damaged, step_of
+from tpukit.training.checkpoints import CheckpointError, Checkpoints, Damaged, step_of
 
 _BEST = "best.pt"
 _COMPILED = "compiled"  # the folder of compiled programs that travels with a run
@@ -25,7 +32,7 @@ class Mirror:
 
     One thread at a time copies, and no step waits for it. While it does, a newer checkpoint takes the place of one that
     waits, so a slow mirror has fewer of them and never falls behind. One run at a time has a mirror. What
-    `launch(keep_compiles=folder / "compiled")` keeps in the run's folder goes to the mirror, too, and comes back.
+    `launch(compile_cache=folder / "compiled")` keeps in the run's folder goes to the mirror, too, and comes back.
 
     Args:
         address: a folder, whose parent exists; or a URL that fsspec knows, "gs://bucket/run".
@@ -36,7 +43,7 @@ class Mirror:
         seconds: that the longest copy took so far.
 
     Raises:
-        NotInstalled: the package for this kind of URL is missing.
+        NotInstalledError: the package for this kind of URL is missing.
         ValueError: nobody knows this kind of URL.
     """
 
@@ -150,7 +157,7 @@ class Mirror:
         """Copy the newest whole checkpoint and best.pt to the folder, where that has none that is as new.
 
         Raises:
-            CannotSave: the folder's disk is full.
+            CheckpointError: the folder's disk is full.
             OSError: the mirror cannot be read, and the folder has nothing to continue from.
             ValueError: there is one, and `resume` is False.
         """
@@ -171,10 +178,10 @@ class Mirror:
         if not errors:
             return
         error = errors[0]
-        if isinstance(error, WrongValue | CannotSave) or (own < 0 and isinstance(error, NoSuchFile)):
+        if isinstance(error, InvalidValueError | CheckpointError) or (own < 0 and isinstance(error, PathNotFoundError)):
             raise error
         if own < 0:  # to begin anew beside a run that may be there would lose that run
-            raise SystemFailed(
+            raise SystemFailureError(
                 f"the mirror {self.address} cannot be read, and {checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
                 fix="mount it, or sign in, and run this again; to begin anew: mirror=None, or another one",
@@ -189,7 +196,7 @@ class Mirror:
                 self._take_programs(checkpoints.folder / _COMPILED)
         steps = {name: step for name in there if (step := step_of(name)) is not None and step > own}
         if steps and not resume:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"resume=False, and the mirror {self.address} holds checkpoints",
                 found=max(steps, key=steps.get),
                 fix="another mirror, or empty that one; resume=True continues from there",
@@ -248,7 +255,7 @@ class _Folder:
             return
         # Not its parents, too: below a drive that is not mounted they would be made on this machine, and lost with it.
         if not self.folder.is_dir() and not self.folder.parent.is_dir():
-            raise NoSuchFile(
+            raise PathNotFoundError(
                 f"no mirror can be made in {self.folder.parent}, which is not there",
                 fix=f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})",
             )
@@ -288,13 +295,13 @@ class _Url:
             fsspec.get_filesystem_class(address.partition("://")[0])
         except ImportError as error:
             package = re.search(r"(?i)install ([\w-]+)|$", str(error))[1] or "fsspec"  # "Please install gcsfs"
-            raise NotInstalled(
+            raise NotInstalledError(
                 f"the mirror {address} needs {package}, which is missing",
                 found=error,
                 fix=f"%pip install {package}",
             ) from error
         except ValueError as error:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"no mirror can be at {address}", found=error, fix='a folder, or a URL such as "gs://bucket/run"'
             ) from error
 
@@ -343,7 +350,7 @@ def _is_whole_zip(path: Path) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, Explained):
+    if isinstance(error, TpukitError):
         return error.fact
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "it is full; it needs room for three checkpoints and best.pt"

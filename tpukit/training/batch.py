@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping
 
 from tpukit.essentials.data import Batches
-from tpukit.essentials.display import WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
 # The keys of a mapping that may hold its targets: Hugging Face's models and datasets use the first two.
 TARGETS = ("labels", "label", "targets", "target")
@@ -31,7 +31,7 @@ def inputs_and_targets(batch: object) -> tuple:
         found = f"a mapping with the keys {', '.join(map(repr, batch))}"
     else:
         found = f"a {type(batch).__name__}" + f" of {len(batch)}" * isinstance(batch, list | tuple)
-    raise WrongType(
+    raise InvalidTypeError(
         f"a batch is (inputs, targets), or a mapping with one of the keys {', '.join(TARGETS)}",
         found=found,
         fix="let the dataset return (inputs, targets); each may be a dict of several tensors",
@@ -58,7 +58,7 @@ def takes_mask(batches: Batches, loss: Callable) -> bool:
     taken = list(inspect.signature(getattr(loss, "forward", loss)).parameters.values())[2:3]
     if taken and (taken[0].default is taken[0].empty or "mask" in taken[0].name):
         return True
-    raise WrongValue(
+    raise InvalidValueError(
         "samples that are tuples are padded to the length of a bucket, and the loss would count the padding",
         found=f"{type(loss).__name__} takes outputs and targets",
         fix="a loss of (outputs, targets, mask), (B, L) bool, True where data is; or samples that are mappings, "
@@ -88,7 +88,7 @@ def call(model, inputs: object) -> object:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return model(**inputs)
     if unknown := [name for name in inputs if name not in parameters and name not in TARGETS]:
-        raise WrongType(
+        raise InvalidTypeError(
             f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name",
             found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
             fix="leave it out of the dataset, or pass what forward takes: "
@@ -106,7 +106,7 @@ def _check_tensors(batch: object) -> None:
             text = f" {leaf[:40]!r}" if isinstance(leaf, str) else ""
             key = next((part.key for part in path if hasattr(part, "key")), None)
             where = f"of the key {key!r}" if key is not None else f"at {tree.keystr(path)}"
-            raise WrongType(
+            raise InvalidTypeError(
                 f"a model takes tensors, and this batch holds a {type(leaf).__name__}{text} {where}",
                 fix=(
                     "leave it out of what the dataset returns; Hugging Face's: dataset.remove_columns"

@@ -1,6 +1,6 @@
 """BatchNorm over the global batch: statistics of the local batches of all cores together."""
 
-from tpukit.essentials.display import WrongType
+from tpukit.essentials.display import InvalidTypeError
 
 
 def sync_batchnorm(core, module):
@@ -31,7 +31,7 @@ def sync_batchnorm(core, module):
         lazy = isinstance(layer, nn.modules.lazy.LazyModuleMixin)
         if lazy or kind.forward not in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
             why = "a lazy layer, whose class changes in its first forward" if lazy else "with a forward of its own"
-            raise WrongType(
+            raise InvalidTypeError(
                 "sync_batchnorm replaces the forward of torch's BatchNorm1d, 2d and 3d",
                 found=f"{name or 'the module'} is {kind.__name__}, {why}",
                 fix="call the module on one batch first" if lazy else "a plain BatchNorm there",

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpukit.essentials.data import MapDataset, ShardedSampler, collate, seeded_in_turn
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Buckets:
     def __post_init__(self):
         lengths = tuple(self.lengths) if isinstance(self.lengths, Sequence) else (self.lengths,)
         if not lengths or list(lengths) != sorted(set(lengths)) or not all(_is_length(length) for length in lengths):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"buckets are lengths in ascending order, at least 1, got {self.lengths!r}",
                 fix="buckets=(64, 128, 256)",
             )
@@ -64,7 +64,7 @@ class Buckets:
                 sizes = [max(part.shape[self.axis] for part, _ in those) for those in parts]
         sizes = numpy.asarray(sizes)
         if sizes.shape != (len(dataset),):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"sizes has the length of every sample: {len(dataset)} numbers, got {tuple(sizes.shape)}",
                 fix="sizes=[len(text) for text in dataset]",
             )
@@ -72,7 +72,7 @@ class Buckets:
             sample, size, count = int(sizes.argmax()), int(sizes.max()), (sizes > self.lengths[-1]).sum()
             others = f" ({count} samples are longer)" if count > 1 else ""
             more = ", ".join(map(str, (*self.lengths, size)))
-            raise WrongValue(
+            raise InvalidValueError(
                 f"sample {sample} has length {size}, and the largest bucket is {self.lengths[-1]}{others}",
                 fix=f"buckets=({more}), or cut them: tpukit.Buckets({self.lengths}, truncate=True)",
             )
@@ -107,7 +107,7 @@ class Buckets:
             if size > limit:
                 part, size = part.narrow(axis, 0, limit), limit
             if size > length:
-                raise WrongValue(
+                raise InvalidValueError(
                     f"sample {sample} does not fit into a batch of length {length}: it has length {size}",
                     found="another length than it had, or than sizes says",
                     fix="lengths of the samples as they are read; a dataset that cuts at random has to cut to one",
@@ -138,7 +138,7 @@ class Buckets:
         if not named or not set(named) <= found.keys():
             missing = f"sample {sample} has no {sorted(set(named) - found.keys(), key=str)[0]!r}" if named else "no pad"
             what = ", ".join(f"{key!r}: 0" for key, part in found.items() if _has_length(part))
-            raise WrongValue(
+            raise InvalidValueError(
                 "which parts of a sample vary in length has to be said, and what fills them up",
                 found=f"{missing}; its parts are {', '.join(map(repr, found))}",
                 fix=f"tpukit.Buckets({self.lengths}, pad={{{what}}}), without those of one length",
@@ -148,12 +148,12 @@ class Buckets:
             kept = torch.tensor(value).to(part.dtype).item()
             # Floats round, 0.1 too, and only run over; and nan is a number to fill up with that is not even itself.
             if math.isfinite(kept) != math.isfinite(value) if part.is_floating_point() else kept != value:
-                raise WrongValue(
+                raise InvalidValueError(
                     f"pad fills {key!r} up with {value}, which {part.dtype} does not hold: it would be {kept}",
                     fix=f"another number; or the dataset gives {key!r} as a type that has it, such as torch.int64",
                 )
             if not -part.ndim <= self.axis < part.ndim:
-                raise WrongValue(
+                raise InvalidValueError(
                     f"sample {sample}, {key!r}, has no axis {self.axis} to be padded along: its shape is "
                     f"{tuple(part.shape)}",
                     fix=f"leave {key!r} out of pad=, or another axis=",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpukit.datasets import locks
-from tpukit.essentials.display import Explained, WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, TpukitError
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import save_tensors
 
@@ -20,7 +20,7 @@ _NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
 _SECONDS_TO_WAIT = 5.0
 
 
-class CannotSave(Explained, OSError):
+class CheckpointError(TpukitError, OSError):
     """A checkpoint, or its folder, cannot be written."""
 
 
@@ -57,7 +57,7 @@ class Checkpoints:
         on_saved: called with every file that is complete, from the thread that wrote it.
 
     Raises:
-        CannotSave: the folder cannot be made or written to.
+        CheckpointError: the folder cannot be made or written to.
         ValueError: `keep` is less than 1.
     """
 
@@ -77,7 +77,7 @@ class Checkpoints:
         except OSError as error:
             reason = error.strerror
         if reason:
-            raise CannotSave(
+            raise CheckpointError(
                 f"no checkpoints can be saved in {self.folder}: {reason}",
                 fix=(
                     "a folder that can be written; to resume from checkpoints in this one, copy it first:"
@@ -103,7 +103,7 @@ class Checkpoints:
             best: whether this is the best so far: it is kept until a better one is saved.
 
         Raises:
-            CannotSave: the save before this one failed, for example on a full disk; this one was not begun.
+            CheckpointError: the save before this one failed, for example on a full disk; this one was not begun.
             TypeError: the state holds something that `torch.load(weights_only=True)` would refuse; the key is named.
             ValueError: the folder holds a later step, or a tensor is not in host memory.
         """
@@ -113,7 +113,7 @@ class Checkpoints:
         self.close()
         later = [file for file in self._files() if file.step > step and file.path not in self._damaged]
         if later:  # then this one would neither be found by `newest` nor survive the next pruning
-            raise WrongValue(
+            raise InvalidValueError(
                 f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}",
                 found=later[-1].path,
                 fix="resume from that one, or give this run a folder of its own",
@@ -127,7 +127,7 @@ class Checkpoints:
         """Wait until the last save is complete; saving again afterwards is allowed.
 
         Raises:
-            CannotSave: it failed, as is said once: the disk is full, or the folder is gone; the message names the
+            CheckpointError: it failed, as is said once: the disk is full, or the folder is gone; the message names the
                 newest complete checkpoint.
         """
         if self._thread:
@@ -159,7 +159,7 @@ class Checkpoints:
         """Write a checkpoint that comes from elsewhere, under its name; return whether it was whole, keep it only then.
 
         Raises:
-            CannotSave: it could not be written.
+            CheckpointError: it could not be written.
         """
         step, wanted, file = step_of(name), int(name[-11:-3], 16), None
         unfinished = self._unfinished(step)
@@ -189,7 +189,7 @@ class Checkpoints:
         fix = "create that folder again, or use another; then save again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = f"free some space there, or keep=1 (now {self.keep}), or a folder on another disk; then save again"
-        explained = CannotSave(
+        explained = CheckpointError(
             f"the checkpoint of step {step:,} could not be written: {(error.strerror or str(error)).lower()}",
             found=f"{written / 1e6:,.1f} MB were written to {self.folder}; {facts}",
             fix=fix,
@@ -258,14 +258,14 @@ def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
     """Keep other runs out of a folder; without locks, on some network drives and on Windows, say so and go on.
 
     Raises:
-        CannotSave: another run holds the folder; the message names its process.
+        CheckpointError: another run holds the folder; the message names its process.
     """
     path = folder / ".run.lock"
     with contextlib.ExitStack() as held:
         try:
             held.enter_context(locks.hold(path, seconds=_SECONDS_TO_WAIT))
         except BlockingIOError as error:
-            raise CannotSave(
+            raise CheckpointError(
                 f"another run saves in {folder}",
                 found=f"{error} holds {path.name}",
                 fix="wait until that run is over, or give this one a folder of its own",
@@ -302,13 +302,13 @@ def _check_state(value: object, where: str) -> None:
             _check_state(part, f"{where}[{index}]")
     elif kind in (torch.Tensor, torch.nn.Parameter) and not value.__dict__:
         if value.device.type != "cpu":
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{where} is on {value.device}, but a checkpoint is written while the device works on",
                 fix="save copies in host memory: tensor.cpu()",
             )
     elif kind not in (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device):
         kind = f"{kind.__module__}.{kind.__qualname__}" + " with attributes" * isinstance(value, torch.Tensor)
-        raise WrongType(
+        raise InvalidTypeError(
             f"{where} is a {kind}, which torch.load(weights_only=True) does not load",
             fix="save plain values and tensors: float(number), torch.from_numpy(array), module.state_dict()",
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches, inside
-from tpukit.essentials.display import WrongType, WrongValue, better, first_few
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, better, first_few
 from tpukit.essentials.launcher import Core
 
 
@@ -17,7 +17,7 @@ def check_batches(name: str, batches: object) -> None:
     options = ", shuffle=True, drop_last=True" if name == "train" else ""
     size = getattr(batches, "batch_size", None) or 32
     dataset = "loader.dataset" if hasattr(batches, "dataset") else "dataset"
-    raise WrongType(
+    raise InvalidTypeError(
         f"{name} is what core.batches makes, got a {type(batches).__name__}",
         found="every core would train on the same batches",
         fix=f"core.batches({dataset}, batch_size={size}{options})",
@@ -41,7 +41,7 @@ def check_classes(model, batches: Batches, what: str) -> None:
     if ours and theirs and ours != theirs:
         number = next((k for k, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), None)
         other = f"{len(ours)} and {len(theirs)} classes" if number is None else f"{ours[number]!r}, {theirs[number]!r}"
-        raise WrongValue(
+        raise InvalidValueError(
             f"the classes of the training and of the {what} have other numbers",
             found=other if number is None else f"class {number} is {other}",
             fix=f"pack(..., classes=train.classes) for the {what}'s images, too",
@@ -53,7 +53,7 @@ def _classes(dataset) -> list:
     if parts := inside(dataset):
         found, *others = map(_classes, parts)
         if other := next((one for one in others if one != found), None):
-            raise WrongValue(
+            raise InvalidValueError(
                 "the datasets that are joined number their classes differently",
                 found=f"{first_few(found, 4) or 'no names'}; and {first_few(other, 4) or 'no names'}",
                 fix="pack(..., classes=one.classes) for the images of each",
@@ -70,23 +70,25 @@ def check_numbers(*, clip: float | None, steps_per_epoch: int | None, **at_least
     for name, value in at_least_1.items():
         if value < 1:
             off = ", or None for all the data" if name == "steps_per_epoch" else ""
-            raise WrongValue(f"{name} is at least 1, got {value}", fix=f"{name}=1{off}")
+            raise InvalidValueError(f"{name} is at least 1, got {value}", fix=f"{name}=1{off}")
     if clip is not None and not clip > 0:
-        raise WrongValue(f"clip is the largest norm of the gradients, above 0, got {clip}", fix="clip=1.0, or None")
+        raise InvalidValueError(
+            f"clip is the largest norm of the gradients, above 0, got {clip}", fix="clip=1.0, or None"
+        )
 
 
 def check_parameters(core: Core, model, loss, optimizer) -> None:
     """Raise unless the optimiser trains this model, on this core's device; say which parameters it leaves out."""
     of_model = dict(model.named_parameters())
     if not any(parameter.requires_grad for parameter in of_model.values()):
-        raise WrongValue(
+        raise InvalidValueError(
             "the model has no parameters to train",
             fix="pass a torch.nn.Module with layers, and unfreeze some: parameter.requires_grad_(True)",
         )
     for what, module in {"model": model, "loss": loss}.items():
         for name, parameter in _parameters(module):
             if parameter.device != core.device:
-                raise WrongValue(
+                raise InvalidValueError(
                     f"the {what} is not on this core's device",
                     found=f"{name} is on {parameter.device}, the device is {core.device}",
                     fix=f"{what} = core.model({what}), before the optimizer is made",
@@ -94,7 +96,7 @@ def check_parameters(core: Core, model, loss, optimizer) -> None:
     held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     ids = {id(parameter) for parameter in held}
     if not any(id(parameter) in ids for parameter in of_model.values()):
-        raise WrongValue(
+        raise InvalidValueError(
             "the optimizer holds none of the model's parameters: it would train others",
             found=f"{len(held)} parameters in it, none of them among the model's {len(of_model)}",
             fix="make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())",
@@ -124,7 +126,7 @@ def check_statistics(core: Core, model) -> None:
         if count > 0 and not mean.any() and (variance == 1).all()
     ]
     if stuck:
-        raise WrongValue(
+        raise InvalidValueError(
             f"the running statistics of {first_few(stuck, 3)} have not moved in an epoch: evaluation would use 0 and 1",
             found=f"running_mean 0 and running_var 1 on {core.device}, though its batches were counted",
             fix="track_running_stats=False there, or GroupNorm; or train on another backend",
@@ -160,12 +162,12 @@ def best_of(core: Core, column: str, mode: str | None, *, metrics: Iterable[str]
         column = "train_loss"  # the default of `best`, and no set to evaluate
     columns = ["train_loss", *(["valid_loss", *(f"valid_{name}" for name in metrics)] if valid else [])]
     if column not in columns:
-        raise WrongValue(f"best names a column of an epoch, got {column!r}", fix=f"one of {', '.join(columns)}")
+        raise InvalidValueError(f"best names a column of an epoch, got {column!r}", fix=f"one of {', '.join(columns)}")
     if mode not in (None, "min", "max"):
-        raise WrongValue(f'mode is "min", "max" or None, got {mode!r}', fix='mode="min" if lower is better')
+        raise InvalidValueError(f'mode is "min", "max" or None, got {mode!r}', fix='mode="min" if lower is better')
     guess = {"low": "min", "high": "max", None: None}[better(column)]
     if mode is None and guess is None:
-        raise WrongValue(
+        raise InvalidValueError(
             f"whether a low or a high {column} is better does not show in its name",
             fix='mode="min" if lower is better, mode="max" if higher is',
         )

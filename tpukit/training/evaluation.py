@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpukit.essentials.data import Batches, ShardedSampler
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher import Core, gather_objects
 from tpukit.training.batch import inputs_and_targets, inputs_targets_and_mask, takes_mask
 from tpukit.training.checks import check_classes
@@ -149,7 +149,7 @@ def _streamed(
 
 def _one_number(name: str, value: object) -> float:
     if value is None:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{name} is one number, got None",
             found=(
                 "a loss that the model computes itself is None in an evaluation: it is of one batch with its padding"
@@ -158,7 +158,7 @@ def _one_number(name: str, value: object) -> float:
         )
     if getattr(value, "numel", lambda: 1)() != 1 or not hasattr(value, "__float__"):
         shape = f" {tuple(value.shape)}" if hasattr(value, "shape") else ""
-        raise WrongValue(
+        raise InvalidValueError(
             f"{name} is one number, got a {type(value).__name__}{shape}",
             fix='take its mean; of a torchmetrics metric, average="macro"',
         )

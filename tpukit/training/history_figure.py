@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.display import WrongType, WrongValue, better, figure_inputs
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, better, figure_inputs
 from tpukit.essentials.display import figure_style as look
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _series(history: Any) -> tuple[str, dict[str, tuple[np.ndarray, np.ndarray]]
         inside = next((name for name, value in columns.items() if _is_history(value)), None)
         fix = f"pass history[{inside!r}]" if inside else 'pass {"train_loss": [0.41, 0.36], "valid_loss": [0.44, 0.40]}'
         found = "; ".join(notes + [f"{name} is one number" for name in levels]) or "nothing in it"
-        raise WrongValue("the history holds no series of numbers to draw", found=found, fix=fix)
+        raise InvalidValueError("the history holds no series of numbers to draw", found=found, fix=fix)
     if places is None:
         places = np.arange(1.0, 1 + max(map(len, curves.values())))
 
@@ -202,10 +202,10 @@ def _columns(history: Any) -> Mapping[str, Any]:
         if hasattr(history, "results"):
             fix = "pass what rank 0 returned: run.results[0]"
         fact = f"show_history draws a dict of series or a list of rows, got {type(history).__name__}"
-        raise WrongType(fact, fix=fix)
+        raise InvalidTypeError(fact, fix=fix)
     if any(_numbers(value) is not None for row in history for value in row.values()):
         fact = f"show_history draws one history, got a list of {len(history)}"
-        raise WrongType(fact, fix="if they are the results of the ranks, pass run.results[0]")
+        raise InvalidTypeError(fact, fix="if they are the results of the ranks, pass run.results[0]")
     keys = dict.fromkeys(key for row in history for key in row)
     return {str(key): _Column(row.get(key) for row in history) for key in keys}
 

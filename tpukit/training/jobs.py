@@ -7,17 +7,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tpukit.essentials.display import Screen, Table, WrongValue, screen
-from tpukit.essentials.environment import Folders, Host
+from tpukit.essentials.display import InvalidValueError, Screen, Table, screen
+from tpukit.essentials.environment import Folders, MachineInfo
 from tpukit.essentials.launcher import (
     Failure,
     InProcessGroup,
-    Interrupted,
+    LaunchInterrupted,
     Limits,
     Run,
     Task,
     Topology,
-    WorkerFailed,
+    WorkerError,
     WorkerGroup,
     choose_topology,
     collect,
@@ -43,14 +43,14 @@ class Jobs(Table):
     Attributes:
         configs: what the jobs were given.
         runs: a `Run` for each job, with its log, seconds and memory; None for one that an interrupt left not begun.
-        failures: a `WorkerFailed`, with its traceback, for each job that failed or was interrupted, by its number.
+        failures: a `WorkerError`, with its traceback, for each job that failed or was interrupted, by its number.
         device: what each job ran on, in words.
         seconds: wall time of all.
     """
 
     configs: list
     runs: list[Run | None]
-    failures: dict[int, WorkerFailed]
+    failures: dict[int, WorkerError]
     device: str
     seconds: float
 
@@ -91,7 +91,7 @@ def launch_each(
     heartbeat: float = 1.0,
     progress: str | None = None,
     precision: str | None = None,
-    keep_compiles: Folders | bool | None = None,
+    compile_cache: Folders | bool | None = None,
 ) -> Jobs:
     """Run `fn(core, config)` for each config, as many at a time as there are cores, each alone on its core.
 
@@ -104,7 +104,7 @@ def launch_each(
         configs: the second argument of each job: a fold, a seed, a dict of settings.
         cores: jobs at a time; None for one a chip, GPU or CPU process that a rehearsal would have. A v2 or v3 chip has
             two cores, of which its job uses one.
-        backend, heartbeat, precision, keep_compiles: as in `launch`.
+        backend, heartbeat, precision, compile_cache: as in `launch`.
         seed: of every job's random numbers, as in `launch`, the same for all: jobs differ by their configs alone.
         timeout: seconds after which a job is ended, and counts as failed; None for no limit.
         stall: as in `launch`, of each job.
@@ -113,13 +113,13 @@ def launch_each(
     Raises:
         ValueError: there is no config, more `cores` are asked for than there are, or as in `launch`.
         TypeError: `fn` is no function that takes a core and a config.
-        RuntimeInUse: this process has started the XLA or CUDA runtime.
-        Interrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
+        RuntimeInUseError: this process has started the XLA or CUDA runtime.
+        LaunchInterrupted: a KeyboardInterrupt; its `run` is the `Jobs` as far as they had come.
     """
-    host = Host.read()
+    host = MachineInfo.read()
     configs = list(configs)
     if not configs:
-        raise WrongValue("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
+        raise InvalidValueError("launch_each needs at least one config, got none", fix="pass a list, such as range(5)")
     refuse_call(fn, (configs[0],))
     limits, given = Limits(timeout, stall, heartbeat), seed_of(seed)
     tasks = [Task(fn, (config,), given, precision) for config in configs]
@@ -129,16 +129,16 @@ def launch_each(
     with sigterm_ends_the_run(), screen(progress) as display:
         if topology.rehearsal:
             display.line(f"a rehearsal: {places} {topology.device} jobs at a time, each in place of a TPU core")
-        with ready(topology, places, keep_compiles, display) as topology:
+        with ready(topology, places, compile_cache, display) as topology:
             queue = _Queue(tasks, topology, places, limits, display)
             try:
                 queue.work_off()
             except KeyboardInterrupt:
-                raise Interrupted(queue.jobs(configs)) from None
+                raise LaunchInterrupted(queue.jobs(configs)) from None
     return queue.jobs(configs)
 
 
-def _places(host: Host, cores: int | None, backend: str | None) -> int:
+def _places(host: MachineInfo, cores: int | None, backend: str | None) -> int:
     """Return how many jobs run at a time."""
     whole = choose_topology(host, None, backend)
     there = whole.processes or 1  # 0 where nothing can be forked
@@ -147,7 +147,7 @@ def _places(host: Host, cores: int | None, backend: str | None) -> int:
     if isinstance(cores, bool) or not isinstance(cores, int) or cores < 1:
         raise ValueError(f"cores is how many jobs run at a time, at least 1, got {cores!r}")
     if cores > there and not (whole.rehearsal and whole.processes):
-        raise WrongValue(
+        raise InvalidValueError(
             f"cores={cores} jobs at a time cannot be had, at most {there}",
             found=host.summary,
             fix="leave cores out; configs that have to wait are run as soon as a core is free",
@@ -174,7 +174,7 @@ class _Queue:
         self._free_at = dict.fromkeys(range(places), 0.0)
         self._first_failure: dict[int, float] = {}  # of jobs whose device did not start
         self._runs: list[Run | None] = [None] * len(tasks)
-        self._failures: dict[int, WorkerFailed] = {}
+        self._failures: dict[int, WorkerError] = {}
         self._began = time.monotonic()
 
     def work_off(self) -> None:
@@ -295,7 +295,7 @@ class _JobScreen(Screen):
         self._display.draw(last)
 
 
-def _without_traceback(error: WorkerFailed) -> str:
+def _without_traceback(error: WorkerError) -> str:
     return str(error).partition("\n\n")[0]
 
 

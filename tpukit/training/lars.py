@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 class LARS(torch.optim.Optimizer):
@@ -40,7 +40,7 @@ class LARS(torch.optim.Optimizer):
         self, params: Iterable, lr: float, *, momentum: float = 0.9, weight_decay: float = 0.0, trust: float = 0.001
     ):
         if lr <= 0 or not 0 <= momentum < 1 or weight_decay < 0 or trust <= 0:
-            raise WrongValue(
+            raise InvalidValueError(
                 "LARS takes lr and trust above 0, momentum of 0 to below 1, weight_decay of 0 or more",
                 found=f"{lr=}, {momentum=}, {weight_decay=}, {trust=}",
                 fix="LARS(model.parameters(), lr=1.0) leaves the others at their defaults",

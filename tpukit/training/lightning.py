@@ -12,7 +12,7 @@ from lightning.pytorch.plugins.precision import MixedPrecision
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher import Core, gather_objects
 
 
@@ -30,7 +30,7 @@ def trainer_options(core: Core) -> dict:
         ValueError: two cores share this process (TPU v2, v3), of which Lightning knows one.
     """
     if core.backend.shares_process:
-        raise WrongValue(
+        raise InvalidValueError(
             "Lightning cannot run here: it keeps one rank for each process",
             found=f"{core.world_size} cores, two in each process, as TPU v2 and v3 have them",
             fix="launch(..., cores=1), or tpukit.fit on all of them",
@@ -121,7 +121,7 @@ class CoreStrategy(ParallelStrategy):
     def all_gather(self, tensor, group=None, sync_grads: bool = False):
         """Return the tensors of all cores, stacked, without their gradients."""
         if sync_grads:
-            raise WrongValue("all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)")
+            raise InvalidValueError("all_gather gives no gradients here", fix="all_gather(..., sync_grads=False)")
         return self.core.gather(tensor.to(self.root_device).unsqueeze(0)).to(tensor.device)
 
     def save_checkpoint(self, checkpoint: dict, filepath, storage_options=None) -> None:

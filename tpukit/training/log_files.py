@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tpukit.essentials.display import NotInstalled, explain
+from tpukit.essentials.display import NotInstalledError, explain
 
 Row = dict[str, int | float]
 Writer = Callable[[Row], object]
@@ -69,7 +69,7 @@ class TensorBoardWriter:
 
     def __init__(self, folder: str | os.PathLike):
         if importlib.util.find_spec("tensorboard") is None:
-            raise NotInstalled(
+            raise NotInstalledError(
                 "TensorBoardWriter needs the package tensorboard, which is not installed",
                 fix="%pip install tensorboard, then run this cell again; or CsvWriter, which needs nothing",
             )

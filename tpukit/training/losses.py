@@ -4,10 +4,10 @@ import math
 from dataclasses import dataclass, replace
 
 from tpukit.essentials.data import only_iterates
-from tpukit.essentials.display import Explained, first_few
+from tpukit.essentials.display import TpukitError, first_few
 
 
-class NotFinite(Explained, ArithmeticError):
+class NonFiniteLossError(TpukitError, ArithmeticError):
     """The loss became NaN or infinite; the message names the step, the core, the samples and the last checkpoint."""
 
 
@@ -99,7 +99,7 @@ class StepLosses:
         self._since_log, self._intervals, self.lr = state["since_log"], state["intervals"], state["lr"]
 
 
-def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None) -> NotFinite:
+def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: str | None) -> NonFiniteLossError:
     """Return the error for a step whose loss on this core is NaN or infinite, after reading its samples again."""
     import numpy
 
@@ -112,7 +112,7 @@ def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: 
         found = f"sample {first_few(bad, 8)} holds nan or infinity, of samples {first_few(samples, 8)}"
     else:
         found = f"none of its samples, {first_few(samples, 8)}, holds nan or infinity itself"
-    return NotFinite(
+    return NonFiniteLossError(
         f"the loss is {step.local:g} at step {step.number} on core {rank}",
         found=(f"{found}\nlearning rate {lr:g}; last checkpoint: {checkpoint or 'none'}"),
         fix="leave out the samples with nan or infinity; otherwise a lower learning rate, a warmup, or clip=1.0",

@@ -4,7 +4,7 @@ import copy
 import inspect
 from collections.abc import Mapping
 
-from tpukit.essentials.display import WrongType
+from tpukit.essentials.display import InvalidTypeError
 from tpukit.essentials.launcher import gather_objects
 
 
@@ -75,7 +75,7 @@ def _check(name: str, metric: object) -> None:
     from torchmetrics import Metric
 
     if not isinstance(metric, Metric):
-        raise WrongType(
+        raise InvalidTypeError(
             "with keep_outputs=False a metric is updated step by step, as torchmetrics' are",
             found=f"{name} is a {type(metric).__name__}",
             fix="a torchmetrics.Metric, or keep_outputs=True",
@@ -83,7 +83,7 @@ def _check(name: str, metric: object) -> None:
     for part in _parts(metric):
         for state, reduce in part._reductions.items():
             if getattr(reduce, "__name__", None) == "dim_zero_mean":  # cores may have different numbers of samples
-                raise WrongType(
+                raise InvalidTypeError(
                     f"{name} cannot be combined exactly over the cores",
                     found=f"{type(part).__name__} takes the mean of the cores' {state!r}, whatever their samples",
                     fix="keep_outputs=True",

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from tpukit.essentials.data import Batches, ShardedSampler
-from tpukit.essentials.display import WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 from tpukit.essentials.launcher import Core
 from tpukit.training.batch import inputs_only
 from tpukit.training.step import forward
@@ -44,12 +44,12 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
 def check_order(name: str, sampler: ShardedSampler) -> None:
     """Raise ValueError unless the batches are every sample once, in order."""
     if isinstance(sampler, StreamSampler):
-        raise WrongValue(
+        raise InvalidValueError(
             f"{name} needs every sample once, and batches of a stream, with steps=, have no last one",
             fix="a dataset with a length, such as list(stream): core.batches(dataset, batch_size=...)",
         )
     if sampler.shuffle or sampler.drop_last:
-        raise WrongValue(
+        raise InvalidValueError(
             f"{name} needs every sample once, in order; got batches with shuffle={sampler.shuffle}, "
             f"drop_last={sampler.drop_last}",
             fix="core.batches(dataset, batch_size=...) without them",
@@ -116,7 +116,7 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
     if leaf is None:
         return True
     if not isinstance(leaf, torch.Tensor):
-        raise WrongType(
+        raise InvalidTypeError(
             f"outputs are tensors, nested in tuples and dicts; got a {type(leaf).__name__} among them",
             fix=(
                 "leave it out of what the model returns; Hugging Face's: model.config.use_cache = False. A "
@@ -124,7 +124,7 @@ def _has_no_axis(leaf: object, batch_size: int) -> bool:
             ),
         )
     if leaf.ndim and len(leaf) != batch_size:
-        raise WrongValue(
+        raise InvalidValueError(
             f"every output has the samples on its first axis, got {tuple(leaf.shape)} for {batch_size} samples",
             fix="leave it out of what the model returns in evaluation: if self.training: ...",
         )
@@ -153,7 +153,7 @@ def in_dataset_order(steps: Iterator[tuple], sampler: ShardedSampler) -> tuple:
 def _check_width(whole, leaf) -> None:
     """Raise for outputs or targets that differ in more than their number from step to step: they cannot be joined."""
     if whole.shape[1:] != leaf.shape[1:]:
-        raise WrongValue(
+        raise InvalidValueError(
             f"outputs and targets of all steps are joined, and these have the shapes (B, {_rest(whole)}) and "
             f"(B, {_rest(leaf)})",
             found="batches by length, of which the model returns, or the dataset has, something of every position",

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue, explain
+from tpukit.essentials.display import InvalidValueError, explain
 from tpukit.essentials.launcher import STEP_SECONDS, Core
 from tpukit.training.backup import Mirror
 from tpukit.training.checkpoints import Checkpoint, Checkpoints, one_run
@@ -63,7 +63,7 @@ class RunState:
         self._core, self._parts, self._save_every = core, parts, save_every
         self.has_mirror, self._mirror = mirror is not None, None
         if self.has_mirror and (folder is None or _absolute(folder) == _absolute(mirror)):
-            raise WrongValue(
+            raise InvalidValueError(
                 "a mirror is a second folder", found=f"folder={folder}, mirror={mirror}", fix="folder='run', mirror=..."
             )
         if self.has_mirror and core.is_main:
@@ -144,7 +144,7 @@ class RunState:
         if checkpoint is None:
             return None
         if not resume:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}",
                 fix="another folder, or remove that one; resume=True continues from there",
             )
@@ -173,7 +173,7 @@ class RunState:
         """Raise where the state is of another optimiser or schedule: it would fail in the next step, or mix."""
         saved, here = checkpoint.state["kinds"].get(name), self._kinds.get(name)
         if saved != here:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{checkpoint.path} is of another {name}",
                 found=f"{saved}; this run has {here}",
                 fix=f"make the {name} as it was when that was saved, or give this run a folder of its own",
@@ -184,7 +184,7 @@ class RunState:
         """Keep other runs out of the folder; wait, together, until the last save is complete.
 
         Raises:
-            CannotSave: another run holds the folder, or the last save failed.
+            CheckpointError: another run holds the folder, or the last save failed.
         """
         if not self.is_kept:
             yield

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.environment import write_whole
 
 FILE = "settings.json"
@@ -20,7 +20,7 @@ def keep_settings(folder, settings: Mapping, *, mirror=None) -> Path:
     Args:
         folder: of the run.
         settings: as JSON can carry them.
-        mirror: the folder that outlives the machine, see `keep_folder`; it knows and gets them, too.
+        mirror: the folder that outlives the machine, see `run_folder`; it knows and gets them, too.
 
     Returns:
         The file, settings.json in the folder.
@@ -38,7 +38,7 @@ def keep_settings(folder, settings: Mapping, *, mirror=None) -> Path:
             kept = _read(file)
             if other := _differences(kept, asked):
                 few = "; ".join(other[:6]) + ("; and others" if len(other) > 6 else "")
-                raise WrongValue(
+                raise InvalidValueError(
                     f"{file.parent} holds a run with other settings",
                     found=few,
                     fix="run_path of another folder for this run, or the settings that this one has",
@@ -56,7 +56,7 @@ def _check_untrained(files: list[Path]) -> None:
     for file in files:
         names = ("step-*.pt", "best.pt", "*/step-*.pt", "*/best.pt")  # its own, and no other run's further down
         for trained in (found for name in names for found in file.parent.glob(name)):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{file.parent} holds what a run has trained, and not its settings",
                 found=f"{trained.relative_to(file.parent)}, and no {FILE}",
                 fix=f"put its {FILE} back there; or run_path of another folder for this run",
@@ -68,7 +68,7 @@ def _read(file: Path):
         return json.loads(file.read_text())
     except ValueError as error:
         fix = "put back the file that was written when this run began; or run_path of another folder"
-        raise WrongValue(f"{file} is no JSON", found=error, fix=fix) from None
+        raise InvalidValueError(f"{file} is no JSON", found=error, fix=fix) from None
 
 
 def _differences(kept, asked, name: str = "") -> list[str]:

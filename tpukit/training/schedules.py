@@ -21,7 +21,7 @@ falls below 2 ** -25 = 3e-8 (a `floor` above that prevents it), and at step 16,6
 import math
 from collections.abc import Callable
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 def constant(optimizer, *, warmup: int = 0):
@@ -68,7 +68,7 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
     if not 0 <= floor < 1:
         raise ValueError(f"floor is a fraction of the full rate, 0 to 1, got {floor}")
     if not steps > warmup:
-        raise WrongValue(
+        raise InvalidValueError(
             f"cosine needs more steps than its warmup has, got {steps=} and {warmup=}",
             fix="both count optimiser steps: steps=epochs * len(batches)",
         )
@@ -100,7 +100,7 @@ def check_schedule(schedule, every: str, *, column: str, lower: bool) -> str:
         return every
     mode = "min" if lower else "max"
     if schedule.mode != mode:
-        raise WrongValue(
+        raise InvalidValueError(
             f"ReduceLROnPlateau would lower the learning rate while {column} gets better",
             found=f'mode="{schedule.mode}", its default is "min"',
             fix=f'ReduceLROnPlateau(optimizer, mode="{mode}")',
@@ -114,7 +114,7 @@ def _schedule(optimizer, warmup: int, factor: Callable[[int], float]):
     if warmup < 0:
         raise ValueError(f"warmup is a number of steps, 0 for none, got {warmup}")
     if any(torch.is_tensor(group["lr"]) and group["lr"].device.type == "xla" for group in optimizer.param_groups):
-        raise WrongValue(
+        raise InvalidValueError(
             "the learning rate is a tensor on the XLA device",
             found="every step would copy it to the host (aten::_local_scalar_dense), which a float does not",
             fix="lr=0.1; a float that changes compiles nothing new",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tpukit.accelerators import programs_of
-from tpukit.essentials.display import WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 from tpukit.essentials.launcher import Core, averaged_places
 from tpukit.profiling import RecompileMonitor
 from tpukit.training.batch import call, inputs_and_targets
@@ -25,7 +25,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
         bf16: compute in bfloat16 those operations for which autocast does so.
 
     Raises:
-        WrongType: the outputs contain no tensor.
+        InvalidTypeError: the outputs contain no tensor.
     """
     import torch
     from torch.utils import _pytree as tree
@@ -42,7 +42,7 @@ def forward(core: Core, model, inputs, *, bf16: bool):
     if not any(isinstance(leaf, torch.Tensor) for leaf in leaves):
         kind = type(outputs).__name__
         register = f"torch.export.register_dataclass({kind})"
-        raise WrongType(
+        raise InvalidTypeError(
             "the model's outputs are no tensor, and of no type that torch's pytree can look into",
             found=f"{type(model).__name__} returns a {kind}",
             fix=f"return a tuple or a dict; for a dataclass, {register} once",
@@ -234,7 +234,7 @@ class TrainStep:
         loss = self.loss(outputs, targets, *mask)
         if not hasattr(loss, "numel") or loss.numel() != 1:
             found = f"{type(loss).__name__} {tuple(getattr(loss, 'shape', ()))}"
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the loss is one number, got {found}",
                 fix='take its mean, loss.mean(), or reduction="mean"',
             )
@@ -260,7 +260,7 @@ def _check_optimizer(optimizer) -> None:
     if closure is not None and closure.default is closure.empty:
         name = type(optimizer).__name__
         several = f"{name} evaluates the loss several times in each"
-        raise WrongType(
+        raise InvalidTypeError(
             f"fit computes the gradients once per step, and {several}",
             found=f"{name}.step needs a closure",
             fix="Adam or SGD; on few data, a loop of your own on one core: launch(fn, cores=1)",

@@ -8,7 +8,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
-from tpukit.essentials.display import NoSuchFile, WrongValue
+from tpukit.essentials.display import InvalidValueError, PathNotFoundError
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import Core
 from tpukit.training.prediction import predict
@@ -39,7 +39,7 @@ def predict_to(
         dataset: map-style, as for `core.batches`, in order.
         batch_size: samples a core and step.
         piece: samples that are computed again at most.
-        mirror: a second folder that outlives the machine, see `keep_folder`: it gets each piece when it is computed,
+        mirror: a second folder that outlives the machine, see `run_folder`: it gets each piece when it is computed,
             and what it has is not computed. Trouble with it is said and ends nothing.
 
     Raises:
@@ -85,7 +85,7 @@ def read_predictions(folder) -> object:
     files = [folder / _name(start) for start in range(0, plan["count"], plan["piece"])]
     gone = [file.name for file in files if not file.is_file()]
     if gone or not files:
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"{folder} does not hold what a model says of all samples",
             found=f"{len(files) - len(gone)} of {len(files)} pieces",
             fix="call predict_to again: it continues where it was interrupted",
@@ -152,7 +152,7 @@ def _halved(name: str, value):
         return value
     half = value.half()
     if (lost := value[half.isinf() & value.isfinite()]).numel():
-        raise WrongValue(
+        raise InvalidValueError(
             f"float16, as which outputs are kept, ends at 65504: what the model says{f' as {name!r}' * bool(name)} "
             f"goes up to {lost.abs().max().item():.6g}",
             fix="let the model return numbers near 1, such as logits; or predict(...), which keeps float32",

@@ -18,7 +18,7 @@ from tpukit.essentials.data import (
     seed_host,
     seeded_in_turn,
 )
-from tpukit.essentials.display import WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class StreamBatches(Batches):
         **options: object,
     ):
         if shuffle or mask or buckets is not None:
-            raise WrongValue(
+            raise InvalidValueError(
                 "a stream comes in its own order, in full batches of one shape",
                 found=f"shuffle={shuffle}, mask={mask}, buckets={buckets}",
                 fix="leave these out; shuffle and pad in the dataset, webdataset's .shuffle(1000), for example",
@@ -96,7 +96,9 @@ class StreamBatches(Batches):
             ValueError: the state is not of a stream.
         """
         if "steps" not in state:
-            raise WrongValue("the state is of a dataset with a length, this one is a stream", fix="the same dataset")
+            raise InvalidValueError(
+                "the state is of a dataset with a length, this one is a stream", fix="the same dataset"
+            )
         self.epoch, self._done, self._seed = state["epoch"], state["steps"] * self.samples_per_step, state["seed"]
         if not self.sampler.steps(self._done):
             self.epoch, self._done = self.epoch + 1, 0
@@ -153,7 +155,7 @@ class _Shares:
                 is_empty = False
                 yield sample
             if is_empty:
-                raise WrongValue(
+                raise InvalidValueError(
                     f"share {share} of {shares} of the stream holds no sample, so a core would have nothing to do",
                     found=f"{self.sampler.world_size} cores with {each} processes each that read",
                     fix="fewer workers=, or more shards: at least one for each share",
@@ -180,12 +182,12 @@ def _leave_loader() -> int | None:
 
 def _check(dataset: object, steps: int) -> None:
     if not only_iterates(dataset):
-        raise WrongType(
+        raise InvalidTypeError(
             f"steps= is for a dataset that can only be read in order, and a {type(dataset).__name__} has numbers",
             fix="leave out steps=; for shorter epochs fit(steps_per_epoch=...)",
         )
     if type(dataset).__module__.split(".")[0] == "webdataset":
-        raise WrongType(
+        raise InvalidTypeError(
             "a webdataset pipeline divides its shards among processes by itself, but knows nothing of these cores",
             found="one pipeline for all of them",
             fix=(
@@ -194,9 +196,11 @@ def _check(dataset: object, steps: int) -> None:
             ),
         )
     if hasattr(dataset, "__next__"):
-        raise WrongType(
+        raise InvalidTypeError(
             f"a {type(dataset).__name__} can be read only once, and a stream starts over where it ends",
             fix="a function that makes it: core.batches(lambda share, shares: ..., steps=..., batch_size=...)",
         )
     if steps < 1:
-        raise WrongValue(f"steps is the number of batches in an epoch, at least 1, got {steps}", fix="steps=1000")
+        raise InvalidValueError(
+            f"steps is the number of batches in an epoch, at least 1, got {steps}", fix="steps=1000"
+        )

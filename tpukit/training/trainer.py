@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpukit.essentials.data import Batches
-from tpukit.essentials.display import WrongType, WrongValue, counted
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, counted
 from tpukit.essentials.environment import peak_memory
 from tpukit.essentials.launcher import Core, Terminated, gather_objects
 from tpukit.profiling import parse_duration
@@ -134,7 +134,7 @@ def fit(
         mirror: a second folder that outlives the machine, on a mounted drive or bucket, or "gs://bucket/run" and other
             URLs of fsspec. A thread copies the newest two checkpoints and `best.pt` there; a run whose folder has no
             whole checkpoint, or only older ones, continues from the mirror's. Trouble with it is said and ends nothing;
-            the end waits for the last copy, a minute if nothing moves. `tpukit.training.keep_folder` finds one.
+            the end waits for the last copy, a minute if nothing moves. `tpukit.training.run_folders` finds one.
         resume: continue from the newest whole checkpoint in the folder, or in the mirror, if there is one.
         budget: time after which to stop with a checkpoint, counted from here: "8h30m" or seconds; None for no limit.
         same_seed: draw the host's random numbers of a step alike on every core. For a model that decides with them
@@ -147,9 +147,9 @@ def fit(
             False, `fit` prints once if the host takes more than 1.3 times as long as this TPU.
 
     Raises:
-        Differs: something that may not differ between the cores does: weights, buffers, data, settings. It is looked
+        OutOfSyncError: something that may not differ between the cores does: weights, buffers, data, settings. It is looked
             for before and after the first step, after each epoch, and before each checkpoint is saved.
-        NotFinite: the loss became NaN or infinite.
+        NonFiniteLossError: the loss became NaN or infinite.
         ValueError: an argument is out of range; the model has no parameters, or the optimiser holds none of them; the
             loss or a metric is not one number; `best` is no column, or its name does
             not say which numbers are better; the checkpoint is of another architecture, optimiser or dataset.
@@ -158,7 +158,9 @@ def fit(
             be read and the folder has nothing to continue from.
     """
     if replay not in (True, False, None):
-        raise WrongType(f"replay is True or False, got {replay!r}", fix="replay=True, after a look at docs/replay.md")
+        raise InvalidTypeError(
+            f"replay is True or False, got {replay!r}", fix="replay=True, after a look at docs/replay.md"
+        )
     check_batches("train", train)
     remember_classes(model, train)
     if valid is not None:
@@ -174,20 +176,20 @@ def fit(
         keep=keep,
     )
     if accumulate > 1 and train.shapes > 1:
-        raise WrongValue(
+        raise InvalidValueError(
             f"accumulate={accumulate} puts batches of several lengths into one step, a graph for each combination",
             found=f"{train.shapes} lengths of batches",
             fix="accumulate=1, or a single bucket",
         )
     check_parameters(core, model, loss, optimizer)
     if patience is not None and patience < 1:
-        raise WrongValue(f"patience is epochs, at least 1, got {patience}", fix="patience=None for no limit")
+        raise InvalidValueError(f"patience is epochs, at least 1, got {patience}", fix="patience=None for no limit")
     by = best_of(core, best, mode, metrics=metrics or {}, valid=valid is not None)
     every = check_schedule(schedule, schedule_every, column=by.column, lower=by.lower)
     by_step, by_epoch = (schedule, None) if every == "step" else (None, schedule)
     steps = len(train) // accumulate
     if steps < 1:
-        raise WrongValue(
+        raise InvalidValueError(
             f"an epoch has {len(train)} batches, which is less than accumulate={accumulate}",
             fix=f"accumulate={len(train)}, or a smaller batch_size",
         )

@@ -5,7 +5,7 @@ import torch
 
 from tpukit import launch
 from tpukit.essentials.backends import cpu
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 def often(core, *calls):
@@ -55,7 +55,7 @@ def test_cores_in_different_collectives_are_named_and_the_next_collective_works(
 
     def work(core):
         often(core, *before)
-        with pytest.raises(WrongValue) as raised:
+        with pytest.raises(InvalidValueError) as raised:
             (first, second)[core.rank](core)
         often(core, add, average)
         return str(raised.value), add(core).tolist()

@@ -47,7 +47,7 @@ def test_a_tpu_core_starts_with_the_compilers_flags_of_its_generation(generation
     monkeypatch.setenv("LIBTPU_INIT_ARGS", given)
     monkeypatch.setattr(xla, "start_pjrt", lambda *_, **__: found.append(os.environ["LIBTPU_INIT_ARGS"]))
     runtime = xla.XlaRuntime()
-    machine = dataclasses.replace(tpukit.host(), chips=8, generation=generation)
+    machine = dataclasses.replace(tpukit.machine_info(), chips=8, generation=generation)
     runtime.start(lambda backend: None, runtime.topology(machine, None), process=0, meeting_point=None)
     assert found == [expected]
 

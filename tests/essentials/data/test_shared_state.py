@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import Subset
 
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.essentials.data import Batches
 
 
@@ -48,7 +48,7 @@ def file(tmp_path):
 def test_an_open_file_is_found_wherever_the_dataset_holds_it_and_the_fix_works(file, workers):
     with open(file, "rb") as opened, zipfile.ZipFile(file.with_name("zip")) as packed:
         for dataset in (Numbers(opened), Subset(Numbers({"of": opened}), range(32)), Numbers(packed)):
-            with pytest.raises(WorkerFailed, match=r"dataset holds an open file(.|\n)*with open\(self.path"):
+            with pytest.raises(WorkerError, match=r"dataset holds an open file(.|\n)*with open\(self.path"):
                 run(dataset, workers, cores=1 if workers else 2)
     results = run(Numbers(opens=file), workers, cores=1 if workers else 2).results  # as the fix says
     assert sorted(number for result in results for number in result) == list(range(32))
@@ -95,7 +95,7 @@ GENERATORS = {
 
 @pytest.mark.parametrize("kind", GENERATORS)
 def test_a_generator_of_its_own_is_refused_and_one_of_a_library_is_named_once(kind, capfd):
-    with pytest.raises(WorkerFailed, match="dataset holds a random generator(.|\n)*default_rng\\(\\(seed, index\\)\\)"):
+    with pytest.raises(WorkerError, match="dataset holds a random generator(.|\n)*default_rng\\(\\(seed, index\\)\\)"):
         run(Numbers(GENERATORS[kind]()))
 
     class Transform:
@@ -113,14 +113,14 @@ def test_threads_do_not_come_into_a_fork():
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         assert run(Numbers(pool), cores=1)  # none was started
         pool.submit(int).result()
-        with pytest.raises(WorkerFailed, match="dataset holds a pool of threads"):
+        with pytest.raises(WorkerError, match="dataset holds a pool of threads"):
             run(Numbers(pool), cores=1)
 
 
 def test_a_dataset_that_the_function_takes_from_the_notebook_is_looked_at_too(file):
     with open(file, "rb") as opened:
         dataset = Numbers(opened)
-        with pytest.raises(WorkerFailed, match="dataset holds an open file"):
+        with pytest.raises(WorkerError, match="dataset holds an open file"):
             launch(lambda core: read(core, dataset), cores=2, backend="cpu", progress="off")
 
 
@@ -136,5 +136,5 @@ def test_a_stream_is_looked_at_as_well(file):
     def work(core, dataset):
         return [batch.tolist() for batch in core.batches(dataset, steps=2, batch_size=4)]
 
-    with open(file, "rb") as opened, pytest.raises(WorkerFailed, match="dataset holds an open file"):
+    with open(file, "rb") as opened, pytest.raises(WorkerError, match="dataset holds an open file"):
         launch(work, Lines(opened), cores=2, backend="cpu", progress="off")

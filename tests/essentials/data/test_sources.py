@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.data.sources import as_batch_source
-from tpukit.essentials.display import WrongType
+from tpukit.essentials.display import InvalidTypeError
 from tpukit.training.streams import StreamBatches
 
 
@@ -138,11 +138,11 @@ class Ours(DataLoader):
 @pytest.mark.parametrize("loader", [DataLoader(range(40), batch_size=8), Ours(Numbers(), batch_size=8)])
 @pytest.mark.parametrize("as_stream", [False, True])
 def test_a_loader_is_refused_with_the_call_that_takes_its_dataset(loader, as_stream):
-    with pytest.raises(WrongType, match="holds batches already") as error:
+    with pytest.raises(InvalidTypeError, match="holds batches already") as error:
         StreamBatches(loader, steps=3, batch_size=4) if as_stream else Batches(loader, batch_size=4)
     assert error.value.fix.startswith("core.batches(loader.dataset, batch_size=8), ")
 
 
 def test_a_loader_without_batches_has_the_batch_size_that_was_asked_for():
-    with pytest.raises(WrongType, match="batch_size=4"):
+    with pytest.raises(InvalidTypeError, match="batch_size=4"):
         Batches(DataLoader(range(40), batch_size=None), batch_size=4)

@@ -9,12 +9,12 @@ import pytest
 
 from tpukit.essentials.display import errors
 from tpukit.essentials.display.errors import (
-    Explained,
     Failed,
-    NoSuchFile,
-    SystemFailed,
-    WrongType,
-    WrongValue,
+    InvalidTypeError,
+    InvalidValueError,
+    PathNotFoundError,
+    SystemFailureError,
+    TpukitError,
     explain,
     kind_of,
 )
@@ -35,11 +35,11 @@ KIT = sorted((ROOT / "tpukit").rglob("*.py"))
 )
 def test_the_three_parts_stand_below_each_other(parts, text):
     assert explain("a is wrong", **parts) == text
-    assert str(WrongValue("a is wrong", **parts)) == text
+    assert str(InvalidValueError("a is wrong", **parts)) == text
 
 
 def test_an_error_is_also_the_built_in_one_and_keeps_its_parts():
-    error = NoSuchFile("there is no a", found="b", fix="c")
+    error = PathNotFoundError("there is no a", found="b", fix="c")
     assert isinstance(error, FileNotFoundError)
     assert (error.fact, error.found, error.fix) == ("there is no a", "b", "c")
 
@@ -69,21 +69,21 @@ def test_every_class_of_an_error_that_is_raised_with_a_fix_is_an_explained_one()
                 if {"found", "fix"} & {one.arg for one in call.keywords} and isinstance(call.func, ast.Name):
                     kind = getattr(importlib.import_module(module), call.func.id, None)
                     if isinstance(kind, type):
-                        assert issubclass(kind, Explained), f"{module}:{call.lineno}"
+                        assert issubclass(kind, TpukitError), f"{module}:{call.lineno}"
 
 
 def test_the_general_errors_are_told_by_the_names_that_people_catch():
-    assert [kind_of(kind("x")) for kind in (WrongValue, WrongType, SystemFailed, Failed)] == [
+    assert [kind_of(kind("x")) for kind in (InvalidValueError, InvalidTypeError, SystemFailureError, Failed)] == [
         "ValueError",
         "TypeError",
         "OSError",
         "RuntimeError",
     ]
     assert kind_of(KeyError()) == "KeyError"
-    assert kind_of(type("Own", (WrongValue,), {"__module__": "notebook"})("x")) == "Own"
+    assert kind_of(type("Own", (InvalidValueError,), {"__module__": "notebook"})("x")) == "Own"
 
 
 def test_an_error_keeps_its_words_where_somebody_notes_the_file_as_shutil_does():
-    error = NoSuchFile("there is no file x", fix="make it")
+    error = PathNotFoundError("there is no file x", fix="make it")
     error.filename, error.errno = "x", 2
     assert str(error) == "there is no file x\n  fix:   make it"

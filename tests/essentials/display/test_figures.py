@@ -21,7 +21,7 @@ from nbclient import NotebookClient
 
 from tpukit import launch, show_history
 from tpukit.essentials.display.figure_inputs import _IMAGENET_MEAN, _IMAGENET_STD
-from tpukit.essentials.display.figure_style import COLORS, show_figure
+from tpukit.essentials.display.figure_style import COLORS, style_figure
 from tpukit.essentials.display.figures import show_batch
 from tpukit.metrics.predictions_figure import show_predictions
 
@@ -428,8 +428,8 @@ def test_in_a_notebook_a_figure_appears_once_and_only_when_asked():
         "show_batch(x) ": 1,
         "display(figure) ": 1,
         "plt.plot([1, 2]); figure": 2,
-        "from tpukit import show_figure; own = show_figure(plt.subplots()[0], 'nothing')": 0,
-        "show_figure(own, 'still nothing')": 1,
+        "from tpukit import style_figure; own = style_figure(plt.subplots()[0], 'nothing')": 0,
+        "style_figure(own, 'still nothing')": 1,
     }
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(ROOT)}}).execute()
@@ -467,7 +467,7 @@ def own_figure():
 
     figure, axes = plt.subplots()
     axes.bar(["a", "b"], [1, 3])
-    return show_figure(figure, "Bars: a 1,\n  b 3.")
+    return style_figure(figure, "Bars: a 1,\n  b 3.")
 
 
 def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyplot():
@@ -479,7 +479,7 @@ def test_a_figure_of_ones_own_gets_the_background_of_all_and_is_forgotten_by_pyp
     assert colours == {matplotlib.colors.to_hex(show_batch(BYTES).get_facecolor())}
     assert [side for side, spine in figure.axes[0].spines.items() if spine.get_visible()] == ["left", "bottom"]
     with pytest.raises(ValueError, match="says in words what it shows"):
-        show_figure(figure, " ")
+        style_figure(figure, " ")
 
 
 DESCRIBED = {

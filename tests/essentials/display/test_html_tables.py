@@ -1,4 +1,4 @@
-"""History, Run, Records and Cache as tables of a notebook: what they say, its units and its plurals."""
+"""History, Run, PackedImages and CachedImages as tables of a notebook: what they say, its units and its plurals."""
 
 import math
 import re
@@ -82,11 +82,11 @@ def records(tmp_path):
 
 def test_records_say_how_many_images_in_how_many_files(records):
     assert re.search(r"6 of 24 x 24 x 3, \w+ folder .* \d+ KiB in 1 file\b", words(records._repr_html_()))
-    assert re.fullmatch(r"Records\('.*pack'\): 6 images of 24 x 24 x 3, \w+, \d+ KiB in 1 file", repr(records))
+    assert re.fullmatch(r"PackedImages\('.*pack'\): 6 images of 24 x 24 x 3, \w+, \d+ KiB in 1 file", repr(records))
 
 
 def test_a_cache_says_the_size_of_its_pixels(records, tmp_path):
-    cache = tpukit.build_cache(records, tmp_path / "cache", size=24, progress="off")
+    cache = tpukit.build_image_cache(records, tmp_path / "cache", size=24, progress="off")
     assert "6 of 24 x 24 x 3 uint8" in words(cache._repr_html_())
     assert repr(cache).endswith("6 images of 24 x 24 x 3 uint8, 10 KiB of decoded pixels in 1 file")
 

@@ -5,7 +5,7 @@ import xml.etree.ElementTree
 
 import pytest
 
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.essentials.display.bars import Bar, duration
 from tpukit.essentials.display.panel import panel_html
 from tpukit.essentials.display.progress import Line, Panel, Screen, Text, screen
@@ -385,7 +385,7 @@ def test_a_loop_left_early_is_over_and_not_finished(how, capsys):
             if item == 4 and how == "error":
                 raise KeyError("a column")
 
-    with contextlib.suppress(WorkerFailed):
+    with contextlib.suppress(WorkerError):
         launch(work, cores=2, progress="text")
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("train")]
     assert re.match(r"train  5/7  .*stopped after 0 s", line)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.environment.chip_holders import ChipsBusy, ancestors, chip_holders, command, wait_for_chips
+from tpukit.essentials.environment.chip_holders import DeviceBusyError, ancestors, chip_holders, command, wait_for_chips
 from tpukit.essentials.environment.platforms import Machine
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
@@ -81,13 +81,13 @@ def test_a_chip_that_is_busy_at_first_is_waited_for_with_one_line_that_names_its
 
 
 def test_chips_that_stay_busy_are_an_error_with_node_and_holder(dev):
-    with pytest.raises(ChipsBusy) as caught:
+    with pytest.raises(DeviceBusyError) as caught:
         wait(dev, seconds=1.0, open_node=busy_until(float("inf"), "0", "1"))
     fact, found, *fix = str(caught.value).splitlines()
     assert fact == "2 of 2 chips are still busy after 1 s"
     assert sorted(re.findall(r"vfio/\d", found)) == ["vfio/0", "vfio/1"]
     assert found.endswith(" by no process that is visible from here")
-    assert fix[0].startswith("  fix:   shut down the notebook or program that holds them; tpukit.release()")
+    assert fix[0].startswith("  fix:   shut down the notebook or program that holds them; tpukit.cleanup()")
 
 
 def test_a_run_of_one_core_needs_one_free_chip(dev):

@@ -52,23 +52,23 @@ def escaped(tmp_path):
 
 def test_a_worker_of_a_living_kernel_is_left_alone_and_one_of_a_dead_kernel_is_ended(escaped):
     kernel, process = escaped
-    assert process.pid not in [one.pid for one in tpukit.release().orphans]
+    assert process.pid not in [one.pid for one in tpukit.cleanup().orphans]
     assert is_alive(process)
     kernel.kill()
     kernel.wait()
     time.sleep(0.5)
     assert is_alive(process)
-    released = tpukit.release()
+    released = tpukit.cleanup()
     assert (process.pid, kernel.pid) in [(one.pid, one.kernel) for one in released.orphans]
     assert f"process {process.pid}" in str(released)
     assert not is_alive(process)
-    assert str(tpukit.release()) == "no orphaned worker of an earlier run"
+    assert str(tpukit.cleanup()) == "no orphaned worker of an earlier run"
 
 
 def test_a_process_that_is_no_worker_is_never_ended():
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(900)"])
     try:
-        tpukit.release()
+        tpukit.cleanup()
         assert bystander.poll() is None
     finally:
         bystander.kill()
@@ -99,7 +99,7 @@ def test_no_worker_survives_that_ignores_every_signal_it_can():
             raise KeyError("now")
         time.sleep(600)
 
-    with pytest.raises(tpukit.WorkerFailed, match="core 1 of 2 raised KeyError"):
+    with pytest.raises(tpukit.WorkerError, match="core 1 of 2 raised KeyError"):
         tpukit.launch(work, cores=2, progress="off")
     assert {process.pid for process in psutil.Process().children(recursive=True)} <= before
 
@@ -119,6 +119,6 @@ def test_a_process_that_has_got_the_id_of_an_orphan_is_not_signalled(tmp_path, m
 
     started(at=100)
     monkeypatch.setattr(orphans.os, "kill", kill)
-    released = orphans.release(Machine(proc=tmp_path / "proc", dev=tmp_path))
+    released = orphans.cleanup(Machine(proc=tmp_path / "proc", dev=tmp_path))
     assert [(one.pid, one.kernel) for one in released.orphans] == [(4321, 99)]
     assert sent == [(4321, signal.SIGTERM)]

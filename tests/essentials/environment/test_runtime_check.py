@@ -11,8 +11,8 @@ import pytest
 from machines import COLAB, KAGGLE
 
 from tpukit.essentials.environment.platforms import Machine
-from tpukit.essentials.environment.runtime_check import RuntimeCheckFailed, check
-from tpukit.essentials.environment.session import prepare
+from tpukit.essentials.environment.runtime_check import EnvironmentCheckError, check
+from tpukit.essentials.environment.session import setup
 
 ROOT = Path(__file__).parents[3]
 TPU_VM = replace(COLAB, platform="TPU VM", chips=4, generation="v4")
@@ -36,7 +36,7 @@ def look(dev, tmp_path):
     """Check a machine on which nothing else runs."""
 
     def look(host, **places):
-        return check(Machine(**{"environ": READY, "modules": {}, "dev": dev, "proc": tmp_path, **places}), host=host)
+        return check(Machine(**{"environ": READY, "modules": {}, "dev": dev, "proc": tmp_path, **places}), info=host)
 
     return look
 
@@ -52,7 +52,7 @@ def do(fix, environ, machine):
     (code, *_) = re.findall(r"`([^`]+)`", fix)
     scope = {
         "os": SimpleNamespace(environ=environ),
-        "tpukit": SimpleNamespace(prepare=lambda: prepare(Machine(environ=environ), host=machine)),
+        "tpukit": SimpleNamespace(setup=lambda: setup(Machine(environ=environ), info=machine)),
     }
     exec(code, scope)
 
@@ -250,7 +250,7 @@ def end(process):
 def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look, dev, grandchild):
     process = holding(dev / "vfio" / "0", dev / "vfio" / "3", dev / "vfio" / "vfio", grandchild=grandchild)
     try:
-        finding = found(check(Machine(environ=READY, modules={}, dev=dev), host=KAGGLE), "in use")
+        finding = found(check(Machine(environ=READY, modules={}, dev=dev), info=KAGGLE), "in use")
         assert finding.state == "failure"
         assert "a child of this kernel, holds 2 chips: " in finding.fact
         assert "import sys, time" in finding.fact
@@ -262,16 +262,16 @@ def test_a_process_that_holds_a_chip_is_named_and_killing_it_frees_the_chip(look
             process.wait(600)
     finally:
         end(process)
-    assert found(check(Machine(environ=READY, modules={}, dev=dev), host=KAGGLE), "in use").state == "ok"
+    assert found(check(Machine(environ=READY, modules={}, dev=dev), info=KAGGLE), "in use").state == "ok"
 
 
 @LINUX
 def test_a_kernel_that_holds_a_chip_itself_has_to_restart(dev):
     with open(dev / "vfio" / "7"):
-        finding = found(check(Machine(environ=READY, modules={}, dev=dev), host=COLAB), "in use")
+        finding = found(check(Machine(environ=READY, modules={}, dev=dev), info=COLAB), "in use")
     assert "this kernel (process" in finding.fact
     assert finding.fix == "Runtime > Restart session"
-    assert found(check(Machine(environ=READY, modules={}, dev=dev), host=COLAB), "in use").state == "ok"
+    assert found(check(Machine(environ=READY, modules={}, dev=dev), info=COLAB), "in use").state == "ok"
 
 
 def process(proc, pid, parent, *targets, command=b"python\0train.py\0"):
@@ -371,7 +371,7 @@ def test_windows_cannot_fork_and_macos_can_with_a_word(look):
 def test_failures_are_raised_with_fact_evidence_and_fix(look):
     outcome = look(COLAB, environ={"PJRT_DEVICE": "CPU"}, started=lambda: True)
     assert not outcome.ok
-    with pytest.raises(RuntimeCheckFailed) as raised:
+    with pytest.raises(EnvironmentCheckError) as raised:
         outcome.raise_for_failures()
     assert str(raised.value).splitlines() == [
         "not ready to launch: 2 of 12 findings are failures.",
@@ -397,7 +397,7 @@ def test_every_finding_that_is_not_ok_has_a_fix_and_every_ok_one_has_none(look):
 @pytest.mark.parametrize(
     ("options", "arguments", "status", "words"),
     [
-        ([], ["host"], 0, "platform"),
+        ([], ["info"], 0, "platform"),
         ([], ["check"], 0 if check().ok else 1, "PJRT_DEVICE"),
         (["-S"], ["check"], 1, "torch is not installed"),  # -S: a Python without its packages
         ([], ["--help"], 0, "exit status 1 if anything"),
@@ -442,6 +442,6 @@ print([finding.state for finding in check().findings if finding.name == "runtime
     ],
 )
 def test_it_says_which_rehearsals_this_machine_has(look, machine, obstacle, words):
-    finding = found(look(machine, no_stand_in=lambda: obstacle), "rehearsal")
+    finding = found(look(machine, no_simulator=lambda: obstacle), "rehearsal")
     assert finding.state == "ok"
     assert words in finding.fact

@@ -10,7 +10,7 @@ from machines import COLAB
 from machines import KAGGLE as EIGHT
 
 from tpukit.essentials.environment.platforms import Machine
-from tpukit.essentials.environment.session import Changes, install_line, needed_changes, prepare
+from tpukit.essentials.environment.session import Changes, install_line, needed_changes, setup
 
 ROOT = Path(__file__).parents[3]
 LAPTOP = replace(EIGHT, platform="laptop", chips=0, generation=None, versions={"python": "3.11.7"})
@@ -70,7 +70,7 @@ KAGGLE = {
 )
 def test_only_what_stops_a_fork_or_is_dead_is_changed(environ, machine, changes, reason, capsys):
     after = dict(environ)
-    made = prepare(Machine(after), host=machine)
+    made = setup(Machine(after), info=machine)
     assert {change.variable: change.after for change in made.changes} == changes, reason
     untouched = {name: value for name, value in environ.items() if name not in changes}
     assert after == untouched | {name: value for name, value in changes.items() if value is not None}
@@ -81,9 +81,9 @@ def test_only_what_stops_a_fork_or_is_dead_is_changed(environ, machine, changes,
 
 def test_a_second_time_there_is_nothing_to_do(capsys):
     environ = dict(KAGGLE)
-    assert len(prepare(Machine(environ), host=EIGHT)) > 0
+    assert len(setup(Machine(environ), info=EIGHT)) > 0
     once = dict(environ)
-    assert len(prepare(Machine(environ), host=EIGHT)) == 0
+    assert len(setup(Machine(environ), info=EIGHT)) == 0
     assert environ == once
     assert capsys.readouterr().out.endswith("this session is ready: nothing had to be changed\n")
 
@@ -112,7 +112,7 @@ def worker(rank):
     return seen
 
 before = [worker(rank) for rank in range(8)]
-tpukit.essentials.environment.session.prepare()
+tpukit.essentials.environment.session.setup()
 print(json.dumps([before, [worker(rank) for rank in range(8)]]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
@@ -126,10 +126,10 @@ print(json.dumps([before, [worker(rank) for rank in range(8)]]))
 def test_a_notebook_shows_the_changes_exactly_once_wherever_the_call_stands():
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     sources = [
-        "from os import environ; from tpukit import prepare; environ['XRT_WORKERS'] = 'x'; prepare()",
-        "environ['XRT_WORKERS'] = 'x'; changes = prepare(); before = 1",  # not the last expression
+        "from os import environ; from tpukit import setup; environ['XRT_WORKERS'] = 'x'; setup()",
+        "environ['XRT_WORKERS'] = 'x'; changes = setup(); before = 1",  # not the last expression
         "changes",  # later, and on purpose
-        "prepare()",
+        "setup()",
     ]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in sources])
     nbclient.NotebookClient(
@@ -197,8 +197,8 @@ def test_to_rehearse_graphs_torch_xla_is_added_where_there_is_no_chip(versions, 
 def test_torchtpu_is_kept_out_of_the_kernel_before_torch_is_imported():
     there = replace(EIGHT, platform="TPU VM", versions={"python": "3.12.1", "torch": "2.15.0", "torch_tpu": "0.2.0"})
     environ = {"PJRT_DEVICE": "TPU"}
-    (change,) = prepare(Machine(environ), host=there).changes
+    (change,) = setup(Machine(environ), info=there).changes
     assert (change.variable, change.after) == ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
     assert environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] == "0"
-    assert len(prepare(Machine(environ), host=there)) == 0
-    assert len(prepare(Machine({"PJRT_DEVICE": "TPU"}), host=EIGHT)) == 0
+    assert len(setup(Machine(environ), info=there)) == 0
+    assert len(setup(Machine({"PJRT_DEVICE": "TPU"}), info=EIGHT)) == 0

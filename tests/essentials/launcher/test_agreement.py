@@ -1,4 +1,4 @@
-"""What may not differ between cores: compared in a loop of one's own, and named."""
+"""The agreement of cores: What may not differ between cores: compared in a loop of one's own, and named."""
 
 import random
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import tpukit
-from tpukit.essentials.launcher import WorkerFailed, core_values, launch
+from tpukit.essentials.launcher import WorkerError, core_values, launch
 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler")
 X = torch.arange(256.0).reshape(64, 4) / 256
@@ -22,7 +22,7 @@ class Counting(torch.nn.Linear):
         self.register_buffer("counts", torch.zeros((), dtype=torch.int64))
 
     def forward(self, x):
-        self.counts += tpukit.core().rank
+        self.counts += tpukit.current_core().rank
         return super().forward(x)
 
 
@@ -252,9 +252,7 @@ def test_what_differs_when_the_worker_functions_return_is_an_error_that_keeps_th
         model.weight.data += core.rank
         return core.rank
 
-    with pytest.raises(
-        WorkerFailed, match=r"different weights, and(.|\n)*when the worker function returned"
-    ) as failure:
+    with pytest.raises(WorkerError, match=r"different weights, and(.|\n)*when the worker function returned") as failure:
         launch(work, cores=2, backend="cpu", progress="off")
     assert failure.value.run.results == [0, 1]
 
@@ -263,7 +261,7 @@ def test_batches_that_are_only_read_have_to_be_the_same_as_well():
     def work(core):
         return [batch.tolist() for batch in core.batches(X, batch_size=8, shuffle=True, seed=core.rank)]
 
-    with pytest.raises(WorkerFailed, match=r"different datasets(.|\n)*seed of core.batches, batches 1: 0 on core 0"):
+    with pytest.raises(WorkerError, match=r"different datasets(.|\n)*seed of core.batches, batches 1: 0 on core 0"):
         launch(work, cores=2, backend="cpu", progress="off")
 
 
@@ -273,7 +271,7 @@ def test_a_save_on_core_0_alone_is_told_that_every_core_calls_it(tmp_path):
         if core.is_main:
             core.save(model.state_dict(), tmp_path / "model.pt")
 
-    with pytest.raises(WorkerFailed, match=r"waits for it in save\(\)(.|\n)*not under `if core.is_main`"):
+    with pytest.raises(WorkerError, match=r"waits for it in save\(\)(.|\n)*not under `if core.is_main`"):
         launch(work, cores=2, backend="cpu", progress="off")
 
 
@@ -417,11 +415,11 @@ def test_the_seed_of_a_launch_is_the_notebooks_unless_one_is_given():
 
 def test_a_core_is_found_from_anywhere_in_its_worker_and_nowhere_else():
     def work(core):
-        return tpukit.core() is core
+        return tpukit.current_core() is core
 
     assert launch(work, cores=2, backend="cpu", progress="off").results == [True, True]
     with pytest.raises(RuntimeError, match="is what a worker function runs on"):
-        tpukit.core()
+        tpukit.current_core()
 
 
 BACKENDS = pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:simulator", marks=pytest.mark.xla)])
@@ -454,7 +452,7 @@ def test_sparse_gradients_are_refused_by_name_on_several_cores():
         table(torch.tensor([core.rank])).sum().backward()
         core.optimizer_step(torch.optim.SGD(table.parameters(), lr=0.1))
 
-    with pytest.raises(WorkerFailed, match=r"sparse gradients(.|\n)*weight(.|\n)*sparse=False"):
+    with pytest.raises(WorkerError, match=r"sparse gradients(.|\n)*weight(.|\n)*sparse=False"):
         launch(work, cores=2, backend="cpu", progress="off")
 
 
@@ -492,7 +490,7 @@ def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, 
         weight.sum().backward()
         xm.optimizer_step(torch.optim.SGD([weight], lr=0.1))
 
-    with pytest.raises(WorkerFailed, match=r'a device of its own(.|\n)*launch\(..., backend="xla"\)'):
+    with pytest.raises(WorkerError, match=r'a device of its own(.|\n)*launch\(..., backend="xla"\)'):
         launch(trains, cores=2, backend="cpu", progress="off")
 
 

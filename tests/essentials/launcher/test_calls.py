@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import tpukit
-from tpukit.essentials.display import WrongType
+from tpukit.essentials.display import InvalidTypeError
 
 launch = functools.partial(tpukit.launch, cores=2, backend="cpu", progress="off")
 
@@ -39,20 +39,20 @@ def of_fix(error):
 
 
 def test_the_words_of_other_launchers_are_translated():
-    with pytest.raises(WrongType, match="no option 'nprocs'") as error:
+    with pytest.raises(InvalidTypeError, match="no option 'nprocs'") as error:
         tpukit.launch(train, nprocs=8)
     assert "partial" not in error.value.fix
     run = eval(of_fix(error), {"launch": functools.partial(tpukit.launch, progress="off"), "train": train})
     assert run.results == [None] * run.cores
     assert launch(train, **dict([re.search(r"(cores)=(1)", error.value.fix).groups()]) | {"cores": 1}).cores == 1
-    with pytest.raises(WrongType, match="no option 'args'") as error:
+    with pytest.raises(InvalidTypeError, match="no option 'args'") as error:
         tpukit.launch(train, args=({"rate": 1},))
     run = eval(of_fix(error), {"launch": launch, "train": train, "config": {"rate": 1}})
     assert run.results == [{"rate": 1}] * 2
 
 
 def test_what_is_meant_for_the_function_is_still_passed_on():
-    with pytest.raises(WrongType) as error:
+    with pytest.raises(InvalidTypeError) as error:
         tpukit.launch(rate_by_keyword, rate=1)
     assert error.value.fix.startswith("launch(functools.partial(rate_by_keyword, rate=...), ...)")
     assert launch(functools.partial(rate_by_keyword, rate=1)).results == [1, 1]
@@ -70,7 +70,7 @@ def test_what_is_meant_for_the_function_is_still_passed_on():
     ],
 )
 def test_a_call_that_does_not_fit_is_refused_before_anything_is_forked(fn, args, said):
-    with pytest.raises(WrongType, match=re.escape(said)) as error:
+    with pytest.raises(InvalidTypeError, match=re.escape(said)) as error:
         launch(fn, *args)
     assert error.value.fix.startswith(f"def {fn.__name__}(core, ...): ")
 
@@ -82,7 +82,7 @@ def test_a_call_that_fits_as_the_fix_says_runs():
 
 
 def test_jobs_are_told_the_same():
-    with pytest.raises(WrongType, match=r"cannot be called with \(core, int\)"):
+    with pytest.raises(InvalidTypeError, match=r"cannot be called with \(core, int\)"):
         tpukit.launch_each(no_core, [1, 2], progress="off")
     jobs = tpukit.launch_each(train, [1, 2], cores=1, backend="cpu", progress="off")
     assert [run.results for run in jobs.runs] == [[1], [2]]
@@ -91,7 +91,7 @@ def test_jobs_are_told_the_same():
 @pytest.mark.parametrize(("given", "name"), [(None, "None"), ({"loss": 1}, "a dict")])
 def test_what_a_function_returned_is_no_function(given, name):
     with pytest.raises(
-        WrongType, match=f"launch runs a function, got {name}$|launch runs a function, got {name}\n"
+        InvalidTypeError, match=f"launch runs a function, got {name}$|launch runs a function, got {name}\n"
     ) as error:
         launch(given)
     assert eval(of_fix(error), {"launch": launch, "train": train}).results == [None, None]
@@ -110,7 +110,7 @@ def test_cuda_in_a_worker_is_answered_with_the_call_that_any_device_takes():
         return torch.zeros(2).to("cuda").device.type
 
     for fn in (for_a_gpu, tensor_for_a_gpu, for_a_gpu):
-        with pytest.raises(tpukit.WorkerFailed) as error:
+        with pytest.raises(tpukit.WorkerError) as error:
             launch(fn)
         fix = re.search(r"^  fix:   (.*)", str(error.value), re.MULTILINE)[1]
         assert fix.startswith("core.model(model) in place of model.cuda(), and .to(core.device) of .cuda()")
@@ -136,5 +136,5 @@ def test_torch_says_in_several_ways_that_there_is_no_gpu(words):
     def fail(core):
         raise AssertionError(words)
 
-    with pytest.raises(tpukit.WorkerFailed, match=r"fix:   core\.model\(model\) in place"):
+    with pytest.raises(tpukit.WorkerError, match=r"fix:   core\.model\(model\) in place"):
         launch(fail)

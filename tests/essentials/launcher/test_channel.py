@@ -15,7 +15,7 @@ from torch import nn
 
 from tpukit.essentials.backends.protocol import Topology
 from tpukit.essentials.display.progress import Screen
-from tpukit.essentials.launcher.channel import Receiver, Sender, Unsendable, deserialize, serialize
+from tpukit.essentials.launcher.channel import Receiver, Sender, SerializationError, deserialize, serialize
 from tpukit.essentials.launcher.signals import Terminated
 from tpukit.essentials.launcher.watchdog import Limits
 from tpukit.essentials.launcher.worker_group import WorkerGroup
@@ -160,7 +160,7 @@ UNSENDABLE = {
 
 @pytest.mark.parametrize(("value", "message"), UNSENDABLE.values(), ids=UNSENDABLE)
 def test_what_cannot_be_pickled_is_named(value, message):
-    with pytest.raises(Unsendable, match=message):
+    with pytest.raises(SerializationError, match=message):
         serialize(value)
 
 

@@ -12,7 +12,7 @@ import torch
 from helpers.launching import DRY_RUNS, quietly
 from workers import Branches, Pairs, Tied, small_net, train, train_in_shares, weights
 
-from tpukit import WorkerFailed
+from tpukit import WorkerError
 from tpukit.essentials.backends.protocol import Backend
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.launcher.core import Core
@@ -230,7 +230,7 @@ def test_gather_in_order_is_every_sample_once():
     ],
 )
 def test_a_wrong_call_is_refused_with_what_came(call, message):
-    with pytest.raises(WorkerFailed, match=message):
+    with pytest.raises(WorkerError, match=message):
         quietly(call)
 
 
@@ -268,7 +268,7 @@ def test_a_save_that_fails_leaves_the_old_file(tmp_path):
         core.save(value, tmp_path / "weights.pt")
 
     quietly(work, 1)
-    with pytest.raises(WorkerFailed, match="core 0 of 2"):
+    with pytest.raises(WorkerError, match="core 0 of 2"):
         quietly(work, {"model": lambda: 0})
     assert torch.load(tmp_path / "weights.pt", weights_only=True) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["weights.pt"]
@@ -344,7 +344,7 @@ def test_an_optimizer_whose_parameters_have_no_gradient_is_told_once(cores, capf
 @pytest.mark.xla
 def test_an_optimizer_whose_parameters_are_not_on_the_device_is_refused():
     with pytest.raises(
-        WorkerFailed, match=r"not on this core's device(.|\n)*on cpu(.|\n)*fix: .*make it after core.model"
+        WorkerError, match=r"not on this core's device(.|\n)*on cpu(.|\n)*fix: .*make it after core.model"
     ):
         quietly(train_by_an_optimizer_of_the_notebook, backend="xla:cpu")
 

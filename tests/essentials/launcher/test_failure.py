@@ -18,7 +18,7 @@ import pytest
 from waiting import interrupt_when, wait_until
 
 import tpukit
-from tpukit import Interrupted, WorkerFailed, launch
+from tpukit import LaunchInterrupted, WorkerError, launch
 from tpukit.essentials.environment import OwnMemory
 from tpukit.essentials.launcher import worker
 from tpukit.essentials.launcher.channel import Receiver
@@ -57,7 +57,7 @@ def test_the_folder_beside_tpukit_whose_name_begins_like_it_is_the_users():
     file = f"{Path(tpukit.__file__).parent}-experiments/steps.py"
     own = {}
     exec(compile("def train(core):\n    raise KeyError('loss')", file, "exec"), own)
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerError) as caught:
         quietly(own["train"])
     assert f"where: train(), {file}, line 2" in str(caught.value)
     assert caught.value.traceback.splitlines()[1] == f'  File "{file}", line 2, in train'
@@ -82,7 +82,7 @@ def test_of_a_huge_text_the_middle_is_left_out_and_the_whole_is_in_the_traceback
     def work(core):
         raise ValueError("begin " + "x" * 5_000_000 + " end")
 
-    with pytest.raises(WorkerFailed) as failed:
+    with pytest.raises(WorkerError) as failed:
         quietly(work)
     text = str(failed.value)
     assert len(text) < 30_000
@@ -119,11 +119,11 @@ def test_worker_failed_survives_pickling():
         core.log(loss=0.5)
         raise KeyError("a")
 
-    with pytest.raises(WorkerFailed) as failed:
+    with pytest.raises(WorkerError) as failed:
         quietly(work)
     failed.value.add_note("seen by the scheduler")
     for again in copies(failed.value):
-        assert type(again) is WorkerFailed
+        assert type(again) is WorkerError
         assert str(again) == str(failed.value)
         assert (again.rank, again.traceback) == (failed.value.rank, failed.value.traceback)
         assert again.run.log == failed.value.run.log
@@ -139,7 +139,7 @@ def interrupted(work, seconds, **options):
         return work(core)
 
     interrupt_when(lambda: all(begun[:]), later=seconds)
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(LaunchInterrupted) as caught:
         quietly(noting, heartbeat=0.2, **options)
     return caught.value
 
@@ -202,7 +202,7 @@ def test_a_process_made_by_a_thread_ends_when_its_worker_is_killed(tmp_path):
         assert process.is_alive()
         os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(WorkerFailed, match="was killed by SIGKILL"):
+    with pytest.raises(WorkerError, match="was killed by SIGKILL"):
         quietly(work)
 
     left = [int((tmp_path / str(rank)).read_text()) for rank in range(2)]
@@ -233,7 +233,7 @@ def handle_ended_children(_core):
 
 
 def test_a_handler_of_ended_children_does_not_replace_the_failure_of_a_core():
-    with pytest.raises(WorkerFailed, match="of 2 raised KeyError: 'loss'"):
+    with pytest.raises(WorkerError, match="of 2 raised KeyError: 'loss'"):
         quietly(handle_ended_children)
 
 
@@ -253,6 +253,6 @@ def signal_late(_core):
 
 
 def test_an_exception_of_a_signal_handler_after_the_worker_function_is_not_a_device_that_did_not_start():
-    with pytest.raises(WorkerFailed, match="of 2 raised") as caught:
+    with pytest.raises(WorkerError, match="of 2 raised") as caught:
         quietly(signal_late)
     assert "could not start its device" not in str(caught.value)

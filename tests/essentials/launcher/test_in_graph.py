@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from workers import small_net
 
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.essentials import backends
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime
 
@@ -74,7 +74,7 @@ def test_a_core_that_returns_early_is_named_though_the_others_wait_in_sync():
     def work(core):
         stepping(core, lambda step: [step() for _ in range(3 if core.rank else 2)])
 
-    with pytest.raises(WorkerFailed, match=r"core 0 of 2 returned while core 1 still waits for it in step\(\)"):
+    with pytest.raises(WorkerError, match=r"core 0 of 2 returned while core 1 still waits for it in step\(\)"):
         quietly(work, timeout=600)
 
 
@@ -106,7 +106,7 @@ def test_cores_that_all_wait_in_a_read_nobody_marked_are_noticed():
         time.sleep(99)
 
     with pytest.raises(
-        WorkerFailed,
+        WorkerError,
         match=r"core [01] of 2 has not moved for \d+ s(.*)neither has any other core",
     ):
         quietly(work, stall=2.0, timeout=600)
@@ -159,7 +159,7 @@ def test_an_error_in_a_collective_still_says_that_the_core_was_waiting():
     def work(core):
         core.gather(torch.ones(1 + core.rank))
 
-    with pytest.raises(WorkerFailed, match=r"it was waiting for the other cores in gather\(\)"):
+    with pytest.raises(WorkerError, match=r"it was waiting for the other cores in gather\(\)"):
         launch(work, cores=2, backend="cpu", progress="off")
 
 

@@ -30,7 +30,7 @@ def test_launch_again_after_an_exception_and_nothing_is_left(kernel):
     assert "a line from 0" in kernel.run("tpukit.launch(work, cores=2)")
     kernel.run("tpukit.launch(work, True, cores=2)")
     name, trace = kernel.error
-    assert name == "WorkerFailed"
+    assert name == "WorkerError"
     assert "core 1 of 2 raised KeyError: 'here'" in trace
     assert "where: work(), cell " in trace
     assert "tensor([1., 1.])" in kernel.run("print(tpukit.launch(work, cores=2).results)")

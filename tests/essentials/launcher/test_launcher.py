@@ -17,9 +17,9 @@ import torch
 from machines import on_machine
 
 import tpukit
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.essentials.backends import Cpu
-from tpukit.essentials.launcher import current_core
+from tpukit.essentials.launcher import core_lookup
 from tpukit.essentials.launcher.topology import choose_device, choose_topology, refuse_if_in_use
 from tpukit.essentials.launcher.worker import Task, run_core
 from tpukit.essentials.launcher.worker_process import WorkerProcess
@@ -168,7 +168,7 @@ def test_a_launch_in_another_thread_does_not_hold_up_the_end_of_this_one(at_end)
 
 def test_a_worker_that_is_slow_to_end_after_its_result_is_let_end(at_end, monkeypatch):
     """SIGKILL would leave a chip busy for seconds, and the next launch without it."""
-    monkeypatch.setattr(current_core, "leave", lambda: time.sleep(0.3))
+    monkeypatch.setattr(core_lookup, "leave", lambda: time.sleep(0.3))
     assert quietly(lambda core: core.rank, cores=2).results == [0, 1]
     assert at_end[threading.current_thread()] == [0, 0]
 
@@ -181,7 +181,7 @@ def test_the_rank_that_failed_first_is_named_though_the_others_fail_in_a_collect
             raise KeyError("SOPInstanceUID")
         core.all_reduce(torch.ones(3))
 
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerError) as caught:
         quietly(work, cores=3)
     error = caught.value
     assert error.rank == culprit
@@ -198,7 +198,7 @@ def test_of_two_failures_the_earlier_is_told():
         time.sleep(0.2 * core.rank)
         raise ValueError(f"from {core.rank}")
 
-    with pytest.raises(WorkerFailed, match="core 0 of 2 raised ValueError: from 0"):
+    with pytest.raises(WorkerError, match="core 0 of 2 raised ValueError: from 0"):
         quietly(work, cores=2)
 
 
@@ -211,7 +211,7 @@ def test_a_run_works_again_after_a_failure_and_keeps_what_had_come():
         return core.rank
 
     assert quietly(work, False, cores=2).results == [0, 1]
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerError) as caught:
         quietly(work, True, cores=2)
     assert caught.value.run.results == [0, None]
     assert caught.value.run.log == [{"step": 1, "loss": 0.5}]
@@ -241,7 +241,7 @@ def test_an_exception_that_says_what_to_do_is_quoted_as_it_is_and_nothing_is_add
             raise error
         core.barrier()
 
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerError) as caught:
         quietly(work, cores=2)
     message = str(caught.value).partition("\n\n")[0]
     where = next(line for line in message.splitlines() if line.startswith("  where:"))
@@ -254,7 +254,7 @@ def test_an_unpicklable_result_names_the_part_and_its_fix_works():
         result = {"weights": torch.ones(2), "model": [lambda: 0]}
         return result["weights"] if fixed else result
 
-    with pytest.raises(WorkerFailed) as caught:
+    with pytest.raises(WorkerError) as caught:
         quietly(work, False, cores=2)
     message = str(caught.value)
     assert "the value['model'][0] (a function) cannot be pickled" in message
@@ -263,7 +263,7 @@ def test_an_unpicklable_result_names_the_part_and_its_fix_works():
 
 
 def machine(**facts):
-    return dataclasses.replace(tpukit.host(), **facts)
+    return dataclasses.replace(tpukit.machine_info(), **facts)
 
 
 EIGHT = {"platform": "Kaggle", "chips": 8, "generation": "v5e"}
@@ -379,7 +379,7 @@ def test_a_kernel_that_started_the_runtime_is_refused_and_one_that_only_imported
                 eval(call)
                 try:
                     tpukit.launch(lambda core: core.rank, cores=2, progress="off")
-                except tpukit.RuntimeInUse as error:
+                except tpukit.RuntimeInUseError as error:
                     assert call.split("(")[0] in str(error)  # the message names the kind of call
                     print(call, error, flush=True)
                 os._exit(0)
@@ -394,7 +394,7 @@ def test_a_kernel_that_started_the_runtime_is_refused_and_one_that_only_imported
 
 def test_a_launch_does_not_start_the_runtime_in_this_process():
     quietly(lambda core: None, cores=2)
-    refuse_if_in_use(tpukit.host())
+    refuse_if_in_use(tpukit.machine_info())
 
 
 def test_without_fork_one_core_runs_in_this_process():
@@ -414,7 +414,7 @@ def test_without_fork_one_core_runs_in_this_process():
         assert tpukit.launch(work).results == run.results
         try:
             tpukit.launch(lambda core: 1 / 0)
-        except tpukit.WorkerFailed as error:
+        except tpukit.WorkerError as error:
             assert isinstance(error.__cause__, ZeroDivisionError)
         try:
             tpukit.launch(work, cores=2)
@@ -440,7 +440,7 @@ def test_sigterm_is_heard_whichever_thread_the_system_hands_it_to(backend):
         time.sleep(800)
 
     began = time.monotonic()
-    with pytest.raises(WorkerFailed, match="core 1 of 2 was told to end by SIGTERM"):
+    with pytest.raises(WorkerError, match="core 1 of 2 was told to end by SIGTERM"):
         quietly(work, cores=2, backend=backend)
     assert time.monotonic() - began < 600
 
@@ -568,7 +568,7 @@ def test_a_bar_that_writes_over_its_line_is_seen_before_it_ends(monkeypatch):
 
 
 def test_a_torch_that_is_older_than_the_kit_can_run_is_refused_before_a_fork():
-    here = tpukit.host()
+    here = tpukit.machine_info()
     old = dataclasses.replace(here, versions={**here.versions, "torch": "2.7.0", "torch_xla": "2.7.0"})
     for backend in ("cpu", "xla"):
         with on_machine(old), pytest.raises(ValueError, match=r"torch 2\.7\.0 is older than this kit can run"):

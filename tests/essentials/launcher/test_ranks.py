@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from tpukit import WorkerFailed, launch
+from tpukit import WorkerError, launch
 from tpukit.essentials import backends
 from tpukit.essentials.backends.cpu import CpuRuntime
 
@@ -53,7 +53,7 @@ def test_a_core_that_is_killed_although_another_has_the_number_of_its_process_an
             time.sleep(1)
             os.kill(os.getpid(), signal.SIGKILL)
 
-    with pytest.raises(WorkerFailed, match="core 2 of 3 was killed by SIGKILL"):
+    with pytest.raises(WorkerError, match="core 2 of 3 was killed by SIGKILL"):
         quietly(work, timeout=600)
 
 
@@ -80,7 +80,7 @@ def test_the_stacks_of_a_run_that_hangs_are_of_the_cores_that_have_them():
     def sleeps_for_ever():
         time.sleep(99)
 
-    with pytest.raises(WorkerFailed, match="core 0 of 3 has not moved") as failed:
+    with pytest.raises(WorkerError, match="core 0 of 3 has not moved") as failed:
         quietly(work, stall=1.0, heartbeat=0.2)
     first, _, _ = failed.value.traceback.partition("core 1:")
     assert first.startswith("core 0:")

@@ -4,7 +4,7 @@ import functools
 import importlib
 
 from tpukit.essentials.backends.cpu import Cpu, CpuRuntime, rehearsal_cores
-from tpukit.essentials.backends.protocol import Backend, Compiling, Hosts, Runtime, Topology, Unlike
+from tpukit.essentials.backends.protocol import Backend, BackendMismatchError, Compiling, Hosts, Runtime, Topology
 from tpukit.essentials.backends.xla import (
     Tpu,
     XlaRuntime,
@@ -24,9 +24,9 @@ PLACES = {
     "cuda": "tpukit.accelerators.cuda:CudaRuntime",
     "cpu": "tpukit.essentials.backends.cpu:CpuRuntime",
     "xla:sharded": "tpukit.accelerators.sharded:ShardedRuntime",
-    "xla:simulator": "tpukit.simulator:StandInRuntime",
+    "xla:simulator": "tpukit.simulator:SimulatorRuntime",
     "xla:cpu": "tpukit.essentials.backends.xla_cpu:XlaCpuRuntime",
-    "torch_tpu:simulator": "tpukit.simulator:TorchTpuStandInRuntime",
+    "torch_tpu:simulator": "tpukit.simulator:SimulatedTorchTpuRuntime",
     "torch_tpu:cpu": "tpukit.accelerators.torch_tpu:TorchTpuCpuRuntime",
     "xla:recording": "tpukit.simulator:RecordingRuntime",
 }
@@ -43,7 +43,7 @@ def runtimes() -> dict[str, Runtime]:
     return found
 
 
-def why_no_stand_in() -> str | None:
+def why_no_simulator() -> str | None:
     """Return why this machine cannot play chips for torch_xla, and what would change that; None if it can."""
     if missing := missing_part("tpukit.simulator"):
         return f"this copy of the kit has no part {missing}"
@@ -51,7 +51,7 @@ def why_no_stand_in() -> str | None:
 
 
 __all__ = [
-    "PLACES", "Backend", "Compiling", "Cpu", "CpuRuntime", "Hosts", "Runtime", "Topology", "Tpu", "Unlike",
+    "PLACES", "Backend", "Compiling", "Cpu", "CpuRuntime", "Hosts", "Runtime", "Topology", "Tpu", "BackendMismatchError",
     "XlaRuntime", "import_torch_xla", "rehearsal_cores", "runtime_started", "runtimes",
-    "start_pjrt", "variable_set", "why_no_stand_in", "with_own_flags",
+    "start_pjrt", "variable_set", "why_no_simulator", "with_own_flags",
 ]  # fmt: skip

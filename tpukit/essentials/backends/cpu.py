@@ -9,8 +9,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from tpukit.essentials.backends.protocol import Backend, Runtime, Topology, Unlike
-from tpukit.essentials.display import Failed, WrongValue
+from tpukit.essentials.backends.protocol import Backend, BackendMismatchError, Runtime, Topology
+from tpukit.essentials.display import Failed, InvalidValueError
 
 _MOST_REHEARSAL_CORES = 8  # as many as the largest notebook TPU has
 _SIOCGIFADDR = 0x8915  # Linux: the IPv4 address of an interface
@@ -143,8 +143,8 @@ class Cpu(Backend):
         at.
 
         Raises:
-            WrongValue: they are in different calls.
-            Unlike: the tensors differ.
+            InvalidValueError: they are in different calls.
+            BackendMismatchError: the tensors differ.
         """
         import torch
         import torch.distributed as dist
@@ -173,7 +173,7 @@ class Cpu(Backend):
         """Wait for a message of a collective; where that takes long, see whether all cores are in the same one.
 
         Raises:
-            WrongValue, Unlike: as `_agree`.
+            InvalidValueError, BackendMismatchError: as `_agree`.
         """
         while self.transport == "gloo":
             with contextlib.suppress(RuntimeError):
@@ -267,7 +267,7 @@ class CpuRuntime(Runtime):
         if hasattr(os, "fork"):
             return Topology(self.name, "CPU", cores, processes=cores, rehearsal=True)
         if cores > 1:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"cores={cores} CPU processes cannot be had: {machine.platform} on {sys.platform} has no fork",
                 fix="leave cores out to rehearse with one core in this process, or use Linux (WSL on Windows)",
             )
@@ -284,7 +284,7 @@ class CpuRuntime(Runtime):
             raise Failed(
                 "this kernel has imported torch_tpu, and with it no worker can stay away from the chips",
                 found="the first backward() of CPU tensors starts the TPU runtime where torch_tpu is imported",
-                fix="restart the kernel, call tpukit.prepare() before `import torch`, and import torch_tpu in no cell",
+                fix="restart the kernel, call tpukit.setup() before `import torch`, and import torch_tpu in no cell",
             )
         super().load(topology)
 
@@ -328,13 +328,13 @@ def _refuse(said: Sequence[str], *, differ: bool = False) -> None:
     """Raise where the cores say, by rank, that they are in different collectives; or `differ` in what it leaves out."""
     calls, forms = zip(*(one.partition(" ")[::2] for one in said), strict=True)
     if len(set(calls)) > 1:
-        raise WrongValue(
+        raise InvalidValueError(
             "the cores are in different collectives, each of which waits for all",
             found=", ".join(f"core {rank} {one}" for rank, one in enumerate(said)),
             fix="the same calls in the same order on every core, none of them under `if core.is_main`",
         )
     if len(set(said)) > 1 or differ:
-        raise Unlike(
+        raise BackendMismatchError(
             f"{calls[0].partition('(')[0]} needs the same shape and dtype on every core",
             found=", ".join(f"core {rank} {one}" for rank, one in enumerate(forms)),
             fix="pad to one shape first; core.batches(..., shuffle=False) does, and core.gather(...)[:n] cuts",

@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue, missing_part
+from tpukit.essentials.display import InvalidValueError, missing_part
 
 
-class Unlike(WrongValue):
+class BackendMismatchError(InvalidValueError):
     """The cores are in one collective, with tensors of different shapes or dtypes."""
 
 
@@ -263,13 +263,13 @@ class Runtime:
             with contextlib.suppress(ImportError):  # makes a temporary folder, which a worker would leave behind
                 import torch.distributed.nn.jit.instantiator  # noqa: F401
 
-    def open_kept(self, folders: Iterable[Path], say: Callable[[str], object]):
+    def open_compile_cache(self, folders: Iterable[Path], say: Callable[[str], object]):
         """Make folders ready for what a launch compiles; None where nothing can be kept, which is said."""
         if not self.keeps_compiles:
-            return say(f"keep_compiles: the backend {self.name} compiles nothing that can be kept")
+            return say(f"compile_cache: the backend {self.name} compiles nothing that can be kept")
         if missing := missing_part("tpukit.accelerators"):
-            return say(f"keep_compiles needs the part {missing}, which this copy of the kit does not have")
-        return importlib.import_module("tpukit.accelerators").open_kept(folders, say)
+            return say(f"compile_cache needs the part {missing}, which this copy of the kit does not have")
+        return importlib.import_module("tpukit.accelerators").open_compile_cache(folders, say)
 
     def meeting_point(self, topology: Topology) -> contextlib.AbstractContextManager:
         """Open what the processes of a run find each other through; the kernel closes it once all are forked."""

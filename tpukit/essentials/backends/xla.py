@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from tpukit.essentials.backends.protocol import Backend, Compiling, Runtime, Topology
 from tpukit.essentials.backends.running_variance import correct_running_variance
-from tpukit.essentials.display import Failed, WrongValue, missing_part
+from tpukit.essentials.display import Failed, InvalidValueError, missing_part
 
 # KiB of VMEM that one operation may use, by generation; of others libtpu decides. On a v5e, which has 128 MiB, it gives
 # 16: a few fusions of convolutions need more, and would be compiled again in small pieces (benchmarks/preflight.py).
@@ -202,7 +202,7 @@ class XlaRuntime(Runtime):
 
     def topology(self, machine, cores: int | None) -> Topology:
         if cores not in (None, 1, machine.cores):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"cores={cores} cannot be had: torch_xla runs on one core or on all {machine.cores}",
                 found=f"{machine.chips} {machine.generation} chips",
                 fix=f"cores=1, or leave cores out for all {machine.cores}",

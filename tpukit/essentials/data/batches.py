@@ -17,7 +17,7 @@ from tpukit.essentials.data.sources import (
     refuse_loader,
     split_masks,
 )
-from tpukit.essentials.display import WrongType, WrongValue
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
 from tpukit.essentials.environment import cpus
 
 
@@ -59,29 +59,29 @@ class Batches:
     ):
         refuse_loader(dataset, batch_size)
         if only_iterates(dataset):
-            raise WrongType(
+            raise InvalidTypeError(
                 f"a {type(dataset).__name__} can only be read in order, so its samples cannot be dealt out by number",
                 fix=f"core.batches(dataset, steps=1000, batch_size={batch_size}): the steps of an epoch",
             )
         count = len(dataset)
         self.sampler = ShardedSampler(count, batch_size, rank, world_size, shuffle, drop_last)
         if batch_size < 1:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"batch_size is the number of samples per core and step, at least 1, got {batch_size}",
                 fix="batch_size=1",
             )
         if count == 0:
-            raise WrongValue(
+            raise InvalidValueError(
                 "the dataset is empty: its length is 0", fix="check the path and the fold that it was made from"
             )
         if not self.sampler.steps():
-            raise WrongValue(
+            raise InvalidValueError(
                 f"{count} samples do not fill one batch of {batch_size} on each of {world_size} cores",
                 fix=f"batch_size={max(1, count // world_size)}, or drop_last=False",
             )
         refuse_shared(dataset, rank=rank, world_size=world_size, workers=workers or 0)
         if threads < 1 or (workers or 0) < 0:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"threads is 1 or more and workers 0 or more, got threads={threads}, workers={workers}",
                 fix="threads=1, workers=0",
             )
@@ -89,7 +89,7 @@ class Batches:
         self.buckets = buckets
         if buckets is not None:
             if self._source is not None:
-                raise WrongValue("the images of records and caches have one size", fix="leave out buckets=")
+                raise InvalidValueError("the images of records and caches have one size", fix="leave out buckets=")
             self.sampler = buckets.sampler(self.sampler, dataset)
         if workers is None:  # only decoding is worth processes; a cache in memory is read by threads
             workers = _spare_processors(world_size) if getattr(self._source, "encoding", None) == "jpeg" else 0
@@ -188,15 +188,15 @@ class Batches:
                 the number of cores, the batch size or the order has changed.
         """
         if "steps" in state:
-            raise WrongValue("the state is of a stream, this dataset has a length", fix="the same dataset")
+            raise InvalidValueError("the state is of a stream, this dataset has a length", fix="the same dataset")
         if state["count"] != self.sampler.count:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the state is of a dataset of {state['count']:,} samples, this one has {self.sampler.count:,}",
                 fix="pass the dataset that the state was saved with, or start without the state",
             )
         saved, here = state["layout"], self.state_dict()["layout"]
         if 0 < state["samples"] < state["count"] and saved != here:
-            raise WrongValue(
+            raise InvalidValueError(
                 f"the state is {state['samples']} samples into an epoch that was divided in another way",
                 found=f"saved with {_in_words(saved)}; here {_in_words(here)}",
                 fix="the same values as when it was saved; with shuffle=True from the start, and no buckets, cores and "

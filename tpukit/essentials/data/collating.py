@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 
 def collate(items: list, samples: Sequence[int] = ()) -> object:
@@ -17,7 +17,7 @@ def collate(items: list, samples: Sequence[int] = ()) -> object:
             raise  # alike, so not the samples' fault: no memory, a full /dev/shm
         odd = next((place for place, form in enumerate(forms) if form != forms[0]), 0)
         shown = [f"sample {samples[place] if samples else place}: {forms[place]}" for place in sorted({0, odd})]
-        raise WrongValue(
+        raise InvalidValueError(
             "the samples of a batch cannot be stacked",
             found="; ".join([*shown, str(error).partition("\n")[0]]),
             fix="tensors of one shape from __getitem__, and no None: images through torchvision.transforms.v2."

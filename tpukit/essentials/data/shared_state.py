@@ -13,7 +13,7 @@ import threading
 import types
 from collections.abc import Iterator, Mapping
 
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 
 _DEPTH = 3  # Subset, the dataset in it, what that holds
 _MOST = 64  # parts of one list or dict that are looked at
@@ -64,7 +64,9 @@ def refuse_shared(dataset, *, rank: int, world_size: int, workers: int) -> None:
             if rank == 0:
                 print(f"{path} is {kind} that each process has a copy of: they draw the same numbers ({shared})")
             continue
-        raise WrongValue(f"the dataset holds {kind}, and forks do not have one each", found=found, fix=_FIXES[kind])
+        raise InvalidValueError(
+            f"the dataset holds {kind}, and forks do not have one each", found=found, fix=_FIXES[kind]
+        )
 
 
 def _held(value, path: str, depth: int, seen: set) -> Iterator[tuple]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from tpukit.essentials.display import WrongType, first_few
+from tpukit.essentials.display import InvalidTypeError, first_few
 
 
 class MapDataset(Protocol):
@@ -14,7 +14,7 @@ class MapDataset(Protocol):
 
 
 class BatchSource(Protocol):
-    """A dataset that returns whole batches in one call, as `Records` and `Cache` do.
+    """A dataset that returns whole batches in one call, as `PackedImages` and `CachedImages` do.
 
     `take(indices, out)` returns (n, height, width, 3) uint8 images, written into `out` if it is given; with a fourth
     channel, that is their mask, see `split_masks`. Three attributes are optional: `read_ahead(indices)`, called with
@@ -101,7 +101,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         TypeError: it is one.
     """
     if isinstance(dataset, Mapping) and 0 not in dataset or hasattr(dataset, "iloc"):
-        raise WrongType(
+        raise InvalidTypeError(
             f"a {type(dataset).__name__} holds columns, and a dataset gives samples: dataset[0], dataset[1]",
             found=first_few(map(repr, dataset), 8),
             fix="of a table, torch.utils.data.TensorDataset(torch.tensor(table[inputs].to_numpy()), torch.tensor(...))"
@@ -109,7 +109,7 @@ def refuse_loader(dataset: object, batch_size: int) -> None:
         )
     if any(kind.__name__.endswith("DataLoader") for kind in type(dataset).__mro__):
         size = getattr(dataset, "batch_size", None) or batch_size
-        raise WrongType(
+        raise InvalidTypeError(
             f"a {type(dataset).__name__} holds batches already, and core.batches makes each core's own of samples",
             fix=f"core.batches(loader.dataset, batch_size={size}), samples per core and step, with shuffle= and "
             "drop_last= as the loader has them, and with steps= if its dataset can only be read in order;"

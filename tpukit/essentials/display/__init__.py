@@ -3,17 +3,17 @@
 from tpukit.essentials.display import figure_inputs, figure_style
 from tpukit.essentials.display.bars import duration
 from tpukit.essentials.display.errors import (
-    Explained,
     Failed,
-    NoSuchFile,
-    NotInstalled,
-    SystemFailed,
-    WrongType,
-    WrongValue,
+    InvalidTypeError,
+    InvalidValueError,
+    NotInstalledError,
+    PathNotFoundError,
+    SystemFailureError,
+    TpukitError,
     explain,
     kind_of,
 )
-from tpukit.essentials.display.figure_style import show_figure
+from tpukit.essentials.display.figure_style import style_figure
 from tpukit.essentials.display.figures import show_batch
 from tpukit.essentials.display.findings import Finding, Findings
 from tpukit.essentials.display.measures import better
@@ -23,8 +23,8 @@ from tpukit.essentials.display.progress import Screen, screen
 from tpukit.essentials.display.tables import Table, as_html, as_text, counted, first_few, human_size, plural
 
 __all__ = [
-    "Explained", "Failed", "NoSuchFile", "NotInstalled", "SystemFailed", "WrongType", "WrongValue", "explain",
+    "TpukitError", "Failed", "PathNotFoundError", "NotInstalledError", "SystemFailureError", "InvalidTypeError", "InvalidValueError", "explain",
     "Finding", "Findings", "Screen", "Table", "as_html", "as_text", "better", "counted", "current_cell", "duration",
     "figure_inputs", "first_few", "figure_style", "human_size", "kind_of", "load_part", "missing_part",
-    "plural", "running_shell", "screen", "show_batch", "show_figure",
+    "plural", "running_shell", "screen", "show_batch", "style_figure",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ def explain(fact: str, *, found: object = "", fix: object = "") -> str:
     return "\n".join(lines)
 
 
-class Explained(Exception):
+class TpukitError(Exception):
     """What all errors of this kit have in common that carry their fix; each is also the built-in error it is a case of.
 
     Attributes:
@@ -30,27 +30,27 @@ class Explained(Exception):
         return str(self.args[0])
 
 
-class WrongValue(Explained, ValueError):
+class InvalidValueError(TpukitError, ValueError):
     """An argument, or something in a file, has a value that cannot be used."""
 
 
-class WrongType(Explained, TypeError):
+class InvalidTypeError(TpukitError, TypeError):
     """An argument is of a type that cannot be used."""
 
 
-class NoSuchFile(Explained, FileNotFoundError):
+class PathNotFoundError(TpukitError, FileNotFoundError):
     """A file or a folder is not there, or not where it was looked for."""
 
 
-class SystemFailed(Explained, OSError):
+class SystemFailureError(TpukitError, OSError):
     """A file, a disk or another part of the system failed, or holds something damaged; `errno` as OSError has it."""
 
 
-class NotInstalled(Explained, ModuleNotFoundError):
+class NotInstalledError(TpukitError, ModuleNotFoundError):
     """A package that this needs is not installed."""
 
 
-class Failed(Explained, RuntimeError):
+class Failed(TpukitError, RuntimeError):
     """Something that was asked for did not work."""
 
 

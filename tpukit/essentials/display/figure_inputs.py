@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tpukit.essentials.display.errors import WrongType, WrongValue
+from tpukit.essentials.display.errors import InvalidTypeError, InvalidValueError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +22,7 @@ def at_least_one(**counts: int) -> None:
     """Raise ValueError for a count below 1, with which nothing would be drawn."""
     for name, count in counts.items():
         if count < 1:
-            raise WrongValue(f"{name} must be 1 or more, got {count}", fix=f"leave {name} out for its default")
+            raise InvalidValueError(f"{name} must be 1 or more, got {count}", fix=f"leave {name} out for its default")
 
 
 def columns(asked: int | None, images: int) -> int:
@@ -30,7 +30,9 @@ def columns(asked: int | None, images: int) -> int:
     at_least_one(columns=4 if asked is None else asked)
     count = min(asked or 4, images)
     if count > _COLUMNS:
-        raise WrongValue(f"columns is {_COLUMNS} at most, got {asked}", fix=f"columns={_COLUMNS}, and further rows")
+        raise InvalidValueError(
+            f"columns is {_COLUMNS} at most, got {asked}", fix=f"columns={_COLUMNS}, and further rows"
+        )
     return count
 
 
@@ -46,7 +48,7 @@ def pixels(images: Any, limit: int, who: str, channel: int | None = None) -> tup
     count = 3 if array.ndim == 4 else 1
     if channel not in range(count):
         fact = f"channel is one of 0 to {count - 1} for images of {count} channels, got {channel!r}"
-        raise WrongValue(fact, fix="count from 0, or leave channel out for all of them")
+        raise InvalidValueError(fact, fix="count from 0, or leave channel out for all of them")
     return (array[..., channel] if count == 3 else array), f"{caption}, channel {channel} alone, in grey"
 
 
@@ -57,11 +59,11 @@ def _scaled(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
         fix = "pass one tensor or array; torch.stack(images) makes one of a list"
         if isinstance(images, (list, tuple)) and len(images) == 2:
             fix = f"if it is a batch of a loader: images, labels = batch, then {who}(images, labels)"
-        raise WrongType(f"{who} draws a tensor or an array (N, C, H, W), got {type(images).__name__}", fix=fix)
+        raise InvalidTypeError(f"{who} draws a tensor or an array (N, C, H, W), got {type(images).__name__}", fix=fix)
     shape = tuple(images.shape)
     if len(shape) != 4 or shape[1] not in (1, 3) or 0 in shape:
         fact = f"{who} draws (N, C, H, W) with 1 or 3 channels, got {shape}"
-        raise WrongValue(fact, fix=_shape_fix(shape, "permute" if hasattr(images, "permute") else "transpose"))
+        raise InvalidValueError(fact, fix=_shape_fix(shape, "permute" if hasattr(images, "permute") else "transpose"))
 
     array = as_array(images[:limit])
     kind = str(images.dtype).removeprefix("torch.")
@@ -69,18 +71,18 @@ def _scaled(images: Any, limit: int, who: str) -> tuple[np.ndarray, str]:
     array = np.moveaxis(array, 1, -1) if shape[1] == 3 else array[:, 0]
     if array.dtype.kind not in "biuf":
         fix = "pass a tensor of numbers; of complex ones, images.abs()"
-        raise WrongType(f"{who} draws integers and floats, got {kind}", fix=fix)
+        raise InvalidTypeError(f"{who} draws integers and floats, got {kind}", fix=fix)
     low, high = float(array.min()), float(array.max())
     if not np.isfinite([low, high]).all():
         bad = ~np.isfinite(array).reshape(len(array), -1)
         fix = "look at the code that computed them: often it divides by a deviation of zero or takes the log of zero"
         found = f"{bad.sum()} of {bad.size} values, the first in image {bad.any(axis=1).argmax()}"
-        raise WrongValue(f"{who} draws finite values, got nan or infinity", found=found, fix=fix)
+        raise InvalidValueError(f"{who} draws finite values, got nan or infinity", found=found, fix=fix)
 
     if array.dtype.kind in "iu":
         if low < 0 or high > 255:
             fact = f"{who} draws integers in [0, 255], got {kind} in [{low:.0f}, {high:.0f}]"
-            raise WrongValue(fact, fix="pass images / 1.0, and the range is stretched from black to white")
+            raise InvalidValueError(fact, fix="pass images / 1.0, and the range is stretched from black to white")
         return array.astype(np.uint8, copy=False), caption
     array = array.astype(np.float32, copy=False)
     if low >= 0 and high <= 1:
@@ -109,7 +111,9 @@ def under_masks(images: np.ndarray, masks: Any, count: int, colors: Sequence[str
     array = as_array(masks[: len(images)])
     if shape != (count, *images.shape[1:3]) or array.dtype.kind not in "biu":
         fact = f"masks are (N, H, W) class numbers, here {(count, *images.shape[1:3])}, got {shape} {array.dtype}"
-        raise WrongValue(fact, fix="pass the masks of these images, of their height and width; .long() of floats")
+        raise InvalidValueError(
+            fact, fix="pass the masks of these images, of their height and width; .long() of floats"
+        )
     below = images / np.float32(255 if images.dtype == "uint8" else 1)
     below = below if below.ndim == 4 else np.repeat(below[..., None], 3, axis=3)
     tints = np.float32([to_rgb(color) for color in colors])[(array.astype(int) - 1) % len(colors)]
@@ -122,7 +126,7 @@ def points(places: Any, images: int) -> np.ndarray:
     array = as_array(places)
     if array.shape != (images, 2) or array.dtype.kind != "f" or (array < 0).any() or (array > 1).any():
         fact = f"points are (N, 2), x and y in [0, 1] for each of {images} images, got {array.shape} {array.dtype}"
-        raise WrongValue(fact, fix="divide columns by the width and rows by the height; nan for no point")
+        raise InvalidValueError(fact, fix="divide columns by the width and rows by the height; nan for no point")
     return array
 
 
@@ -137,7 +141,7 @@ def titles(labels: Any, names: Sequence[str] | Mapping[str, str] | None, images:
     last = int(array.max())
     if last >= len(names):
         fix = f"pass {last + 1} names or more; for one yes-or-no label per image, labels[:, None]"
-        raise WrongValue(f"class {last} has no name: there are {len(names)}", fix=fix)
+        raise InvalidValueError(f"class {last} has no name: there are {len(names)}", fix=fix)
     words = label_names(names, len(names))
     return [[words[label]] for label in array]
 
@@ -148,7 +152,7 @@ def label_names(names: Sequence[str] | Mapping[str, str] | None, count: int) -> 
     words = [str(name).replace("_", " ") for name in (range(count) if names is None else names)]
     if len(words) != count:
         fact = f"there are {count} labels and {len(words)} names"
-        raise WrongValue(fact, fix=f"pass {count} names, in the order of the labels' columns")
+        raise InvalidValueError(fact, fix=f"pass {count} names, in the order of the labels' columns")
     return words
 
 
@@ -160,7 +164,7 @@ def label_array(labels: Any, images: int) -> np.ndarray:
     if array.ndim not in (1, 2) or len(array) != images or array.dtype.kind not in "biuf":
         fact = f"labels are (N, L) zeros and ones, or (N,) class numbers, for {images} images; got {array.shape}"
         found = "" if array.dtype.kind in "biuf" else f"dtype {array.dtype}"
-        raise WrongValue(fact, found=found, fix="pass the labels of these images, one row per image")
+        raise InvalidValueError(fact, found=found, fix="pass the labels of these images, one row per image")
     if array.ndim == 2:
         wrong = ~np.isin(array, (0, 1))
     else:  # nan is not at least 0, and infinity no int64
@@ -175,7 +179,7 @@ def label_array(labels: Any, images: int) -> np.ndarray:
         elif array.shape[1:] == (1,) and (values == np.trunc(values)).all() and (values >= 0).all():
             fix = "if they are class numbers, as a folder's, pass labels[:, 0]"
         found = f"row {np.argwhere(wrong)[0][0]}"
-        raise WrongValue(f"labels must be {what}, got {array[wrong][0]:.4g}", found=found, fix=fix)
+        raise InvalidValueError(f"labels must be {what}, got {array[wrong][0]:.4g}", found=found, fix=fix)
     return array.astype(int)
 
 

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from tpukit.essentials.display.errors import WrongValue
+from tpukit.essentials.display.errors import InvalidValueError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -96,10 +96,10 @@ def describe(figure: Figure, text: str) -> None:
     figure.alt = " ".join(text.split())
 
 
-def show_figure(figure: Figure, alt: str) -> Figure:
+def style_figure(figure: Figure, alt: str) -> Figure:
     """Give a figure of your own the look of all others, say in words what it shows, and return it, to be shown once.
 
-    As the last line of a cell: `tpukit.show_figure(figure, f"Bars: {waits}")`. pyplot forgets the figure.
+    As the last line of a cell: `tpukit.style_figure(figure, f"Bars: {waits}")`. pyplot forgets the figure.
 
     Args:
         figure: of `plt.subplots()`, or any other.
@@ -111,7 +111,9 @@ def show_figure(figure: Figure, alt: str) -> Figure:
     import sys
 
     if not alt.strip():
-        raise WrongValue('a figure says in words what it shows, got ""', fix='show_figure(figure, "Bars of ...")')
+        raise InvalidValueError(
+            'a figure says in words what it shows, got ""', fix='style_figure(figure, "Bars of ...")'
+        )
     figure.set_facecolor(PAPER)
     for axes in figure.axes:
         axes.set_facecolor(PAPER)

@@ -3,7 +3,7 @@
 import importlib
 from types import ModuleType
 
-from tpukit.essentials.display.errors import NotInstalled
+from tpukit.essentials.display.errors import NotInstalledError
 
 
 def missing_part(module: str) -> str | None:
@@ -21,11 +21,11 @@ def load_part(module: str, what: str) -> ModuleType:
     """Return a module of another part of the kit, which `what` is in.
 
     Raises:
-        NotInstalled: this copy of the kit does not have the part.
+        NotInstalledError: this copy of the kit does not have the part.
     """
     if missing := missing_part(module):
         folder = missing.replace(".", "/")
-        raise NotInstalled(
+        raise NotInstalledError(
             f"{what} needs the part {missing}, which this copy of the kit does not have",
             fix=f"copy the folder {folder} of a whole clone or wheel to beside tpukit/essentials here",
         )

@@ -2,15 +2,15 @@
 
 from tpukit.essentials.environment import orphans
 from tpukit.essentials.environment.busy_time import BusyTime
-from tpukit.essentials.environment.chip_holders import ChipsBusy, chip_nodes, wait_for_chips
+from tpukit.essentials.environment.chip_holders import DeviceBusyError, chip_nodes, wait_for_chips
 from tpukit.essentials.environment.chips import GENERATIONS, PRICES_OF, Generation
 from tpukit.essentials.environment.files import part_of, write_whole
+from tpukit.essentials.environment.hardware import MachineInfo, find_chips, machine_info
 from tpukit.essentials.environment.instructions import how_to_restart, how_to_start_afresh
-from tpukit.essentials.environment.machine_info import Host, find_chips, host
-from tpukit.essentials.environment.orphans import Released, release
+from tpukit.essentials.environment.orphans import CleanupReport, cleanup
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import OwnMemory, available_memory, cpus, own_memory, peak_memory
-from tpukit.essentials.environment.runtime_check import Check, RuntimeCheckFailed, check
+from tpukit.essentials.environment.runtime_check import Check, EnvironmentCheckError, check
 from tpukit.essentials.environment.session import (
     IMAGES,
     KEEP_VARIABLE,
@@ -22,13 +22,13 @@ from tpukit.essentials.environment.session import (
     folders_of,
     install_line,
     is_too_old,
-    prepare,
+    setup,
 )
 
 __all__ = [
-    "BusyTime", "Changes", "Check", "ChipsBusy", "Folders", "GENERATIONS", "Generation", "Host", "IMAGES",
+    "BusyTime", "Changes", "Check", "DeviceBusyError", "Folders", "GENERATIONS", "Generation", "MachineInfo", "IMAGES",
     "KEEP_VARIABLE", "Machine", "OLDEST_TORCH", "ONE_PROCESS_VARIABLES", "OwnMemory", "PRICES_OF", "RELEASES",
-    "Released", "RuntimeCheckFailed", "THIS_MACHINE", "available_memory", "check", "chip_nodes", "cpus", "find_chips",
-    "folders_of", "host", "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "orphans",
-    "own_memory", "part_of", "peak_memory", "prepare", "release", "wait_for_chips", "write_whole",
+    "CleanupReport", "EnvironmentCheckError", "THIS_MACHINE", "available_memory", "check", "chip_nodes", "cpus", "find_chips",
+    "folders_of", "machine_info", "how_to_restart", "how_to_start_afresh", "install_line", "is_too_old", "orphans",
+    "own_memory", "part_of", "peak_memory", "setup", "cleanup", "wait_for_chips", "write_whole",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tpukit.essentials.display import Explained
+from tpukit.essentials.display import TpukitError
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 from tpukit.essentials.environment.resources import read_text
 
@@ -66,7 +66,7 @@ def command(proc: Path, pid: int) -> str:
     return line if len(line) <= 90 else line[:89] + "…"
 
 
-class ChipsBusy(Explained, RuntimeError):
+class DeviceBusyError(TpukitError, RuntimeError):
     """The chips that a run needs are in use."""
 
 
@@ -85,7 +85,7 @@ def wait_for_chips(
     nothing. Where the chips are shared between programs (TPU_VISIBLE_CHIPS), or no node is visible, nothing is awaited.
 
     Raises:
-        ChipsBusy: they are still busy after so many seconds. Not for a chosen chip: nodes are counted in the order of
+        DeviceBusyError: they are still busy after so many seconds. Not for a chosen chip: nodes are counted in the order of
             their numbers here, and libtpu, which may count otherwise, has the last word.
     """
     nodes = chip_nodes(machine)
@@ -99,11 +99,11 @@ def wait_for_chips(
         if time.monotonic() > deadline:
             if chip is not None:
                 return
-            raise ChipsBusy(
+            raise DeviceBusyError(
                 f"{len(busy)} of {len(nodes)} chips are still busy after {seconds:.0f} s",
                 found=facts,
                 fix=(
-                    "shut down the notebook or program that holds them; tpukit.release() ends workers of a killed "
+                    "shut down the notebook or program that holds them; tpukit.cleanup() ends workers of a killed "
                     "kernel;\na restart of the session frees them in any case"
                 ),
             )

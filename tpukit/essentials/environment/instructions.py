@@ -1,9 +1,9 @@
 """What to click or type on each platform: the fixes of errors and findings."""
 
-from tpukit.essentials.environment.machine_info import Host
+from tpukit.essentials.environment.hardware import MachineInfo
 
 
-def how_to_get_a_tpu(host: Host) -> str:
+def how_to_get_a_tpu(host: MachineInfo) -> str:
     """Return how to get a TPU on this platform."""
     return {
         "Colab": "Runtime > Change runtime type > v5e-1 TPU, then run the first cell again",
@@ -16,7 +16,7 @@ def how_to_get_a_tpu(host: Host) -> str:
     )
 
 
-def how_to_restart(host: Host) -> str:
+def how_to_restart(host: MachineInfo) -> str:
     """Return how to restart the kernel on this platform."""
     return {
         "Colab": "Runtime > Restart session",
@@ -24,7 +24,7 @@ def how_to_restart(host: Host) -> str:
     }.get(host.platform, "restart the kernel (Kernel > Restart) or start Python again")
 
 
-def how_to_start_afresh(host: Host) -> str:
+def how_to_start_afresh(host: MachineInfo) -> str:
     """Return how to get the platform's original image back."""
     return {
         "Colab": "Runtime > Disconnect and delete runtime, then run the first cell again",

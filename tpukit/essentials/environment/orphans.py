@@ -34,7 +34,7 @@ class Orphan:
 
 
 @dataclass(frozen=True, repr=False)
-class Released(Table):
+class CleanupReport(Table):
     """The orphaned workers that `release` has ended, with one row for each."""
 
     orphans: tuple[Orphan, ...]
@@ -78,7 +78,7 @@ def make_folder() -> Path:
     return Path(tempfile.mkdtemp(prefix=name, dir=place))
 
 
-def release(machine: Machine = THIS_MACHINE) -> Released:
+def cleanup(machine: Machine = THIS_MACHINE) -> CleanupReport:
     """End the workers of this user that have outlived their kernel, and return which they were.
 
     Workers end with their kernel, so there should be none. If there is one, it may still hold a chip, which `check`
@@ -98,7 +98,7 @@ def release(machine: Machine = THIS_MACHINE) -> Released:
         deadline = time.monotonic() + _GRACE_SECONDS
         while time.monotonic() < deadline and alive():
             time.sleep(0.05)
-    return Released(tuple(orphans))
+    return CleanupReport(tuple(orphans))
 
 
 def _identity(pid: int) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Container, MutableMapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpukit.essentials.backends import runtime_started, why_no_stand_in
+from tpukit.essentials.backends import runtime_started, why_no_simulator
 
 
 def installed_version(package: str) -> str | None:
@@ -25,7 +25,7 @@ def installed_version(package: str) -> str | None:
 class Machine:
     """Where the facts about a machine are read: this machine's own places, unless a test names others.
 
-    What was found there is a `Host`.
+    What was found there is a `MachineInfo`.
     """
 
     environ: MutableMapping[str, str] = field(default_factory=lambda: os.environ)
@@ -42,7 +42,7 @@ class Machine:
     can_fork: bool = hasattr(os, "fork")
     installed: Callable[[str], str | None] = installed_version
     started: Callable[[], bool] = runtime_started
-    no_stand_in: Callable[[], str | None] = why_no_stand_in
+    no_simulator: Callable[[], str | None] = why_no_simulator
     access: Callable[[Path, int], bool] = os.access  # may a file be opened so?
     open_node: Callable[[str, int], int] = os.open
 

@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.display import Table, WrongType, as_html, current_cell
-from tpukit.essentials.environment.machine_info import Host, numbers
+from tpukit.essentials.display import InvalidTypeError, Table, as_html, current_cell
+from tpukit.essentials.environment.hardware import MachineInfo, numbers
 from tpukit.essentials.environment.platforms import THIS_MACHINE, Machine
 
-Folders = str | os.PathLike | Sequence[str | os.PathLike]  # what `keep_compiles` may be
+Folders = str | os.PathLike | Sequence[str | os.PathLike]  # what `compile_cache` may be
 KEEP_VARIABLE = "TPUKIT_KEEP_COMPILES"  # what `prepare` sets for all launches
 
 
@@ -31,7 +31,7 @@ RELEASES = {
 }
 OLDEST_TORCH = next(iter(RELEASES))
 # Variables that give one process its part of the chips. torch_xla sets them for each worker with setdefault, so all
-# workers would keep the values found here. prepare() does not remove them: two notebooks may share a machine this way.
+# workers would keep the values found here. setup() does not remove them: two notebooks may share a machine this way.
 ONE_PROCESS_VARIABLES = (
     *("TPU_VISIBLE_CHIPS", "TPU_PROCESS_BOUNDS", "TPU_CHIPS_PER_PROCESS_BOUNDS", "TPU_PROCESS_PORT"),
     *("PJRT_LOCAL_PROCESS_RANK", "PJRT_LOCAL_PROCESS_COUNT"),
@@ -84,8 +84,8 @@ class Changes(Table):
         ]
 
     def _ipython_display_(self) -> None:
-        # IPython calls this for the last expression of a cell. prepare() has already shown its changes, because it may
-        # be called anywhere in the cell; without this test, `tpukit.prepare()` as the last line would show them twice.
+        # IPython calls this for the last expression of a cell. setup() has already shown its changes, because it may
+        # be called anywhere in the cell; without this test, `tpukit.setup()` as the last line would show them twice.
         if self.cell is None or self.cell != current_cell():
             self._show()
 
@@ -99,8 +99,8 @@ class Changes(Table):
         display({"text/plain": str(self), "text/html": as_html(self.rows(), title=heading)}, raw=True)
 
 
-def prepare(
-    machine: Machine = THIS_MACHINE, *, keep_compiles: Folders | bool | None = None, host: Host | None = None
+def setup(
+    machine: Machine = THIS_MACHINE, *, compile_cache: Folders | bool | None = None, info: MachineInfo | None = None
 ) -> Changes:
     """Make this session ready for launching on every core; show and return what was changed.
 
@@ -108,28 +108,28 @@ def prepare(
     that may be set on purpose, such as XLA_USE_BF16, stays; `check` names it. Can be called again at any time.
 
     Args:
-        machine, host: what is made ready, if not this machine.
-        keep_compiles: the folder, or the list of folders, of compiled programs for all launches that name none
+        machine, info: what is made ready, if not this machine.
+        compile_cache: the folder, or the list of folders, of compiled programs for all launches that name none
             themselves, see `launch`; False for none from here on.
     """
-    environ, host = machine.environ, host or Host.read(machine)
-    changes = needed_changes(environ, host)
-    if keep_compiles is not None:
-        changes += _kept(environ, os.pathsep.join(map(str, folders_of(keep_compiles))))
+    environ, info = machine.environ, info or MachineInfo.read(machine)
+    changes = needed_changes(environ, info)
+    if compile_cache is not None:
+        changes += _kept(environ, os.pathsep.join(map(str, folders_of(compile_cache))))
     for change in changes:
         if change.after is None:
             del environ[change.variable]
         else:
             environ[change.variable] = change.after
-    left = [name for name in ONE_PROCESS_VARIABLES if host.chips > 1 and name in environ]
+    left = [name for name in ONE_PROCESS_VARIABLES if info.chips > 1 and name in environ]
     is_other = not environ.get("PJRT_DEVICE", "TPU").startswith("TPU")
-    left += ["PJRT_DEVICE"] if host.chips and host.tpu_package == "torch_xla" and is_other else []
+    left += ["PJRT_DEVICE"] if info.chips and info.tpu_package == "torch_xla" and is_other else []
     shown = Changes(changes, tuple(f"{name}={environ[name]}" for name in left), cell=current_cell())
     shown._show()
     return shown
 
 
-def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]:
+def needed_changes(environ: Mapping[str, str], info: MachineInfo) -> tuple[Change, ...]:
     """Return what `prepare` would change, without changing it."""
     changes = []
 
@@ -148,9 +148,9 @@ def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]
             change("TPU_WORKER_ID", number, "this host's number, which CLOUD_TPU_TASK_ID has given so far")
     for variable in sorted(name for name in environ if name.startswith("XRT_")):
         change(variable, None, "belongs to XRT, the runtime before PJRT; torch_xla no longer reads it")
-    if host.chips and host.tpu_package == "torch_xla" and not environ.get("PJRT_DEVICE"):
+    if info.chips and info.tpu_package == "torch_xla" and not environ.get("PJRT_DEVICE"):
         change("PJRT_DEVICE", "TPU", "if it is unset, torch_xla uses the CPU where it finds no libtpu")
-    if host.versions.get("torch_tpu") and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
+    if info.versions.get("torch_tpu") and environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") != "0":
         # Seen in torch_tpu 0.2.0: the first backward(), of CPU tensors too, counts its devices and so starts libtpu.
         why = "`import torch` would load torch_tpu, whose first backward() takes the chips; workers load it themselves"
         change("TORCH_DEVICE_BACKEND_AUTOLOAD", "0", why)
@@ -158,7 +158,7 @@ def needed_changes(environ: Mapping[str, str], host: Host) -> tuple[Change, ...]
 
 
 def folders_of(given: Folders | bool | None, environ: Mapping[str, str] = os.environ) -> tuple[Path, ...]:
-    """Return the folders that `keep_compiles` names: of None those that `prepare` has named, of False none.
+    """Return the folders that `compile_cache` names: of None those that `prepare` has named, of False none.
 
     Raises:
         TypeError: it is none of these, nor a folder or a list of them.
@@ -167,10 +167,10 @@ def folders_of(given: Folders | bool | None, environ: Mapping[str, str] = os.env
         given = [one for one in environ.get(KEEP_VARIABLE, "").split(os.pathsep) if one]
     given = [] if given is False else [given] if isinstance(given, str | os.PathLike) else given
     if not isinstance(given, list | tuple) or not all(isinstance(one, str | os.PathLike) and str(one) for one in given):
-        raise WrongType(
-            "keep_compiles is a folder, a list of folders, or False",
+        raise InvalidTypeError(
+            "compile_cache is a folder, a list of folders, or False",
             found=repr(given),
-            fix='keep_compiles="runs/compiles"',
+            fix='compile_cache="runs/compiles"',
         )
     return tuple(Path(one).expanduser().absolute() for one in given)
 
@@ -182,28 +182,28 @@ def _kept(environ: Mapping[str, str], folders: str) -> tuple[Change, ...]:
     return (Change(KEEP_VARIABLE, environ.get(KEEP_VARIABLE), folders or None, why),)
 
 
-def install_line(host: Host, *, rehearse_graphs: bool = False) -> str:
+def install_line(info: MachineInfo, *, rehearse_graphs: bool = False) -> str:
     """Return the pip line that completes torch, torch_xla and libtpu here; empty where nothing can be added.
 
     The torch of a platform's image is kept, and what matches it is added. torch_xla has wheels for Linux x86-64 only;
     elsewhere torch alone is enough to rehearse, as it is on a machine without chips that has torch already, unless
     graphs are to be rehearsed.
     """
-    torch, torch_xla, libtpu = (host.versions.get(name) for name in ("torch", "torch_xla", "libtpu"))
+    torch, torch_xla, libtpu = (info.versions.get(name) for name in ("torch", "torch_xla", "libtpu"))
     newest = list(RELEASES)[-1]
-    has_wheels = host.system == "Linux x86_64" and numbers(host.versions["python"]) in _PYTHONS
+    has_wheels = info.system == "Linux x86_64" and numbers(info.versions["python"]) in _PYTHONS
     if not has_wheels:
         return "" if torch else "pip install torch torchvision"
-    wants_torch_xla = bool(host.chips or torch_xla or not torch or rehearse_graphs)
+    wants_torch_xla = bool(info.chips or torch_xla or not torch or rehearse_graphs)
     parts = []
-    if not torch or (wants_torch_xla and base(torch) not in RELEASES and host.platform not in IMAGES):
+    if not torch or (wants_torch_xla and base(torch) not in RELEASES and info.platform not in IMAGES):
         torch = newest
         parts += [f"torch=={newest}", f"torchvision=={RELEASES[newest].torchvision}"]
     release = RELEASES.get(base(torch))
     if release and wants_torch_xla:
         if torch_xla is None or base(torch_xla) not in release.torch_xla:
             parts.append(f"torch_xla=={release.torch_xla[-1]}")
-        if host.chips and libtpu not in release.libtpu:
+        if info.chips and libtpu not in release.libtpu:
             # Not as torch_xla[tpu]: it pins a libtpu without a wheel for Python 3.13, so pip takes an older torch_xla.
             parts.append(f"libtpu=={release.libtpu[-1]}")
     return " ".join(["pip install", *parts]) if parts else ""

@@ -11,8 +11,8 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
-from tpukit.essentials.backends import Unlike, runtime_started
-from tpukit.essentials.display import Failed, WrongValue, first_few
+from tpukit.essentials.backends import BackendMismatchError, runtime_started
+from tpukit.essentials.display import Failed, InvalidValueError, first_few
 from tpukit.essentials.launcher.core_values import (
     called_text,
     gradient_checksum,
@@ -24,7 +24,7 @@ from tpukit.essentials.launcher.core_values import (
     trains,
     versions,
 )
-from tpukit.essentials.launcher.difference import GROUPS, Differs, difference
+from tpukit.essentials.launcher.difference import GROUPS, OutOfSyncError, difference
 from tpukit.essentials.launcher.objects import gather_objects
 
 _ALONE = "each process of a rehearsal on plain CPU processes is alone with it"
@@ -74,7 +74,7 @@ class Same:
         if self._steps:
             self.forget()  # of a loop that is over: another begins
         if self.is_on and (lazy := lazy_parameters(module)):
-            raise WrongValue(
+            raise InvalidValueError(
                 "core.model gives every core rank 0's weights, and a lazy layer has none yet",
                 found=f"{first_few(lazy, 3)} of {type(module).__name__}",
                 fix="call the model once before, as model(next(iter(loader))[0]) in the notebook, or give the sizes",
@@ -218,7 +218,7 @@ class Same:
         A stranger's code may average by itself, as `xm.optimizer_step` does: then all cores have the same gradients.
         """
         if len(set(gather_objects(self._core, gradient_checksum(self._core, optimizer)))) > 1:
-            raise Differs(
+            raise OutOfSyncError(
                 f"{type(optimizer).__name__}.step() with gradients that differ between the cores: each would train a "
                 "model of its own",
                 found=f"parameters from core.model, and {self._core.world_size} cores whose gradients nobody averaged",
@@ -228,7 +228,7 @@ class Same:
                 ),
             )
 
-    def unlike_gradients(self, optimizer, error: Unlike) -> Exception:
+    def unlike_gradients(self, optimizer, error: BackendMismatchError) -> Exception:
         """Return the error that names what one core trains and another does not, together; else the one given."""
         trained = [one for one in parameters_of(optimizer) if one.requires_grad or one.grad is not None]
         named = zip(self.names_of(trained), trained, strict=True)
@@ -248,8 +248,8 @@ class Same:
             **held: what else; see `_describe`.
 
         Raises:
-            Differs: it is not.
-            WrongValue: a layer would not be joined, see `_refuse_local_layers`.
+            OutOfSyncError: it is not.
+            InvalidValueError: a layer would not be joined, see `_refuse_local_layers`.
         """
         if not self.is_on:
             return
@@ -309,7 +309,7 @@ class Same:
         return [group for group, differs in zip(GROUPS, differ, strict=True) if differs]
 
 
-def apart(everyone: list[dict | None]) -> Differs | None:
+def apart(everyone: list[dict | None]) -> OutOfSyncError | None:
     """Return the error for what cores held when they returned, by rank; None where it is the same."""
     if None in everyone or len(everyone) < 2 or all(one == everyone[0] for one in everyone):
         return None
@@ -335,7 +335,7 @@ def _refuse_local_layers(modules: Mapping) -> None:
     parts = [part for one in modules.values() if hasattr(one, "named_modules") for part in one.named_modules()]
     layers = [name for name, part in parts if isinstance(part, of) and type(part).forward is of.forward]
     if layers and not torch.distributed.is_initialized():
-        raise WrongValue(
+        raise InvalidValueError(
             "torch.nn.SyncBatchNorm is joined by torch.distributed, which does not join these cores",
             found=f"{first_few(layers, 3)} takes the statistics of this core's share alone",
             fix="tpukit.training.sync_batchnorm(core, model), which changes it as well",

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Callable
 
 from tpukit.essentials.data import remember
-from tpukit.essentials.display import WrongType
+from tpukit.essentials.display import InvalidTypeError
 
 # What others call it, and what it is here.
 _ELSEWHERE = {
@@ -23,7 +23,7 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         TypeError: `fn` is no function, or takes something else.
     """
     if not callable(fn):
-        raise WrongType(
+        raise InvalidTypeError(
             f"launch runs a function, got {'None' if fn is None else 'a ' + type(fn).__name__}",
             fix="launch(train), the function itself: launch(train()) calls it here, and passes on what it returned",
         )
@@ -36,7 +36,7 @@ def refuse_call(fn: Callable, args: tuple) -> None:
         signature.bind(None, *args)
     except TypeError as error:
         called = f"core{', ' * bool(args)}{', '.join(type(one).__name__ for one in args)}"
-        raise WrongType(
+        raise InvalidTypeError(
             f"{_name(fn)}{signature} cannot be called with ({called}): {error}",
             fix=f"def {_name(fn)}(core, ...): a worker function takes its core first, then what follows it in launch; "
             f"what it takes by keyword, functools.partial({_name(fn)}, rate=0.1)",
@@ -52,7 +52,7 @@ def refuse_options(fn: Callable, unknown: dict, launch: Callable) -> None:
     name, there = _name(fn), inspect.signature(launch).parameters.values()
     given = ", ".join(f"{key}=..." for key in unknown)
     fixes = [_ELSEWHERE[key].format(name=name) for key in unknown if key in _ELSEWHERE]
-    raise WrongType(
+    raise InvalidTypeError(
         f"launch has no option {', '.join(map(repr, unknown))}",
         found=f"its options are {', '.join(one.name for one in there if one.kind is one.KEYWORD_ONLY)}; "
         f"nothing by keyword is passed on to {name}",

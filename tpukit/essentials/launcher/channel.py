@@ -15,7 +15,7 @@ _LENGTH = struct.Struct("!Q")
 _CHUNK = 1 << 20
 
 
-class Unsendable(TypeError):
+class SerializationError(TypeError):
     """A value that cannot be pickled, so cannot leave the process that made it."""
 
 
@@ -34,7 +34,7 @@ class Sender:
         """Write one message, waiting for the reader where the pipe is full.
 
         Raises:
-            Unsendable: some part of `value` cannot be pickled; nothing was written.
+            SerializationError: some part of `value` cannot be pickled; nothing was written.
         """
         parts = serialize(value)
         header = _COUNT.pack(len(parts)) + b"".join(_LENGTH.pack(part.nbytes) for part in parts)
@@ -116,14 +116,14 @@ def serialize(value: object) -> list[memoryview]:
     """Pickle a value into one part and one more for each array in it.
 
     Raises:
-        Unsendable: says which part of the value it is.
+        SerializationError: says which part of the value it is.
     """
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     try:
         _Pickler(stream, protocol=5, buffer_callback=buffers.append).dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RecursionError) as error:
-        raise Unsendable(f"{_culprit(value)} cannot be pickled: {error}") from error
+        raise SerializationError(f"{_culprit(value)} cannot be pickled: {error}") from error
     return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
 
 

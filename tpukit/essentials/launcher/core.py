@@ -9,9 +9,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-from tpukit.essentials.backends import Backend, Unlike
+from tpukit.essentials.backends import Backend, BackendMismatchError
 from tpukit.essentials.data import Batches, BatchSource, MapDataset
-from tpukit.essentials.display import WrongType, WrongValue, load_part
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError, load_part
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher.agreement import Same
 from tpukit.essentials.launcher.core_values import averaged_places, parameters_of
@@ -78,7 +78,7 @@ class Core(NotebookOutput):
         model that no chip can hold would take the host twice.
 
         Raises:
-            Differs: the cores call it with different models.
+            OutOfSyncError: the cores call it with different models.
             TypeError: the module cannot be copied; with `shard`, it has been cut by another library.
         """
         self.same.begin_model(module)
@@ -108,7 +108,7 @@ class Core(NotebookOutput):
     ) -> Batches:
         """Make this core's batches of a dataset, on the device, every one of the same shape, prepared ahead.
 
-        `Records` and a `Cache`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
+        `PackedImages` and a `CachedImages`, and a `torch.utils.data.Subset` of one, give `(images, labels)`:
         (batch_size, 3, H, W) uint8 in [0, 255] and (batch_size, L) float32, or (batch_size,) int64 of classes; with
         masks `(images, masks)`, (batch_size, H, W) int64, or both as {"labels": ..., "masks": ...}. Normalise and
         augment on the device.
@@ -135,7 +135,7 @@ class Core(NotebookOutput):
         run reads the stream from its start again.
 
         Args:
-            dataset: `Records`, a `Cache`, or anything with a length whose items `torch.utils.data.default_collate`
+            dataset: `PackedImages`, a `CachedImages`, or anything with a length whose items `torch.utils.data.default_collate`
                 can stack; with `steps` an iterable, or a function that opens one.
             batch_size: samples a core and step; with launch's `shard` of the whole run, and `core.chips` divides it.
             steps: of an epoch, for a dataset that is read in order.
@@ -155,7 +155,7 @@ class Core(NotebookOutput):
             TypeError: `steps` is missing for a dataset that is read in order, or given for another.
         """
         if self.chips > 1 and batch_size % self.chips:
-            raise WrongValue(
+            raise InvalidValueError(
                 f'batch_size is of the whole run with shard="fsdp", and {self.chips} chips do not divide {batch_size}',
                 fix=f"{-(-batch_size // self.chips) * self.chips}, or another multiple of {self.chips}",
             )
@@ -251,7 +251,7 @@ class Core(NotebookOutput):
         with self._together("optimizer_step"):
             try:
                 self._average_gradients(optimizer, also)
-            except Unlike as error:
+            except BackendMismatchError as error:
                 raise self.same.unlike_gradients(optimizer, error) from error
 
     def average_buffers(self, module) -> None:
@@ -447,7 +447,7 @@ def _copy(module):
     try:
         return copy.deepcopy(module, results)
     except TypeError as error:  # of a lock, an open file
-        raise WrongType(
+        raise InvalidTypeError(
             f"core.model makes a copy, and this {type(module).__name__} holds what cannot be copied",
             found=error,
             fix="core.model(model, in_place=True), which moves the model itself",

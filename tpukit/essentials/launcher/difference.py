@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from tpukit.essentials.display import Explained, first_few
+from tpukit.essentials.display import TpukitError, first_few
 
 # In the order in which one explains the other: of different data come different weights.
 GROUPS = ("run", "data", "model", "settings", "weights", "buffers")
@@ -39,11 +39,11 @@ _CAUSES = {
 _UNLIKE = "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"
 
 
-class Differs(Explained, ValueError):
+class OutOfSyncError(TpukitError, ValueError):
     """Something that may not differ between the cores does; the message names it, the cores, and since when."""
 
 
-def difference(when: str, everyone: list[dict], *, before: str | None = None, from_core: bool = True) -> Differs:
+def difference(when: str, everyone: list[dict], *, before: str | None = None, from_core: bool = True) -> OutOfSyncError:
     """Make the error for what each core holds, by rank: by group, short values by name.
 
     Args:
@@ -56,7 +56,7 @@ def difference(when: str, everyone: list[dict], *, before: str | None = None, fr
     found.append(f"found {when}" + (f"; {before} it was the same" if before else ", the first check of it"))
     first = (groups or ["model"])[0]
     fix = _CAUSES[first] if before or from_core or first != "weights" else _UNLIKE
-    return Differs(f"{_FACTS[first]} ({when})", found="\n".join(found), fix=fix)
+    return OutOfSyncError(f"{_FACTS[first]} ({when})", found="\n".join(found), fix=fix)
 
 
 def _told(group: str, held: list[Mapping]) -> str:

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from tpukit.essentials.backends import Topology
 from tpukit.essentials.display import kind_of
-from tpukit.essentials.launcher.channel import Unsendable, deserialize, serialize
+from tpukit.essentials.launcher.channel import SerializationError, deserialize, serialize
 from tpukit.essentials.launcher.signals import FAILURE_IN_A_COLLECTIVE_SECONDS, FAILURE_SECONDS, Terminated
 
 # All of tpukit, so that errors blame the line of its caller; not a folder beside it, such as
 # "tpukit-experiments".
 _KIT = f"{Path(__file__).parents[2]}{os.sep}"
-_LONGEST_FACT, _LONGEST_TRACE = 2_000, 20_000  # characters of a message; `WorkerFailed.traceback` is whole
+_LONGEST_FACT, _LONGEST_TRACE = 2_000, 20_000  # characters of a message; `WorkerError.traceback` is whole
 _LONGEST_CAUSE = 100_000  # characters of an exception that becomes `__cause__`, which a notebook prints whole
 _LAST_READ_SECONDS = 0.1  # for the last rows of a log, once every core has returned or failed
 
@@ -100,7 +100,7 @@ def device_not_started(rank: int, error: BaseException) -> Failure:
 def exception_raised(rank: int, error: BaseException) -> Failure:
     """Describe the exception that ended a worker function."""
     when = time.monotonic()
-    if isinstance(error, Unsendable):
+    if isinstance(error, SerializationError):
         fix = "return tensors, arrays, numbers and containers of them"
         return Failure(rank, when, f"returned something that cannot leave its process: {error}", fix=fix)
     steps = error.__traceback__
@@ -250,7 +250,7 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _fix_of_a_start(text: str) -> str:
     """Say what helps a device that did not start, given what torch_xla said of it."""
     if "worker addresses" in text:
-        return "tpukit.prepare() removes TPU_PROCESS_ADDRESSES, which all workers would share; then run this cell again"
+        return "tpukit.setup() removes TPU_PROCESS_ADDRESSES, which all workers would share; then run this cell again"
     return (
         "chips stay busy for some seconds after a worker was killed: wait half a minute and run the cell again;\n"
         "         if that does not help, tpukit.check() names who holds them, and a restart of the session frees them"

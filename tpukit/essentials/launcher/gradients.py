@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from tpukit.essentials.backends import Backend
-from tpukit.essentials.display import WrongValue, explain, first_few
+from tpukit.essentials.display import InvalidValueError, explain, first_few
 
 _AFTER_MODEL = "make it after core.model, which returns a copy: torch.optim.Adam(model.parameters())"
 
@@ -46,13 +46,13 @@ class GradientAverage:
             return
         device = self._backend.device
         if first and (elsewhere := [one for one in parameters if one.device.type != device.type]):
-            raise WrongValue(
+            raise InvalidValueError(
                 "the optimizer's parameters are not on this core's device",
                 found=f"{len(elsewhere)} of {len(parameters)} are on {elsewhere[0].device}, the device is {device}",
                 fix=_AFTER_MODEL,
             )
         if sparse := [one for one in parameters if one.grad is not None and one.grad.layout is not torch.strided]:
-            raise WrongValue(
+            raise InvalidValueError(
                 "sparse gradients cannot be averaged over the cores: each has others",
                 found=f"the gradient of {first_few(self._names_of(sparse), 5)} is {sparse[0].grad.layout}",
                 fix="torch.nn.Embedding(..., sparse=False), and an optimizer for dense gradients; or cores=1",
@@ -94,7 +94,7 @@ class GradientAverage:
             shares = self._backend.to_cpu([numbers])[0].tolist()
             mixed = [parameter for parameter, share in zip(parameters, shares, strict=True) if 0 < share < 1]
             if mixed and self._backend.in_graph:
-                raise WrongValue(
+                raise InvalidValueError(
                     "the cores use different layers in one step, which on chips would be two programs that wait for "
                     "each other",
                     found=f"gradients on some cores and none on others: {first_few(self._names_of(mixed), 5)}",

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from tpukit.essentials.backends import Hosts, Topology, runtimes
 from tpukit.essentials.display import Screen, as_html, counted, load_part, screen
-from tpukit.essentials.environment import Folders, Host, folders_of, wait_for_chips
+from tpukit.essentials.environment import Folders, MachineInfo, folders_of, wait_for_chips
 from tpukit.essentials.launcher.agreement import apart
 from tpukit.essentials.launcher.calls import refuse_call, refuse_options
 from tpukit.essentials.launcher.failure import Failure, message
@@ -23,7 +23,7 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 
-class WorkerFailed(RuntimeError):
+class WorkerError(RuntimeError):
     """A core failed; the others were ended.
 
     Attributes:
@@ -41,7 +41,7 @@ class WorkerFailed(RuntimeError):
         return again, self.args, vars(self)
 
 
-class Interrupted(KeyboardInterrupt):
+class LaunchInterrupted(KeyboardInterrupt):
     """The run was interrupted and its workers ended.
 
     Attributes:
@@ -133,7 +133,7 @@ def launch(
     progress: str | None = None,
     to: Callable[[dict], object] | Sequence[Callable[[dict], object]] | None = None,
     precision: str | None = None,
-    keep_compiles: Folders | bool | None = None,
+    compile_cache: Folders | bool | None = None,
     hosts: Hosts | None = None,
     shard: str | None = None,
     **unknown: object,
@@ -172,9 +172,9 @@ def launch(
             the inputs of convolutions to 11 bits. "high" keeps about 14 bits on a TPU, 11 on a GPU; "highest" keeps
             them all, on a TPU in six passes instead of one. torch_xla 2.8 and 2.9 leave it out in the backward pass of
             convolutions and in torch.einsum. CPU processes and XLA:CPU keep all bits anyway.
-        keep_compiles: a folder where what is compiled is kept, so that the next session loads it instead, also on
+        compile_cache: a folder where what is compiled is kept, so that the next session loads it instead, also on
             another machine of the same kind; or a list of folders, the first of which is written, the others only
-            read. False for none; None for what `prepare(keep_compiles=...)` has named. What is loaded from there is
+            read. False for none; None for what `setup(compile_cache=...)` has named. What is loaded from there is
             code: the folder is made for this user alone, and one that others can write to is refused. Past 2 GB, those
             programs are removed that nobody has used for longest. Where it cannot be had, that is said, and the launch
             goes on without it.
@@ -192,17 +192,17 @@ def launch(
         TypeError: a keyword is none of these options, `fn` is no function that takes a core and `args`, or `to` is
             neither a function nor a list of functions.
         ValueError: `cores`, `device`, `backend` or `shard` cannot be had on this machine, or not together, a number of
-            seconds is not above 0, there is no such `precision`, or others can write to a folder of `keep_compiles`.
-        RuntimeInUse: this process has started the XLA or CUDA runtime, or is a worker itself.
-        ChipsBusy: on a TPU, other programs still hold the chips after a minute, unless `device` chose one.
-        WorkerFailed: a core failed, or the run hung; its `__cause__` is the original exception where that could be
+            seconds is not above 0, there is no such `precision`, or others can write to a folder of `compile_cache`.
+        RuntimeInUseError: this process has started the XLA or CUDA runtime, or is a worker itself.
+        DeviceBusyError: on a TPU, other programs still hold the chips after a minute, unless `device` chose one.
+        WorkerError: a core failed, or the run hung; its `__cause__` is the original exception where that could be
             pickled and has no text of megabytes.
-        Interrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
+        LaunchInterrupted: a KeyboardInterrupt, with what had been brought by then, and where the cores stood.
     """
     if unknown:
         refuse_options(fn, unknown, launch)
     refuse_call(fn, args)
-    host = Host.read()
+    host = MachineInfo.read()
     limits, task = Limits(timeout, stall, heartbeat), Task(fn, args, seed_of(seed, hosts), precision)
     if shard is not None:
         choose = functools.partial(choose_topology, host, backend=backend)
@@ -223,7 +223,7 @@ def launch(
         if to is not None:
             to = load_part("tpukit.training.log_files", "launch(to=...)").LogWriters(to, display.line)
         with (
-            ready(topology, topology.processes * topology.chips, keep_compiles, display) as topology,
+            ready(topology, topology.processes * topology.chips, compile_cache, display) as topology,
             group_type(topology, task, limits, display, to) as group,
         ):
             if shard is not None:
@@ -248,26 +248,26 @@ def launch(
                 display.close("interrupted")
                 hung, stacks = group.waits_long(), group.stacks(INTERRUPT_STACKS_SECONDS)
                 group.end()
-                raise Interrupted(collect(group), stacks, hung=hung) from None
+                raise LaunchInterrupted(collect(group), stacks, hung=hung) from None
     if failure is None and (error := apart([group.same[rank] for rank in sorted(group.same)])):
-        raise WorkerFailed(str(error), rank=0, traceback="", run=collect(group)) from error
+        raise WorkerError(str(error), rank=0, traceback="", run=collect(group)) from error
     if failure is None:
         return collect(group)
     raise worker_failed(failure, group)
 
 
 @contextlib.contextmanager
-def ready(topology: Topology, chips: int, keep_compiles: Folders | bool | None, display: Screen) -> Iterator[Topology]:
+def ready(topology: Topology, chips: int, compile_cache: Folders | bool | None, display: Screen) -> Iterator[Topology]:
     """Wait for so many chips of a TPU; yield the layout with the folders of compiled programs, and say what came of it.
 
     Raises:
-        ChipsBusy: other programs hold the chips.
-        TypeError, ValueError: as `launch` has it of `keep_compiles`.
+        DeviceBusyError: other programs hold the chips.
+        TypeError, ValueError: as `launch` has it of `compile_cache`.
     """
-    runtime, folders = runtimes()[topology.backend], folders_of(keep_compiles)
+    runtime, folders = runtimes()[topology.backend], folders_of(compile_cache)
     if runtime.hardware == "TPU":
         wait_for_chips(chips, display.line, chip=topology.device_number)
-    kept = runtime.open_kept(folders, display.line) if folders else None
+    kept = runtime.open_compile_cache(folders, display.line) if folders else None
     if kept is None:
         yield topology
         return
@@ -279,10 +279,10 @@ def ready(topology: Topology, chips: int, keep_compiles: Folders | bool | None, 
         kept.close()
 
 
-def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerFailed:
+def worker_failed(failure: Failure, group: WorkerGroup, what: str = "") -> WorkerError:
     """Return the error that tells of a group's failure; `what` names the group where there are several."""
     text = what + message(failure, group.topology)
-    error = WorkerFailed(text, rank=failure.rank, traceback=failure.trace, run=collect(group))
+    error = WorkerError(text, rank=failure.rank, traceback=failure.trace, run=collect(group))
     error.__cause__ = failure.error
     return error
 

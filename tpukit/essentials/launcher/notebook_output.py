@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from tpukit.essentials.display import WrongType, running_shell
+from tpukit.essentials.display import InvalidTypeError, running_shell
 
 _SECONDS_BETWEEN_MESSAGES = 0.25
 _DISPLAYS_PER_SECOND = 10  # of one process; what is above either limit is said not to be shown, once
@@ -199,7 +199,7 @@ def _as_float(name: str, value: object) -> float:
         return math.inf if value > 0 else -math.inf
     except (TypeError, ValueError, RuntimeError) as error:
         shape = tuple(getattr(value, "shape", ()))
-        raise WrongType(
+        raise InvalidTypeError(
             f"log takes numbers and one-element tensors, got {name} = {type(value).__name__}{shape or ''}",
             fix=f"{name}.mean(), or return it from the worker",
         ) from error

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from tpukit.essentials.backends import PLACES, Runtime, Topology, runtimes
-from tpukit.essentials.display import Explained, WrongValue, load_part
+from tpukit.essentials.display import InvalidValueError, TpukitError, load_part
 from tpukit.essentials.environment import (
     OLDEST_TORCH,
     ONE_PROCESS_VARIABLES,
-    Host,
+    MachineInfo,
     how_to_restart,
     install_line,
     is_too_old,
@@ -20,11 +20,11 @@ _WHEELS = "Linux on x86-64, Python 3.11 to 3.13 and torch 2.8 or 2.9: torch_xla 
 WORKER = "tpukit core"  # how the name of a worker process begins
 
 
-class RuntimeInUse(Explained, RuntimeError):
+class RuntimeInUseError(TpukitError, RuntimeError):
     """This process is a worker, or has started the device's runtime, so a fork of it could not start its own."""
 
 
-def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topology:
+def choose_topology(host: MachineInfo, cores: int | None, backend: str | None) -> Topology:
     """Choose backend, cores and processes for a machine; None chooses the best backend and all cores there are.
 
     Raises:
@@ -40,14 +40,14 @@ def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topol
         raise ValueError(f"cores is a whole number, at least 1, or None for all there are, got {cores!r}")
     torch = host.versions.get("torch") or OLDEST_TORCH
     if is_too_old(torch):
-        raise WrongValue(
+        raise InvalidValueError(
             f"torch {torch} is older than this kit can run: its first is {OLDEST_TORCH}",
             found=f"torch {torch}, torch_xla {host.versions.get('torch_xla')}",
             fix=install_line(host) or f"an environment with torch {OLDEST_TORCH} or later",
         )
     runtime = _choose_runtime(host, backend)
     if runtime.package and host.versions.get(runtime.package) is None:
-        raise WrongValue(
+        raise InvalidValueError(
             f"the {runtime.name.partition(':')[0]} backend needs {runtime.package}, which is not installed",
             found=host.summary,
             fix=(f"{runtime.how_to_install or install_line(host, rehearse_graphs=True) or _WHEELS}; or backend='cpu'"),
@@ -55,7 +55,7 @@ def choose_topology(host: Host, cores: int | None, backend: str | None) -> Topol
     return runtime.topology(host, cores)
 
 
-def choose_device(host: Host, device: int, cores: int | None, backend: str | None) -> Topology:
+def choose_device(host: MachineInfo, device: int, cores: int | None, backend: str | None) -> Topology:
     """Return a run of one process on the one chip or GPU of that number; a CPU process stands in for it.
 
     Raises:
@@ -63,7 +63,7 @@ def choose_device(host: Host, device: int, cores: int | None, backend: str | Non
     """
     there = choose_topology(host, None, backend).processes or 1  # 0 where nothing can be forked
     if isinstance(device, bool) or not isinstance(device, int) or not 0 <= device < there or cores not in (None, 1):
-        raise WrongValue(
+        raise InvalidValueError(
             f"device is the number of one chip, 0 to {there - 1} here, and runs one core",
             found=f"device={device!r}, cores={cores!r}",
             fix=f"launch(..., device={there - 1}), or leave device out for all",
@@ -79,14 +79,14 @@ def refuse_one_process_variables(topology: Topology, environ: Mapping[str, str] 
     left = [f"{name}={environ[name]}" for name in ONE_PROCESS_VARIABLES if name in environ]
     if left and topology.processes * topology.chips > 1 and runtimes()[topology.backend].hardware == "TPU":
         pops = ", ".join(f'"{one.partition("=")[0]}"' for one in left)
-        raise WrongValue(
+        raise InvalidValueError(
             f"{left[0].partition('=')[0]} gives a process a part of the chips, and this run takes all",
             found=f"{', '.join(left)}, which every worker would inherit",
             fix=f"for name in ({pops},): os.environ.pop(name), then launch; or cores=1",
         )
 
 
-def _choose_runtime(host: Host, backend: str | None) -> Runtime:
+def _choose_runtime(host: MachineInfo, backend: str | None) -> Runtime:
     """Return the runtime that was asked for, or what rehearses for it where the machine has no such device."""
     if backend is None:  # nothing slower than plain CPU processes unless it is asked for
         first, *others = [one for name, one in runtimes().items() if ":" not in name and one.is_present(host)]
@@ -97,29 +97,29 @@ def _choose_runtime(host: Host, backend: str | None) -> Runtime:
     return asked if asked.is_present(host) or not rehearsals else rehearsals[0]
 
 
-def refuse_if_in_use(host: Host, environ: Mapping[str, str] = os.environ) -> None:
-    """Raise `RuntimeInUse` if this process is a worker, or has started or changed a runtime that no fork can share."""
+def refuse_if_in_use(host: MachineInfo, environ: Mapping[str, str] = os.environ) -> None:
+    """Raise `RuntimeInUseError` if this process is a worker, or has started or changed a runtime that no fork can share."""
     for process in (multiprocessing.current_process(), multiprocessing.parent_process()):
         if process and process.name.startswith(WORKER):
-            raise RuntimeInUse(
+            raise RuntimeInUseError(
                 "launch was called inside a worker, whose run has the cores already",
                 found=f"this is {process.name}, or a process of its own",
                 fix="call launch in the notebook, one after the other; in here call the function itself: fn(core)",
             )
     if environ.get("XLA_USE_SPMD", "0") not in ("", "0", "false"):
-        raise RuntimeInUse(
+        raise RuntimeInUseError(
             "the notebook has called xr.use_spmd(), which every worker would inherit",
             found=f"XLA_USE_SPMD={environ['XLA_USE_SPMD']}, which gives all chips to one process",
             fix=f'{how_to_restart(host)}, without that call; launch(..., shard="fsdp") makes it in its own process',
         )
     started = [name.upper() for name, runtime in runtimes().items() if runtime.is_started()]
     if started:
-        raise RuntimeInUse(
+        raise RuntimeInUseError(
             f"this kernel has started the {' and the '.join(started)} runtime, and a fork of it cannot start its own",
             found=(
                 "an earlier cell did it: torch_xla.device(), xm.xla_device(), xr.world_size(), xm.master_print()"
                 "\nmet.metrics_report(), torch_xla.sync(), torch_xla.manual_seed() and .cuda() do, imports do not;"
-                "\nwhere torch_tpu is loaded, .backward() does, unless prepare() came before `import torch`"
+                "\nwhere torch_tpu is loaded, .backward() does, unless setup() came before `import torch`"
             ),
             fix=f"{how_to_restart(host)}, and keep such calls inside the worker function",
         )

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.display import Failed, WrongValue
+from tpukit.essentials.display import Failed, InvalidValueError
 from tpukit.essentials.environment import ONE_PROCESS_VARIABLES, OwnMemory, orphans, own_memory, peak_memory
-from tpukit.essentials.launcher import current_core, signals
-from tpukit.essentials.launcher.channel import Sender, Unsendable, serialize
+from tpukit.essentials.launcher import core_lookup, signals
+from tpukit.essentials.launcher.channel import Sender, SerializationError, serialize
 from tpukit.essentials.launcher.core import Core
 from tpukit.essentials.launcher.failure import device_not_started, exception_raised, sigterm_received, stack_text
 from tpukit.essentials.launcher.notebook_output import forward_displays
@@ -35,7 +35,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if self.precision not in (None, "high", "highest"):
-            raise WrongValue(
+            raise InvalidValueError(
                 f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
@@ -124,7 +124,7 @@ def run_core(
     if task.precision:
         backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
     core = Core(backend, send, task.seed)
-    current_core.enter(core)
+    core_lookup.enter(core)
     memory = OwnMemory()  # what the start of the device took for a moment is not the function's
     cores.append((core, threading.get_ident(), memory))
     send(("started", core.rank))
@@ -144,7 +144,7 @@ def run_core(
         try:
             send(_memory_of(core, memory))
             send(("result", core.rank, result))
-        except Unsendable:
+        except SerializationError:
             serialize(result)  # raises too, and names the part of the result, not of the message
             raise
     except BaseException as error:  # whatever it is, the kernel has to hear of it
@@ -153,17 +153,17 @@ def run_core(
         with contextlib.suppress(Exception):  # last: what was logged may hang on a collective that never comes
             core.flush()
     finally:
-        current_core.leave()
+        core_lookup.leave()
 
 
 def _before_step(optimizer, args: tuple, kwargs: dict) -> None:
-    if core := current_core.find():
+    if core := core_lookup.find():
         core.same.before_step(optimizer, closure=kwargs.get("closure", args[1] if len(args) > 1 else None))
         core.backend.place_state(optimizer)
 
 
 def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
-    if core := current_core.find():
+    if core := core_lookup.find():
         core.backend.place_state(optimizer)
         core.same.after_step(optimizer)
 

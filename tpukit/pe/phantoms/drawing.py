@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tpukit.datasets import ResumableFolder, how_many, run_in_processes, whole_number
-from tpukit.essentials.display import WrongValue
+from tpukit.essentials.display import InvalidValueError
 from tpukit.pe.ct import three_windows
 from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.labels import COLUMNS
@@ -109,7 +109,7 @@ def phantom(
         raise ValueError(f'form is "jpeg" or "dicom", got {form!r}')
     if None in recipe.values() or not 0 <= positive <= 1:
         given = f"got studies={studies}, slices={slices}, size={size}, positive={positive}"
-        raise WrongValue(
+        raise InvalidValueError(
             "phantom draws 2 or more studies of 2 or more slices of 32 or more pixels, "
             f"positive between 0 and 1; {given}",
             fix="phantom(folder, studies=300, slices=12) is enough to train on",

@@ -5,7 +5,7 @@ Data of patients have no such places.
 
 from pathlib import Path
 
-from tpukit.essentials.display import NoSuchFile
+from tpukit.essentials.display import PathNotFoundError
 from tpukit.pe.phantoms.drawing import PhantomFolder, decide_findings, height_of, study_uid
 
 
@@ -55,7 +55,7 @@ def embolus_masks(folder, table, size: int | None = None):
     folder = Path(folder)
     if not (folder / "masks").is_dir():
         fix = "draw phantoms with pe.phantom(another folder, ..., masks=True)"
-        raise NoSuchFile(
+        raise PathNotFoundError(
             f"{folder} holds no masks of emboli",
             fix=f"{fix}; data of patients have none",
         )

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tpukit.essentials.environment import Machine
-from tpukit.training import KeptFolder, keep_folder
+from tpukit.training import RunFolder, run_folder
 from tpukit.training.checkpoints import Checkpoints
 
 
@@ -33,9 +33,9 @@ def colab(monkeypatch):
 
 def test_on_colab_drive_is_mounted_and_is_the_mirror(tmp_path, colab, capsys):
     for _ in range(2):
-        kept = keep_folder("flowers/run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
+        kept = run_folder("flowers/run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
         content = tmp_path / "content"
-        assert kept == KeptFolder(content / "flowers/run", content / "drive/MyDrive/flowers/run")
+        assert kept == RunFolder(content / "flowers/run", content / "drive/MyDrive/flowers/run")
         assert kept.folder.is_dir()
         assert kept.mirror.is_dir()
     assert colab == [str(content / "drive")] * 2
@@ -50,29 +50,29 @@ REFUSALS = [ValueError("mount failed"), NotImplementedError("unsupported in this
 @pytest.mark.parametrize("error", REFUSALS, ids=lambda error: type(error).__name__)
 def test_a_refusal_is_said_and_asked_again_next_time(error, tmp_path, colab, capsys):
     colab.append(error)
-    kept = keep_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
-    assert kept == KeptFolder(tmp_path / "content/run", None)
+    kept = run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
+    assert kept == RunFolder(tmp_path / "content/run", None)
     text = capsys.readouterr().out
     assert text.startswith("Google Drive is not mounted: what is trained is lost when Colab takes this machine\n")
     assert "fix:   run this cell again and allow it" in text
     colab.clear()
-    assert keep_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).mirror  # the fix
+    assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).mirror  # the fix
 
 
 def test_colabs_image_without_colab_is_a_refusal(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "google.colab", None)
-    assert keep_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).mirror is None
+    assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).mirror is None
     assert "Google Drive is not mounted" in capsys.readouterr().out
 
 
 def test_on_kaggle_it_says_what_keeps_it_in_kaggles_words(tmp_path, capsys):
-    kept = keep_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
-    assert kept == KeptFolder(tmp_path / "kaggle/working/run", None)
+    kept = run_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
+    assert kept == RunFolder(tmp_path / "kaggle/working/run", None)
     assert kept.folder.is_dir()
     text = capsys.readouterr().out
     for words in ("as long as this session", "Persistence > Files only", "Save Version > Save & Run All", "Add Input"):
         assert words in text
-    keep_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Batch"))
+    run_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Batch"))
     assert "this is a saved version" in capsys.readouterr().out
 
 
@@ -88,7 +88,7 @@ def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, tmp_p
     (tmp_path / "kaggle/input/flowers/run").mkdir(parents=True)  # of the same name, and no checkpoints
     before = sorted(attached.iterdir())
     for _ in range(2):
-        kept = keep_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
+        kept = run_folder("run", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
     assert [path.name[:13] for path in sorted(kept.folder.glob("step-*"))] == ["step-00000002"]
     assert (kept.folder / "best.pt").exists()
     assert sorted(attached.iterdir()) == before
@@ -105,7 +105,7 @@ def test_on_kaggle_a_run_of_several_networks_takes_all_of_them_and_what_lies_bes
         (attached / name).parent.mkdir(exist_ok=True)
         (attached / name).write_text(name)
     for _ in range(2):
-        kept = keep_folder("exams", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
+        kept = run_folder("exams", machine(tmp_path, KAGGLE_KERNEL_RUN_TYPE="Interactive"))
     assert all(len(list((kept.folder / part).glob("step-00000001-*"))) == 1 for part in ("slices", "exams"))
     there = {path.relative_to(kept.folder).as_posix() for path in kept.folder.rglob("*") if path.suffix != ".pt"}
     assert there - {"slices", "exams", "features"} == {
@@ -117,7 +117,7 @@ def test_on_kaggle_a_run_of_several_networks_takes_all_of_them_and_what_lies_bes
 
 def test_elsewhere_it_is_a_plain_folder(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert keep_folder("run", machine(tmp_path)) == KeptFolder(tmp_path / "run", None)
+    assert run_folder("run", machine(tmp_path)) == RunFolder(tmp_path / "run", None)
     assert (tmp_path / "run").is_dir()
     assert "as long as this disk does" in capsys.readouterr().out
 
@@ -125,4 +125,4 @@ def test_elsewhere_it_is_a_plain_folder(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize("name", ["/content/run", "../run", "", "."])
 def test_a_name_is_below_the_platforms_folder(name, tmp_path):
     with pytest.raises(ValueError, match="the platform decides where the folder is"):
-        keep_folder(name, machine(tmp_path))
+        run_folder(name, machine(tmp_path))

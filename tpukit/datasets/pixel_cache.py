@@ -19,24 +19,24 @@ BLOCK = 1024  # images that share a checksum, and are decoded again together aft
 
 
 class CacheFolder(ResumableFolder):
-    """A folder that `build_cache` writes: all pixels in one file, and the index of the records."""
+    """A folder that `build_image_cache` writes: all pixels in one file, and the index of the records."""
 
     kind, version = "cache", 4
     outputs = ("images.npy", "index.npy", "groups.npy")
-    make = "build_cache(records, folder, size=...)"
+    make = "build_image_cache(records, folder, size=...)"
     repair = "delete it, shutil.rmtree('{folder}'), and build it again"
 
 
-class Cache(StoredImages):
+class CachedImages(StoredImages):
     """Decoded images on disk as a map-style dataset, and as a source of whole batches.
 
-    `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as of `Records`. Make it in the
+    `[i]` is `(image, labels)`: (3, size, size) uint8 tensor in [0, 255] and labels as of `PackedImages`. Make it in the
     kernel and use it in the workers: the map of the file goes through a fork, a pickle is the path, and all processes
     of a machine share the memory. Leave the files as they are while it is open: a process that reads where one was cut
     off is ended by the system (SIGBUS).
 
     Args:
-        folder: where `build_cache` wrote.
+        folder: where `build_image_cache` wrote.
         verify: compare every block of images with its checksum, on all CPUs: 4.5 GB/s per CPU, so 20 s of one CPU
             for 88 GB in memory; from a disk as fast as it reads, after which memory holds the images. False: check
             everything else only.
@@ -45,7 +45,7 @@ class Cache(StoredImages):
         images: (N, size, size, 3) uint8, read-only, the mapped file; with masks (N, size, size, 4).
         shape: (size, size, 3 or 4).
         in_memory: True where memory holds all images, so that nothing need be read ahead.
-        names, labels, groups, group_names, classes, rows: as of the `Records` it was made of.
+        names, labels, groups, group_names, classes, rows: as of the `PackedImages` it was made of.
 
     Raises:
         FileNotFoundError: there is no finished cache in the folder.
@@ -85,7 +85,7 @@ class Cache(StoredImages):
         self.in_memory = verify and self.images.nbytes < (available_memory() or 0)
 
     def __reduce__(self):
-        return functools.partial(Cache, verify=False), (self.folder,), self._relabelled()
+        return functools.partial(CachedImages, verify=False), (self.folder,), self._relabelled()
 
     def _form(self) -> str:
         height, width, channels = self.shape
@@ -95,7 +95,7 @@ class Cache(StoredImages):
         return f"{human_size(self.images.nbytes)} of decoded pixels in 1 file"
 
     def take(self, indices, out=None):
-        """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for; takes and raises as `Records.take`."""
+        """Return (n, size, size, 3) uint8 in [0, 255], in the order asked for; takes and raises as `PackedImages.take`."""
         import numpy
 
         indices = self._indices(indices)

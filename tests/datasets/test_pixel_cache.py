@@ -20,10 +20,10 @@ pytest.importorskip("array_record")
 
 from helpers.files import contents, flip, mounted  # noqa: E402
 
-from tpukit.datasets.cached_images import BLOCK, Cache, CacheFolder  # noqa: E402
-from tpukit.datasets.image_cache import build_cache, cache_or_decode  # noqa: E402
-from tpukit.datasets.packed_images import Records  # noqa: E402
+from tpukit.datasets.image_cache import build_image_cache, cached_images  # noqa: E402
+from tpukit.datasets.packed_images import PackedImages  # noqa: E402
 from tpukit.datasets.packing import pack  # noqa: E402
+from tpukit.datasets.pixel_cache import BLOCK, CachedImages, CacheFolder  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 COUNT = 2 * BLOCK + 300  # three blocks, the last of them short
@@ -80,7 +80,7 @@ def other(others, tmp_path_factory):
 
 
 def build(records, folder, *, workers=1, size=SIZE, **options):
-    return build_cache(records, folder, size=size, workers=workers, progress="off", **options)
+    return build_image_cache(records, folder, size=size, workers=workers, progress="off", **options)
 
 
 @pytest.fixture
@@ -204,8 +204,8 @@ def test_two_forked_processes_share_the_pages(built):
     pytest.importorskip("psutil")
     script = """
 import os, pickle, numpy, psutil
-from tpukit.datasets.cached_images import Cache
-cache = Cache(sys.argv[1], verify=False)
+from tpukit.datasets.pixel_cache import CachedImages
+cache = CachedImages(sys.argv[1], verify=False)
 out = numpy.empty((64, *cache.shape), numpy.uint8)
 uss = lambda: psutil.Process().memory_full_info().uss
 ready, measure, results, leave = (os.pipe() for _ in range(4))
@@ -240,9 +240,9 @@ def start_to_build(records, folder):
     script = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from tpukit.datasets.image_cache import build_cache
-from tpukit.datasets.packed_images import Records
-build_cache(Records({str(records.folder)!r}), {str(folder)!r}, size={SIZE}, workers=2, progress="off")
+from tpukit.datasets.image_cache import build_image_cache
+from tpukit.datasets.packed_images import PackedImages
+build_image_cache(PackedImages({str(records.folder)!r}), {str(folder)!r}, size={SIZE}, workers=2, progress="off")
 """
     return subprocess.Popen([sys.executable, "-c", script])
 
@@ -323,19 +323,19 @@ def test_two_builds_at_once_make_one_cache(records, built, tmp_path):
 def test_a_full_disk_is_told_before_the_first_image_and_leaves_an_old_cache_as_it_was(records, tmp_path):
     script = """
 import os, shutil
-from tpukit.datasets.image_cache import NoRoom, build_cache
-from tpukit.datasets.cached_images import Cache
-from tpukit.datasets.packed_images import Records
-records, disk = Records(sys.argv[1]), sys.argv[2]
-old = build_cache(records, f"{disk}/old", size=16, progress="off")
+from tpukit.datasets.image_cache import DiskFullError, build_image_cache
+from tpukit.datasets.pixel_cache import CachedImages
+from tpukit.datasets.packed_images import PackedImages
+records, disk = PackedImages(sys.argv[1]), sys.argv[2]
+old = build_image_cache(records, f"{disk}/old", size=16, progress="off")
 before = shutil.disk_usage(disk).free
 try:
-    build_cache(records, f"{disk}/new", size=32, progress="off")
-except NoRoom as error:
+    build_image_cache(records, f"{disk}/new", size=32, progress="off")
+except DiskFullError as error:
     print(error)
 print(os.listdir(f"{disk}/new/unfinished"), before - shutil.disk_usage(disk).free < 20000)
-Cache(old.folder)
-print(len(build_cache(records, f"{disk}/new", size=20, progress="off")))
+CachedImages(old.folder)
+print(len(build_image_cache(records, f"{disk}/new", size=20, progress="off")))
 """
     said = in_python(script, records.folder, tmp_path, wrap=mounted(tmp_path, "size=8m")).splitlines()
     assert said[0].startswith(f"the disk of {tmp_path}/new is full")
@@ -348,18 +348,18 @@ print(len(build_cache(records, f"{disk}/new", size=20, progress="off")))
 def test_a_disk_that_fills_while_images_are_decoded_is_told_and_the_build_goes_on_later(records, built, tmp_path):
     script = """
 import os
-from tpukit.datasets.image_cache import NoRoom, build_cache
-from tpukit.datasets.packed_images import Records
-records, disk = Records(sys.argv[1]), sys.argv[2]
+from tpukit.datasets.image_cache import DiskFullError, build_image_cache
+from tpukit.datasets.packed_images import PackedImages
+records, disk = PackedImages(sys.argv[1]), sys.argv[2]
 with open(f"{disk}/ballast", "wb") as ballast:
     ballast.truncate(0)
     os.posix_fallocate(ballast.fileno(), 0, int(sys.argv[3]))
 try:
-    build_cache(records, f"{disk}/cache", size=32, workers=2, progress="off")
-except NoRoom as error:
+    build_image_cache(records, f"{disk}/cache", size=32, workers=2, progress="off")
+except DiskFullError as error:
     print(error)
 os.unlink(ballast.name)
-print(build_cache(records, f"{disk}/cache", size=32, workers=2, progress="off").images.sum())
+print(build_image_cache(records, f"{disk}/cache", size=32, workers=2, progress="off").images.sum())
 """
     # The images fit, with a few pages for the plan; the labels and what is noted of them do not.
     left = -(-(built.folder / "images.npy").stat().st_size // 4096) * 4096 + 3 * 4096
@@ -372,17 +372,17 @@ print(build_cache(records, f"{disk}/cache", size=32, workers=2, progress="off").
 def test_beside_records_that_cannot_be_written_to_the_cache_goes_to_the_temporary_folder(few, tmp_path):
     script = """
 import tempfile
-from tpukit.datasets.image_cache import NoRoom, build_cache, cache_or_decode
-from tpukit.datasets.packed_images import Records
-records = Records(sys.argv[1])
+from tpukit.datasets.image_cache import DiskFullError, build_image_cache, cached_images
+from tpukit.datasets.packed_images import PackedImages
+records = PackedImages(sys.argv[1])
 try:
-    build_cache(records, sys.argv[1] + "/inside", size=16)
-except NoRoom as error:
+    build_image_cache(records, sys.argv[1] + "/inside", size=16)
+except DiskFullError as error:
     print(error)
-cache = cache_or_decode(records, size=16, progress="off", free=2**40, available=2**30)
+cache = cached_images(records, size=16, progress="off", free=2**40, available=2**30)
 print(cache.folder, len(cache))
-print(build_cache(records, size=16).folder)
-print(type(cache_or_decode(records, size=16, folder=sys.argv[1] + "/inside", free=2**40, available=2**30)).__name__)
+print(build_image_cache(records, size=16).folder)
+print(type(cached_images(records, size=16, folder=sys.argv[1] + "/inside", free=2**40, available=2**30)).__name__)
 """
     kaggle, temporary = tmp_path / "input", tmp_path / "temporary"
     kaggle.mkdir()
@@ -397,7 +397,7 @@ print(type(cache_or_decode(records, size=16, folder=sys.argv[1] + "/inside", fre
     assert said[4] == said[3].split()[0]
     assert said[5].startswith("no cache:")
     assert "nothing can be written" in said[5]
-    assert said[6] == "Records"
+    assert said[6] == "PackedImages"
 
 
 # Damage
@@ -441,7 +441,7 @@ DAMAGED_IMAGES = {
 def test_a_damaged_cache_is_told_when_it_is_opened(records, other, cache, name):
     damage, said = {**DAMAGE, **DAMAGED_IMAGES}[name]
     damage(cache, other.folder)
-    for call in (Cache, lambda folder: build(records, folder)):
+    for call in (CachedImages, lambda folder: build(records, folder)):
         with pytest.raises(OSError, match=re.escape(said) + r"(.|\n)*fix:"):
             call(cache)
 
@@ -451,12 +451,12 @@ def test_without_verify_all_is_told_but_pixels(other, cache, name):
     damage, said = DAMAGE[name]
     damage(cache, other.folder)
     with pytest.raises(OSError, match=re.escape(said)):
-        Cache(cache, verify=False)
+        CachedImages(cache, verify=False)
 
 
 def test_without_verify_pixels_are_not_looked_at(cache):
     flip(cache / "images.npy", -1)
-    assert len(Cache(cache, verify=False)) == COUNT
+    assert len(CachedImages(cache, verify=False)) == COUNT
 
 
 def test_other_records_and_other_sizes_are_refused_and_the_fix_helps(records, others, cache, tmp_path):
@@ -470,10 +470,10 @@ def test_other_records_and_other_sizes_are_refused_and_the_fix_helps(records, ot
 
 def test_a_folder_that_is_no_cache_is_told(records, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"holds no finished cache(.|\n)*no such folder(.|\n)*fix:"):
-        Cache(tmp_path / "nowhere")
+        CachedImages(tmp_path / "nowhere")
     with pytest.raises(FileNotFoundError, match=r"no finished cache(.|\n)*found: \[\](.|\n)*fix:"):
-        Cache(tmp_path)
-    for call in (Cache, lambda folder: build(records, folder)):
+        CachedImages(tmp_path)
+    for call in (CachedImages, lambda folder: build(records, folder)):
         with pytest.raises(
             ValueError, match=r"holds no cache that this tpukit can read\n  found: .* tpukit pack(.|\n)*fix:"
         ):
@@ -501,30 +501,30 @@ def test_a_record_that_is_damaged_is_named_by_the_build(sources, tmp_path):
 
 NEED = 128 + 200 * SIZE * SIZE * 3
 CHOICES = [
-    (64 * GIB, None, "Cache", "made in"),
-    (NEED + 4 * GIB, NEED * 4 // 3 + 1, "Cache", "made in"),
-    (NEED + 4 * GIB - 1, 64 * GIB, "Records", "4.0 GiB of disk is free for"),
-    (64 * GIB, NEED * 4 // 3 - 1, "Records", "800 KiB of memory is available"),
-    (0, 0, "Records", "0 MiB of memory is available"),
+    (64 * GIB, None, "CachedImages", "made in"),
+    (NEED + 4 * GIB, NEED * 4 // 3 + 1, "CachedImages", "made in"),
+    (NEED + 4 * GIB - 1, 64 * GIB, "PackedImages", "4.0 GiB of disk is free for"),
+    (64 * GIB, NEED * 4 // 3 - 1, "PackedImages", "800 KiB of memory is available"),
+    (0, 0, "PackedImages", "0 MiB of memory is available"),
 ]
 
 
 @pytest.mark.parametrize(("free", "available", "kind", "said"), CHOICES)
 def test_the_choice_is_made_by_disk_and_memory_and_told_in_one_line(few, tmp_path, capsys, free, available, kind, said):
-    chosen = cache_or_decode(few, size=SIZE, folder=tmp_path / "new", free=free, available=available, progress="off")
+    chosen = cached_images(few, size=SIZE, folder=tmp_path / "new", free=free, available=available, progress="off")
     (line,) = capsys.readouterr().out.splitlines()
     assert (type(chosen).__name__, chosen.shape) == (kind, (SIZE, SIZE, 3))
     assert said in line
     assert "200 images at 32 pixels, 600 KiB" in line
-    assert (tmp_path / "new").exists() == (kind == "Cache")
+    assert (tmp_path / "new").exists() == (kind == "CachedImages")
 
 
-@pytest.mark.parametrize(("gigabytes", "kind"), [(3, "Records"), (5, "Cache")])
+@pytest.mark.parametrize(("gigabytes", "kind"), [(3, "PackedImages"), (5, "CachedImages")])
 def test_without_free_the_disk_itself_is_asked(few, tmp_path, gigabytes, kind):
     script = """
-from tpukit.datasets.image_cache import cache_or_decode
-from tpukit.datasets.packed_images import Records
-print(type(cache_or_decode(Records(sys.argv[1]), size=16, folder=sys.argv[2], progress="off")).__name__)
+from tpukit.datasets.image_cache import cached_images
+from tpukit.datasets.packed_images import PackedImages
+print(type(cached_images(PackedImages(sys.argv[1]), size=16, folder=sys.argv[2], progress="off")).__name__)
 """
     wrap = mounted(tmp_path, f"size={gigabytes}g")
     line, name = in_python(script, few.folder, tmp_path / "new", wrap=wrap).splitlines()
@@ -533,14 +533,14 @@ print(type(cache_or_decode(Records(sys.argv[1]), size=16, folder=sys.argv[2], pr
 
 
 def test_a_cache_that_is_there_needs_no_more_disk_but_memory(records, cache, capsys):
-    assert cache_or_decode(records, size=SIZE, folder=cache, free=0).folder == cache
+    assert cached_images(records, size=SIZE, folder=cache, free=0).folder == cache
     assert "found in" in capsys.readouterr().out
-    assert isinstance(cache_or_decode(records, size=SIZE, folder=cache, available=0), Records)
+    assert isinstance(cached_images(records, size=SIZE, folder=cache, available=0), PackedImages)
 
 
 def test_a_cache_of_other_records_is_refused_by_the_choice_too(others, cache):
     with pytest.raises(ValueError, match="fix:"):
-        cache_or_decode(others, size=SIZE, folder=cache)
+        cached_images(others, size=SIZE, folder=cache)
 
 
 def test_an_interrupted_build_has_its_disk_already(records, built, tmp_path, capsys):
@@ -548,7 +548,7 @@ def test_an_interrupted_build_has_its_disk_already(records, built, tmp_path, cap
     work.mkdir(parents=True)
     shutil.copy(built.folder / "images.npy", work)
     (work / "plan.json").write_text(json.dumps({"format": CacheFolder(work.parent).format, "plan": built.plan}))
-    chosen = cache_or_decode(records, size=SIZE, folder=tmp_path / "cache", free=4 * GIB + 4096, progress="off")
+    chosen = cached_images(records, size=SIZE, folder=tmp_path / "cache", free=4 * GIB + 4096, progress="off")
     assert chosen.encoding == "uint8"
     assert "made in" in capsys.readouterr().out
 

@@ -36,7 +36,7 @@ _PLATFORMS = {
 
 
 @dataclass(frozen=True, repr=False)
-class Host(Table):
+class MachineInfo(Table):
     """What this machine is. `evidence` says for each field where the fact comes from."""
 
     platform: str  # Colab, Kaggle, Vertex AI, TPU VM or laptop
@@ -50,7 +50,7 @@ class Host(Table):
     evidence: Mapping[str, str]
 
     @classmethod
-    def read(cls, machine: Machine = THIS_MACHINE) -> Host:
+    def read(cls, machine: Machine = THIS_MACHINE) -> MachineInfo:
         """Find the facts about a machine, without importing torch, using the network or opening a device."""
         chips, chips_evidence = find_chips(machine.pci)
         place, place_evidence = _find_platform(machine.environ, bool(chips))
@@ -131,9 +131,9 @@ class Host(Table):
         ]
 
 
-def host() -> Host:
+def machine_info() -> MachineInfo:
     """Describe this machine, without importing torch, using the network or opening a device."""
-    return Host.read()
+    return MachineInfo.read()
 
 
 def find_chips(pci: Path) -> tuple[list[tuple[str, Path]], str]:

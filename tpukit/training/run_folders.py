@@ -5,8 +5,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.display import WrongValue, explain
-from tpukit.essentials.environment import THIS_MACHINE, Host, Machine, write_whole
+from tpukit.essentials.display import InvalidValueError, explain
+from tpukit.essentials.environment import THIS_MACHINE, Machine, MachineInfo, write_whole
 from tpukit.training.backup import Mirror
 from tpukit.training.checkpoints import Checkpoints
 from tpukit.training.run_settings import FILE
@@ -14,7 +14,7 @@ from tpukit.training.stored_predictions import PLAN
 
 
 @dataclass(frozen=True)
-class KeptFolder:
+class RunFolder:
     """Where a run keeps what it trains: `fit(..., folder=kept.folder, mirror=kept.mirror)`.
 
     Attributes:
@@ -26,7 +26,7 @@ class KeptFolder:
     mirror: Path | None = None
 
 
-def keep_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> KeptFolder:
+def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunFolder:
     """Make a folder ready for `fit`, and say what of it survives what; call it in the notebook, before `launch`.
 
     On Colab it asks for Google Drive and mounts it. On Kaggle it takes what an earlier version of the notebook trained,
@@ -40,16 +40,16 @@ def keep_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> Kep
         ValueError: the name is not one of a folder below another.
     """
     if not Path(name).parts or Path(name).is_absolute() or ".." in Path(name).parts:
-        raise WrongValue(f"the platform decides where the folder is, got {str(name)!r}", fix='keep_folder("run")')
-    platform = Host.read(machine).platform
+        raise InvalidValueError(f"the platform decides where the folder is, got {str(name)!r}", fix='run_folder("run")')
+    platform = MachineInfo.read(machine).platform
     if platform == "Colab":
-        kept = KeptFolder(machine.colab / name, _drive(machine.colab / "drive", name))
+        kept = RunFolder(machine.colab / name, _drive(machine.colab / "drive", name))
         says = _COLAB if kept.mirror else None
     elif platform == "Kaggle":
-        kept = KeptFolder(machine.kaggle / "working" / name)
+        kept = RunFolder(machine.kaggle / "working" / name)
         says = _KAGGLE_BATCH if machine.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch" else _KAGGLE
     else:
-        kept = KeptFolder(Path(name).absolute())
+        kept = RunFolder(Path(name).absolute())
         says = _ELSEWHERE
     kept.folder.mkdir(parents=True, exist_ok=True)
     if platform == "Kaggle":

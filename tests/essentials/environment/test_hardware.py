@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tpukit.essentials.environment.machine_info import Host
+from tpukit.essentials.environment.hardware import MachineInfo
 from tpukit.essentials.environment.platforms import Machine
 
 V2, V3 = {"device": "0x0027", "subsystem_device": "0x004e"}, {"device": "0x0027", "subsystem_device": "0x004f"}
@@ -34,7 +34,7 @@ def look(tmp_path: Path, environ=(), devices=(), **arguments):
     """Look at a machine that has nothing but what is given."""
     (tmp_path / "empty").mkdir(exist_ok=True)
     where = {"proc": tmp_path / "empty", "cgroup": tmp_path / "empty", "installed": {}.get} | arguments
-    return Host.read(Machine(dict(environ), bus(tmp_path / "pci", *devices), **where))
+    return MachineInfo.read(Machine(dict(environ), bus(tmp_path / "pci", *devices), **where))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,11 @@ def test_a_slot_that_cannot_be_read_is_not_a_tpu(tmp_path):
     pci = bus(tmp_path / "pci", V5E)
     (pci / "0000:00:01.0").mkdir()  # no files in it
     (pci / "0000:00:02.0").write_text("not a folder")
-    assert Host.read(Machine({}, pci)).chips == 1
+    assert MachineInfo.read(Machine({}, pci)).chips == 1
 
 
 def test_a_machine_without_a_bus_has_no_chips(tmp_path):
-    machine = Host.read(Machine({}, tmp_path / "nowhere"))
+    machine = MachineInfo.read(Machine({}, tmp_path / "nowhere"))
     assert machine.chips == 0
     assert "is not there" in machine.evidence["chips"]
 
@@ -124,7 +124,7 @@ def test_versions_come_from_metadata_and_absent_packages_are_none(tmp_path):
 
 @LINUX
 def test_this_very_machine_can_be_described():
-    machine = Host.read()
+    machine = MachineInfo.read()
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert 0 < machine.memory <= total
     assert 1 <= machine.cpus <= os.cpu_count()
@@ -141,12 +141,12 @@ def test_looking_imports_no_torch_and_works_where_linux_is_not():
         "    if hasattr(os, name): delattr(os, name)\n"  # as on Windows
         "from pathlib import Path\n"
         "nowhere = Path('nowhere')\n"
-        "from tpukit.essentials.environment.machine_info import Host\n"
+        "from tpukit.essentials.environment.hardware import MachineInfo\n"
         "from tpukit.essentials.environment.runtime_check import check\n"
         "from tpukit.essentials.environment.platforms import Machine\n"
         "places = dict.fromkeys(('pci', 'proc', 'cgroup', 'shm', 'dev'), nowhere)\n"
         "there = Machine(**places, system='Windows AMD64')\n"
-        "machine = Host.read(there)\n"
+        "machine = MachineInfo.read(there)\n"
         "findings = check(there)\n"
         "assert machine.memory is None and machine.shm is None and machine.cpus >= 1, machine\n"
         "assert findings.ok or not machine.versions['torch'], findings\n"

@@ -22,7 +22,7 @@ def find():
     return _cores.get(threading.get_ident()) or (next(iter(_cores.values())) if len(_cores) == 1 else None)
 
 
-def core():
+def current_core():
     """Return the `Core` that the calling code runs on, from anywhere within a worker function.
 
     From a thread of the worker's own it is the process's core, where there is only one.
@@ -36,10 +36,10 @@ def core():
         raise Failed(
             "this thread is none of the two cores that this process has",
             found=f"{threading.current_thread().name}, on a chip with two cores",
-            fix="ask for tpukit.core() in the worker function, and hand it to the thread",
+            fix="ask for tpukit.current_core() in the worker function, and hand it to the thread",
         )
     raise Failed(
-        "tpukit.core() is what a worker function runs on, and this is none",
+        "tpukit.current_core() is what a worker function runs on, and this is none",
         found=f"{threading.current_thread().name} of a process that launch did not start",
         fix="tpukit.launch(train), and call it within train(core)",
     )
