@@ -138,7 +138,7 @@ class Proof:
 
 def find_nothing_wrong(proof: Proof) -> dict:
     """The check has no failure."""
-    found = check(host=proof.host)
+    found = check(info=proof.host)
     print(found)
     found.raise_for_failures()
     return {"warnings": [f"{one.name}: {one.fact}" for one in found.warnings]}
