@@ -65,14 +65,17 @@ class Checker:
 
     def _check(self, piece: Piece) -> None:
         for line, text in piece.shell.items():
-            for below, shown, verdict in check_shell(text):
-                self._add(piece, line + below, _Found(verdict, shown))
+            self._check_shell(piece, line, text)
         for line, message in piece.broken.items():
             verdict = Verdict("not-python", message, "mend the line")
             self._add(piece, line, _Found(verdict, piece.lines[line - 1].strip()[:100]))
         for node in ast.walk(piece.tree):
             for found in self._of_node(node):
                 self._add(piece, node.lineno, found)
+
+    def _check_shell(self, piece: Piece, line: int, text: str) -> None:
+        for below, shown, verdict in check_shell(text):
+            self._add(piece, line + below, _Found(verdict, shown))
 
     def _add(self, piece: Piece, line: int, found: _Found) -> None:
         if found.verdict is None:
@@ -107,11 +110,14 @@ class Checker:
     def _of_name(self, node: ast.Name | ast.Attribute) -> Iterator[_Found]:
         above = self._names.parents[node]
         is_read = isinstance(node.ctx, ast.Load) or getattr(node, "attr", "").startswith("__")
-        full = self._full_name(node) if is_read else ""
-        if not full or isinstance(above, ast.Attribute):
+        if not is_read or isinstance(above, ast.Attribute):
             return
-        is_called = isinstance(above, ast.Call) and above.func is node
-        old_arguments = list(self._arguments(above, full)) if is_called else []
+        full = self._full_name(node)
+        if not full:
+            return
+        old_arguments = []
+        if isinstance(above, ast.Call) and above.func is node:
+            old_arguments = list(self._arguments(above, full))
         for verdict in old_arguments:
             yield _Found(verdict, dotted(node))
         if not old_arguments:
@@ -164,8 +170,10 @@ class Checker:
             given |= dict(enumerate(args))
         for rule in tables.argument_rules(of_today(full)):
             value = given.get(rule["name"]) or given.get(rule.get("position", ""))
-            text = ast.unparse(value) if value else ""
-            if text and _is_old(rule, text):
+            if value is None:
+                continue
+            text = ast.unparse(value)
+            if _is_old(rule, text):
                 happened = f"{rule['name']}={text}: {rule['happened']}"
                 yield Verdict(rule["kind"], happened, rule["write"])
 

@@ -40,13 +40,30 @@ class Binding:
     scope: ast.AST | None = None  # None for the top level
     place: Place = Place(0, 0, 0)
 
+    @property
+    def is_none(self) -> bool:
+        """Whether the value is the constant None."""
+        return isinstance(self.value, ast.Constant) and self.value.value is None
+
 
 def dotted(node: ast.AST) -> str:
     """Return a name such as torch_xla.core.xla_model; "" for anything else."""
     if isinstance(node, ast.Name):
         return node.id
-    before = dotted(node.value) if isinstance(node, ast.Attribute) else ""
+    if not isinstance(node, ast.Attribute):
+        return ""
+    before = dotted(node.value)
     return before and f"{before}.{node.attr}"
+
+
+def _usual_name(root: str, *, is_dotted: bool) -> str:
+    """Return the module that a name means by custom if nothing binds it; "" for other names.
+
+    Helper files of Kaggle import these names, so a notebook may use them at once.
+    """
+    if is_dotted or root == "torch_xla":
+        return USUAL.get(root, "")
+    return ""
 
 
 class Names:
@@ -87,27 +104,35 @@ class Names:
         """Return the full name that a dotted name stands for; "" for the user's own names."""
         root, dot, rest = dotted(node).partition(".")
         binding = self.binding(node)
-        full = ""
-        if binding is None and (rest or root == "torch_xla"):
-            # Helper files of Kaggle import these names, so a notebook may use them at once.
-            full = USUAL.get(root, "")
-        elif binding is not None:
+        if binding is None:
+            full = _usual_name(root, is_dotted=bool(rest))
+        elif binding.value and depth < _MOST_ALIASES:
+            full = self.full_name(binding.value, depth + 1)
+        else:
             full = binding.full
-            if binding.value and depth < _MOST_ALIASES:
-                full = self.full_name(binding.value, depth + 1)
         return full and f"{full}{dot}{rest}"
 
     def binding(self, node: ast.AST) -> Binding | None:
         """Return the last binding of a name's root before it, in the innermost scope with any."""
-        everywhere = self.bindings.get(dotted(node).partition(".")[0], ())
-        here = []
-        for scope in (*self.around(node, _FUNCTIONS), None):
-            here = here or [one for one in everywhere if one.scope is scope]
-        # An import in another function may be `global`. `xm = None` follows an import that failed.
-        here = here or [one for one in everywhere if one.full]
-        here = [one for one in here if getattr(one.value, "value", "") is not None] or here
-        before = [one for one in here if one.place < self.places[node]]
-        return max(before or here, key=lambda one: one.place, default=None)
+        root = dotted(node).partition(".")[0]
+        everywhere = self.bindings.get(root, [])
+        candidates = self._in_innermost_scope(node, everywhere)
+        if not candidates:
+            # An import in another function may be `global`.
+            candidates = [binding for binding in everywhere if binding.full]
+        # `xm = None` follows an import that failed, so it says nothing about the module.
+        with_value = [binding for binding in candidates if not binding.is_none]
+        candidates = with_value or candidates
+        before = [binding for binding in candidates if binding.place < self.places[node]]
+        return max(before or candidates, key=lambda binding: binding.place, default=None)
+
+    def _in_innermost_scope(self, node: ast.AST, bindings: list[Binding]) -> list[Binding]:
+        scopes = [*self.around(node, _FUNCTIONS), None]  # None is the top level
+        for scope in scopes:
+            here = [binding for binding in bindings if binding.scope is scope]
+            if here:
+                return here
+        return []
 
     def is_plain(self, root: str) -> bool:
         """Return whether a root can only be a certain module, wherever the code reads it.
@@ -136,10 +161,15 @@ def _bindings(node: ast.AST, above: ast.AST | None) -> Iterator[Binding]:
         case ast.Import(names=aliases):
             for alias in aliases:
                 root = alias.name.partition(".")[0]
-                yield Binding(alias.asname or root, alias.name if alias.asname else root, node)
+                full = root
+                if alias.asname:
+                    full = alias.name
+                yield Binding(alias.asname or root, full, node)
         case ast.ImportFrom(names=aliases, level=level, module=module):
             for alias in aliases:
-                full = "" if level else f"{module}.{alias.name}"
+                full = ""  # of a relative import: the user's own module
+                if level == 0:
+                    full = f"{module}.{alias.name}"
                 yield Binding(alias.asname or alias.name, full, node)
         case ast.Name(id=name, ctx=ast.Store() | ast.Del()):
             yield _assignment(name, above)

@@ -4,7 +4,8 @@ import re
 
 from tpukit.essentials.display import InvalidValueError
 
-_DURATION = re.compile(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?")
+_DURATION = re.compile(r"(\d+d)? ?(\d+h)? ?(\d+m)? ?(\d+s)?")
+_SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
 def parse_duration(text: str | float, argument: str = "budget") -> float:
@@ -17,13 +18,15 @@ def parse_duration(text: str | float, argument: str = "budget") -> float:
     Raises:
         ValueError: it is neither, or it is negative.
     """
-    if isinstance(text, int | float) and not isinstance(text, bool) and text >= 0:
+    is_number = isinstance(text, int | float) and not isinstance(text, bool)
+    if is_number and text >= 0:
         return float(text)
-    parts = _DURATION.fullmatch(str(text).strip())
-    if not parts or not any(parts.groups()):
+    written = str(text).strip()
+    parts = re.findall(r"(\d+)([dhms])", written)
+    if not parts or not _DURATION.fullmatch(written):
         fact = f'a time is written "8h30m", "10m", "90s", or as seconds; got {text!r}'
         raise InvalidValueError(fact, fix=f'{argument}="8h30m"')
-    days, hours, minutes, seconds = (int(part or 0) for part in parts.groups())
-    hours += 24 * days
-    minutes += 60 * hours
-    return float(60 * minutes + seconds)
+    seconds = 0.0
+    for number, unit in parts:
+        seconds += int(number) * _SECONDS[unit]
+    return seconds
