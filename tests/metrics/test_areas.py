@@ -7,7 +7,8 @@ import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
 import tpukit
-from tpukit.metrics.areas import _curve, as_array, score
+from tpukit.metrics.areas import _curve, score
+from tpukit.metrics.samples import as_array
 
 
 def exams(count=60, slices=12, seed=0, strength=2.5):
@@ -86,8 +87,8 @@ def test_a_table_counts_studies_and_says_where_they_are_too_few():
         (np.ones(5), np.ones(5), "5 of 5 have it"),
         (np.zeros(5), np.ones(5), "0 of 5 have it"),
         (np.array([0, 1, 2]), np.ones(3), "labels are 0 or 1"),
-        (np.array([0, 1]), np.array([0.5, math.nan]), "1 probabilities that are nan"),
-        (np.array([0, 1]), np.ones(3), "got 2, 3 and 2"),
+        (np.array([0, 1]), np.array([0.5, math.nan]), "1 of 2 are nan"),
+        (np.array([0, 1]), np.ones(3), r"got \(2,\) and \(3,\)"),
     ],
 )
 def test_what_has_no_curve_is_refused_with_the_fix(labels, probabilities, message):

@@ -1,9 +1,10 @@
 """Measure predictions, and draw figures of them."""
 
-from tpukit.metrics.areas import FEW, as_array, auroc_table, count_groups
+from tpukit.metrics.areas import FEW, auroc_table
 from tpukit.metrics.operating_point import OperatingPoint, sensitivity_at
 from tpukit.metrics.outcomes import choose_predictions, hardest_mistakes, show_outcomes
 from tpukit.metrics.predictions_figure import show_predictions
+from tpukit.metrics.samples import as_array, count_groups
 from tpukit.metrics.score_figures import show_roc
 
 __all__ = [

@@ -16,7 +16,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tpukit.essentials.display import InvalidValueError, counted, figure_inputs, plural
+from tpukit.essentials.display import InvalidValueError, counted, plural
+from tpukit.metrics.samples import (
+    as_columns,
+    check_yes_or_no,
+    count_groups,
+    group_numbers,
+    one_label,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -106,8 +113,8 @@ def auroc_table(
     """
     import pandas
 
-    labels = _columns(labels)
-    probabilities = _columns(probabilities)
+    labels = as_columns(labels)
+    probabilities = as_columns(probabilities)
     names = list(range(labels.shape[1]) if names is None else names)
     if labels.shape != probabilities.shape or len(names) != labels.shape[1]:
         shapes = f"{labels.shape}, {probabilities.shape} and {len(names)} names"
@@ -116,6 +123,8 @@ def auroc_table(
             fix="one name for each column, and one probability for each label",
         )
     check_yes_or_no(labels)
+    if groups is not None:
+        groups = group_numbers(groups, len(labels))
     rows = []
     for name, truth, chances in zip(names, labels.T, probabilities.T, strict=True):
         row = {"label": str(name).replace("_", " "), "positives": int(truth.sum())}
@@ -198,68 +207,6 @@ def score(
     )
 
 
-class Samples(NamedTuple):
-    """The samples of a label, as arrays of shape (N,)."""
-
-    truth: np.ndarray  # 0 or 1
-    chances: np.ndarray
-    groups: np.ndarray  # numbers from 0
-
-
-def one_label(labels: Any, probabilities: Any, groups: Any = None) -> Samples:
-    """Check the samples of a label; the arguments are those of `score`."""
-    import numpy as np
-
-    truth = _columns(labels)[:, 0]
-    chances = _columns(probabilities)[:, 0]
-    groups = np.arange(len(truth)) if groups is None else np.asarray(groups)
-    groups = np.unique(groups, return_inverse=True)[1]
-    if not len(truth) == len(chances) == len(groups):
-        counts = f"{len(truth)}, {len(chances)} and {len(groups)}"
-        raise InvalidValueError(
-            f"one label, one probability and one group for each sample, got {counts}",
-            fix="pass them of the same samples, in the same order",
-        )
-    check_yes_or_no(truth)
-    if np.isnan(chances).any():
-        found = f"{np.isnan(chances).sum()} probabilities that are nan"
-        raise InvalidValueError("probabilities are numbers", found=found, fix="look at the loss first")
-    if not 0 < truth.sum() < len(truth):
-        have = f"{truth.sum():.0f} of {len(truth)} have it"
-        raise InvalidValueError(
-            f"curves need samples with the label and without, and {have}",
-            fix="a larger validation set, or another label",
-        )
-    return Samples(truth, chances, groups)
-
-
-def check_yes_or_no(labels: np.ndarray) -> None:
-    """Raise InvalidValueError if a label is neither 0 nor 1: it may be a prediction in its place."""
-    import numpy as np
-
-    wrong = ~np.isin(labels, (0, 1))
-    if wrong.any():
-        raise InvalidValueError(
-            "labels are 0 or 1",
-            found=f"{wrong.sum()} others, such as {labels[wrong][0]:.4g}",
-            fix="labels in the first argument, the model's outputs in the second",
-        )
-
-
-def count_groups(truth, groups) -> tuple[int, int]:
-    """Return the numbers of groups with and without a positive sample.
-
-    Args:
-        truth: (N,) zeros and ones.
-        groups: (N,) numbers from 0, without gaps.
-    """
-    import numpy as np
-
-    positive = len(np.unique(groups[truth == 1]))
-    count = int(groups.max()) + 1
-    return positive, count - positive
-
-
 def drawn_weights(truth, groups, resamples: int, *, seed: int) -> Iterator[np.ndarray]:
     """Yield draws of whole groups: (N,) how often each sample is drawn.
 
@@ -335,16 +282,3 @@ def above_each(truth, rank, weights) -> Thresholds:
     negative = weight - positive
     ranks = np.flatnonzero(weight)[::-1]
     return Thresholds(ranks, positive[ranks].cumsum(), negative[ranks].cumsum())
-
-
-def as_array(values: Any) -> np.ndarray:
-    """Return a torch tensor on any device, or anything numpy takes, as an array of float64."""
-    return figure_inputs.as_array(values).astype(float, copy=False)
-
-
-def _columns(values: Any) -> np.ndarray:
-    """Return an array (N, L); (N,) becomes one column."""
-    array = as_array(values)
-    if array.ndim == 1:
-        return array[:, None]
-    return array

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from tpukit.essentials.display import InvalidValueError
-from tpukit.metrics.areas import FEW, above_each, count_groups, drawn_weights, one_label
+from tpukit.metrics.areas import FEW, above_each, drawn_weights
+from tpukit.metrics.samples import count_groups, one_label
 
 _PERCENTILES = (2.5, 97.5)
 _ROUNDING = 1e-9  # a specificity that is lower by this is not lower

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
-from tpukit.metrics.areas import as_array, check_yes_or_no
+from tpukit.metrics.samples import as_array, group_numbers, one_label_with_threshold
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,23 +41,16 @@ def outcomes(labels: Any, probabilities: Any, *, threshold: float = 0.5) -> np.n
 
     Args:
         labels: (N,) zeros and ones, of one label.
-        probabilities: (N,) of that label.
-        threshold: probabilities from here on are a yes.
+        probabilities: (N,) of that label, in [0, 1], not logits.
+        threshold: in [0, 1]; probabilities from here on are a yes.
 
     Raises:
-        ValueError: the shapes are not (N,), or differ; or a label is neither 0 nor 1.
+        ValueError: the shapes are not (N,), or differ; a label is neither 0 nor 1; or a probability
+            or the threshold is outside [0, 1].
     """
     import numpy as np
 
-    truth = as_array(labels)
-    chances = as_array(probabilities)
-    if truth.ndim != 1 or truth.shape != chances.shape:
-        shapes = f"{truth.shape} and {chances.shape}"
-        raise InvalidValueError(
-            f"an outcome is of one label, (N,), and its probability, got {shapes}",
-            fix="labels[:, 0] and probabilities[:, 0] for the first label",
-        )
-    check_yes_or_no(truth)
+    truth, chances, _ = one_label_with_threshold(labels, probabilities, threshold)
     is_true = truth > 0.5
     is_yes = chances >= threshold
     return np.select([is_true & is_yes, is_true, is_yes], OUTCOMES[:3], default=OUTCOMES[3])
@@ -88,7 +81,7 @@ def choose_predictions(
     import numpy as np
 
     words = outcomes(labels, probabilities, threshold=threshold)
-    chances = as_array(probabilities)
+    chances = as_array(probabilities).ravel()
     wanted = (hits, misses, false_alarms, true_negatives)
     chosen = []
     for word, most in zip(OUTCOMES, wanted, strict=True):
@@ -105,6 +98,7 @@ def hardest_mistakes(
     labels: Any,
     probabilities: Any,
     *,
+    threshold: float = 0.5,
     limit: int = 6,
     groups: Any = None,
 ) -> np.ndarray:
@@ -114,21 +108,22 @@ def hardest_mistakes(
     understood.
 
     Args:
-        labels, probabilities: as for `outcomes`.
+        labels, probabilities, threshold: as for `outcomes`.
         limit: the most indices to return.
         groups: (N,) the study or patient of each sample; at most one mistake per group is returned.
 
     Raises:
-        ValueError: as `outcomes`.
+        ValueError: as `outcomes`, or a sample has no group.
     """
     import numpy as np
 
-    words = outcomes(labels, probabilities)
-    errors = np.abs(as_array(labels) - as_array(probabilities))
+    words = outcomes(labels, probabilities, threshold=threshold)
+    errors = np.abs(as_array(labels) - as_array(probabilities)).ravel()
     wrong = np.flatnonzero((words == "miss") | (words == "false alarm"))
     wrong = wrong[np.argsort(-errors[wrong], kind="stable")]
     if groups is not None:
-        _, first_of_group = np.unique(np.asarray(groups)[wrong], return_index=True)
+        numbers = group_numbers(groups, len(words))
+        _, first_of_group = np.unique(numbers[wrong], return_index=True)
         wrong = wrong[np.sort(first_of_group)]
     return wrong[:limit]
 
@@ -166,7 +161,7 @@ def show_outcomes(
             f"each image has one label and one probability, got {counts}",
             fix=f"index all of them with the same numbers: {indexed}",
         )
-    chances = as_array(probabilities)
+    chances = as_array(probabilities).ravel()
     layout = _layout(pixels, has_notes=notes is not None)
     with look.style():
         figure = look.new_figure(layout.width, layout.height)

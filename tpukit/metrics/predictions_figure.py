@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.display import InvalidValueError, figure_inputs
 from tpukit.essentials.display import figure_style as look
+from tpukit.metrics.samples import check_probabilities, check_threshold
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +40,7 @@ def show_predictions(
     names: Sequence[str] | Mapping[str, str] | None = None,
     limit: int = 8,
     top: int = 10,
+    threshold: float = 0.5,
     channel: int | None = None,
 ) -> Figure:
     """Draw images, each with its predicted probabilities as bars, filled if the label is true.
@@ -49,6 +51,7 @@ def show_predictions(
         probabilities: (N, L) in [0, 1], not logits.
         limit: the most images to draw.
         top: the most labels per image: its true labels first, then the most probable.
+        threshold: in [0, 1]; the dotted line, from which on a probability is a yes.
 
     Raises:
         TypeError: `images` is not an array, or has a dtype that cannot be drawn.
@@ -58,6 +61,7 @@ def show_predictions(
     pixels, caption = figure_inputs.pixels(images, limit, "show_predictions", channel)
     chances = _chances(probabilities, len(images))
     truth = _truth(labels, chances)
+    check_threshold(threshold)
     words = figure_inputs.label_names(names, chances.shape[1])
     room_for_names = _BLOCK_WIDTH - _IMAGE_WIDTH - _FEWEST_BARS_WIDTH
     longest = min(max(map(len, words)), look.letters(room_for_names))
@@ -80,10 +84,12 @@ def show_predictions(
                 [words[label] for label in chosen],
                 chances[index, chosen],
                 truth[index, chosen],
+                threshold=threshold,
             )
-        legend = "● filled: the label is true    ○ hollow: it is not    dotted: 0.5"
+        legend = "● filled: the label is true    ○ hollow: it is not"
+        legend += f"    dotted: {threshold:g}"
         look.note(figure, f"{legend}    {caption}")
-        in_words = _in_words(words, truth, chances, len(pixels))
+        in_words = _in_words(words, truth, chances[: len(pixels)], threshold=threshold)
         look.describe(figure, f"{caption}, with their predicted probabilities. {in_words}")
     return figure
 
@@ -150,11 +156,7 @@ def _chances(probabilities: Any, images: int) -> np.ndarray:
             f"probabilities are (N, L), one row for each of {images} images, got {chances.shape}",
             fix="pass them for the same images; for one label, probabilities[:, None]",
         )
-    if not ((chances >= 0) & (chances <= 1)).all():
-        raise InvalidValueError(
-            f"probabilities lie in [0, 1], got [{chances.min():.4g}, {chances.max():.4g}]",
-            fix="if they are logits, pass torch.sigmoid(logits); if nan, look at the loss first",
-        )
+    check_probabilities(chances)
     return chances
 
 
@@ -184,15 +186,14 @@ def _chosen(chances: np.ndarray, truth: np.ndarray, count: int) -> np.ndarray:
     return np.sort(by_importance[:count])
 
 
-def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, count: int) -> str:
-    """List the true labels and the wrong predictions of the first `count` images."""
+def _in_words(words: list[str], truth: np.ndarray, chances: np.ndarray, *, threshold: float) -> str:
+    """List the true labels and the wrong predictions of each image."""
     parts = []
-    for index in range(count):
-        row = chances[index]
+    for index, row in enumerate(chances):
         part = f"{index + 1}: true are {_listed(words, row, truth[index].nonzero()[0])}"
-        wrong = ((row > 0.5) & ~truth[index]).nonzero()[0]
+        wrong = ((row > threshold) & ~truth[index]).nonzero()[0]
         if len(wrong):
-            part += f"; above 0.5 and not true: {_listed(words, row, wrong)}"
+            part += f"; above {threshold:g} and not true: {_listed(words, row, wrong)}"
         parts.append(part)
     return ". ".join(parts)
 
@@ -201,7 +202,9 @@ def _listed(words: list[str], chances: np.ndarray, labels: Iterable[int]) -> str
     return ", ".join(f"{words[label]} {chances[label]:.2f}" for label in labels) or "none"
 
 
-def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) -> None:
+def _bars(
+    axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray, *, threshold: float
+) -> None:
     """Draw a bar per label: the whole range in grey, the probability in blue or hollow."""
     places = range(len(names))
     fills = [look.COLORS[0] if is_true else look.PAPER for is_true in truth]
@@ -209,7 +212,7 @@ def _bars(axes: Axes, names: list[str], chances: np.ndarray, truth: np.ndarray) 
     ticks = [f"{name} {mark}" for name, mark in zip(names, marks, strict=True)]
     axes.barh(places, 1, height=0.62, color=look.GRID, linewidth=0)
     axes.barh(places, chances, height=0.62, color=fills, edgecolor=look.COLORS[0], linewidth=1)
-    axes.axvline(0.5, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
+    axes.axvline(threshold, color=look.MUTED, linewidth=0.7, linestyle=(0, (1, 2)))
     axes.set(xlim=(0, 1), ylim=(len(names) - 0.5, -0.5), xticks=[])
     axes.set_yticks(places, ticks)
     axes.tick_params(length=0, pad=3)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from tpukit.essentials.display import counted, plural
 from tpukit.essentials.display import figure_style as look
-from tpukit.metrics.areas import Scores, as_array, score
+from tpukit.metrics.areas import Scores, score
 from tpukit.metrics.operating_point import OperatingPoint, sensitivity_at
+from tpukit.metrics.samples import as_array
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,8 +50,8 @@ def show_roc(
         ValueError: the shapes do not match, a label is neither 0 nor 1, or all are equal.
     """
     found = score(labels, probabilities, groups, resamples=resamples, seed=seed)
-    truth = as_array(labels)
-    chances = as_array(probabilities)
+    truth = as_array(labels).ravel()
+    chances = as_array(probabilities).ravel()
     counts = f"{found.positives:,} of {found.samples:,} {plural(sample)} positive"
     band = f"band: middle 95 % of {resamples} draws"
     unit = sample  # that the bootstrap draws
