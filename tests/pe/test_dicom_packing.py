@@ -305,11 +305,13 @@ def test_too_many_open_files_leave_no_slice_out(folder, tmp_path):
     assert ran.stdout == "raised Too many open files\n", ran.stderr
 
 
-@pytest.mark.parametrize("name", ["x.dcm", "LICENSE"])
-def test_a_folder_without_any_slice_is_refused(tmp_path, name):
+def test_a_folder_without_any_slice_is_refused(tmp_path):
     (tmp_path / "in").mkdir()
-    (tmp_path / "in" / name).write_text("x")
-    with pytest.raises(ValueError, match=f"none of the 1 files in .* is a CT slice\n  found: .*{name}.*\n  fix:"):
+    (tmp_path / "in" / "LICENSE").write_text("x")
+    with pytest.raises(FileNotFoundError, match=r"holds no DICOM file\n  found: \['LICENSE'\]"):
+        pack_dicom(tmp_path / "in", tmp_path / "records", **QUIET)
+    (tmp_path / "in" / "x.dcm").write_text("x")
+    with pytest.raises(ValueError, match="none of the 1 files in .* is a CT slice\n  found: .*x.dcm.*\n  fix:"):
         pack_dicom(tmp_path / "in", tmp_path / "records", **QUIET)
 
 

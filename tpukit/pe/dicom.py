@@ -16,11 +16,24 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.display import InvalidValueError, NotInstalledError, SystemFailureError, TpukitError
+from tpukit.essentials.display import (
+    InvalidValueError,
+    NotInstalledError,
+    SystemFailureError,
+    TpukitError,
+)
 from tpukit.pe.ct import see
 
 AIR = -1000  # HU
-OTHER_MODALITY = "modality "  # begins the reason if another kind of scanner made the file
+# The first words of the reasons why a whole DICOM file is no CT slice in Hounsfield units.
+OTHER_KINDS = ("modality ", "localizers", "secondary captures", "reports", "RescaleType ")
+# RescaleType of Hounsfield units; US is "unspecified", which some scanners write for them.
+_HOUNSFIELD = ("", "HU", "HU_MOD", "US")
+_CT_IMAGES = ("1.2.840.10008.5.1.4.1.1.2", "1.2.840.10008.5.1.4.1.1.2.1")  # CT, and enhanced CT
+_SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
+# The first bytes of a data set without preamble: group 2, or group 8 with its usual first elements.
+_FIRST_ELEMENTS = (b"\2\0\0\0", b"\x08\0\0\0", b"\x08\0\5\0", b"\x08\0\x08\0", b"\x08\0\x16\0")
+_PREAMBLE = 128  # bytes before the letters DICM
 _DEFAULTS = {"RescaleSlope": 1.0, "RescaleIntercept": 0.0}  # of the DICOM standard
 
 # The packages that decode a transfer syntax for pydicom, in addition to pydicom itself and Pillow
@@ -45,6 +58,7 @@ class Scale:
     """The meaning of the stored values of a slice; nearly always the same in a whole series."""
 
     signed: bool  # PixelRepresentation is 1
+    bits: int  # BitsStored: the bits above may belong to an overlay
     slope: float
     intercept: float  # Hounsfield units are stored values times slope plus intercept
     padding: tuple[int, int] | None  # lowest and highest stored value of pixels not measured
@@ -85,7 +99,7 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     """Read a CT slice as it is stored; raises as `read_dicom` does."""
     pydicom = load_pydicom()
     try:
-        file = pydicom.dcmread(path)
+        file = open_dataset(path)
         if "Modality" not in file and "Rows" not in file:
             # pydicom ignores everything in a compressed file that is truncated.
             raise EOFError("it ends too early, or has no header")
@@ -111,6 +125,29 @@ def read_slice(path, *, warn: bool = False) -> StoredSlice:
     if warn:
         _warn_of_defaults(file, missing)
     return StoredSlice(pixels.astype("uint16", copy=False), scale, orientation or None)
+
+
+def is_dicom(path) -> bool:
+    """Return whether the content of a file is DICOM, with or without the 128 bytes of preamble."""
+    with open(path, "rb") as file:
+        start = file.read(_PREAMBLE + 4)
+    return start[_PREAMBLE:] == b"DICM" or start.startswith(_FIRST_ELEMENTS)
+
+
+def open_dataset(path, **options):
+    """Read a data set; old consoles wrote files without preamble, or without meta information.
+
+    Raises:
+        pydicom.errors.InvalidDicomError: the content is not DICOM.
+    """
+    pydicom = load_pydicom()
+    file = pydicom.dcmread(path, force=is_dicom(path), **options)
+    if "TransferSyntaxUID" not in file.file_meta:
+        is_implicit, _ = file.original_encoding
+        uids = pydicom.uid
+        syntax = uids.ImplicitVRLittleEndian if is_implicit else uids.ExplicitVRLittleEndian
+        file.file_meta.TransferSyntaxUID = syntax
+    return file
 
 
 def _warn_of_defaults(file, missing: list[str]) -> None:
@@ -199,10 +236,18 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
     """
     missing = [name for name in _DEFAULTS if file.get(name) in (None, "")]
     modality = file.get("Modality") or None
-    if modality not in (None, "CT"):  # PET has a RescaleSlope, too, to becquerels
-        raise not_a_slice(path, f"{OTHER_MODALITY}{modality}")
+    other_kind = _other_kind(file)
+    if other_kind:
+        raise not_a_slice(path, other_kind)
     if "RescaleSlope" in missing and modality is None:
         raise not_a_slice(path, "neither Modality nor RescaleSlope is given")
+    if "ModalityLUTSequence" in file:
+        raise not_a_slice(
+            path, "its Hounsfield units are in a Modality LUT, which is not supported"
+        )
+    frames = int(file.get("NumberOfFrames") or 1)
+    if frames > 1:
+        raise not_a_slice(path, f"an enhanced CT: {frames} frames in one file, not supported")
     values = dict(_DEFAULTS)
     for name in _DEFAULTS:
         if name not in missing:
@@ -213,11 +258,30 @@ def find_scale(file, path) -> tuple[Scale, list[str]]:
             raise not_a_slice(path, f"{name} {value}")  # all pixels would be equal, or not numbers
     scale = Scale(
         signed=file.get("PixelRepresentation") == 1,
+        bits=int(file.get("BitsStored") or 16),
         slope=values["RescaleSlope"],
         intercept=values["RescaleIntercept"],
         padding=_find_padding(file),
     )
     return scale, missing
+
+
+def _other_kind(file) -> str:
+    """Return the kind of an image that has no Hounsfield units, in the words of `OTHER_KINDS`."""
+    modality = file.get("Modality") or "CT"
+    rescale_type = file.get("RescaleType") or ""
+    if modality != "CT":  # PET has a RescaleSlope, too, to becquerels
+        return f"modality {modality}"
+    if "LOCALIZER" in (file.get("ImageType") or ()):
+        return "localizers (ImageType LOCALIZER)"
+    sop_class = file.get("SOPClassUID", _CT_IMAGES[0])
+    if sop_class == _SECONDARY_CAPTURE:
+        return "secondary captures"
+    if "Rows" not in file and sop_class not in _CT_IMAGES:
+        return "reports, without pixels"
+    if rescale_type not in _HOUNSFIELD:  # an iodine map has milligrams per millilitre
+        return f"RescaleType {rescale_type}"
+    return ""
 
 
 def _find_padding(file) -> tuple[int, int] | None:
@@ -240,6 +304,10 @@ def hounsfield_table(scale: Scale):
 
     codes = np.arange(65536, dtype=np.uint16)
     values = codes.view(np.int16) if scale.signed else codes
+    spare = 16 - scale.bits
+    if spare and not scale.padding:
+        # Decoders leave an overlay in the bits above BitsStored, if the pixels are compressed.
+        values = (codes << spare).view(values.dtype) >> spare
     units = values.astype(np.float32) * scale.slope + scale.intercept
     if scale.padding:
         # Files write -2000 also as 63536, in the header and in the pixels. Read as unsigned, it

@@ -14,13 +14,18 @@ from tpukit.pe.dicom import undecodable
 from tpukit.pe.labels import IMAGE, SERIES, STUDY
 from tpukit.pe.missing_images import as_in_headers, check_missing, match_headers
 from tpukit.pe.series import (
+    NO_ORIENTATION,
+    NO_ROOM_FOR_AIR,
+    SCALES,
+    TILTED,
     TURNED,
     UNNAMED,
     UNSCALED,
     find_files,
     find_places,
-    of_other_modalities,
+    of_other_kinds,
     read_headers,
+    series_numbers,
     without_others,
 )
 
@@ -28,6 +33,10 @@ _FIELDS = {STUDY: "study", SERIES: "series"}  # of a header, by the column of th
 _COPY_AGAIN = "copy them again, if they are slices"
 _ADVICE = {  # for facts of `find_places`; `check_exams` finds missing and shared places by position
     TURNED: "nothing",
+    TILTED: "nothing: positions are along the normal of the slices",
+    NO_ORIENTATION: "look at one: slices of another plane would be in a wrong order",
+    NO_ROOM_FOR_AIR: "look at one: if its lungs are grey, correct RescaleIntercept",
+    SCALES: "look at two of them: the same tissue should have the same Hounsfield units",
     UNSCALED: "look at one: without slope and intercept the greys may mean something else",
     UNNAMED: "look at one: another scanner's numbers are no Hounsfield units",
 }
@@ -89,8 +98,7 @@ def index_dicom(
         _check_once(headers, names)
     call = "index_dicom(labels, folder"
     headers, rows = match_headers(headers, labels, missing, folder=folder, call=call)
-    series = np.unique(headers["series"], return_inverse=True)[1]
-    position, facts = find_places(headers, series)
+    position, facts = find_places(headers, series_numbers(headers))
     for fact, advice in _ADVICE.items():
         if fact in facts:
             count, first = facts[fact]
@@ -111,8 +119,8 @@ def index_dicom(
 def _notice_others(folder, names: list[str], others: list) -> list[list[str]]:
     """Print the files that are no CT slices, and return them as rows of `check_exams`."""
     noticed = []
-    for files, example in of_other_modalities(names, others):
-        noticed.append([files, example, "nothing: only CT is read"])
+    for files, example in of_other_kinds(names, others):
+        noticed.append([files, example, "nothing: only slices of CT are read"])
     rest = without_others(folder, names, others)
     if rest:
         number, reason = rest[0]

@@ -24,7 +24,14 @@ from tpukit.pe.dicom import load_pydicom
 from tpukit.pe.dicom_slices import SliceWeight
 from tpukit.pe.labels import LABELS, check_columns
 from tpukit.pe.missing_images import match_headers
-from tpukit.pe.series import arrange, find_files, header_type, read_headers, without_others
+from tpukit.pe.series import (
+    arrange,
+    find_files,
+    header_type,
+    read_headers,
+    series_numbers,
+    without_others,
+)
 
 
 def pack_dicom(
@@ -191,12 +198,14 @@ def _of_index(labels, names: list[str], placed: list[str]):
     """Return headers as far as an index holds them, of its files in its own order, and the order of the body."""
     import numpy
 
-    headers = numpy.zeros(len(labels), header_type())
+    columns = {"study": "StudyInstanceUID", "series": "SeriesInstanceUID"}
+    longest = max(int(labels[column].str.len().max()) for column in columns.values())
+    headers = numpy.zeros(len(labels), header_type(longest))
     number = {name: file for file, name in enumerate(names)}
     headers["file"] = [number[name] for name in placed]
-    for field, column in (("study", "StudyInstanceUID"), ("series", "SeriesInstanceUID")):
-        headers[field] = labels[column].to_numpy().astype("S64")
-    return headers, numpy.lexsort((labels["position"].to_numpy(), headers["series"]))
+    for field, column in columns.items():
+        headers[field] = labels[column].to_numpy()
+    return headers, numpy.lexsort((labels["position"].to_numpy(), series_numbers(headers)))
 
 
 def _lay_out(source, names, labels, headers, table_rows, order, work) -> PackSource:
@@ -212,7 +221,8 @@ def _lay_out(source, names, labels, headers, table_rows, order, work) -> PackSou
         rows["labels"] = labels[list(LABELS)].to_numpy("float32")[numbers]
     # By the number of a row: its file, and the rows of the slices below and above it.
     above, below = numpy.roll(numbers, -1), numpy.roll(numbers, 1)
-    last = numpy.append(headers["series"][1:] != headers["series"][:-1], True)
+    series = series_numbers(headers)
+    last = numpy.append(series[1:] != series[:-1], True)
     above[last], below[numpy.roll(last, 1)] = numbers[last], numbers[numpy.roll(last, 1)]
     neighbours = numpy.zeros((numbers.max() + 1, 2), numpy.int64)
     neighbours[numbers] = numpy.stack([below, above], axis=1)

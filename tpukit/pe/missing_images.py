@@ -48,13 +48,13 @@ def leave_out(
 
 
 def as_in_headers(uids):
-    """Return (N,) S64 of identifiers, as headers store them.
+    """Return (N,) bytes of identifiers, as headers store them.
 
     A text that no DICOM file can contain equals no stored identifier.
     """
     import numpy
 
-    return numpy.array([str(uid).encode() for uid in uids], "S64")
+    return numpy.array([str(uid).encode() for uid in uids], "S")
 
 
 def match_headers(headers, labels, missing: str, *, folder, call: str) -> tuple:

@@ -11,6 +11,7 @@ import functools
 import json
 import math
 import os
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +19,14 @@ from tpukit.datasets import Names, how_many, look_at, npy, run_in_processes, wri
 from tpukit.essentials.data import run_ahead
 from tpukit.essentials.display import PathNotFoundError
 from tpukit.pe.dicom import (
-    OTHER_MODALITY,
+    OTHER_KINDS,
     NotACTSliceError,
     check_decoder,
     find_scale,
     found_in,
+    is_dicom,
     load_pydicom,
+    open_dataset,
 )
 
 CHUNK = 256  # files whose headers are stored together; an interruption loses at most so many
@@ -33,13 +36,21 @@ UNNAMED = "slices without a Modality: they are taken for CT"
 TURNED = "series stored mirrored, upside down or lying: their images are turned"
 _SINGLE = "series of a single slice"
 _SIZES = "series whose slices differ in size"
+NO_ROOM_FOR_AIR = "slices whose values cannot hold air; RescaleIntercept is probably wrong"
+SCALES = "series whose slices differ in RescaleSlope or RescaleIntercept"
+NO_ORIENTATION = "slices without an orientation: axial slices are assumed"
+TILTED = "series with a tilted gantry: the slices are not stacked along their normal"
 _NO_PLACE = "slices without a place: they come first, in the order of their InstanceNumber"
 _OTHER_ORIENTATION = "slices of another orientation than their series, such as a localizer"
 _SAME_PLACE = "slices at the place of another one of their series"
 _MISSING = "slices are missing between others of their series"
+_SPACING = "series whose spacing changes, though their slices are numbered without a gap"
 _DESCENDING = "series numbered from the head to the feet, the left or the back: put in order"
 
-_ENDINGS = (".dcm", ".dicom")
+_ENDINGS = (".dcm", ".dicom")  # files with other names are DICOM if their content is
+_AXIAL_DIRECTIONS = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
+_HIGHEST_FOR_AIR = -500.0  # an unsigned slice with a higher intercept has no value for air, -1000
+_TILT = 0.5  # mm that the slices of a series may be shifted across their normal
 _SAME_ORIENTATION = 0.02  # per number, -1 to 1: scanners write them with small differences
 _SAME_STEP = 0.01  # mm: positions are rounded when they are written
 _WIDE = 1.5  # times the usual step: a slice is missing there; as in `exam_check`
@@ -65,13 +76,22 @@ _TAGS = [
     "ImageOrientationPatient",
     "RescaleSlope",
     "RescaleIntercept",
+    "RescaleType",
+    "ImageType",
+    "SOPClassUID",
+    "PixelRepresentation",
+    "BitsStored",
+    "NumberOfFrames",
+    "ModalityLUTSequence",
 ]
 
 
 def find_files(folder) -> list[str]:
-    """Return the names of the files in a folder that may be DICOM, sorted; at least one.
+    """Return the names of the DICOM files in a folder and its sub-folders, sorted; at least one.
 
-    Their ending is .dcm or .dicom, or they have none. Links to folders are not followed.
+    Files that end in .dcm or .dicom are returned; of other files the first 132 bytes decide. The
+    files that are left out are counted by their ending, and printed. Hidden files and DICOMDIR are
+    ignored, and links to folders are not followed.
 
     Raises:
         FileNotFoundError: there is no such folder, or it contains no such file.
@@ -88,12 +108,21 @@ def find_files(folder) -> list[str]:
             fix="pass the folder that holds the series",
         )
     names = []
+    others = []
     links = []
     for inner, folders, files in os.walk(folder, onerror=give_up):
         links += [name for name in folders if os.path.islink(os.path.join(inner, name))]
         folders[:] = sorted(name for name in folders if name[0] != "." and name != "__MACOSX")
         above = "" if inner == folder else os.path.relpath(inner, folder) + os.sep
-        names += [above + name for name in files if _may_be_dicom(name)]
+        for name in files:
+            if name[0] == "." or name == "DICOMDIR":
+                continue
+            is_found = name.lower().endswith(_ENDINGS) or _is_dicom_file(os.path.join(inner, name))
+            (names if is_found else others).append(above + name)
+    if others:
+        print(
+            f"left out {len(others):,} files in {folder} that are not DICOM: {_by_ending(others)}"
+        )
     if links:
         example = links[0]
         print(f"{len(links)} links to folders in {folder} are not followed, for instance {example}")
@@ -106,24 +135,30 @@ def find_files(folder) -> list[str]:
     return sorted(names)
 
 
-def _may_be_dicom(name: str) -> bool:
-    if name[0] == "." or name == "DICOMDIR":
-        return False
-    ending = os.path.splitext(name)[1].lower()
-    # A file named by its UID alone seems to have an ending of digits, because of the dots.
-    return ending in (*_ENDINGS, "") or ending[1:].isdigit()
+def _is_dicom_file(path: str) -> bool:
+    return os.path.isfile(path) and is_dicom(path)
 
 
-def header_type():
+def _by_ending(names: list[str]) -> str:
+    """Return how many names have each ending, the most frequent first: "12 .csv, 1 without"."""
+    endings = [os.path.splitext(name)[1].lower() or "without an ending" for name in names]
+    return ", ".join(f"{count:,} {ending}" for ending, count in Counter(endings).most_common(5))
+
+
+def header_type(longest: int = 64):
     """Return the dtype of a stored header; missing positions and orientations are NaN.
 
     `file` is the number of the file. `position` is the centre of the first pixel in mm, from the
     patient's right, front and feet. `orientation` holds the directions of a row and of a column.
-    `unscaled` marks a header without slope or intercept, `unnamed` without modality.
+    `scale` is slope and intercept. `airless` marks unsigned values whose intercept leaves no value
+    for air. `unscaled` marks a header without slope or intercept, `unnamed` without modality.
+
+    Args:
+        longest: bytes of the longest identifier. DICOM allows 64, but some tools write more.
     """
     import numpy
 
-    uids = [(name, "S64") for name in ("study", "series", "image", "syntax")]
+    uids = [(name, f"S{longest}") for name in ("study", "series", "image", "syntax")]
     return numpy.dtype(
         [
             ("file", "<i8"),
@@ -132,6 +167,8 @@ def header_type():
             ("position", "<f8", 3),
             ("orientation", "<f8", 6),
             ("shape", "<i4", 2),
+            ("scale", "<f8", 2),
+            ("airless", "?"),
             ("unscaled", "?"),
             ("unnamed", "?"),
         ]
@@ -149,6 +186,8 @@ class _Header(NamedTuple):
     position: list[float]
     orientation: list[float]
     shape: tuple[int, int]
+    scale: tuple[float, float]
+    airless: bool
     unscaled: bool
     unnamed: bool
 
@@ -174,8 +213,7 @@ def read_headers(
 
     Returns:
         (N,) of `header_type`, and a list of [number of the file, reason] of files that are not CT
-        slices. Damaged files are in this list. Files that are not DICOM, by name and content, are
-        in neither.
+        slices. Damaged files are in this list.
 
     Raises:
         ImportError: pydicom is not installed, or no installed package decodes one of the files.
@@ -248,20 +286,19 @@ def _read_chunks(job: list) -> None:
             results = list(zip(numbers, run_ahead(reads, READ_AHEAD), strict=True))
         headers = [(number, *read) for number, read in results if isinstance(read, _Header)]
         others = [[number, reason] for number, reason in results if isinstance(reason, str)]
-        write_file(_chunk_file(work, chunk, "npy"), npy(numpy.array(headers, header_type())))
+        longest = max([64, *(len(uid) for header in headers for uid in header[1:5])])
+        stored = numpy.array(headers, header_type(longest))
+        write_file(_chunk_file(work, chunk, "npy"), npy(stored))
         write_file(done, json.dumps(others).encode())
 
 
-def _read_header(path: str) -> _Header | str | None:
-    """Return a header, or the reason why the file is not a CT slice.
-
-    None stands for a file that is not DICOM, by name and content.
-    """
+def _read_header(path: str) -> _Header | str:
+    """Return a header, or the reason why the file is not a CT slice."""
     import pydicom
 
     try:
-        file = pydicom.dcmread(path, stop_before_pixels=True, specific_tags=_TAGS)
-        _, missing = find_scale(file, path)
+        file = open_dataset(path, stop_before_pixels=True, specific_tags=_TAGS)
+        scale, missing = find_scale(file, path)
         position = _numbers(file, "ImagePositionPatient", count=3)
         orientation = _numbers(file, "ImageOrientationPatient", count=6)
         if len(position) != 3 or len(orientation) != 6:
@@ -273,15 +310,15 @@ def _read_header(path: str) -> _Header | str | None:
             position=position,
             orientation=orientation,
             shape=(int(file.Rows), int(file.Columns)),
+            scale=(scale.slope, scale.intercept),
+            airless=not scale.signed and scale.intercept > _HIGHEST_FOR_AIR,
             unscaled=bool(missing),
             unnamed=not file.get("Modality"),
         )
     except OSError:
         raise
     except pydicom.errors.InvalidDicomError:
-        if path.lower().endswith(_ENDINGS):
-            return f"not a DICOM file ({os.path.getsize(path):,} bytes)"
-        return None
+        return f"not a DICOM file ({os.path.getsize(path):,} bytes)"
     except NotACTSliceError as error:
         return found_in(error)
     except Exception as error:  # pydicom raises many types for a damaged header
@@ -294,20 +331,34 @@ def _numbers(file, name: str, *, count: int) -> list[float]:
 
 
 def without_others(folder, names: list[str], others: list) -> list:
-    """Print the files of other modalities than CT, and return the rest of the non-slices."""
-    for files, example in of_other_modalities(names, others):
-        reason = "only CT has Hounsfield units"
+    """Print the files of other kinds than CT slices, and return the rest of the non-slices."""
+    for files, example in of_other_kinds(names, others):
+        reason = "only slices of CT have Hounsfield units"
         print(f"left out {files} in {folder}, for instance {example}: {reason}")
-    return [other for other in others if not other[1].startswith(OTHER_MODALITY)]
+    return [other for other in others if not other[1].startswith(OTHER_KINDS)]
 
 
-def of_other_modalities(names: list[str], others: list) -> list[tuple[str, str]]:
-    """Return the number of files of each modality but CT, in words, and an example."""
+def of_other_kinds(names: list[str], others: list) -> list[tuple[str, str]]:
+    """Return the number of whole files of each other kind, in words, and an example."""
     found = {}
     for number, reason in others:
-        if reason.startswith(OTHER_MODALITY):
+        if reason.startswith(OTHER_KINDS):
             found.setdefault(reason, []).append(names[number])
-    return [(f"{len(files):,} files of {modality}", files[0]) for modality, files in found.items()]
+    return [(f"{len(files):,} files of {kind}", files[0]) for kind, files in found.items()]
+
+
+def series_numbers(headers):
+    """Return the number of each header's series, from 0.
+
+    A series is a pair of study and series: tools that remove identities give all of them the same
+    SeriesInstanceUID.
+    """
+    import numpy
+
+    study = numpy.unique(headers["study"], return_inverse=True)[1]
+    uids, series = numpy.unique(headers["series"], return_inverse=True)
+    # Sorting pairs of texts would take numpy many times as long as sorting these numbers.
+    return numpy.unique(study * len(uids) + series, return_inverse=True)[1]
 
 
 def arrange(headers) -> tuple:
@@ -321,7 +372,7 @@ def arrange(headers) -> tuple:
     """
     import numpy
 
-    _, series = numpy.unique(headers["series"], return_inverse=True)
+    series = series_numbers(headers)
     along, noticed = find_places(headers, series)
     order = numpy.lexsort((headers["number"], along, series))
     sentences = [f"{count:,} {fact}; series {first}" for fact, (count, first) in noticed.items()]
@@ -359,13 +410,17 @@ def _along_body(slices) -> tuple:
     import numpy
 
     place = numpy.full(len(slices), -numpy.inf)
-    orientations = slices["orientation"]
-    has_place = numpy.isfinite(slices["position"]).all(1) & numpy.isfinite(orientations).all(1)
+    has_orientation = numpy.isfinite(slices["orientation"]).all(1)
+    orientations = numpy.where(has_orientation[:, None], slices["orientation"], _AXIAL_DIRECTIONS)
+    has_place = numpy.isfinite(slices["position"]).all(1)
     noticed = {
         _SINGLE: len(slices) == 1,
         _SIZES: len(numpy.unique(slices["shape"], axis=0)) > 1,
         UNSCALED: sum(slices["unscaled"]),
         UNNAMED: sum(slices["unnamed"]),
+        NO_ROOM_FOR_AIR: sum(slices["airless"]),
+        SCALES: len(numpy.unique(slices["scale"], axis=0)) > 1,
+        NO_ORIENTATION: sum(has_place & ~has_orientation),
         _NO_PLACE: sum(~has_place),
     }
     if not has_place.any():
@@ -379,7 +434,17 @@ def _along_body(slices) -> tuple:
     place[rows] = slices["position"][rows] @ normal
     noticed[_OTHER_ORIENTATION] = (~is_usual).sum()
     noticed[TURNED] = turn(directions) is not None
+    noticed[TILTED] = _is_tilted(slices["position"][rows], normal)
     return place, noticed | _steps(place[rows], slices["number"][rows])
+
+
+def _is_tilted(positions, normal) -> bool:
+    """Return whether (N, 3) positions are shifted across the normal of their slices."""
+    import numpy
+
+    along = positions @ normal
+    path = positions[along.argmax()] - positions[along.argmin()]
+    return bool(numpy.linalg.norm(path - (path @ normal) * normal) > _TILT)
 
 
 def _steps(place, number) -> dict:
@@ -393,9 +458,12 @@ def _steps(place, number) -> dict:
     usual = numpy.quantile(steps[is_step], 0.5, method="lower")  # as in exam_check
     wide = steps[steps > _WIDE * usual]
     has_numbers = numpy.ptp(number) > 0
+    is_numbered_through = (numpy.diff(numpy.sort(number)) == 1).all()
+    missing = (numpy.round(wide / usual) - 1).sum()
     return {
         _SAME_PLACE: (~is_step).sum(),
-        _MISSING: (numpy.round(wide / usual) - 1).sum(),
+        _MISSING: 0 if is_numbered_through else missing,
+        _SPACING: is_numbered_through and missing > 0,
         _DESCENDING: has_numbers and numpy.corrcoef(place, number)[0, 1] < 0,
     }
 
