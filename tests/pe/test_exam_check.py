@@ -38,6 +38,16 @@ def test_a_gap_is_seen_in_an_exam_of_three_slices():
     assert pe.check_exams(table)["found"].tolist() == ["1 exams have slices at equal positions"]
 
 
+def test_a_spacing_that_changes_is_no_gap_when_the_slices_are_numbered_through():
+    table, _ = made_up([(4, 2)])
+    table = table[table.SOPInstanceUID != "s0.1.2"].sort_values("position")
+    numbered = table.assign(number=range(7, 7 + len(table)))
+    assert pe.check_exams(numbered)["found"].tolist() == ["1 exams change their spacing"]
+    with_a_gap = numbered.assign(number=numbered.number + (numbered.position > -37.5))
+    assert len(with_a_gap) > 2
+    assert pe.check_exams(with_a_gap)["found"].tolist() == ["1 exams lack a slice"]
+
+
 def test_all_that_the_headers_say_is_in_one_table_and_survives_what_is_done_to_the_labels(tmp_path, capsys):
     made = pe.phantom(tmp_path / "made", 4, 5, size=32, form="dicom", workers=1, progress="off")
     labels = pe.read_labels(made)

@@ -50,7 +50,7 @@ def index_dicom(
     workers: int | None = None,
     progress: str | None = None,
 ):
-    """Add two columns to the labels: the `path` of each image, and its `position` along the body.
+    """Add three columns to the labels: `path`, `position` along the body, and `number`.
 
     A file is found by its header, so its name does not matter. The position is in mm, from the feet
     to the head, by ImagePositionPatient; the numbers of the slices do not matter. Files without a
@@ -66,9 +66,9 @@ def index_dicom(
         workers, progress: as for `pack_dicom`.
 
     Returns:
-        A copy of the labels with a new index, `path` (str) and `position` (float), sorted by study,
-        series and position. For an odd image they are "" and NaN. `pack_dicom` takes the table as
-        labels, and then reads no header again.
+        A copy of the labels with a new index, `path` (str), `position` (float) and `number` (the
+        InstanceNumber, float), sorted by study, series and position. For an odd image they are ""
+        and NaN. `pack_dicom` takes the table as labels, and then reads no header again.
 
     Raises:
         FileNotFoundError: the folder does not exist or contains no DICOM file, or a row has none.
@@ -110,7 +110,8 @@ def index_dicom(
     else:
         _check_identifiers(labels.iloc[rows], headers, names)
         _check_places(position, headers, names)
-        table = labels.iloc[rows].assign(path=paths, position=position)
+        numbers = headers["number"].astype(float)
+        table = labels.iloc[rows].assign(path=paths, position=position, number=numbers)
     table = table.sort_values([STUDY, SERIES, "position"], kind="stable").reset_index(drop=True)
     table.attrs["noticed"] = noticed
     return table
@@ -145,7 +146,8 @@ def _no_file(labels, reasons: dict[str, str]):
             odd.append("it has no file")
     empty = np.full(len(labels), "", object)
     nowhere = np.full(len(labels), np.nan)
-    return labels.assign(path=empty, position=nowhere, odd=np.array(odd, object))
+    columns = {"path": empty, "position": nowhere, "number": nowhere}
+    return labels.assign(**columns, odd=np.array(odd, object))
 
 
 def _with_odd(table, rows, headers, *, position, paths: list[str]):
@@ -174,6 +176,7 @@ def _with_odd(table, rows, headers, *, position, paths: list[str]):
     columns = {
         "path": np.where(is_odd, "", np.array(paths, object)),
         "position": np.where(is_odd, np.nan, position),
+        "number": np.where(is_odd, np.nan, headers["number"]),
         "odd": odd,
     }
     for name, values in columns.items():

@@ -30,6 +30,7 @@ class _Exams(NamedTuple):
     number: object  # (N,) the exam of each row, from 0
     starts: object  # (E + 1,) the first row of each exam, then N
     position: object  # (N,) float64
+    number_in_exam: object  # (N,) float64 InstanceNumber, NaN if the table has none
     study: object  # (N,) identifiers
     series: object
     image: object
@@ -38,8 +39,8 @@ class _Exams(NamedTuple):
 def check_exams(table):
     """Return a table of everything unusual about exams, with an example and advice.
 
-    Exams are irregular if they have several series, slices at equal positions, or a gap because a
-    slice is missing. For a table of `index_dicom` the result also lists files of other modalities
+    Exams are irregular if they have several series, slices at equal positions, a gap because a
+    slice is missing, or a spacing that changes, although the slices are numbered without a gap. For a table of `index_dicom` the result also lists files of other modalities
     than CT, files that are no slices, incomplete headers, and series that are stored lying,
     mirrored or upside down.
 
@@ -67,7 +68,7 @@ def check_exams(table):
 
 
 def find_irregular(table) -> Iterator[Irregularity]:
-    """Yield the irregularities of exams: several series, equal positions, missing slices."""
+    """Yield the irregularities of exams: several series, equal positions, gaps, other spacing."""
     import numpy as np
 
     exams = _sort(table)
@@ -77,9 +78,12 @@ def find_irregular(table) -> Iterator[Irregularity]:
     usual = _usual_steps(exams, steps)
     is_equal = steps < _SAME
     is_wide = steps > np.maximum(_WIDE * usual, _SAME)
+    # A scanner may change the spacing within an exam: then the numbers of the slices have no gap.
+    is_next = abs(np.diff(exams.number_in_exam)) == 1
     for wrong, fact, fix in (
         (is_equal, "have slices at equal positions", "leave out the rows of one of them"),
-        (is_wide, "lack a slice", "copy its file again, and give it a row"),
+        (is_wide & ~is_next, "lack a slice", "copy its file again, and give it a row"),
+        (is_wide & is_next, "change their spacing", "nothing, if your network allows for it"),
     ):
         rows = np.flatnonzero(wrong & is_within)
         if len(rows):
@@ -100,10 +104,20 @@ def _sort(table) -> _Exams:
         number=number,
         starts=np.searchsorted(number, np.arange(number.max(initial=-1) + 2)),
         position=position[order],
+        number_in_exam=_numbers(table)[order],
         study=table[STUDY].to_numpy()[order],
         series=table[SERIES].to_numpy()[order],
         image=table[IMAGE].to_numpy()[order],
     )
+
+
+def _numbers(table):
+    """Return (N,) float64 InstanceNumber of each row; NaN if the table has no column "number"."""
+    import numpy as np
+
+    if "number" not in table:
+        return np.full(len(table), np.nan)
+    return table["number"].to_numpy(np.float64)
 
 
 def _several_series(exams: _Exams) -> Iterator[Irregularity]:
