@@ -216,7 +216,7 @@ def front_page(pages: list[Path], notebooks: list[Path]) -> str:
         "What is known": others,
     }
     readme = (ROOT / "README.md").read_text()
-    (introduction,) = re.findall(r"^tpukit is .*?(?=\n\n)", readme, re.MULTILINE | re.DOTALL)
+    introduction = next(part for part in readme.split("\n\n") if part.startswith("tpukit is "))
     lines = ["# tpukit", "", introduction, ""]
     lines += [
         "- Something failed: [paste the message](messages.md).",
