@@ -23,16 +23,7 @@ EXECUTED = (
     ("notebooks/{name}", "*Shown without outputs: open it, and run it, to see them.*"),
 )
 ROOMS = ["data", "environment", "launcher", "display", "backends"]  # of the essentials
-FIRST = [
-    "from_pytorch",
-    "train_with_fit",
-    "supported_versions",
-    "from_others",
-    "from_torch_xla_1x",
-    "jobs",
-    "cheat_sheet",
-    "after_torch_xla",
-]
+FIRST = ["from_pytorch", "from_others", "from_torch_xla_1x", "jobs", "cheat_sheet", "after_torch_xla"]
 KINDS = {"function": "autofunction", "class": "autoclass", "module": "automodule"}
 
 
@@ -216,8 +207,7 @@ def front_page(pages: list[Path], notebooks: list[Path]) -> str:
         "What is known": others,
     }
     readme = (ROOT / "README.md").read_text()
-    introduction = next(part for part in readme.split("\n\n") if part.startswith("tpukit is "))
-    lines = ["# tpukit", "", introduction, ""]
+    lines = ["# tpukit", "", readme.split("\n\n")[1], ""]
     lines += [
         "- Something failed: [paste the message](messages.md).",
         "- New here: [from PyTorch to tpukit](docs/from_pytorch.md), or notebook [01](notebooks/01_setup.ipynb).",
