@@ -100,7 +100,13 @@ def _running(page) -> bytes:
     output = run_cell(page, 2)
     output.get_by_text(re.compile(r"^1\d / 30$")).first.wait_for()  # epochs
     output.get_by_text(re.compile(r"^[123]\d / \d\d$")).nth(1).wait_for()  # steps, in the row below
-    picture = page.locator(".jp-Cell").nth(2).screenshot()
+    # The cell down to the end of the panel: the line per epoch below it would make the picture too tall.
+    cell = page.locator(".jp-Cell").nth(2)
+    cell.scroll_into_view_if_needed()
+    area = cell.bounding_box()
+    panel = output.locator(".jp-OutputArea-child", has=page.locator("svg")).first.bounding_box()
+    area["height"] = panel["y"] + panel["height"] - area["y"]
+    picture = page.screenshot(clip=area)
     output.get_by_text("done in").wait_for()
     return picture
 
