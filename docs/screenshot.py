@@ -1,9 +1,9 @@
-"""Take the README's two screenshots: a running launch in JupyterLab, and the message of a failed core.
+"""Take the README's two screenshots: a running launch in JupyterLab, and the error of a core.
 
     python docs/screenshot.py [--cores 4]
 
-Runs a notebook of four cells in JupyterLab and Chromium. It trains on scikit-learn's digits, so that nothing is
-downloaded. The pictures are docs/launch.png and docs/failure.png, and show what a reader of the README would see.
+Runs a notebook of four cells in JupyterLab and Chromium. It trains on scikit-learn's digits, so that
+nothing is downloaded. The pictures are docs/launch.png and docs/failure.png.
 """
 
 import argparse
@@ -25,7 +25,7 @@ WIDTH, SCALE = 1000, 1.5  # CSS pixels, and pixels of the picture per CSS pixel
 LARGEST = 300 * 1024  # bytes of a picture, so that the README loads quickly
 
 TITLE = "# Digits on every core"
-# %xmode leaves out the frames of IPython and of tpukit, whose paths are those of the machine that runs this script.
+# %xmode leaves out the frames of IPython and of tpukit: they have paths of this machine.
 SETUP = """
 %xmode Minimal
 import torch, tpukit
@@ -100,7 +100,7 @@ def _running(page) -> bytes:
     output = run_cell(page, 2)
     output.get_by_text(re.compile(r"^1\d / 30$")).first.wait_for()  # epochs
     output.get_by_text(re.compile(r"^[123]\d / \d\d$")).nth(1).wait_for()  # steps, in the row below
-    # The cell down to the end of the panel: the line per epoch below it would make the picture too tall.
+    # Only down to the end of the panel: with the lines below it the picture would be too tall.
     cell = page.locator(".jp-Cell").nth(2)
     cell.scroll_into_view_if_needed()
     area = cell.bounding_box()

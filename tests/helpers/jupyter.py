@@ -1,4 +1,4 @@
-"""A Jupyter server and a browser that opens its notebooks: for the browser tests and `make screenshot`."""
+"""A Jupyter server, and a browser for its notebooks: the browser tests, `make screenshot`."""
 
 import contextlib
 import json
@@ -27,7 +27,7 @@ TRIES = 30  # of a click or a key that a page may lose, ten seconds each
 
 @contextlib.contextmanager
 def jupyter_server(kind: str, folder: Path) -> Iterator["Server"]:
-    """Run JupyterLab ("lab") or the classic notebook ("notebook") on a folder, with a browser for it."""
+    """Run JupyterLab ("lab") or the classic notebook ("notebook") with a browser."""
     from playwright.sync_api import sync_playwright
 
     module = {"lab": "jupyterlab", "notebook": "notebook"}[kind]
@@ -84,13 +84,14 @@ class Server:
             scale: pixels of a picture per CSS pixel.
         """
         page = self.browser.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
-        page.set_default_timeout(300_000)  # for hangs: a busy machine needs more than playwright's 30 seconds
+        page.set_default_timeout(300_000)  # for hangs: 30 seconds are too few on a busy machine
         lost = page.locator(".jp-Dialog", has_text="will continue trying to reconnect")  # an answer was late
         page.add_locator_handler(lost, lambda dialog: dialog.locator(".jp-mod-accept").click())
         place = "lab/tree" if self.kind == "lab" else "notebooks"
         page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
-        page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()  # notebooks here have four cells or more
-        # A page that runs a cell before it has a kernel starts a second or asks; it calls none "idle" too.
+        # All notebooks of these tests have four cells or more.
+        page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
+        # A page without a kernel would start a second one, and calls none "idle", too.
         page.locator(".jp-KernelName", has_text="Python 3").wait_for()
         page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
         return page
@@ -117,7 +118,7 @@ def wait_for(address: str):
 
 
 def run_cell(page, number: int):
-    """Run a cell and return its output; a page that is busy may lose a key, so look whether the cell took it."""
+    """Run a cell and return its output. A busy page may lose a key, so try until the cell runs."""
     from playwright.sync_api import TimeoutError as PageTimeout
 
     cell = page.locator(".jp-Cell").nth(number)
