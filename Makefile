@@ -4,7 +4,7 @@
 # The path of this folder may have blanks: recipes name files relative to it, or between quotes.
 PYTHON ?= python3
 .DEFAULT_GOAL := help
-.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery docs platforms simulator
+.PHONY: headers help check test test-cloud torchtpu faults soak fuzz mutants walkthrough exams wheel kaggle-bundle gallery screenshot docs platforms simulator
 .PHONY: compile-check lint-old bench bench-input bench-packing bench-step bench-unet bench-recording bench-compile bench-exams
 .PHONY: bench-preflight bench-sharded bench-robustness
 .PHONY: chip-colab chip-kaggle chip-report clean
@@ -88,7 +88,10 @@ wheel:  ## the kit as one file, dist/tpukit-*.whl, for a notebook that stands al
 kaggle-bundle: $(installed)  ## the kit, wheels and the networks of `make exams` as a dataset for a Kaggle notebook without internet
 	$(python) examples/kaggle_bundle.py runs/exams/runs/04b build/kaggle-bundle
 
-gallery: $(installed)  ## minutes: the README's picture, docs/gallery.png, from a network trained on phantoms
+screenshot: $(installed)  ## a minute, needs Chromium: the README's pictures of a running launch and of a failed core
+	$(python) docs/screenshot.py
+
+gallery: $(installed)  ## minutes: docs/gallery.png, a phantom and the predictions of a network trained on phantoms
 	$(python) docs/gallery.py
 
 docs: .venv/documented  ## minutes: the pages, into build/docs/html; warnings are errors, every link is followed

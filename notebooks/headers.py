@@ -3,9 +3,10 @@
     python notebooks/headers.py [--check]
 
 The address is REPOSITORY=owner/name, else that of `git remote get-url origin`; without one there is no badge and no
-link. In each notebook: the badges of the first cell, and the bootstrap cell after it. In README.md: the last columns of
-the table of notebooks. Run twice it changes nothing. With --check nothing is written, and the address is the one that
-is there already: it exits with 1 where a file has another one, or another bootstrap cell.
+link. In each notebook: the badges of the first cell, and the bootstrap cell after it. In README.md: the badges that
+open notebook 01, and the last columns of the table of notebooks. Run twice it changes nothing. With --check nothing is
+written, and the address is the one that is there already: it exits with 1 where a file has another one, or another
+bootstrap cell.
 """
 
 import argparse
@@ -24,6 +25,7 @@ BADGES = {
     "Colab": "https://colab.research.google.com/assets/colab-badge.svg",
     "Kaggle": "https://kaggle.com/static/images/open-in-kaggle.svg",
 }
+FIRST = "01_setup.ipynb"
 NAME = r"[\w.-]+/[\w.-]+?"
 # Whatever stands before @ stays out: it may be a token.
 ORIGIN = rf"(?:https://(?:[^@/]+@)?|ssh://git@|git@)github\.com[/:]({NAME})(?:\.git)?/?"
@@ -84,7 +86,7 @@ def notebook(name: str, text: str, repository: str) -> str:
 
 
 def readme(text: str, repository: str) -> str:
-    """Return the README with the table of its notebooks as it should be: two columns, or four with links."""
+    """Return the README with its badges and its table of notebooks as they should be: links only with an address."""
 
     def row(found: re.Match) -> str:
         name = found["name"]
@@ -94,9 +96,15 @@ def readme(text: str, repository: str) -> str:
         cells = cells or (["---", "---"] if "---" in found["row"] else list(BADGES))
         return f"{found['row']} {' | '.join(cells)} |".replace("| --- | --- |", "|---|---|")
 
-    head = r"\| notebook \| for \||\|---\|---\|(?=(?:---\|---\|)?\n\| \[)"
-    one = r"\| \[[^\]]+\]\(notebooks/(?P<name>\w+\.ipynb)\) \| [^|\n]+ \|"
-    return re.sub(rf"^(?P<row>{head}|{one})[^\n]*$", row, text, flags=re.MULTILINE)
+    def badges(found: re.Match) -> str:
+        opens = links(FIRST, repository).items() if repository else ()
+        added = [f"[![Open in {where}]({BADGES[where]})]({link})" for where, link in opens]
+        return " ".join([found["own"], *added])
+
+    head = r"\| group \| notebook \| you learn to \| time \||(?:\|---){4}\|(?=(?:---\|---\|)?\n\|[^|\n]*\| \[)"
+    one = r"\|[^|\n]*\| \[[^\]]+\]\(notebooks/(?P<name>\w+\.ipynb)\) \| [^|\n]+ \| [^|\n]+ \|"
+    text = re.sub(rf"^(?P<row>{head}|{one})[^\n]*$", row, text, flags=re.MULTILINE)
+    return re.sub(r"^(?P<own>\[!\[Python.*?\]\(LICENSE\)).*$", badges, text, flags=re.MULTILINE)
 
 
 def main() -> None:
@@ -115,7 +123,8 @@ def main() -> None:
             path.write_text(wanted[path])
     if not check and not repository:
         print(
-            "no badges: they write themselves, `make headers` after you have pushed to GitHub, or REPOSITORY=owner/name"
+            "no badges, because this clone has no address: run `make headers` after you have pushed to GitHub, "
+            "or with REPOSITORY=owner/name"
         )
     sys.exit(bool(other) and check)
 

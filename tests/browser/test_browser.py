@@ -5,21 +5,16 @@ TPUKIT_PICTURES=folder keeps pictures of all of it, to be looked at.
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import nbformat
 import numpy
 import pandas
 import pytest
+from helpers.jupyter import CHROMIUM, KERNEL, TRIES, jupyter_server, run_cell
 from notebook_parameters import small
 
 import tpukit
@@ -28,21 +23,9 @@ from tpukit.essentials.display.panel import panel_html
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="the browser tests need playwright: pip install '.[browser]'"
 )
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine: apt-get install chromium")
 
 ROOT = Path(__file__).parents[2]
-FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-
-TRIES = 30  # of a click or a key that a page may lose, ten seconds each
-
-KERNEL = {"name": "python3", "display_name": "Python 3", "language": "python"}
 IMAGE = "img[src^='data:image/svg']"  # a chart of a run that is over
 SETUP = "import time, torch, tpukit"
 WORK = """
@@ -80,70 +63,8 @@ def server(request, tmp_path_factory):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed: pip install '.[browser]'")
     folder = tmp_path_factory.mktemp(request.param)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    options = [
-        f"--ServerApp.port={port}",
-        "--ServerApp.ip=127.0.0.1",
-        "--IdentityProvider.token=",
-        "--allow-root",
-        "--no-browser",
-    ]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "JUPYTER_CONFIG_DIR": str(folder / "config")}
-    environ["JUPYTERLAB_SETTINGS_DIR"] = environ["JUPYTERLAB_WORKSPACES_DIR"] = str(folder / "settings")
-    process = subprocess.Popen(
-        [sys.executable, "-m", module, *options],
-        cwd=folder,
-        env=environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(f"http://127.0.0.1:{port}/api")
-        with playwright.sync_playwright() as started:
-            browser = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-            yield Server(request.param, port, folder, browser)
-            browser.close()
-    finally:
-        process.terminate()
-        try:
-            process.wait(timeout=120)
-        except subprocess.TimeoutExpired:  # its kernels have ended; it may wait for a thread of anyio for ever
-            process.kill()
-            process.wait()
-
-
-class Server:
-    """A notebook server, and a browser that opens its notebooks."""
-
-    def __init__(self, kind, port, folder, browser):
-        self.kind, self.port, self.folder, self.browser = kind, port, folder, browser
-        self._settings = folder / "settings" / "@jupyterlab"
-        self._set("apputils-extension/notification", {"fetchNews": "false"})  # asks, otherwise
-        self._set("notebook-extension/tracker", {"windowingMode": "none"})  # cells out of sight are not in the page
-
-    def open(self, name):
-        """Open a notebook of the folder in a page of its own."""
-        page = self.browser.new_page(viewport={"width": 1200, "height": 1500})
-        page.set_default_timeout(300_000)  # for hangs: a busy machine needs more than playwright's 30 seconds
-        lost = page.locator(".jp-Dialog", has_text="will continue trying to reconnect")  # an answer was late
-        page.add_locator_handler(lost, lambda dialog: dialog.locator(".jp-mod-accept").click())
-        place = "lab/tree" if self.kind == "lab" else "notebooks"
-        page.goto(f"http://127.0.0.1:{self.port}/{place}/{name}.ipynb?reset")  # without the notebooks opened before
-        page.locator(".jp-NotebookPanel .jp-Cell").nth(3).wait_for()
-        # A page that is told to run a cell before it has a kernel starts a second or asks; it calls none "idle" too.
-        page.locator(".jp-KernelName", has_text="Python 3").wait_for()
-        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").wait_for()
-        return page
-
-    def in_the_dark(self):
-        """Have pages that are opened from now on use the dark theme."""
-        self._set("apputils-extension/themes", {"theme": "JupyterLab Dark"})
-
-    def _set(self, name, values):
-        file = self._settings / f"{name}.jupyterlab-settings"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(values))
+    with jupyter_server(request.param, folder) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
@@ -158,28 +79,6 @@ def page(server):
 
 def write(notebook, file):
     nbformat.write(notebook, file)
-
-
-def wait_for(address):
-    deadline = time.monotonic() + 300
-    while True:
-        try:
-            return urllib.request.urlopen(address, timeout=1)
-        except OSError:
-            assert time.monotonic() < deadline, "the Jupyter server did not start"
-            time.sleep(0.2)
-
-
-def run_cell(page, number):
-    """Run a cell and return its output; a page that is busy may lose a key, so look whether the cell took it."""
-    cell = page.locator(".jp-Cell").nth(number)
-    for _ in range(TRIES):
-        cell.click()
-        page.keyboard.press("Control+Enter")
-        with contextlib.suppress(playwright.TimeoutError):
-            cell.locator(".jp-InputPrompt").filter(has_not_text="[ ]").wait_for(timeout=10_000)
-            return cell.locator(".jp-Cell-outputWrapper")
-    raise AssertionError(f"cell {number} did not run")
 
 
 def run_all(page):
