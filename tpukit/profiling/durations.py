@@ -7,7 +7,7 @@ from tpukit.essentials.display import InvalidValueError
 _DURATION = re.compile(r"(?:(\d+)d)? ?(?:(\d+)h)? ?(?:(\d+)m)? ?(?:(\d+)s)?")
 
 
-def parse_duration(text: str | float, argument: str = "budget") -> float:
+def parse_duration(text: str | float, argument: str = "max_time") -> float:
     """Return the seconds of "8h30m", "90s" or a number.
 
     Args:

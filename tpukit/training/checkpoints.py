@@ -42,7 +42,7 @@ class _File:
     path: Path
 
 
-class Checkpoints:
+class CheckpointStore:
     """The checkpoints in a folder, saved in the background; the newest few and the best are kept.
 
     A file is `step-00001200-1a2b3c4d.pt`, or `step-00001200-best-1a2b3c4d.pt`: a plain `torch.save` whose CRC-32 is in
@@ -52,22 +52,22 @@ class Checkpoints:
 
     Args:
         folder: created if it does not exist. Unfinished files of processes that were killed are removed from it.
-        keep: how many of the newest to keep, 1 or more; the best is kept in addition. Nothing is removed before a new
-            one is complete, so the disk holds up to `keep` + 2.
+        keep_last: how many of the newest to keep, 1 or more, in addition to the best. Nothing is removed before a new
+            one is complete, so the disk holds up to `keep_last` + 2.
         on_saved: called with every file that is complete, from the thread that wrote it.
 
     Raises:
         CheckpointError: the folder cannot be made or written to.
-        ValueError: `keep` is less than 1.
+        ValueError: `keep_last` is less than 1.
     """
 
     def __init__(
-        self, folder: str | os.PathLike, keep: int = 3, *, on_saved: Callable[[Path], object] = lambda path: None
+        self, folder: str | os.PathLike, keep_last: int = 3, *, on_saved: Callable[[Path], object] = lambda path: None
     ):
-        if keep < 1:
-            raise ValueError(f"keep is how many of the newest checkpoints stay, at least 1, got {keep}")
+        if keep_last < 1:
+            raise ValueError(f"keep_last is how many of the newest checkpoints stay, at least 1, got {keep_last}")
         self.folder = Path(folder).expanduser().absolute()
-        self.keep, self._on_saved = keep, on_saved
+        self.keep_last, self._on_saved = keep_last, on_saved
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
         self._damaged: set[Path] = set()
@@ -188,7 +188,10 @@ class Checkpoints:
             return error
         fix = "create that folder again, or use another; then save again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"free some space there, or keep=1 (now {self.keep}), or a folder on another disk; then save again"
+            fix = (
+                f"free some space there, or keep_last=1 (now {self.keep_last}), or a folder on another disk; "
+                "then save again"
+            )
         explained = CheckpointError(
             f"the checkpoint of step {step:,} could not be written: {(error.strerror or str(error)).lower()}",
             found=f"{written / 1e6:,.1f} MB were written to {self.folder}; {facts}",
@@ -199,7 +202,7 @@ class Checkpoints:
 
     def _prune(self) -> None:
         files = [file for file in self._files() if file.path not in self._damaged]
-        last = list({file.step: file for file in files}.values())[-self.keep :]
+        last = list({file.step: file for file in files}.values())[-self.keep_last :]
         best = [file for file in files if file.best][-1:]
         for file in files:
             if file not in (*last, *best):

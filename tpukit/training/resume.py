@@ -1,4 +1,4 @@
-"""What makes a run survive: its state saved and loaded, a time budget, a last checkpoint on SIGTERM."""
+"""What makes a run survive: its state saved and loaded, a time limit, a last checkpoint on SIGTERM."""
 
 import contextlib
 import math
@@ -10,11 +10,13 @@ from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, explain
 from tpukit.essentials.launcher import STEP_SECONDS, Core
-from tpukit.training.backup import Mirror
-from tpukit.training.checkpoints import Checkpoint, Checkpoints, one_run
+from tpukit.profiling import parse_duration
+from tpukit.training.backup import Backup
+from tpukit.training.checkpoints import Checkpoint, CheckpointStore, one_run
+from tpukit.training.fit_options import Checkpoints
 from tpukit.training.losses import DUE
 
-_ENDING_SECONDS = 2.0  # for the mirror of a run that failed or was interrupted: core 0 is given eight in all
+_ENDING_SECONDS = 2.0  # for the backup of a run that failed or was interrupted: core 0 is given eight in all
 
 
 @dataclass
@@ -52,42 +54,48 @@ class RunState:
     Every core loads, and core 0 saves: all hold the same state after every step.
 
     Args:
+        core: this core.
         parts: by name, whatever has `state_dict` and `load_state_dict`; None for a part that this run does not have.
-            "optimizer" and "schedule" are among them.
-        folder, keep: of `Checkpoints`; without a folder nothing is kept.
-        save_every: seconds between two saves.
-        mirror: a second folder, or a URL, that outlives the machine; None for none.
+            "optimizer" and "scheduler" are among them.
+        checkpoints: as `fit` gets them; None: nothing is saved.
     """
 
-    def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float, mirror=None):
-        self._core, self._parts, self._save_every = core, parts, save_every
-        self.has_mirror, self._mirror = mirror is not None, None
-        if self.has_mirror and (folder is None or _absolute(folder) == _absolute(mirror)):
-            raise InvalidValueError(
-                "a mirror is a second folder", found=f"folder={folder}, mirror={mirror}", fix="folder='run', mirror=..."
-            )
-        if self.has_mirror and core.is_main:
-            self._mirror = Mirror(mirror, say=core.print, alive=self._stay_alive)
-        on_saved = {"on_saved": self._mirror.offer} if self._mirror else {}
-        self._checkpoints = Checkpoints(folder, keep, **on_saved) if folder is not None else None
-        self._kinds = {"optimizer": _kind(parts["optimizer"]), "schedule": _kind(parts["schedule"])}
+    def __init__(self, core: Core, parts: Mapping[str, object], checkpoints: Checkpoints | None):
+        self._core = core
+        self._parts = parts
+        self._options = checkpoints
+        self._store: CheckpointStore | None = None
+        self._backup: Backup | None = None  # on core 0
+        self._kinds = {name: _kind(parts[name]) for name in ("optimizer", "scheduler")}
         self._saved = time.monotonic()
         self._sigterm_seen: float | None = None
+        if checkpoints is None:
+            return
+        self._save_every = parse_duration(checkpoints.save_every)
+        if self.has_backup and core.is_main:
+            self._backup = Backup(checkpoints.backup_dir, say=core.print, alive=self._stay_alive)
+        on_saved = {"on_saved": self._backup.offer} if self._backup else {}
+        self._store = CheckpointStore(checkpoints.folder, checkpoints.keep_last, **on_saved)
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether there is a second folder, which outlives the machine."""
+        return self._options is not None and self._options.backup_dir is not None
 
     @property
     def is_kept(self) -> bool:
         """Whether there is a folder to save in."""
-        return self._checkpoints is not None
+        return self._store is not None
 
     @property
     def copy_seconds(self) -> float:
-        """How long the longest copy to the mirror took, on core 0."""
-        return self._mirror.seconds if self._mirror else 0.0
+        """How long the longest copy to the backup took, on core 0."""
+        return self._backup.seconds if self._backup else 0.0
 
     @property
     def newest_name(self) -> str | None:
         """The name of the newest complete checkpoint."""
-        paths = self._checkpoints.paths if self._checkpoints else []
+        paths = self._store.paths if self._store else []
         return paths[-1].name if paths else None
 
     @property
@@ -96,20 +104,20 @@ class RunState:
         return self.is_kept and time.monotonic() - self._saved >= self._save_every
 
     def save(self, step: int, *, best: bool = False) -> None:
-        """Save a copy of every part, from core 0, as `Checkpoints.save` does: written while training continues."""
+        """Save a copy of every part, from core 0, as `CheckpointStore.save` does: written while training continues."""
         if not self.is_kept:
             return
         if self._core.is_main:
             self.close()  # before the copy is made, so that there is one at a time
             state = {name: part.state_dict() if part is not None else None for name, part in self._parts.items()}
             state |= {"kinds": self._kinds, "seed": self._core.seed_of_launch}
-            self._checkpoints.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
+            self._store.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
         self._saved = time.monotonic()
 
     def save_best(self, model, *, in_memory: bool = False) -> None:
         """Write the weights of a model to `best.pt` in the folder, together; without a folder keep them, if wanted."""
         if self.is_kept:
-            self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")
+            self._core.save(model.state_dict(), self._store.folder / "best.pt")
         elif in_memory:
             self._best = self._core.snapshot(model.state_dict())
 
@@ -119,33 +127,33 @@ class RunState:
 
         if not self.is_kept:
             return self._best
-        return torch.load(self._checkpoints.folder / "best.pt", map_location="cpu", weights_only=True)
+        return torch.load(self._store.folder / "best.pt", map_location="cpu", weights_only=True)
 
     def close(self) -> None:
         """Wait until the last save is complete."""
         if self.is_kept and self._core.is_main:
-            self._checkpoints.close()
+            self._store.close()
 
     def _stay_alive(self) -> None:
         self._core.activity += 1  # the other cores wait, and the watchdog is not to call this one stuck
 
-    def load(self, *, resume: bool) -> str | None:
+    def load(self) -> str | None:
         """Load the newest whole checkpoint into the parts; return its name, or None where there is none.
 
         Raises:
             ValueError: there is one and `resume` is False, or it is of another architecture, optimiser or dataset.
         """
-        if self.has_mirror:
-            if self._mirror:
-                self._mirror.take(self._checkpoints, resume=resume)
+        if self.has_backup:
+            if self._backup:
+                self._backup.take(self._store, resume=self._options.resume)
             self._core.barrier()  # before any core looks for the newest checkpoint
         report = self._core.print if self._core.is_main else lambda line: None
-        checkpoint = self._checkpoints.newest(say=report) if self._checkpoints else None
+        checkpoint = self._store.newest(say=report) if self._store else None
         if checkpoint is None:
             return None
-        if not resume:
+        if not self._options.resume:
             raise InvalidValueError(
-                f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}",
+                f"resume=False, and {self._store.folder} holds checkpoints of step {checkpoint.step}",
                 fix="another folder, or remove that one; resume=True continues from there",
             )
         # Of another kernel, whose generator nobody seeded, the seed is another one.
@@ -165,12 +173,12 @@ class RunState:
                 f"the checkpoint's {changed}: a resumed run goes on with the settings it began with; for others give a "
                 "new folder, and load best.pt or the model of a checkpoint into the model"
             )
-        if self._mirror:  # which an interrupt may have left behind
-            self._mirror.offer(checkpoint.path)
+        if self._backup:  # which an interrupt may have left behind
+            self._backup.offer(checkpoint.path)
         return checkpoint.path.name
 
     def _check_kind(self, name: str, checkpoint: Checkpoint) -> None:
-        """Raise where the state is of another optimiser or schedule: it would fail in the next step, or mix."""
+        """Raise where the state is of another optimizer or scheduler: it would fail in the next step, or mix."""
         saved, here = checkpoint.state["kinds"].get(name), self._kinds.get(name)
         if saved != here:
             raise InvalidValueError(
@@ -189,7 +197,7 @@ class RunState:
         if not self.is_kept:
             yield
             return
-        folder, say = self._checkpoints.folder, self._core.print
+        folder, say = self._store.folder, self._core.print
         with one_run(folder, say=say) if self._core.is_main else contextlib.nullcontext():
             self._core.barrier()  # before any core looks for the newest checkpoint: that of the last run is complete
             try:
@@ -197,12 +205,12 @@ class RunState:
             except BaseException:
                 with contextlib.suppress(Exception):  # the first error is the one to tell
                     self.close()
-                if self._mirror:
-                    self._mirror.close(_ENDING_SECONDS)
+                if self._backup:
+                    self._backup.close(_ENDING_SECONDS)
                 raise
             self.close()
-            if self._mirror:
-                self._mirror.close()
+            if self._backup:
+                self._backup.close()
         self._core.barrier()  # so that no core begins another run in this folder before
 
     def must_end(self) -> bool:
@@ -217,10 +225,6 @@ class RunState:
             return True
         self._sigterm_seen = self._sigterm_seen or time.monotonic()
         return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
-
-
-def _absolute(folder) -> Path:
-    return Path(folder).expanduser().absolute()
 
 
 def _kind(part: object) -> str | None:
@@ -268,7 +272,7 @@ def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
     )
 
 
-class TimeBudget:
+class TimeLimit:
     """When a run has to stop, so that one more log interval, an evaluation and a save still fit into its time.
 
     The cores do not see the same time, and a core that stopped alone would leave the others waiting for it. So a core
