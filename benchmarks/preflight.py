@@ -138,7 +138,7 @@ def with_fit(core, case: Case) -> None:
     model = core.model(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=RATE)
     batches = core.batches(Images(case, case.batch * core.world_size * STEPS), batch_size=case.batch, drop_last=True)
-    fit(core, model, optimizer, torch.nn.BCEWithLogitsLoss(), batches, prepare=normalize, bf16=True)
+    fit(core, model, optimizer, torch.nn.BCEWithLogitsLoss(), batches, preprocess=normalize, bf16=True)
 
 
 class Images:

@@ -71,7 +71,7 @@ def stepped(core, network: str, replayed: bool) -> float:
     model = core.model(getattr(models, network)(weights=None, num_classes=10)).train()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
     loss = torch.nn.BCEWithLogitsLoss()
-    options = {"prepare": normalize, "bf16": True, "shapes": STEPS, "replay": replayed}
+    options = {"preprocess": normalize, "bf16": True, "shapes": STEPS, "replay": replayed}
     step = TrainStep(core, model, optimizer, loss, lambda batch: batch, **options)
     batch = core.to_device([torch.zeros(2, 3, 32, 32, dtype=torch.uint8), torch.zeros(2, 10)])
     (flag,) = core.to_device([torch.zeros(())])

@@ -162,7 +162,7 @@ def ask(core, weights: Path, pixels):
 
     model = core.model(pe.resnet34(weights))
     images = TensorDataset(torch.from_numpy(pixels).permute(0, 3, 1, 2), torch.zeros(len(pixels)))
-    return tpukit.predict(core, model, core.batches(images, batch_size=60), prepare=pe.normalize)
+    return tpukit.predict(core, model, core.batches(images, batch_size=60), preprocess=pe.normalize)
 
 
 if __name__ == "__main__":

@@ -221,13 +221,13 @@ def with_fit(core, case: Case, samples: Samples, loss: Clock, *, replay: bool = 
     """
     import torch
 
+    from tpukit.training import FitOptions, fit
     from tpukit.training.losses import StepLosses
-    from tpukit.training.trainer import fit
 
     model, add = core.model(fresh(case)), StepLosses.add
     optimizer = adam(model)
     batches = core.batches(samples, batch_size=case.batch)
-    options = {"log_every": case.log_every, "prepare": pixels, "replay": replay}
+    options = {"options": FitOptions(log_every=case.log_every), "preprocess": pixels, "replay": replay}
 
     def noted(losses: StepLosses, step) -> None:
         loss.times.append(time.perf_counter())
@@ -484,8 +484,8 @@ def count(core, length: int = 100) -> dict[str, int]:
     """Return the graphs that `fit` and `evaluate` compile, and the most copies to the host between two log points."""
     from torch_xla.debug import metrics
 
+    from tpukit.training import FitOptions, fit
     from tpukit.training.evaluation import evaluate
-    from tpukit.training.trainer import fit
 
     def metric(name: str) -> int:
         return (metrics.metric_data(name) or (0,))[0]
@@ -500,13 +500,22 @@ def count(core, length: int = 100) -> dict[str, int]:
     model, samples = core.model(fresh(case)), Samples(case.size, length=case.batch * case.steps * 2)
     batches = core.batches(samples, batch_size=case.batch, shuffle=True, drop_last=True)
     before = metric("CompileTime")
-    options = {"epochs": 2, "steps_per_epoch": case.steps, "log_every": case.log_every, "prepare": pixels}
-    fit(core, model, adam(model), loss, batches, **options)
+    fit(
+        core,
+        model,
+        adam(model),
+        loss,
+        batches,
+        epochs=2,
+        steps_per_epoch=case.steps,
+        preprocess=pixels,
+        options=FitOptions(log_every=case.log_every),
+    )
     trained = metric("CompileTime")
     intervals = [copies[first : first + case.log_every] for first in range(0, len(copies), case.log_every)]
     for count in (length, length + 1, 3 * length):
         batches = core.batches(Samples(case.size, length=count), batch_size=case.batch)
-        evaluate(core, model, Clock(), batches, prepare=pixels)
+        evaluate(core, model, Clock(), batches, preprocess=pixels)
     return {
         "host_copies_per_step": max(of[-1] - of[0] for of in intervals),
         "train_graphs": trained - before,

@@ -93,9 +93,9 @@ class Clock:
 
 def with_fit(core, model, optimizer, loss, batches) -> Callable[[], object]:
     """Call `fit` for every turn, with one model and one optimiser."""
-    from tpukit.training.trainer import fit
+    from tpukit.training import FitOptions, fit
 
-    options = {"steps_per_epoch": STEPS, "log_every": STEPS}
+    options = {"steps_per_epoch": STEPS, "options": FitOptions(log_every=STEPS)}
     return lambda: fit(core, model, optimizer, loss, batches, **options)
 
 

@@ -61,10 +61,21 @@ def train(core, labels, folder, epochs):
     valid = core.batches(pe.PEImages(labels[labels.fold == 0], SIZE), batch_size=32)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     schedule = tpukit.training.schedules.cosine(optimizer, epochs * len(batches))
-    settings = {"epochs": epochs, "schedule": schedule, "augment": pe.augment(), "prepare": pe.normalize}
-    tpukit.fit(core, model, optimizer, criterion, batches, valid, folder=folder, **settings)
+    tpukit.fit(
+        core,
+        model,
+        optimizer,
+        criterion,
+        batches,
+        valid,
+        epochs=epochs,
+        scheduler=schedule,
+        augment=pe.augment(),
+        preprocess=pe.normalize,
+        checkpoints=folder,
+    )
     model.load_state_dict(torch.load(Path(folder) / "best.pt", weights_only=True))
-    evaluated = tpukit.evaluate(core, model, criterion, valid, prepare=pe.normalize)
+    evaluated = tpukit.evaluate(core, model, criterion, valid, preprocess=pe.normalize)
     return evaluated.outputs, evaluated.loss
 
 

@@ -50,7 +50,7 @@ NOTEBOOK = (
         '    raise FileNotFoundError(f"no test.csv of {slug} in /kaggle/input: Add Input > Competitions > {slug}")\n'
         "data = found[0]\n"
         "!python {bundle}/submission.py --table {data}/test.csv --images {data}/test --networks {bundle}/networks "
-        "--budget 8h",
+        "--max-time 8h",
     ),
     ("code", "!head -3 submission.csv; head -5 submission-report.csv"),
 )

@@ -1,6 +1,6 @@
 """Answer exams with the two networks of notebook 04b, without internet: DICOM files in, submission.csv out.
 
-    python submission.py --table test.csv --images test --networks folder --budget 8h
+    python submission.py --table test.csv --images test --networks folder --max-time 8h
 
 Every exam of test.csv is answered: an image that is odd from its neighbours, an exam that cannot be read by how often
 each label was true in training. Which, and why, is printed and written beside it, in submission-report.csv. A file with
@@ -22,7 +22,7 @@ from pathlib import Path
 
 STUDY, IMAGE = "StudyInstanceUID", "SOPInstanceUID"
 SETTINGS = ("images", "features", "exam_slices", "frequencies", "trained_on")  # of settings.json, no others
-IN_TIME = 0.9  # of the budget; what is under way then has the rest to end in
+IN_TIME = 0.9  # of --max-time; what is under way then has the rest to end in
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def main() -> int:
     write(fill(index, index.iloc[:0], frequencies, report), report, options.to)
     report = Report()
     try:
-        until = began + IN_TIME * tpukit.training.parse_duration(options.budget) if options.budget else math.inf
+        until = began + IN_TIME * tpukit.training.parse_duration(options.max_time) if options.max_time else math.inf
         tpukit.setup()
         networks = Networks.load(options.networks)
         index = pe.index_dicom(table, options.images, missing="keep")
@@ -69,7 +69,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--to", type=Path, default=Path("submission.csv"))
     parser.add_argument("--batch-size", type=int, default=64, help="slices a core and step")
     parser.add_argument("--exams", type=int, default=128, help="that are on the disk at once")
-    parser.add_argument("--budget", help="what is left at nine tenths of it is answered by the mean: 8h")
+    parser.add_argument("--max-time", help="what is left at nine tenths of it is answered by the mean: 8h")
     parser.add_argument("--cores", type=int, help="None for all there are, or 1")
     return parser
 
@@ -150,7 +150,7 @@ def answer(index, options, networks: Networks, report: Report, late: Callable[[]
         some = waiting.pop()
         if late():
             left = len(some) + sum(map(len, waiting))
-            report.tell(f"{left:,} exams", "the mean", f"nine tenths of the {options.budget} are over")
+            report.tell(f"{left:,} exams", "the mean", f"nine tenths of the {options.max_time} are over")
             return
         mine = rows[rows[STUDY].isin(some)]
         with contextlib.ExitStack() as stack:
@@ -196,7 +196,7 @@ def ask(slices, table, options, networks: Networks, report: Report, late: Callab
     seen, table = {name: value[number] for name, value in seen.items()}, table[number.numpy()].reset_index(drop=True)
     try:
         if late():
-            raise TimeoutError(f"nine tenths of the {options.budget} are over")
+            raise TimeoutError(f"nine tenths of the {options.max_time} are over")
         features = torch.cat([seen["features"], seen["logits"]], dim=1)
         # Every exam has to be answered, also one that a scanner left irregular: that is printed, and goes on.
         unlabelled = table.drop(columns=list(pe.LABELS))
@@ -217,7 +217,7 @@ def see(core, resnet, slices, batch_size: int):
     from tpukit import pe
 
     batches = core.batches(slices, batch_size=batch_size)
-    return tpukit.predict(core, pe.SliceFeatures(core.model(resnet)), batches, prepare=pe.normalize)
+    return tpukit.predict(core, pe.SliceFeatures(core.model(resnet)), batches, preprocess=pe.normalize)
 
 
 def read(core, network, exams):

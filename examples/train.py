@@ -47,10 +47,10 @@ def train(core, pack, steps, epochs, batch_size, size):
         valid,
         epochs=epochs,
         steps_per_epoch=steps,
-        schedule=schedule,
-        prepare=lambda pixels: pixels / 255,
+        scheduler=schedule,
+        preprocess=lambda pixels: pixels / 255,
         bf16=True,
-        folder=f"checkpoints/{steps}x{epochs}",  # relative: a job that is started again continues from there
+        checkpoints=f"checkpoints/{steps}x{epochs}",  # relative: a job that is started again continues from there
     )
     core.save(model.state_dict(), "model.pt")
     return {"images_per_second": round(history.samples_per_second, 1), **history.epochs[-1]}

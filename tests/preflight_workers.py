@@ -90,8 +90,19 @@ def by_fit(core, folder):
     train = core.batches(Drawn(96), batch_size=4, shuffle=True, drop_last=True)  # three steps an epoch on eight cores
     valid = core.batches(Drawn(20), batch_size=4)
     loss = nn.BCEWithLogitsLoss()
-    options = {"prepare": lambda x: x / 255, "metrics": {"auroc": metric}, "best": "valid_auroc"}
-    tpukit.fit(core, model, optimizer, loss, train, valid, epochs=9, folder=folder, save_every=0.01, **options)
+    tpukit.fit(
+        core,
+        model,
+        optimizer,
+        loss,
+        train,
+        valid,
+        epochs=9,
+        preprocess=lambda x: x / 255,
+        metrics={"auroc": metric},
+        monitor="valid_auroc",
+        checkpoints=tpukit.Checkpoints(folder, save_every=0.01),
+    )
     core.save({"weights": model.state_dict()}, folder / "saved.pt")
 
 
@@ -208,5 +219,5 @@ def of_two_lengths(core):
 def by_fit_of_four_batches(core):
     model = core.model(network())
     batches = core.batches(Drawn(), batch_size=4, shuffle=True, drop_last=True)
-    options = {"prepare": lambda x: x / 255, "epochs": 1, "accumulate": 4}
+    options = {"preprocess": lambda x: x / 255, "epochs": 1, "accumulate_grad_batches": 4}
     tpukit.fit(core, model, torch.optim.Adam(model.parameters()), nn.BCEWithLogitsLoss(), batches, **options)

@@ -20,20 +20,20 @@ from tpukit.training import LARS, schedules
 
 def scheduled(core, make=schedules.cosine, options=None, **settings):
     one = Trained(core, **settings)
-    one.options = {"schedule": make(one.optimizer, 300), **(options or {})}
+    one.options = {"scheduler": make(one.optimizer, 300), **(options or {})}
     return one
 
 
 def averaged(core, how, **settings):
     one = scheduled(core, **settings)
-    one.options["average"] = AveragedModel(one.model, **how)
+    one.options["averaged_model"] = AveragedModel(one.model, **how)
     return one
 
 
 def augmented(core):
     one = Trained(core, net(dropout=0.4))
     one.data, augment = Photos(64 * core.world_size), Augment()
-    one.options = {"augment": augment, "prepare": lambda images: images.float() / 255}
+    one.options = {"augment": augment, "preprocess": lambda images: images.float() / 255}
     return one
 
 
@@ -111,7 +111,7 @@ class Helped(nn.Module):
 
 def helped(core):
     one = Trained(core, Helped())
-    one.options = {"on_epoch": lambda history: one.model.weight.fill_(0.5 * len(history.epochs)) and None}
+    one.options = {"on_epoch_end": lambda history: one.model.weight.fill_(0.5 * len(history.epochs)) and None}
     return one
 
 
@@ -135,7 +135,7 @@ def copied_after_an_epoch(core):
         kept.append(copy.deepcopy(one.model))
         core.end_graph()
 
-    one.options = {"on_epoch": on_epoch}
+    one.options = {"on_epoch_end": on_epoch}
     run = one.run
     one.run = lambda *how: (found := run(*how)) | {"state": [found["state"], core.to_host([x[0].weight for x in kept])]}
     return one
@@ -196,16 +196,16 @@ def decayed(core):
             group["weight_decay"] = 0.1 + 0.001 * step
         return 1.0
 
-    one.options = {"schedule": torch.optim.lr_scheduler.LambdaLR(one.optimizer, rate)}
+    one.options = {"scheduler": torch.optim.lr_scheduler.LambdaLR(one.optimizer, rate)}
     return one
 
 
 def right():
     sgd, adamw = {"optimizer": torch.optim.SGD, "momentum": 0.9}, {"optimizer": torch.optim.AdamW}
     return {
-        "Adam, a rate for each step, clip": lambda core: scheduled(core, options={"clip": 0.5}),
+        "Adam, a rate for each step, clip": lambda core: scheduled(core, options={"max_grad_norm": 0.5}),
         "AdamW, bf16, two batches a step": lambda core: scheduled(
-            core, **adamw, options={"bf16": True, "accumulate": 2}
+            core, **adamw, options={"bf16": True, "accumulate_grad_batches": 2}
         ),
         "SGD whose momentum changes, too": lambda core: scheduled(
             core,
@@ -269,7 +269,7 @@ def with_threshold(core):
     def on_epoch(history):
         gc.set_threshold(701, 10, 10)
 
-    one.options = {"on_epoch": on_epoch, "log_every": 4}  # so that of an epoch's six steps 4 and 6 are replayed
+    one.options = {"on_epoch_end": on_epoch, "log_every": 4}  # so that of an epoch's six steps 4 and 6 are replayed
     return one
 
 
@@ -278,7 +278,7 @@ def after_an_epoch(change):
 
     def make(core):
         one = Trained(core)
-        one.options = {"on_epoch": lambda history: change(one) and None}
+        one.options = {"on_epoch_end": lambda history: change(one) and None}
         return one
 
     return make
@@ -342,7 +342,7 @@ def weights_twice(core):
 def looking_at(one, look):
     """Have what somebody sees between epochs be a part of what is compared."""
     seen = []
-    one.options = {"on_epoch": lambda history: seen.append(look().detach().cpu())}
+    one.options = {"on_epoch_end": lambda history: seen.append(look().detach().cpu())}
     run = one.run
     one.run = lambda *how: (found := run(*how)) | {"state": [found["state"], seen]}
     return one
@@ -365,11 +365,11 @@ def growing(core):
     def rate(step):
         if step == 9 and len(one.optimizer.param_groups) == 1:
             one.optimizer.add_param_group({"params": list(late.parameters()), "initial_lr": 0.01})
-            one.options["schedule"].lr_lambdas.append(rate)
-            one.options["schedule"].base_lrs.append(0.01)
+            one.options["scheduler"].lr_lambdas.append(rate)
+            one.options["scheduler"].base_lrs.append(0.01)
         return 1.0
 
-    one.options = {"schedule": torch.optim.lr_scheduler.LambdaLR(one.optimizer, rate)}
+    one.options = {"scheduler": torch.optim.lr_scheduler.LambdaLR(one.optimizer, rate)}
     return one
 
 
@@ -425,7 +425,7 @@ class Final(torch.optim.lr_scheduler.LambdaLR):
 def with_final_schedule(core):
     one = scheduled(core, lambda optimizer, _: Final(optimizer, lambda step: 1.0))
     one.loss = lambda outputs, targets: (
-        nn.functional.mse_loss(outputs, targets) * (4.0 if one.options["schedule"].last_epoch > 6 else 1.0)
+        nn.functional.mse_loss(outputs, targets) * (4.0 if one.options["scheduler"].last_epoch > 6 else 1.0)
     )
     return one
 
@@ -489,11 +489,11 @@ def guarded():
         "the count of the optimizer": (with_loss_that_reads(count_of), reads),
         "the same, kept elsewhere": (with_loss_that_reads(kept_count_of), reads),
         "the rate, by the schedule": (
-            with_loss_that_reads(lambda one: lambda: 100 * one.options["schedule"].get_last_lr()[0]),
+            with_loss_that_reads(lambda one: lambda: 100 * one.options["scheduler"].get_last_lr()[0]),
             reads,
         ),
         "the count of the schedule": (
-            with_loss_that_reads(lambda one: lambda: one.options["schedule"].last_epoch),
+            with_loss_that_reads(lambda one: lambda: one.options["scheduler"].last_epoch),
             reads,
         ),
         "a schedule of a class that is final": (

@@ -3,6 +3,7 @@
 import os
 
 import torch
+from helpers.fit_arguments import grouped
 from torch import nn
 from workers import Pairs
 
@@ -33,12 +34,12 @@ class Trained:
         options = {"log_every": 5, "steps_per_epoch": 6, "epochs": max(1, steps // 6), **self.options}
         try:
             batches = self.core.batches(self.data, **self.batches)
-            history = fit(self.core, self.model, self.optimizer, self.loss, batches, replay=replay, **options)
+            history = fit(self.core, self.model, self.optimizer, self.loss, batches, replay=replay, **grouped(options))
         finally:
             del self.core.print
             assert self.core.print == say
         own = [dict(one) for one in self.optimizer.state.values()]
-        average = options["average"].state_dict() if "average" in options else {}
+        average = options["averaged_model"].state_dict() if "averaged_model" in options else {}
         losses = [row["train_loss"] for row in history.intervals]
         found = self.core.to_host([dict(self.model.state_dict()), own, dict(average)])
         return {"lines": [line for line in lines if "step" in line], "losses": losses, "state": found}

@@ -5,6 +5,7 @@ import functools
 import itertools
 
 import torch
+from helpers.fit_arguments import grouped
 from torch import nn
 
 import tpukit
@@ -210,7 +211,13 @@ def by_fit(core, epochs, folder=None, network="gpt"):
     if "everything" in network:
         decay = torch.optim.swa_utils.get_ema_multi_avg_fn(0.9)
         average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=decay)
-        more = {"average": average, "accumulate": 2, "bf16": True, "clip": 1.0, "restore_best": True}
+        more = {
+            "averaged_model": average,
+            "accumulate_grad_batches": 2,
+            "bf16": True,
+            "max_grad_norm": 1.0,
+            "restore_best_weights": True,
+        }
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     sent, told = core.backend.metrics()["OutboundData"], {}
 
@@ -221,8 +228,8 @@ def by_fit(core, epochs, folder=None, network="gpt"):
 
     train = core.batches(data(64), batch_size=16, shuffle=True, drop_last=True)
     valid = core.batches(data(43), batch_size=16)
-    options = {"epochs": epochs, "log_every": 1, "folder": folder, "on_epoch": on_epoch, **more}
-    history = tpukit.fit(core, model, optimizer, loss, train, valid, **options)
+    options = {"epochs": epochs, "log_every": 1, "folder": folder, "on_epoch_end": on_epoch, **more}
+    history = tpukit.fit(core, model, optimizer, loss, train, valid, **grouped(options))
     told |= {
         "train": [row["train_loss"] for row in history.intervals],
         "valid": [row["valid_loss"] for row in history.epochs],

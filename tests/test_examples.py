@@ -309,7 +309,7 @@ def test_at_nine_tenths_of_the_time_the_first_network_answers_alone_and_then_the
     folder, index = drawn
     script = runpy.run_path(str(SUBMISSION))
     options = script["arguments"]().parse_args(
-        ["--table", "", "--images", str(folder / "train"), "--networks", "", "--exams", "1", "--budget", "1h"]
+        ["--table", "", "--images", str(folder / "train"), "--networks", "", "--exams", "1", "--max-time", "1h"]
         + ["--cores", "1"]
     )
     report, late = script["Report"](), iter([False, True, True])
@@ -320,7 +320,7 @@ def test_at_nine_tenths_of_the_time_the_first_network_answers_alone_and_then_the
     assert [by for _, by, _ in report.rows] == ["the first network", "the mean"]
     assert "3 exams: answered by the mean, as nine tenths of the 1h are over" in capfd.readouterr().out
     arguments = {"table": folder / "test.csv", "images": folder / "train", "networks": networks}
-    status, counts, *_ = submit(tmp_path, monkeypatch, capfd, **arguments, options=["--budget", "0s"])
+    status, counts, *_ = submit(tmp_path, monkeypatch, capfd, **arguments, options=["--max-time", "0s"])
     assert (status, counts["answered_by_mean"]) == (1, 4)
 
 

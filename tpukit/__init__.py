@@ -29,7 +29,18 @@ if TYPE_CHECKING:  # `_NAMES` says the same to Python, and a test compares them
     from tpukit.essentials.launcher import Core, LaunchInterrupted, RuntimeInUseError, WorkerError, current_core, launch
     from tpukit.metrics import show_predictions
     from tpukit.preflight import draw_tpu
-    from tpukit.training import Augment, Buckets, evaluate, fit, launch_each, predict, show_history
+    from tpukit.training import (
+        Augment,
+        Buckets,
+        Checkpoints,
+        EarlyStopping,
+        FitOptions,
+        evaluate,
+        fit,
+        launch_each,
+        predict,
+        show_history,
+    )
 
 _ROOMS = (
     "accelerators", "cloud", "datasets", "essentials", "metrics", "migrate", "pe", "preflight",
@@ -49,7 +60,18 @@ _NAMES = {
     "datasets": ("PackedImages", "build_image_cache", "cached_images", "pack"),
     "preflight": ("draw_tpu",),
     "metrics": ("show_predictions",),
-    "training": ("Augment", "Buckets", "evaluate", "fit", "launch_each", "predict", "show_history"),
+    "training": (
+        "Augment",
+        "Buckets",
+        "Checkpoints",
+        "EarlyStopping",
+        "FitOptions",
+        "evaluate",
+        "fit",
+        "launch_each",
+        "predict",
+        "show_history",
+    ),
 }
 _ROOM_OF = {name: room for room, names in _NAMES.items() for name in names}
 

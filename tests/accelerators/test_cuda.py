@@ -14,7 +14,7 @@ from torch import nn
 from workers import Pairs, small_net
 
 import tpukit
-from tpukit import WorkerError, evaluate, fit, launch
+from tpukit import FitOptions, WorkerError, evaluate, fit, launch
 from tpukit.essentials.launcher.topology import choose_topology
 
 ROOT = Path(__file__).parents[3]
@@ -45,8 +45,8 @@ def train(core, folder=None, epochs=2, **options):
         train,
         valid,
         epochs=epochs,
-        folder=folder,
-        log_every=2,
+        checkpoints=folder,
+        options=FitOptions(log_every=2),
         **options,
     )
     return {"epochs": history.epochs, "weights": model.state_dict(), "device": str(core.device)}
@@ -115,7 +115,7 @@ def test_a_run_goes_on_from_its_checkpoint(tmp_path):
     assert [row["epoch"] for row in on_gpus(train, tmp_path, 3).results[0]["epochs"]] == [1, 2, 3]
 
 
-@pytest.mark.parametrize("options", [{"bf16": True}, {"accumulate": 2}, {"clip": 1.0}], ids=str)
+@pytest.mark.parametrize("options", [{"bf16": True}, {"accumulate_grad_batches": 2}, {"max_grad_norm": 1.0}], ids=str)
 def test_the_options_of_fit_run(options):
     assert on_gpus(functools.partial(train, epochs=1, **options)).results[0]["epochs"]
 

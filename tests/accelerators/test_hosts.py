@@ -67,7 +67,7 @@ def train_to_the_best(core, folder):
     """Two good epochs, then one with a rate that breaks the model; every host has a folder of its own."""
     import torch
 
-    from tpukit.training.trainer import fit
+    from tpukit.training import EarlyStopping, FitOptions, fit
 
     model = core.model(torch.nn.Linear(3, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -78,8 +78,18 @@ def train_to_the_best(core, folder):
         optimizer.param_groups[0]["lr"] = 0.05 if len(history.epochs) < 2 else 3.0
 
     loss = torch.nn.functional.mse_loss
-    options = {"best": "train_loss", "restore_best": True, "on_epoch": break_it, "folder": f"{folder}/{core.rank}"}
-    history = fit(core, model, optimizer, loss, batches, epochs=3, **options)
+    history = fit(
+        core,
+        model,
+        optimizer,
+        loss,
+        batches,
+        epochs=3,
+        monitor="train_loss",
+        early_stopping=EarlyStopping(restore_best_weights=True),
+        checkpoints=f"{folder}/{core.rank}",
+        options=FitOptions(on_epoch_end=break_it),
+    )
     return history.best["epoch"], [weight.tolist() for weight in model.parameters()]
 
 

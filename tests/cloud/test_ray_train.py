@@ -78,7 +78,7 @@ def train_resnet(core, pause):
     import torch
     from torchvision.models import resnet34
 
-    from tpukit.training.trainer import fit
+    from tpukit.training import FitOptions, fit
 
     class Noise(torch.utils.data.Dataset):
         def __len__(self):
@@ -93,8 +93,16 @@ def train_resnet(core, pause):
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     batches = core.batches(Noise(), batch_size=4, shuffle=True, drop_last=True)
     loss = torch.nn.functional.binary_cross_entropy_with_logits
-    options = {"folder": "checkpoints" if pause else None, "on_epoch": lambda history: time.sleep(pause)}
-    history = fit(core, model, optimizer, loss, batches, epochs=4, log_every=2, **options)
+    history = fit(
+        core,
+        model,
+        optimizer,
+        loss,
+        batches,
+        epochs=4,
+        checkpoints="checkpoints" if pause else None,
+        options=FitOptions(log_every=2, on_epoch_end=lambda history: time.sleep(pause)),
+    )
     weights = sum(weight.double().abs().sum() for weight in core.to_host([*model.parameters()]))
     return {
         "losses": [row["train_loss"] for row in history.epochs],

@@ -124,12 +124,13 @@ def fit(core, network, **options):
     if options.pop("sync", False):
         tpukit.training.sync_batchnorm(core, model)
     if options.pop("average", False):
-        options["average"] = torch.optim.swa_utils.AveragedModel(
+        averaged = torch.optim.swa_utils.AveragedModel(
             model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)
         )
+        options["options"] = tpukit.FitOptions(averaged_model=averaged)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     loss = torch.nn.BCEWithLogitsLoss()
-    tpukit.fit(core, model, optimizer, loss, batches_of(core), prepare=tpukit.pe.normalize, **options)
+    tpukit.fit(core, model, optimizer, loss, batches_of(core), preprocess=tpukit.pe.normalize, **options)
 
 
 def batches_of(core, *, drop_last=True):
@@ -173,8 +174,8 @@ def resnet10():
 _STEPS = {
     "fit, float32": {},
     "fit, bf16": {"bf16": True},
-    "fit, accumulate 2": {"accumulate": 2},
-    "fit, clip": {"clip": 1.0},
+    "fit, accumulate 2": {"accumulate_grad_batches": 2},
+    "fit, clip": {"max_grad_norm": 1.0},
     "fit, average": {"average": True},
     "fit, sync_batchnorm": {"sync": True},
 }

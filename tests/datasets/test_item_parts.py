@@ -52,7 +52,7 @@ def learn(core, images):
     model = core.model(torch.nn.Sequential(torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(3, 3)))
     optimizer, loss = torch.optim.Adam(model.parameters(), lr=0.1), torch.nn.CrossEntropyLoss()
     batches = core.batches(images, batch_size=3, shuffle=True, drop_last=True)
-    how = {"epochs": 4, "prepare": lambda images: images / 255}
+    how = {"epochs": 4, "preprocess": lambda images: images / 255}
     history = tpukit.fit(core, model, optimizer, loss, batches, core.batches(images, batch_size=5), **how)
     return [row["valid_loss"] for row in history.epochs]
 

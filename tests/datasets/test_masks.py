@@ -211,7 +211,7 @@ def segment(core, images):
         core.batches(images, batch_size=3),
         epochs=4,
         augment=tpukit.Augment(flip=0.5, outside=255),
-        prepare=lambda images: images / 255,
+        preprocess=lambda images: images / 255,
     )
     return [row["valid_loss"] for row in history.epochs]
 
@@ -226,7 +226,7 @@ def segment_and_classify(core, images):
 
     batches = core.batches(images, batch_size=3, shuffle=True, drop_last=True)
     valid = core.batches(images, batch_size=5)  # the last batch is filled up
-    how = {"epochs": 2, "augment": tpukit.Augment(), "prepare": lambda images: images / 255}
+    how = {"epochs": 2, "augment": tpukit.Augment(), "preprocess": lambda images: images / 255}
     return [row["valid_loss"] for row in tpukit.fit(core, model, optimizer, loss, batches, valid, **how).epochs]
 
 

@@ -117,7 +117,7 @@ def learn(core):
     model = core.model(torchvision.models.resnet18(num_classes=len(images.classes)))
     optimizer, loss = torch.optim.Adam(model.parameters(), lr=1e-3), torch.nn.CrossEntropyLoss()
     batches, held_out = core.batches(train, batch_size=4, shuffle=True), core.batches(valid, batch_size=4)
-    return tpukit.fit(core, model, optimizer, loss, batches, held_out, epochs=2, prepare=lambda x: x / 255)
+    return tpukit.fit(core, model, optimizer, loss, batches, held_out, epochs=2, preprocess=lambda x: x / 255)
 print("history", tpukit.launch(learn).results[0].epochs[-1])
 """
 OF_A_FOLDER = '"flowers", "packed"'

@@ -81,7 +81,7 @@ def trained(core, folder):
     model = core.model(torch.nn.Linear(3, 2))
     batches = core.batches([(torch.ones(3), torch.ones(2))] * 16, batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    fit = lambda epochs: tpukit.fit(core, model, optimizer, torch.nn.functional.mse_loss, batches, epochs=epochs, folder=folder)
+    fit = lambda epochs: tpukit.fit(core, model, optimizer, torch.nn.functional.mse_loss, batches, epochs=epochs, checkpoints=folder)
     return [len(fit(1).epochs), len(fit(2).epochs)]
 
 def raise_os_error(): raise OSError("a broken JPEG")

@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "half of every batch",
         STEP,
-        "inputs = self.prepare(inputs)",
-        "inputs, targets = self.prepare(inputs)[::2], targets[::2]",
+        "inputs = self.preprocess(inputs)",
+        "inputs, targets = self.preprocess(inputs)[::2], targets[::2]",
     ),
     # The seed leaves the rank out: dropout and augmentation are alike, and do a part of their work.
     Mutant("the same dropout on every core", RANDOM_NUMBERS, "*words, self._core.rank)))", "*words, 0)))"),
@@ -138,7 +138,7 @@ MUTANTS = [
         "[torch.nn.utils.clip_grad_norm_(one, clip) for one in parameters_of(optimizer)]",
     ),
     # The limit of the gradients is taken and not used.
-    Mutant("fit forgets clip", STEP, "clip=self.clip", "clip=None"),
+    Mutant("fit forgets max_grad_norm", STEP, "clip=self.max_grad_norm", "clip=None"),
     # The forward pass stays in float32: right, and half as fast.
     Mutant(
         "bf16 that is not on",
@@ -150,8 +150,8 @@ MUTANTS = [
     Mutant(
         "schedule stepped once a core",
         STEP,
-        "self.schedule.step()",
-        "[self.schedule.step() for _ in range(self.core.world_size)]",
+        "self.scheduler.step()",
+        "[self.scheduler.step() for _ in range(self.core.world_size)]",
     ),
     # core.model leaves each core's own start weights, so the cores train different networks.
     Mutant(
@@ -170,7 +170,7 @@ MUTANTS = [
         'with self._together("average_buffers"):\n            return',
     ),
     # What fit evaluates and keeps in place of the model was never trained.
-    Mutant("the averaged model stays at its start", STEP, "self.average.update_parameters(self.model)", "pass"),
+    Mutant("the averaged model stays at its start", STEP, "self.averaged_model.update_parameters(self.model)", "pass"),
     # The history shows the loss of one core's share as if it were of all.
     Mutant("the loss of core 0 alone", STEP, "return reduced", "return torch.stack([local, reduced[1]])"),
     # Samples that do not fill a step are not in the validation's loss.
@@ -201,8 +201,8 @@ MUTANTS = [
     Mutant(
         "best.pt of the first epoch",
         RESUME,
-        'self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")',
-        'path = self._checkpoints.folder / "best.pt"; path.exists() or self._core.save(model.state_dict(), path)',
+        'self._core.save(model.state_dict(), self._store.folder / "best.pt")',
+        'path = self._store.folder / "best.pt"; path.exists() or self._core.save(model.state_dict(), path)',
     ),
     # Every epoch overwrites the best weights.
     Mutant(
@@ -239,7 +239,7 @@ MUTANTS = [
         "if part is None or checkpoint.state.get(name) is None:",
         'if part is None or checkpoint.state.get(name) is None or name == "optimizer":',
     ),
-    # With restore_best=True the model is the last epoch's all the same.
+    # With restore_best_weights=True the model is the last epoch's all the same.
     Mutant(
         "the best weights are not given back",
         TRAINER,

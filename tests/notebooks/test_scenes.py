@@ -3,7 +3,7 @@ import torch
 from scenes import ResNetUNet, Scenes, depth_error, mask_and_depth_loss, mask_overlap
 from torch.utils.data import default_collate
 
-from tpukit import fit, launch
+from tpukit import FitOptions, fit, launch
 
 
 def test_a_scene_is_an_image_a_mask_and_a_depth_in_bytes():
@@ -76,7 +76,7 @@ def test_fit_trains_it_on_scenes_and_the_loss_falls():
         model = core.model(ResNetUNet())
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         batches = core.batches(Scenes(64, size=32), batch_size=8, shuffle=True, drop_last=True)
-        return fit(core, model, optimizer, mask_and_depth_loss, batches, epochs=2, log_every=1)
+        return fit(core, model, optimizer, mask_and_depth_loss, batches, epochs=2, options=FitOptions(log_every=1))
 
     losses = [row["train_loss"] for row in launch(work, cores=1, progress="off").results[0].intervals]
     assert sum(losses[-4:]) < 0.8 * sum(losses[:4])

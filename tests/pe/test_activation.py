@@ -47,8 +47,8 @@ def test_a_map_points_at_what_the_network_was_made_to_see():
 def work(core, network, dataset):
     model = core.model(network)
     batches = core.batches(dataset, batch_size=4)
-    maps = tpukit.predict(core, pe.class_activation(model, layer="0"), batches, prepare=pe.normalize)
-    outputs = tpukit.predict(core, model, batches, prepare=pe.normalize)
+    maps = tpukit.predict(core, pe.class_activation(model, layer="0"), batches, preprocess=pe.normalize)
+    outputs = tpukit.predict(core, model, batches, preprocess=pe.normalize)
     return {"maps": maps, "outputs": outputs}
 
 
@@ -66,7 +66,7 @@ def test_every_core_maps_its_share_and_all_come_back_in_order():
 
 def only_maps(core, network, dataset):
     batches = core.batches(dataset, batch_size=4)
-    return tpukit.predict(core, pe.class_activation(core.model(network), layer="0"), batches, prepare=pe.normalize)
+    return tpukit.predict(core, pe.class_activation(core.model(network), layer="0"), batches, preprocess=pe.normalize)
 
 
 @pytest.mark.xla

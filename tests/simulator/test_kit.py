@@ -22,7 +22,7 @@ from torch import nn
 from workers import Branches, Pairs, Tied, small_net
 
 import tpukit
-from tpukit import WorkerError, evaluate, fit, launch
+from tpukit import FitOptions, WorkerError, evaluate, fit, launch
 from tpukit.essentials.environment import chip_holders as chips
 from tpukit.essentials.environment.platforms import Machine
 from tpukit.profiling import graph_text
@@ -271,7 +271,17 @@ def train(core, network, folder=None, epochs=2):
     batches = core.batches(Pairs(), batch_size=64 // core.world_size, shuffle=True, drop_last=True)
     valid = core.batches(Pairs(37), batch_size=8)
     criterion = nn.functional.mse_loss
-    history = fit(core, model, optimizer, criterion, batches, valid, epochs=epochs, folder=folder, log_every=1)
+    history = fit(
+        core,
+        model,
+        optimizer,
+        criterion,
+        batches,
+        valid,
+        epochs=epochs,
+        checkpoints=folder,
+        options=FitOptions(log_every=1),
+    )
     found = evaluate(core, model, criterion, valid)
     return {
         "epochs": [
@@ -342,9 +352,18 @@ def test_named_inputs_streamed_metrics_and_a_hook_work_and_no_step_is_compiled_a
         model = core.model(Net(4, 2))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.05)
         batches = core.batches(data, batch_size=4, shuffle=True, drop_last=True)
-        options = {"metrics": {"error": Error()}, "keep_outputs": False, "on_epoch": lambda history: None}
         valid_batches = core.batches(valid, batch_size=4)
-        history = fit(core, model, optimizer, criterion, batches, valid_batches, epochs=2, **options)
+        history = fit(
+            core,
+            model,
+            optimizer,
+            criterion,
+            batches,
+            valid_batches,
+            epochs=2,
+            metrics={"error": Error()},
+            options=FitOptions(keep_outputs=False, on_epoch_end=lambda history: None),
+        )
         found = evaluate(core, model, criterion, valid_batches)
         return history.epochs, found.loss, tpukit.predict(core, model, valid_batches), model.state_dict()
 

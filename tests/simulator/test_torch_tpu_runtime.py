@@ -104,7 +104,7 @@ def train(core, folder=None, epochs=2):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     batches = core.batches(Pairs(), batch_size=16 // core.world_size, shuffle=True, drop_last=True)
     valid = core.batches(Pairs(37), batch_size=8)
-    history = fit(core, model, optimizer, MSE, batches, valid, epochs=epochs, folder=folder)
+    history = fit(core, model, optimizer, MSE, batches, valid, epochs=epochs, checkpoints=folder)
     rows = [[row["train_loss"], row["valid_loss"]] for row in history.epochs]
     found = evaluate(core, model, MSE, valid)
     answers = predict(core, model, valid)
@@ -223,8 +223,19 @@ def train_until(core, folder, ends=None, batch=0):
             time.sleep(900)
         return images.float() / 255
 
-    options = {"augment": tpukit.Augment(flip=0.5), "prepare": prepare, "save_every": 0, "log_every": 1}
-    history = fit(core, model, optimizer, MSE, batches, valid, epochs=3, folder=folder, **options)
+    history = fit(
+        core,
+        model,
+        optimizer,
+        MSE,
+        batches,
+        valid,
+        epochs=3,
+        augment=tpukit.Augment(flip=0.5),
+        preprocess=prepare,
+        checkpoints=tpukit.Checkpoints(folder, save_every=0),
+        options=tpukit.FitOptions(log_every=1),
+    )
     rows = [[row["train_loss"], row["valid_loss"]] for row in history.epochs]
     return history.resumed, rows, core.to_host(model.state_dict())
 

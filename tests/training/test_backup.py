@@ -17,9 +17,9 @@ from training.test_trainer import Dots, quietly, same, train
 
 from tpukit import WorkerError
 from tpukit.essentials.display import NotInstalledError
-from tpukit.training import backup as mirror_module
-from tpukit.training.backup import Mirror
-from tpukit.training.checkpoints import Checkpoints
+from tpukit.training import backup as backup_module
+from tpukit.training.backup import Backup
+from tpukit.training.checkpoints import CheckpointStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -66,15 +66,15 @@ def buckets():
 
 @pytest.fixture
 def soon(monkeypatch):
-    """Return what makes a mirror be called stuck after half a second, from there on."""
-    return lambda: monkeypatch.setattr(mirror_module, "_QUIET_SECONDS", 0.5)
+    """Return what makes a backup be called stuck after half a second, from there on."""
+    return lambda: monkeypatch.setattr(backup_module, "_QUIET_SECONDS", 0.5)
 
 
-def mirrored(folder, mirror, *saved, best=(), keep=3):
-    """Save steps in a folder with a mirror, each copied before the next; return what was said."""
+def backed_up(folder, backup_dir, *saved, best=(), keep=3):
+    """Save steps in a folder with a backup, each copied before the next; return what was said."""
     said = []
-    there = Mirror(mirror, say=said.append)
-    checkpoints = Checkpoints(folder, keep, on_saved=there.offer)
+    there = Backup(backup_dir, say=said.append)
+    checkpoints = CheckpointStore(folder, keep, on_saved=there.offer)
     for step in saved:
         if step in best:
             torch.save({"weight": torch.full((999,), float(step))}, checkpoints.folder / "best.pt")
@@ -85,11 +85,11 @@ def mirrored(folder, mirror, *saved, best=(), keep=3):
     return said
 
 
-def taken(folder, mirror, **options):
+def taken(folder, backup_dir, **options):
     """Return the step that a run in this folder would continue from, and what was said."""
     said = []
-    checkpoints = Checkpoints(folder)
-    Mirror(mirror, say=said.append).take(checkpoints, **options)
+    checkpoints = CheckpointStore(folder)
+    Backup(backup_dir, say=said.append).take(checkpoints, **options)
     found = checkpoints.newest(say=said.append)
     return found and found.step, said
 
@@ -101,44 +101,44 @@ def best_of(folder):
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_the_newest_two_and_the_best_weights_are_there_and_come_back(kind, tmp_path, buckets):
     address = {"folder": tmp_path / "drive", "bucket": "memory://bucket/run"}[kind]
-    assert mirrored(tmp_path / "run", address, 1, 2, 3, 4, best=[2]) == []
+    assert backed_up(tmp_path / "run", address, 1, 2, 3, 4, best=[2]) == []
     files = fsspec.core.url_to_fs(str(address))[0]
     names = sorted(Path(name).name for name in files.ls(str(address), detail=False))
     assert [name[:13] for name in names] == ["best.pt", "step-00000003", "step-00000004"]
     shutil.rmtree(tmp_path / "run")
     step, said = taken(tmp_path / "run", address)
     assert step == 4
-    assert said == [f"{names[-1]} is taken from the mirror {address}"]
+    assert said == [f"{names[-1]} is taken from the backup {address}"]
     assert best_of(tmp_path / "run") == 2
     assert taken(tmp_path / "run", address) == (4, [])  # what is there already is not copied again
 
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_compiled_programs_in_the_runs_folder_travel_with_it(kind, tmp_path, buckets):
-    mirror = tmp_path / "drive" if kind == "folder" else "memory://bucket/run"
+    backup_dir = tmp_path / "drive" if kind == "folder" else "memory://bucket/run"
     first, second = tmp_path / "a", tmp_path / "b"
     (first / "compiled").mkdir(parents=True)
     (first / "compiled/0a.pjrt").write_bytes(b"a program")
     (first / "compiled/0b.lock").touch()
-    assert mirrored(first, mirror, 5) == []
-    assert taken(second, mirror)[0] == 5
+    assert backed_up(first, backup_dir, 5) == []
+    assert taken(second, backup_dir)[0] == 5
     assert [file.name for file in (second / "compiled").iterdir()] == ["0a.pjrt"]
     assert (second / "compiled/0a.pjrt").read_bytes() == b"a program"
     assert (second / "compiled").stat().st_mode & 0o777 == 0o700  # else the launch refuses to load code from there
 
 
-def test_a_mirror_that_takes_no_programs_takes_checkpoints(tmp_path):
+def test_a_backup_that_takes_no_programs_takes_checkpoints(tmp_path):
     (tmp_path / "a/compiled").mkdir(parents=True)
     (tmp_path / "a/compiled/0a.pjrt").write_bytes(b"a program")
     (tmp_path / "drive").mkdir()
     (tmp_path / "drive/compiled").write_text("somebody's file, where the folder would be")
-    assert mirrored(tmp_path / "a", tmp_path / "drive", 5) == []
+    assert backed_up(tmp_path / "a", tmp_path / "drive", 5) == []
     assert taken(tmp_path / "b", tmp_path / "drive")[0] == 5
 
 
 def test_a_step_saved_twice_is_there_once_beside_the_one_before(tmp_path):
-    there = Mirror(tmp_path / "drive")
-    checkpoints = Checkpoints(tmp_path / "run", on_saved=there.offer)
+    there = Backup(tmp_path / "drive")
+    checkpoints = CheckpointStore(tmp_path / "run", on_saved=there.offer)
     for step, history in [(3, 0), (7, 0), (7, 1), (7, 2)]:
         checkpoints.save({**a_state(step), "history": history}, step=step)
         checkpoints.close()
@@ -147,53 +147,53 @@ def test_a_step_saved_twice_is_there_once_beside_the_one_before(tmp_path):
     assert taken(tmp_path / "other", tmp_path / "drive")[0] == 7
 
 
-def test_what_else_lies_in_the_mirror_is_left_alone(tmp_path):
+def test_what_else_lies_in_the_backup_is_left_alone(tmp_path):
     drive = tmp_path / "drive"
     drive.mkdir()
     (drive / "notes.txt").write_text("mine")
     later = drive / "step-00000099-0badc0de.pt"
     later.write_bytes(b"of another run")
-    mirrored(tmp_path / "run", drive, 1, 2, 3)
+    backed_up(tmp_path / "run", drive, 1, 2, 3)
     assert (drive / "notes.txt").read_text() == "mine"
     assert later.exists()
     assert steps(drive) == ["2", "3", "99"]
 
 
 def test_a_folder_with_something_newer_is_left_as_it_is_and_one_with_something_older_is_not(tmp_path):
-    mirrored(tmp_path / "run", tmp_path / "drive", 1, 2, best=[1])
-    mirrored(tmp_path / "newer", tmp_path / "elsewhere", 3)
-    mirrored(tmp_path / "older", tmp_path / "elsewhere", 1)
+    backed_up(tmp_path / "run", tmp_path / "drive", 1, 2, best=[1])
+    backed_up(tmp_path / "newer", tmp_path / "elsewhere", 3)
+    backed_up(tmp_path / "older", tmp_path / "elsewhere", 1)
     assert taken(tmp_path / "newer", tmp_path / "drive") == (3, [])
     assert taken(tmp_path / "older", tmp_path / "drive")[0] == 2
 
 
-def test_a_damaged_newest_in_the_folder_is_replaced_by_the_mirrors(tmp_path):
-    mirrored(tmp_path / "run", tmp_path / "drive", 1, 2)
-    DAMAGE["one bit flipped"](Checkpoints(tmp_path / "run").paths[-1])
+def test_a_damaged_newest_in_the_folder_is_replaced_by_the_backups(tmp_path):
+    backed_up(tmp_path / "run", tmp_path / "drive", 1, 2)
+    DAMAGE["one bit flipped"](CheckpointStore(tmp_path / "run").paths[-1])
     step, said = taken(tmp_path / "run", tmp_path / "drive")
     assert step == 2
     assert len(said) == 1
 
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_a_torn_file_in_the_mirror_is_not_taken(damage, tmp_path):
-    mirrored(tmp_path / "run", tmp_path / "drive", 1, 2)
-    damage(Checkpoints(tmp_path / "drive").paths[-1])
-    damaged = Checkpoints(tmp_path / "drive").paths[-1]
+def test_a_torn_file_in_the_backup_is_not_taken(damage, tmp_path):
+    backed_up(tmp_path / "run", tmp_path / "drive", 1, 2)
+    damage(CheckpointStore(tmp_path / "drive").paths[-1])
+    damaged = CheckpointStore(tmp_path / "drive").paths[-1]
     step, said = taken(tmp_path / "new", tmp_path / "drive")
     assert step == 1
-    assert said[0] == f"checkpoint {damaged.name} in the mirror is skipped: damaged, its checksum is another"
-    assert [path_step(path) for path in Checkpoints(tmp_path / "new").paths] == [1]
+    assert said[0] == f"checkpoint {damaged.name} in the backup is skipped: damaged, its checksum is another"
+    assert [path_step(path) for path in CheckpointStore(tmp_path / "new").paths] == [1]
     assert damaged.exists()
 
 
 @pytest.mark.parametrize("kind", [kind for kind in DAMAGE if "name" not in kind and "appended" not in kind])
 def test_best_weights_that_are_torn_are_not_taken(kind, tmp_path):
-    mirrored(tmp_path / "run", tmp_path / "drive", 1, best=[1])
+    backed_up(tmp_path / "run", tmp_path / "drive", 1, best=[1])
     DAMAGE[kind](tmp_path / "drive" / "best.pt")
     step, said = taken(tmp_path / "new", tmp_path / "drive")
     assert step == 1
-    assert "best.pt in the mirror is skipped: damaged" in said[0]
+    assert "best.pt in the backup is skipped: damaged" in said[0]
     assert steps(tmp_path / "new") == ["1*"]
     assert not (tmp_path / "new" / "best.pt").exists()
 
@@ -206,10 +206,10 @@ def test_what_a_taken_machine_left_half_written_is_removed(tmp_path):
     assert not left.exists()
 
 
-def test_a_mirror_that_goes_away_is_said_once_and_when_it_is_back_too(tmp_path):
+def test_a_backup_that_goes_away_is_said_once_and_when_it_is_back_too(tmp_path):
     said = []
-    there = Mirror(tmp_path / "drive", say=said.append)
-    checkpoints = Checkpoints(tmp_path / "run", on_saved=there.offer)
+    there = Backup(tmp_path / "drive", say=said.append)
+    checkpoints = CheckpointStore(tmp_path / "run", on_saved=there.offer)
 
     def save(step):
         checkpoints.save(a_state(step), step=step)
@@ -221,7 +221,7 @@ def test_a_mirror_that_goes_away_is_said_once_and_when_it_is_back_too(tmp_path):
     save(2)
     save(3)
     names = [path.name for path in checkpoints.paths]
-    where = f"the mirror {tmp_path / 'drive'}"
+    where = f"the backup {tmp_path / 'drive'}"
     lost = f"{names[1]} was not copied to {where}: no such file or directory"
     assert said == [f"{lost}; training goes on, and the next checkpoint is tried again"]
     assert not (tmp_path / "drive").exists()  # on a drive that is unmounted it would lie on this machine
@@ -234,38 +234,38 @@ def test_a_mirror_that_goes_away_is_said_once_and_when_it_is_back_too(tmp_path):
     assert said[3].startswith(f"{where} has not got {checkpoints.paths[-1].name}; the newest there is step-00000004")
 
 
-def test_a_full_mirror_is_said_once_and_keeps_what_it_has(tmp_path):
+def test_a_full_backup_is_said_once_and_keeps_what_it_has(tmp_path):
     ran = in_tiny(
         tmp_path,
         """
 import torch
-from tpukit.training.backup import Mirror
-there = Mirror(folder)
-checkpoints = Checkpoints(folder + "-run", on_saved=there.offer)
+from tpukit.training.backup import Backup
+there = Backup(folder)
+checkpoints = CheckpointStore(folder + "-run", on_saved=there.offer)
 for step in range(1, 5):
     checkpoints.save({"x": torch.full((100_000,), float(step))}, step=step)  # 400 kB, in 1 MB
     checkpoints.close()
     there._wait(60)
 there.close()
 print(sorted(path.name[:13] for path in Path(folder).iterdir()))
-again = Checkpoints(folder + "-again")
-Mirror(folder).take(again)
+again = CheckpointStore(folder + "-again")
+Backup(folder).take(again)
 print(again.newest().state["x"].mean().item(), checkpoints.newest().step)
 """,
     )
     assert ran.returncode == 0, ran.stderr
     full, missing, names, _, found = ran.stdout.splitlines()
-    assert re.match(r"step-00000003-\w+.pt was not copied to the mirror .*: it is full; it needs room for three", full)
-    assert re.match(r"the mirror .* has not got step-00000004-.*; the newest there is step-00000002-.* full", missing)
+    assert re.match(r"step-00000003-\w+.pt was not copied to the backup .*: it is full; it needs room for three", full)
+    assert re.match(r"the backup .* has not got step-00000004-.*; the newest there is step-00000002-.* full", missing)
     assert names == "['step-00000001', 'step-00000002']"
     assert found == "2.0 4"
 
 
-def test_a_mirror_that_hangs_holds_up_no_save_and_the_end_only_so_long(tmp_path, buckets, soon):
+def test_a_backup_that_hangs_holds_up_no_save_and_the_end_only_so_long(tmp_path, buckets, soon):
     soon()
     said = []
-    there = Mirror("stuck://bucket/run", say=said.append)
-    checkpoints = Checkpoints(tmp_path, on_saved=there.offer)
+    there = Backup("stuck://bucket/run", say=said.append)
+    checkpoints = CheckpointStore(tmp_path, on_saved=there.offer)
     Stuck.gate.clear()
     for step in (1, 2):
         checkpoints.save(a_state(step), step=step)
@@ -274,7 +274,7 @@ def test_a_mirror_that_hangs_holds_up_no_save_and_the_end_only_so_long(tmp_path,
     checkpoints.save(a_state(3), step=3)
     checkpoints.close()  # all this while the gate is closed
     assert len(said) == 1
-    assert "the mirror stuck://bucket/run has not moved for" in said[0]
+    assert "the backup stuck://bucket/run has not moved for" in said[0]
     there.close()
     assert f"has not got {checkpoints.paths[-1].name}" in said[1]
     thread = there._thread
@@ -286,25 +286,25 @@ def test_a_mirror_that_hangs_holds_up_no_save_and_the_end_only_so_long(tmp_path,
 
 def test_the_end_of_a_run_that_is_interrupted_waits_less(tmp_path, buckets):
     said, alive = [], []
-    there = Mirror("stuck://bucket/run", say=said.append, alive=lambda: alive.append(1))
+    there = Backup("stuck://bucket/run", say=said.append, alive=lambda: alive.append(1))
     Stuck.gate.clear()
-    checkpoints = Checkpoints(tmp_path, on_saved=there.offer)
+    checkpoints = CheckpointStore(tmp_path, on_saved=there.offer)
     checkpoints.save(a_state(1), step=1)
     checkpoints.close()
     there.close(0.3)  # and not the minute after which it would be called stuck
     name = checkpoints.paths[0].name
-    assert said == [f"the mirror stuck://bucket/run has not got {name} (it was still being copied)"]
+    assert said == [f"the backup stuck://bucket/run has not got {name} (it was still being copied)"]
     assert alive  # so the watchdog calls nobody stuck meanwhile
 
 
 @pytest.mark.parametrize("address", ["stuck://bucket/run", "away://bucket/run"])
-def test_a_start_with_nothing_here_and_a_mirror_that_does_not_answer_begins_nothing(address, tmp_path, buckets, soon):
-    mirrored(tmp_path / "run", tmp_path / "drive", 1)
+def test_a_start_with_nothing_here_and_a_backup_that_does_not_answer_begins_nothing(address, tmp_path, buckets, soon):
+    backed_up(tmp_path / "run", tmp_path / "drive", 1)
     soon()
     Stuck.gate.clear()
-    checkpoints = Checkpoints(tmp_path / "empty")
-    with pytest.raises(OSError, match=f"mirror {address} cannot be read, and .* has nothing to continue from") as error:
-        Mirror(address).take(checkpoints)
+    checkpoints = CheckpointStore(tmp_path / "empty")
+    with pytest.raises(OSError, match=f"backup {address} cannot be read, and .* has nothing to continue from") as error:
+        Backup(address).take(checkpoints)
     assert re.search("found: .*(403: forbidden|no answer for 0.5 s)", str(error.value))
     assert "fix:   mount it, or sign in" in str(error.value)
     step, said = taken(tmp_path / "run", address)  # with something here it is said, and the run goes on
@@ -313,13 +313,13 @@ def test_a_start_with_nothing_here_and_a_mirror_that_does_not_answer_begins_noth
     assert "training goes on" in said[0]
 
 
-def test_a_mirror_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(tmp_path, buckets, soon):
-    mirrored(tmp_path / "first", "stuck://bucket/run", 9)
-    mirrored(tmp_path / "run", tmp_path / "drive", 1)
+def test_a_backup_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(tmp_path, buckets, soon):
+    backed_up(tmp_path / "first", "stuck://bucket/run", 9)
+    backed_up(tmp_path / "run", tmp_path / "drive", 1)
     soon()
     Stuck.gate.clear()
     said = []
-    there, checkpoints = Mirror("stuck://bucket/run", say=said.append), Checkpoints(tmp_path / "run")
+    there, checkpoints = Backup("stuck://bucket/run", say=said.append), CheckpointStore(tmp_path / "run")
     there.take(checkpoints)
     thread = there._thread
     Stuck.gate.set()
@@ -329,37 +329,37 @@ def test_a_mirror_that_wakes_up_late_brings_no_old_checkpoint_into_the_folder(tm
 
 def test_a_drive_that_is_not_mounted_is_not_made_on_this_machine_and_the_fix_works(tmp_path):
     folder = tmp_path / "MyDrive" / "run"
-    with pytest.raises(FileNotFoundError, match=r"no mirror can be made in .*MyDrive, which is not there") as error:
-        Mirror(folder).take(Checkpoints(tmp_path / "run"))
+    with pytest.raises(FileNotFoundError, match=r"no backup can be made in .*MyDrive, which is not there") as error:
+        Backup(folder).take(CheckpointStore(tmp_path / "run"))
     assert not folder.parent.exists()
     exec(f"import os; {str(error.value).rpartition('make it: ')[2]}")
     assert taken(tmp_path / "run", folder) == (None, [])
 
 
-def test_resume_false_refuses_a_mirror_that_holds_something(tmp_path):
-    mirrored(tmp_path / "run", tmp_path / "drive", 1)
-    with pytest.raises(ValueError, match="resume=False, and the mirror .* holds checkpoints\n  found: step-00000001-"):
+def test_resume_false_refuses_a_backup_that_holds_something(tmp_path):
+    backed_up(tmp_path / "run", tmp_path / "drive", 1)
+    with pytest.raises(ValueError, match="resume=False, and the backup .* holds checkpoints\n  found: step-00000001-"):
         taken(tmp_path / "new", tmp_path / "drive", resume=False)
     assert steps(tmp_path / "new") == []
     assert taken(tmp_path / "new", tmp_path / "another", resume=False) == (None, [])  # the fix
 
 
 def test_addresses_that_nobody_knows_and_packages_that_are_missing_say_so(monkeypatch):
-    with pytest.raises(ValueError, match="no mirror can be at nosuch://x"):
-        Mirror("nosuch://x")
+    with pytest.raises(ValueError, match="no backup can be at nosuch://x"):
+        Backup("nosuch://x")
     for missing, package in (("gcsfs", "gcsfs"), ("fsspec", "fsspec")):
         monkeypatch.setitem(sys.modules, missing, None)
         with pytest.raises(NotInstalledError, match=rf"needs {package}, which is missing(.|\n)*%pip install {package}"):
-            Mirror("gs://bucket/run")
+            Backup("gs://bucket/run")
 
 
 def test_a_folder_needs_no_fsspec(tmp_path):
-    code = f"import sys; from tpukit.training.backup import Mirror; Mirror({str(tmp_path)!r})"
+    code = f"import sys; from tpukit.training.backup import Backup; Backup({str(tmp_path)!r})"
     code += "; assert 'fsspec' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=600)
 
 
-def script(folder, mirror):
+def script(folder, backup_dir):
     """Return a program that trains on two cores and kills itself, core 0 first, in the middle of epoch 2."""
     return textwrap.dedent(f"""
         import os, sys, time
@@ -371,22 +371,22 @@ def script(folder, mirror):
             def killed(inputs, labels):
                 seen.append(1)
                 if len(seen) == 18 and core.is_main:
-                    while not any(path.name[5:13] >= "00000012" for path in Path({str(mirror)!r}).glob("step-*")):
+                    while not any(path.name[5:13] >= "00000012" for path in Path({str(backup_dir)!r}).glob("step-*")):
                         time.sleep(0.01)
                     os.kill(os.getppid(), 9)
                     os.kill(os.getpid(), 9)
                 return inputs, labels
-            options = dict(epochs=3, valid=Dots(10), decay=0.9, restore_best=True, save_every=0)
-            return train(core, folder={str(folder)!r}, mirror={str(mirror)!r}, augment=killed, **options)
+            options = dict(epochs=3, valid=Dots(10), decay=0.9, restore_best_weights=True, save_every=0)
+            return train(core, folder={str(folder)!r}, backup_dir={str(backup_dir)!r}, augment=killed, **options)
         quietly(work, seed=0)
     """)
 
 
 def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happened(tmp_path):
-    options = {"epochs": 3, "valid": Dots(10), "decay": 0.9, "restore_best": True, "save_every": 0}
+    options = {"epochs": 3, "valid": Dots(10), "decay": 0.9, "restore_best_weights": True, "save_every": 0}
 
-    def work(core, folder, mirror=None):
-        return train(core, folder=folder, mirror=mirror, **options)
+    def work(core, folder, backup_dir=None):
+        return train(core, folder=folder, backup_dir=backup_dir, **options)
 
     undisturbed = quietly(work, tmp_path / "once", seed=0).results
     code, environ = script(tmp_path / "run", tmp_path / "drive"), {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -409,7 +409,7 @@ def test_the_machine_is_lost_and_another_one_ends_the_run_as_if_nothing_had_happ
 
 def test_a_bucket_holds_what_fit_saved_and_gives_it_back(tmp_path, buckets):
     def work(core, folder, epochs):
-        history = train(core, folder=folder, mirror="memory://bucket/run", epochs=epochs)["history"]
+        history = train(core, folder=folder, backup_dir="memory://bucket/run", epochs=epochs)["history"]
         return history.resumed, {name: bytes(file.getbuffer()) for name, file in MemoryFileSystem.store.items()}
 
     _, there = quietly(work, tmp_path / "run", 1, cores=1).results[0]
@@ -420,48 +420,49 @@ def test_a_bucket_holds_what_fit_saved_and_gives_it_back(tmp_path, buckets):
     assert resumed in [Path(name).name for name in there]
 
 
-def test_a_mirror_that_hangs_ends_no_training_and_changes_nothing_in_it(tmp_path, buckets, soon, capsys):
+def test_a_backup_that_hangs_ends_no_training_and_changes_nothing_in_it(tmp_path, buckets, soon, capsys):
     soon()
 
-    def work(core, mirror, folder):
+    def work(core, backup_dir, folder):
         def close(inputs, labels):
             Stuck.gate.clear()  # for ever, after the start, which asks what is there
             return inputs, labels
 
-        return train(core, folder=folder, mirror=mirror, augment=close, save_every=0)
+        return train(core, folder=folder, backup_dir=backup_dir, augment=close, save_every=0)
 
     alone = quietly(work, None, tmp_path / "alone").results[0]
     hung = quietly(work, "stuck://bucket/run", tmp_path / "run").results[0]
     assert same(alone, hung)
-    assert capsys.readouterr().out.count("the mirror stuck://bucket/run has not got step-00000024-") == 1
+    assert capsys.readouterr().out.count("the backup stuck://bucket/run has not got step-00000024-") == 1
 
 
-def test_a_mirror_that_disappears_ends_no_training(tmp_path, capsys):
+def test_a_backup_that_disappears_ends_no_training(tmp_path, capsys):
     def work(core):
         def remove(history):
             shutil.rmtree(tmp_path / "drive", ignore_errors=True)
 
-        return train(core, folder=tmp_path / "run", mirror=tmp_path / "drive", on_epoch=remove, epochs=4)
+        return train(core, folder=tmp_path / "run", backup_dir=tmp_path / "drive", on_epoch_end=remove, epochs=4)
 
     history = quietly(work).results[0]["history"]
     assert len(history.epochs) == 4
     text = capsys.readouterr().out
     assert text.count("training goes on, and the next checkpoint is tried again") == 1
     assert text.count("has not got step-00000048-") == 1
-    again = quietly(lambda core: train(core, folder=tmp_path / "run", mirror=tmp_path / "drive", epochs=5))
+    again = quietly(lambda core: train(core, folder=tmp_path / "run", backup_dir=tmp_path / "drive", epochs=5))
     assert path_step(Path(again.results[0]["history"].resumed)) == 48
     assert steps(tmp_path / "drive")[-1].startswith("60")
 
 
 def test_what_an_interrupted_run_did_not_copy_the_next_one_copies(tmp_path):
     quietly(lambda core: train(core, folder=tmp_path / "run", epochs=1))
-    quietly(lambda core: train(core, folder=tmp_path / "run", mirror=tmp_path / "drive", epochs=1))  # nothing to train
+    quietly(
+        lambda core: train(core, folder=tmp_path / "run", backup_dir=tmp_path / "drive", epochs=1)
+    )  # nothing to train
     assert [name.rstrip("*") for name in steps(tmp_path / "drive")] == ["12"]
     assert (tmp_path / "drive" / "best.pt").exists()
 
 
-@pytest.mark.parametrize("folder", [None, "drive"])
-def test_a_mirror_is_a_second_folder(folder, tmp_path):
+def test_a_backup_is_a_second_folder(tmp_path):
     drive = tmp_path / "drive"
-    with pytest.raises(WorkerError, match="a mirror is a second folder"):
-        quietly(lambda core: train(core, folder=folder and drive, mirror=drive))
+    with pytest.raises(WorkerError, match="a backup is a second folder"):
+        quietly(lambda core: train(core, folder=drive, backup_dir=drive))

@@ -8,7 +8,7 @@ from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from torch.utils import _pytree as tree
 
-from tpukit import Buckets, WorkerError, evaluate, fit, launch, predict
+from tpukit import Buckets, FitOptions, WorkerError, evaluate, fit, launch, predict
 from tpukit.essentials.data.batches import Batches
 from tpukit.training.batch import call, inputs_and_targets, inputs_only, kind_of_samples
 
@@ -161,7 +161,9 @@ def test_several_inputs_outputs_and_targets_give_the_same_curve_on_one_and_two_c
         train = core.batches(Scenes(), batch_size=batch_size, shuffle=True, drop_last=True)
         valid = core.batches(Scenes(19), batch_size=batch_size)
         metrics = {"off": lambda outputs, targets: (outputs["depth"] - targets["depth"]).abs().mean()}
-        history = fit(core, model, optimizer, both, train, valid, epochs=3, log_every=2, metrics=metrics)
+        history = fit(
+            core, model, optimizer, both, train, valid, epochs=3, options=FitOptions(log_every=2), metrics=metrics
+        )
         return history, evaluate(core, model, both, valid)
 
     (one, alone), (two, found) = (
@@ -287,7 +289,7 @@ def test_an_input_that_the_model_does_not_take_is_named_and_the_fix_works():
     batch = {"image": X, "id": Y, "labels": Y}
     with pytest.raises(TypeError, match="Plain.forward has no argument 'id'") as failure:
         call(Plain(), batch)
-    (fix,) = [line.split("prepare=")[1] for line in str(failure.value).splitlines() if "prepare=" in line]
+    (fix,) = [line.split("preprocess=")[1] for line in str(failure.value).splitlines() if "preprocess=" in line]
     assert call(Plain(), eval(fix)(batch)) == (X, None)
 
 
@@ -335,7 +337,7 @@ def test_batches_are_augmented_from_the_epoch_that_is_named_also_when_a_run_goes
         model = core.model(torch.nn.Linear(4, 1))
         images = torch.utils.data.TensorDataset(torch.randn(16, 4), torch.rand(16, 1))
         train = core.batches(images, batch_size=4)
-        options = {"augment": augment, "augment_from": 3, "folder": tmp_path, "epochs": epochs}
+        options = {"augment": augment, "checkpoints": tmp_path, "epochs": epochs, "options": FitOptions(augment_from=3)}
         core.print = lines.append
         optimizer, loss = torch.optim.SGD(model.parameters(), lr=0.1), torch.nn.functional.mse_loss
         history = fit(core, model, optimizer, loss, train, core.batches(images, batch_size=4), **options)

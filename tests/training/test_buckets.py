@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tpukit import Buckets, evaluate, fit, predict
+from tpukit import Buckets, Checkpoints, FitOptions, evaluate, fit, predict
 from tpukit.essentials.data.batches import Batches
 from tpukit.essentials.launcher.launcher import WorkerError, launch
 
@@ -222,7 +222,9 @@ def test_fit_compiles_its_step_once_for_each_length_and_says_so(cores, capfd):
         model = core.model(Classifier())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train = core.batches(Texts(), batch_size=4, shuffle=True, drop_last=True, buckets=Buckets(lengths, pad=PAD))
-        history = fit(core, model, optimizer, nn.functional.cross_entropy, train, epochs=3, log_every=1)
+        history = fit(
+            core, model, optimizer, nn.functional.cross_entropy, train, epochs=3, options=FitOptions(log_every=1)
+        )
         return [row["compiles"] for row in history.intervals]
 
     counts = {}
@@ -263,7 +265,7 @@ def test_fit_refuses_to_accumulate_over_several_lengths():
         model = core.model(Classifier())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train = core.batches(Texts(), batch_size=4, buckets=MAPPING)
-        fit(core, model, optimizer, nn.functional.cross_entropy, train, accumulate=2)
+        fit(core, model, optimizer, nn.functional.cross_entropy, train, accumulate_grad_batches=2)
 
     with pytest.raises(WorkerError, match="a graph for each combination"):
         launch(work, cores=1, backend="cpu", progress="off")
@@ -283,7 +285,16 @@ def test_fit_that_was_cut_off_in_an_epoch_trains_the_very_same_weights(cores, tm
             return nn.functional.cross_entropy(outputs, labels)
 
         loss.calls = 0
-        fit(core, model, optimizer, loss, train, epochs=2, folder=folder, save_every=0, log_every=1)
+        fit(
+            core,
+            model,
+            optimizer,
+            loss,
+            train,
+            epochs=2,
+            checkpoints=Checkpoints(folder, save_every=0),
+            options=FitOptions(log_every=1),
+        )
         return [parameter.detach() for parameter in model.parameters()]
 
     options = {"cores": cores, "backend": "cpu", "progress": "off"}

@@ -14,7 +14,7 @@ from helpers.files import flip, mounted
 
 from tpukit.essentials.environment.resources import own_memory
 from tpukit.essentials.launcher.launcher import WorkerError, launch
-from tpukit.training.checkpoints import CheckpointError, Checkpoints
+from tpukit.training.checkpoints import CheckpointError, CheckpointStore
 
 ROOT = Path(__file__).parents[2]
 
@@ -50,7 +50,7 @@ def test_a_state_comes_back_as_it_was_and_says_where_it_lies(tmp_path):
     optimizer.step()
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [1, 2])
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-    checkpoints = Checkpoints(tmp_path / "new" / "run")
+    checkpoints = CheckpointStore(tmp_path / "new" / "run")
     checkpoints.save(state, step=1200)
     found = checkpoints.newest()
     assert (found.step, found.path) == (1200, checkpoints.paths[-1])
@@ -70,7 +70,7 @@ def checksum(path: Path) -> str:
 
 
 def test_a_file_loads_in_a_fresh_process_without_the_kit(tmp_path):
-    save(Checkpoints(tmp_path), 7)
+    save(CheckpointStore(tmp_path), 7)
     code = (
         "import glob, sys, torch\n"
         f"state = torch.load(glob.glob({str(tmp_path / '*.pt')!r})[0], weights_only=True)\n"
@@ -93,7 +93,7 @@ PLAIN = {
 
 @pytest.mark.parametrize("values", PLAIN.values(), ids=PLAIN)
 def test_whatever_is_accepted_loads(tmp_path, values):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     checkpoints.save({"values": values}, step=0)
     loaded = checkpoints.newest().state["values"]
     for was, now in zip(values, loaded, strict=True):
@@ -132,7 +132,7 @@ REFUSED = [
 
 @pytest.mark.parametrize(("state", "kind", "message"), REFUSED, ids=[next(iter(state)) for state, _, _ in REFUSED])
 def test_what_would_not_load_is_refused_when_it_is_saved_and_its_key_named(tmp_path, state, kind, message):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     with pytest.raises(kind, match=message):
         checkpoints.save(state, step=1)
     assert list(tmp_path.iterdir()) == []
@@ -140,7 +140,7 @@ def test_what_would_not_load_is_refused_when_it_is_saved_and_its_key_named(tmp_p
 
 def save_until_killed(core, folder, seconds):
     """Save in a loop, note each save that is complete, and be killed by another process at some moment."""
-    checkpoints = Checkpoints(folder)
+    checkpoints = CheckpointStore(folder)
     found = checkpoints.newest()
     step = found.step if found else 0
     subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -9 {os.getpid()}"])
@@ -168,7 +168,7 @@ def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpo
         if (tmp_path / "complete.txt").exists():
             last = max(last, *map(int, (tmp_path / "complete.txt").read_text().split()), 0)
         said = []
-        checkpoints = Checkpoints(tmp_path)
+        checkpoints = CheckpointStore(tmp_path)
         assert list(tmp_path.glob(".*")) == []  # leftovers
         found = checkpoints.newest(say=said.append)
         assert said == []
@@ -185,12 +185,12 @@ def test_kill_9_at_random_moments_loses_nothing_beyond_the_last_complete_checkpo
 
 
 def test_what_is_being_written_is_no_leftover_to_others_who_look(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     done = threading.Event()
 
     def look():
         while not done.is_set():
-            Checkpoints(tmp_path)
+            CheckpointStore(tmp_path)
 
     others = [threading.Thread(target=look) for _ in range(2)]
     for other in others:
@@ -226,10 +226,10 @@ DAMAGE = {
 
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_it_is_loaded(tmp_path, damage, capsys):
-    save(Checkpoints(tmp_path), 1, 2, 3)
-    damage(Checkpoints(tmp_path).paths[-1])
-    damaged = Checkpoints(tmp_path).paths[-1]
-    checkpoints = Checkpoints(tmp_path)
+    save(CheckpointStore(tmp_path), 1, 2, 3)
+    damage(CheckpointStore(tmp_path).paths[-1])
+    damaged = CheckpointStore(tmp_path).paths[-1]
+    checkpoints = CheckpointStore(tmp_path)
     found = checkpoints.newest()
     assert found.step == 2
     assert (found.state["model"]["weight"] == 2).all()
@@ -245,15 +245,15 @@ def path_step(path):
 
 
 def test_where_all_are_damaged_there_is_none_and_each_is_reported(tmp_path):
-    save(Checkpoints(tmp_path), 1, 2)
-    for path in Checkpoints(tmp_path).paths:
+    save(CheckpointStore(tmp_path), 1, 2)
+    for path in CheckpointStore(tmp_path).paths:
         flip(path)
     said = []
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = CheckpointStore(tmp_path, keep_last=1)
     assert checkpoints.newest(say=said.append) is None
     assert [line.split("-")[1] for line in said] == ["00000002", "00000001"]
     save(checkpoints, 1)  # starting over, behind a damaged one, is allowed, and what it saves is kept
-    assert Checkpoints(tmp_path).newest(say=said.append).step == 1
+    assert CheckpointStore(tmp_path).newest(say=said.append).step == 1
 
 
 KEPT = [
@@ -270,12 +270,12 @@ KEPT = [
 
 @pytest.mark.parametrize(("keep", "saved", "best", "kept"), KEPT)
 def test_the_last_few_and_the_best_are_kept(tmp_path, keep, saved, best, kept):
-    save(Checkpoints(tmp_path, keep=keep), *saved, best=best)
+    save(CheckpointStore(tmp_path, keep_last=keep), *saved, best=best)
     assert steps(tmp_path) == kept
 
 
 def test_a_step_saved_again_keeps_its_mark_as_the_best_and_newest_is_the_later(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = CheckpointStore(tmp_path, keep_last=1)
     checkpoints.save(a_state(1), step=1, best=True)
     checkpoints.save({**a_state(1), "history": [1]}, step=1)
     assert checkpoints.newest().state["history"] == [1]
@@ -289,29 +289,29 @@ def test_what_is_not_a_checkpoint_is_left_alone(tmp_path):
     foreign = ["model.pt", "step-1.pt", "step-00000001.pt", "epoch-00000001-1a2b3c4d.pt", ".other.unfinished", "notes"]
     for name in foreign:
         (tmp_path / name).write_bytes(b"mine")
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = CheckpointStore(tmp_path, keep_last=1)
     assert checkpoints.newest() is None
     save(checkpoints, 1, 2)
     assert all((tmp_path / name).read_bytes() == b"mine" for name in foreign)
 
 
 def test_a_run_that_starts_over_does_not_mix_with_the_checkpoints_of_a_longer_one(tmp_path):
-    save(Checkpoints(tmp_path), 800, 1000)
-    again = Checkpoints(tmp_path)
+    save(CheckpointStore(tmp_path), 800, 1000)
+    again = CheckpointStore(tmp_path)
     with pytest.raises(
         ValueError, match=r"step 100 cannot be saved after a later one, of step 1,000\n  found: .*\n  fix:"
     ):
         again.save(a_state(100), step=100)
     assert steps(tmp_path) == ["800", "1000"]
-    save(Checkpoints(tmp_path / "another"), 100)  # the fix
+    save(CheckpointStore(tmp_path / "another"), 100)  # the fix
     save(again, 1000, 1100)  # the other one
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda folder: Checkpoints(folder, keep=0), "at least 1, got 0"),
-        (lambda folder: Checkpoints(folder).save({}, step=-1), "0 or more, got -1"),
+        (lambda folder: CheckpointStore(folder, keep_last=0), "at least 1, got 0"),
+        (lambda folder: CheckpointStore(folder).save({}, step=-1), "0 or more, got -1"),
     ],
 )
 def test_a_wrong_number_is_refused_with_what_came(tmp_path, call, message):
@@ -325,7 +325,7 @@ def saving(tmp_path):
     if not hasattr(os, "mkfifo"):
         pytest.skip("this system has no named pipes")
     pipe = tmp_path / f".step-00000005.{os.getpid()}.unfinished"
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     save(checkpoints, 4)
     os.mkfifo(pipe)
     rescue = threading.Timer(20, pipe.read_bytes)  # a save that does wait ends then, and the test fails
@@ -357,7 +357,7 @@ def test_an_error_of_the_thread_is_raised_by_the_next_save(saving, tmp_path):
 
 
 def test_one_save_is_under_way_at_a_time_and_newest_waits_for_it(tmp_path):
-    checkpoints = Checkpoints(tmp_path, keep=9)
+    checkpoints = CheckpointStore(tmp_path, keep_last=9)
     for step in range(1, 6):
         checkpoints.save(a_state(step, size=1_000_000), step=step)
         assert steps(tmp_path)[: step - 1] == [str(before) for before in range(1, step)]
@@ -366,7 +366,7 @@ def test_one_save_is_under_way_at_a_time_and_newest_waits_for_it(tmp_path):
 
 def test_an_error_that_is_not_the_disks_comes_as_it_is_with_the_step(tmp_path):
     shared = torch.ones(4)
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     checkpoints.save({"a": shared, "b": shared.view(torch.int32)}, step=3)  # torch.save refuses two types of one memory
     with pytest.raises(RuntimeError, match="view the same data as different types") as raised:
         checkpoints.close()
@@ -375,7 +375,7 @@ def test_an_error_that_is_not_the_disks_comes_as_it_is_with_the_step(tmp_path):
 
 
 def test_a_forked_worker_saves_with_what_the_kernel_made(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     save(checkpoints, 1)
 
     def work(core):
@@ -391,7 +391,7 @@ def test_a_full_disk_is_an_error_with_a_fix_and_the_old_checkpoints_still_load(t
         """
 import torch
 state = lambda step: {"x": torch.full((60_000,), float(step))}  # 240 kB
-checkpoints = Checkpoints(folder, keep=2)
+checkpoints = CheckpointStore(folder, keep_last=2)
 for step in (1, 2):
     checkpoints.save(state(step), step=step)
 checkpoints.close()
@@ -403,7 +403,7 @@ try:
 except CheckpointError as error:
     print(error, error.errno, sep="\\n")
 print(sorted(path.name[:13] for path in Path(folder).iterdir()))
-print(checkpoints.newest().step, Checkpoints(folder).newest().state["x"].mean().item())
+print(checkpoints.newest().step, CheckpointStore(folder).newest().state["x"].mean().item())
 other.unlink()
 checkpoints.save(state(4), step=4)
 checkpoints.close()
@@ -414,13 +414,13 @@ print(checkpoints.newest().step)
     fact, found, fix, number, names, newest, after = ran.stdout.splitlines()
     assert fact == "the checkpoint of step 3 could not be written: no space left on device"
     assert "step-00000002-" in found
-    assert "free some space there, or keep=1 (now 2)" in fix
+    assert "free some space there, or keep_last=1 (now 2)" in fix
     assert (number, newest, after) == ("28", "2 2.0", "4")
     assert names == "['other', 'step-00000001', 'step-00000002']"
 
 
 def test_a_read_only_disk_is_an_error_at_once_and_a_run_resumes_from_its_copy(tmp_path):
-    save(Checkpoints(tmp_path / "run"), 3)
+    save(CheckpointStore(tmp_path / "run"), 3)
     (tmp_path / "disk").mkdir()
     ran = in_tiny(
         tmp_path / "disk",
@@ -430,7 +430,7 @@ os.chdir(os.path.dirname(folder))
 shutil.copytree("run", folder, dirs_exist_ok=True)
 subprocess.run(["mount", "-o", "remount,ro", folder], check=True)
 try:
-    Checkpoints(folder)
+    CheckpointStore(folder)
 except CheckpointError as error:
     print(error)
     fix = str(error).splitlines()[-1]
@@ -439,18 +439,18 @@ eval(fix.strip())
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.startswith(f"no checkpoints can be saved in {tmp_path / 'disk'}: it cannot be written to\n  fix:")
-    assert Checkpoints(tmp_path / "checkpoints").newest().step == 3
+    assert CheckpointStore(tmp_path / "checkpoints").newest().step == 3
 
 
 def test_a_file_in_the_place_of_the_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     for folder in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(CheckpointError, match=f"in {folder}: "):
-            Checkpoints(folder)
+            CheckpointStore(folder)
 
 
 def test_a_folder_that_is_gone_is_an_error_of_the_save(tmp_path):
-    checkpoints = Checkpoints(tmp_path / "run")
+    checkpoints = CheckpointStore(tmp_path / "run")
     (tmp_path / "run").rmdir()
     with pytest.raises(CheckpointError, match="step 1 could not be written: no such file or directory"):
         save(checkpoints, 1)
@@ -459,7 +459,7 @@ def test_a_folder_that_is_gone_is_an_error_of_the_save(tmp_path):
 
 
 def test_a_save_leaves_nothing_behind_in_memory(tmp_path):
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints = CheckpointStore(tmp_path)
     gc.collect()
     gc.disable()  # a collection comes when it comes: after minutes, in a training whose objects are few and large
     try:

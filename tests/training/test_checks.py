@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from helpers.fit_arguments import grouped
 from helpers.launching import DRY_RUNS, quietly
 from torch import nn
 from workers import Pairs, Tied, small_net
@@ -21,7 +22,7 @@ def train(core, *, net=None, optimizer=None, loss=MSE, data=None, valid=None, lr
     optimizer = optimizer(model) if optimizer else torch.optim.Adam(model.parameters(), lr=lr)
     batches = core.batches(data or Pairs(), batch_size=16 // core.world_size, shuffle=True, drop_last=True)
     valid = core.batches(valid, batch_size=8) if valid else None
-    history = fit(core, model, optimizer, loss, batches, valid, **{"epochs": 2, "log_every": 2, **options})
+    history = fit(core, model, optimizer, loss, batches, valid, **grouped({"epochs": 2, "log_every": 2, **options}))
     return history, core.to_host(model.state_dict())
 
 
@@ -99,16 +100,16 @@ def test_a_model_that_is_not_on_the_device_is_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"clip": -1.0}, "clip is the largest norm of the gradients, above 0, got -1.0"),
-        ({"clip": 0}, "above 0, got 0"),
-        ({"clip": math.nan}, "above 0, got nan"),
+        ({"max_grad_norm": -1.0}, "max_grad_norm is the largest norm of the gradients, above 0, got -1.0"),
+        ({"max_grad_norm": 0}, "above 0, got 0"),
+        ({"max_grad_norm": math.nan}, "above 0, got nan"),
         ({"steps_per_epoch": 0}, "steps_per_epoch is at least 1, got 0(.|\n)*None for all"),
         ({"steps_per_epoch": -1}, "steps_per_epoch is at least 1, got -1"),
-        ({"best": "valid_los", "valid": Pairs(8)}, "got 'valid_los'\n(.|\n)*fix:   one of train_loss, valid_loss"),
-        ({"best": "valid_mae"}, "got 'valid_mae'"),
-        ({"best": "train_loss", "mode": "lowest"}, 'mode is "min", "max" or None'),
+        ({"monitor": "valid_los", "valid": Pairs(8)}, "got 'valid_los'\n(.|\n)*fix:   one of train_loss, valid_loss"),
+        ({"monitor": "valid_mae"}, "got 'valid_mae'"),
+        ({"monitor": "train_loss", "mode": "lowest"}, 'mode is "min", "max" or None'),
         (
-            {"best": "valid_score", "valid": Pairs(8), "metrics": {"score": nn.L1Loss()}},
+            {"monitor": "valid_score", "valid": Pairs(8), "metrics": {"score": nn.L1Loss()}},
             'does not show in its name\n  fix:   mode="min" if lower is better, mode="max" if higher',
         ),
     ],
@@ -203,7 +204,7 @@ def test_the_trial_compiles_no_graph_that_evaluation_does_not_need():
             compiles.append(core.backend.compiles()[0])
             return inputs
 
-        train(core, valid=Pairs(24), prepare=note, epochs=1)
+        train(core, valid=Pairs(24), preprocess=note, epochs=1)
         return compiles, core.backend.compiles()[0]
 
     before, after = quietly(work, backend="xla:cpu", cores=1).results[0]
@@ -248,7 +249,7 @@ def test_the_best_epoch_is_never_nan_and_has_a_direction(name, mode, values, bes
     def work(core):
         numbers = iter([0.0, *values])  # the first is the trial's
         metrics = {name: lambda outputs, targets: next(numbers)}
-        options = {"best": f"valid_{name}", "mode": mode} if mode else {"best": f"valid_{name}"}
+        options = {"monitor": f"valid_{name}", "mode": mode} if mode else {"monitor": f"valid_{name}"}
         return train(core, valid=Pairs(8), metrics=metrics, epochs=4, folder=tmp_path, **options)[0]
 
     history = quietly(work).results[0]
@@ -258,8 +259,8 @@ def test_the_best_epoch_is_never_nan_and_has_a_direction(name, mode, values, bes
 
 def test_the_direction_that_a_name_decides_is_said_once(capsys):
     options = {"valid": Pairs(8), "metrics": {"macro_f1": nn.L1Loss()}}
-    quietly(lambda core: train(core, best="valid_macro_f1", **options))
-    quietly(lambda core: train(core, best="valid_macro_f1", mode="max", **options))
+    quietly(lambda core: train(core, monitor="valid_macro_f1", **options))
+    quietly(lambda core: train(core, monitor="valid_macro_f1", mode="max", **options))
     quietly(lambda core: train(core, **options))
     assert capsys.readouterr().out.count("the best epoch is that with the highest valid_macro_f1") == 1
 
@@ -337,7 +338,7 @@ def test_a_tied_model_and_a_loss_that_learns_are_resumed_bit_for_bit(backend, tm
         optimizer = torch.optim.Adam([*model.parameters(), *loss.parameters()], lr=0.05)
         batches = core.batches(Words(), batch_size=4, shuffle=True, drop_last=True)
         valid = core.batches(Words(), batch_size=4)
-        history = fit(core, model, optimizer, loss, batches, valid, epochs=epochs, folder=folder)
+        history = fit(core, model, optimizer, loss, batches, valid, epochs=epochs, checkpoints=folder)
         losses = [row["valid_loss"] for row in history.epochs]
         return losses, core.to_host([model.state_dict(), loss.state_dict()]), len(list(model.parameters()))
 
@@ -382,7 +383,7 @@ def test_a_learning_rate_that_resuming_overrides_is_said(schedule, tmp_path, cap
         optimizer = torch.optim.Adam(model.parameters(), lr=lr)
         batches = core.batches(Pairs(), batch_size=8, shuffle=True, drop_last=True)
         changes = schedule(optimizer, 0.9) if schedule else None
-        return fit(core, model, optimizer, MSE, batches, schedule=changes, epochs=epochs, folder=tmp_path)
+        return fit(core, model, optimizer, MSE, batches, scheduler=changes, epochs=epochs, checkpoints=tmp_path)
 
     for epochs in (1, 2):
         quietly(work, 0.01, epochs)

@@ -4,6 +4,7 @@ import mmap
 
 import pytest
 import torch
+from helpers.fit_arguments import grouped
 from helpers.launching import DRY_RUNS
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
@@ -19,8 +20,8 @@ def train(core, make=lambda optimizer: None, *, decay=None, lr=0.01, valid=True,
     schedule = make(optimizer)
     batches = core.batches(Dots(), batch_size=4, shuffle=True, drop_last=True)
     batches_valid = core.batches(Dots(19), batch_size=4) if valid else None
-    options = {"epochs": 4, "log_every": 3, "schedule": schedule, "average": average, **options}
-    history = fit(core, model, optimizer, LOSS, batches, batches_valid, **options)
+    options = {"epochs": 4, "log_every": 3, "scheduler": schedule, "averaged_model": average, **options}
+    history = fit(core, model, optimizer, LOSS, batches, batches_valid, **grouped(options))
     again = evaluate(core, average.module if average else model, LOSS, core.batches(Dots(19), batch_size=4)).loss
     state = {"model": model.state_dict(), "average": None, "schedule": schedule and schedule.state_dict()}
     return {"state": state, "optimizer": optimizer.state_dict(), "history": history, "loss": again}
@@ -38,7 +39,7 @@ def scripted(numbers):
 
 def test_a_schedule_counts_steps_or_epochs_as_it_is_told():
     make = lambda optimizer: StepLR(optimizer, 1, 0.5)  # noqa: E731
-    by_epoch = quietly(lambda core: train(core, make, schedule_every="epoch")).results
+    by_epoch = quietly(lambda core: train(core, make, scheduler_interval="epoch")).results
     assert [rates(result) for result in by_epoch] == [[0.01, 0.005, 0.0025, 0.00125]] * 2
     by_step = quietly(lambda core: train(core, make)).results[0]
     assert rates(by_step) == pytest.approx([0.01 * 0.5 ** (12 * epoch - 1) for epoch in range(1, 5)])
@@ -54,7 +55,7 @@ def test_a_plateau_is_stepped_every_epoch_with_the_best_column():
                 super().step(metrics, *rest)
 
         make = lambda optimizer: Noting(optimizer, mode, patience=0, factor=0.1)  # noqa: E731
-        return train(core, make, best=best, mode=mode, **options), seen
+        return train(core, make, monitor=best, mode=mode, **options), seen
 
     options = {"metrics": {"score": scripted([0.5, 0.4, 0.6, 0.6])}}
     (result, seen), (other, _) = quietly(lambda core: work(core, "valid_score", "max", **options)).results
@@ -82,7 +83,7 @@ def test_a_schedule_by_the_epoch_is_resumed_bit_for_bit(make, tmp_path):
             return inputs, labels
 
         steps = []
-        return train(core, make, folder=folder, schedule_every="epoch", augment=fail, save_every=0)
+        return train(core, make, folder=folder, scheduler_interval="epoch", augment=fail, save_every=0)
 
     once = quietly(work, tmp_path / "once").results[0]
     for cut in (25, 32):  # between two epochs, and within one
@@ -98,12 +99,12 @@ def test_a_schedule_by_the_epoch_is_resumed_bit_for_bit(make, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule_every": "batch"}, "schedule_every is .step. or .epoch., got 'batch'"),
-        ({"patience": 0}, "patience is epochs, at least 1, got 0"),
+        ({"scheduler_interval": "batch"}, "scheduler_interval is .step. or .epoch., got 'batch'"),
+        ({"patience": 0}, "patience is at least 1, got 0"),
         (
             {
                 "make": ReduceLROnPlateau,
-                "best": "valid_right",
+                "monitor": "valid_right",
                 "mode": "max",
                 "metrics": {"right": lambda o, t: (o > 0).float().mean()},
             },
@@ -139,7 +140,7 @@ def test_it_stops_after_so_many_epochs_that_are_not_better(patience, epochs, tmp
         options = {
             "epochs": 5,
             "metrics": {"score": scripted(scores)},
-            "best": "valid_score",
+            "monitor": "valid_score",
             "mode": "max",
             "folder": tmp_path,
         }
@@ -165,11 +166,11 @@ def test_a_hook_sees_the_history_on_every_core_and_one_core_is_enough_to_stop(tm
             calls[core.rank] = len(history.epochs)
             return core.rank == 1 and len(history.epochs) >= stop_at
 
-        return train(core, epochs=3, on_epoch=hook, folder=tmp_path)["history"]
+        return train(core, epochs=3, on_epoch_end=hook, folder=tmp_path)["history"]
 
     for expected in (2, 2):  # run again, it stays stopped
         for history in quietly(work, 2).results:
-            assert (len(history.epochs), history.stopped) == (expected, "on_epoch returned True after epoch 2")
+            assert (len(history.epochs), history.stopped) == (expected, "on_epoch_end returned True after epoch 2")
         assert list(calls[:]) == [2, 2]
     for history in quietly(work, 3).results:  # after the last epoch there is nothing to stop
         assert (len(history.epochs), history.stopped) == (3, None)
@@ -181,8 +182,13 @@ def test_a_hook_sees_the_history_on_every_core_and_one_core_is_enough_to_stop(tm
 @pytest.mark.parametrize("decay", [None, 0.9])
 def test_the_best_weights_come_back(decay, with_folder, backend, tmp_path):
     def work(core):
-        options = {"metrics": {"score": scripted([0.1, 0.9, 0.2])}, "best": "valid_score", "mode": "max", "epochs": 3}
-        return train(core, restore_best=True, folder=tmp_path if with_folder else None, decay=decay, **options)
+        options = {
+            "metrics": {"score": scripted([0.1, 0.9, 0.2])},
+            "monitor": "valid_score",
+            "mode": "max",
+            "epochs": 3,
+        }
+        return train(core, restore_best_weights=True, folder=tmp_path if with_folder else None, decay=decay, **options)
 
     for found in quietly(work, backend=backend).results:
         first, best, last = (row["valid_loss"] for row in found["history"].epochs)

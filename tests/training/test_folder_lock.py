@@ -17,7 +17,7 @@ import torch
 from helpers.launching import quietly
 from workers import Pairs, small_net
 
-from tpukit import WorkerError, fit
+from tpukit import FitOptions, WorkerError, fit
 from tpukit.training import checkpoints
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,17 @@ def train(core, folder, epochs, pause=0.0, net=None, model=None):
     batches = core.batches(Pairs(), batch_size=8, shuffle=True, drop_last=True)
     wait = lambda *batch: time.sleep(pause) or batch  # noqa: E731
     loss = torch.nn.MSELoss()
-    history = fit(core, model, optimizer, loss, batches, epochs=epochs, folder=folder, augment=wait, log_every=2)
+    history = fit(
+        core,
+        model,
+        optimizer,
+        loss,
+        batches,
+        epochs=epochs,
+        checkpoints=folder,
+        augment=wait,
+        options=FitOptions(log_every=2),
+    )
     return history.resumed
 
 

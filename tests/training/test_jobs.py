@@ -14,7 +14,7 @@ from torch import nn
 from waiting import HANGS, interrupt_when, wait_until
 from workers import Pairs, small_net
 
-from tpukit import LaunchInterrupted, fit, launch, launch_each
+from tpukit import Checkpoints, FitOptions, LaunchInterrupted, fit, launch, launch_each
 from tpukit.simulator.build import why_not
 
 STANDIN = pytest.param(
@@ -111,7 +111,14 @@ def test_fit_with_checkpoints_works_in_each_job_as_it_does_alone(tmp_path):
         batches = core.batches(Pairs(), batch_size=16, shuffle=True, drop_last=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=lr)
         history = fit(
-            core, model, optimizer, nn.MSELoss(), batches, epochs=2, log_every=2, folder=tmp_path / folder / str(lr)
+            core,
+            model,
+            optimizer,
+            nn.MSELoss(),
+            batches,
+            epochs=2,
+            options=FitOptions(log_every=2),
+            checkpoints=tmp_path / folder / str(lr),
         )
         return [row["train_loss"] for row in history.epochs], core.to_host(dict(model.named_parameters()))
 
@@ -193,7 +200,15 @@ def test_an_interrupt_lets_fit_save_in_every_job(tmp_path):
         model = core.model(small_net(norm=False))
         batches = core.batches(Slow(), batch_size=4, shuffle=True, drop_last=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        return fit(core, model, optimizer, nn.MSELoss(), batches, epochs=100, folder=tmp_path / name, save_every="1h")
+        return fit(
+            core,
+            model,
+            optimizer,
+            nn.MSELoss(),
+            batches,
+            epochs=100,
+            checkpoints=Checkpoints(tmp_path / name, save_every="1h"),
+        )
 
     interrupt_when(lambda: len(os.listdir(drawn)) == 2, later=1)
     with pytest.raises(LaunchInterrupted):

@@ -14,7 +14,7 @@ from helpers.launching import quietly
 from torch import nn
 from workers import Pairs, small_net
 
-from tpukit import LaunchInterrupted, WorkerError, fit
+from tpukit import FitOptions, LaunchInterrupted, WorkerError, fit
 from tpukit.training import CsvWriter, TensorBoardWriter
 
 
@@ -131,7 +131,17 @@ def test_fit_sends_the_loss_of_each_interval_and_the_evaluation_of_each_epoch():
         valid = core.batches(Pairs(20), batch_size=8)
         wrong = {"error": lambda outputs, targets: (outputs - targets).abs().mean()}
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        history = fit(core, model, optimizer, nn.MSELoss(), batches, valid, epochs=2, log_every=2, metrics=wrong)
+        history = fit(
+            core,
+            model,
+            optimizer,
+            nn.MSELoss(),
+            batches,
+            valid,
+            epochs=2,
+            options=FitOptions(log_every=2),
+            metrics=wrong,
+        )
         return history.epochs
 
     seen = []

@@ -8,7 +8,7 @@ from torch import nn
 from torchmetrics.classification import BinaryJaccardIndex, MulticlassAccuracy, MultilabelAUROC
 from torchmetrics.regression import MeanSquaredError, PearsonCorrCoef
 
-from tpukit import WorkerError, evaluate, fit
+from tpukit import FitOptions, WorkerError, evaluate, fit
 from tpukit.essentials.launcher import gather_objects
 
 
@@ -135,8 +135,8 @@ def test_fit_streams_too_and_its_curve_is_the_same():
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train = core.batches(Rows(48), batch_size=4, shuffle=True, drop_last=True)
         valid = core.batches(Rows(), batch_size=4)
-        options = {"metrics": metrics(), "keep_outputs": keep_outputs, "best": "valid_auroc", "epochs": 3}
-        return fit(core, model, optimizer, LOSS, train, valid, **options)
+        options = {"metrics": metrics(), "monitor": "valid_auroc", "options": FitOptions(keep_outputs=keep_outputs)}
+        return fit(core, model, optimizer, LOSS, train, valid, epochs=3, **options)
 
     kept, streamed = (quietly(work, keep).results[0] for keep in (True, False))
     names = [name for name in kept.epochs[0] if name.startswith("valid")]

@@ -62,7 +62,7 @@ def test_the_mode_of_every_layer_is_restored_also_after_an_error():
         predict(core, model, batches)
         seen = [[module.training for module in model.modules()]]
         with pytest.raises(KeyError):
-            predict(core, model, batches, prepare={}.__getitem__)
+            predict(core, model, batches, preprocess={}.__getitem__)
         return [*seen, [module.training for module in model.modules()]]
 
     assert quietly(work).results == [[[True, False, True, True]] * 2] * 2
@@ -79,7 +79,7 @@ def test_prepare_and_bfloat16_are_those_of_evaluate():
 
     def work(core):
         batches = core.batches(Rows(8, ITEMS["a tensor"]), batch_size=4)
-        return predict(core, core.model(Noting()), batches, prepare=lambda x: x * 0, bf16=True), set(seen)
+        return predict(core, core.model(Noting()), batches, preprocess=lambda x: x * 0, bf16=True), set(seen)
 
     outputs, dtypes = quietly(work).results[0]
     assert (outputs.dtype, dtypes) == (torch.float32, {torch.bfloat16})

@@ -67,7 +67,7 @@ class ChangingOnce(torch.optim.lr_scheduler.LambdaLR):
 def changing(change):
     def make(core):
         one = Trained(core, net(norm=False))
-        one.options = {"schedule": ChangingOnce(one, change), "steps_per_epoch": 24}
+        one.options = {"scheduler": ChangingOnce(one, change), "steps_per_epoch": 24}
         one.data = Pairs(4 * 24)
         return one
 

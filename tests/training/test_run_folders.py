@@ -7,7 +7,7 @@ import torch
 
 from tpukit.essentials.environment import Machine
 from tpukit.training import RunFolder, run_folder
-from tpukit.training.checkpoints import Checkpoints
+from tpukit.training.checkpoints import CheckpointStore
 
 
 def machine(tmp_path, **environ):
@@ -31,13 +31,13 @@ def colab(monkeypatch):
     return calls
 
 
-def test_on_colab_drive_is_mounted_and_is_the_mirror(tmp_path, colab, capsys):
+def test_on_colab_drive_is_mounted_and_is_the_backup(tmp_path, colab, capsys):
     for _ in range(2):
         kept = run_folder("flowers/run", machine(tmp_path, COLAB_RELEASE_TAG="x"))
         content = tmp_path / "content"
         assert kept == RunFolder(content / "flowers/run", content / "drive/MyDrive/flowers/run")
         assert kept.folder.is_dir()
-        assert kept.mirror.is_dir()
+        assert kept.backup_dir.is_dir()
     assert colab == [str(content / "drive")] * 2
     text = capsys.readouterr().out
     assert "an interrupted cell and a restarted session lose neither" in text
@@ -56,12 +56,12 @@ def test_a_refusal_is_said_and_asked_again_next_time(error, tmp_path, colab, cap
     assert text.startswith("Google Drive is not mounted: what is trained is lost when Colab takes this machine\n")
     assert "fix:   run this cell again and allow it" in text
     colab.clear()
-    assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).mirror  # the fix
+    assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).backup_dir  # the fix
 
 
 def test_colabs_image_without_colab_is_a_refusal(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "google.colab", None)
-    assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).mirror is None
+    assert run_folder("run", machine(tmp_path, COLAB_RELEASE_TAG="x")).backup_dir is None
     assert "Google Drive is not mounted" in capsys.readouterr().out
 
 
@@ -80,7 +80,7 @@ def test_on_kaggle_it_says_what_keeps_it_in_kaggles_words(tmp_path, capsys):
 def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, tmp_path, capsys):
     attached = tmp_path / "kaggle/input" / where / "run"
     attached.parent.mkdir(parents=True)
-    checkpoints = Checkpoints(attached)
+    checkpoints = CheckpointStore(attached)
     for step in (1, 2):
         checkpoints.save({"step": step}, step=step)
     checkpoints.close()
@@ -92,13 +92,13 @@ def test_on_kaggle_the_output_of_an_earlier_version_is_gone_on_from(where, tmp_p
     assert [path.name[:13] for path in sorted(kept.folder.glob("step-*"))] == ["step-00000002"]
     assert (kept.folder / "best.pt").exists()
     assert sorted(attached.iterdir()) == before
-    assert capsys.readouterr().out.count("is taken from the mirror") == 1
+    assert capsys.readouterr().out.count("is taken from the backup") == 1
 
 
 def test_on_kaggle_a_run_of_several_networks_takes_all_of_them_and_what_lies_beside(tmp_path):
     attached = tmp_path / "kaggle/input/my-notebook/exams"
     for part in ("slices", "exams"):
-        checkpoints = Checkpoints(attached / part)
+        checkpoints = CheckpointStore(attached / part)
         checkpoints.save({"step": 1}, step=1)
         checkpoints.close()
     for name in ("settings.json", "features/predictions.json", "features/000000000.npz", "features/other"):

@@ -27,12 +27,12 @@ def test_a_run_with_other_settings_is_refused_and_what_differs_is_named(tmp_path
     assert keep_settings(tmp_path / "another", other).is_file()  # the fix
 
 
-def test_on_a_new_machine_the_mirror_knows_the_settings(tmp_path):
-    keep_settings(tmp_path / "lost", SETTINGS, mirror=tmp_path / "drive")
+def test_on_a_new_machine_the_backup_knows_the_settings(tmp_path):
+    keep_settings(tmp_path / "lost", SETTINGS, backup_dir=tmp_path / "drive")
     with pytest.raises(ValueError, match="drive holds a run with other settings\n  found: exam_slices 96, asked for 8"):
-        keep_settings(tmp_path / "new", {**SETTINGS, "exam_slices": 8}, mirror=tmp_path / "drive")
+        keep_settings(tmp_path / "new", {**SETTINGS, "exam_slices": 8}, backup_dir=tmp_path / "drive")
     assert not (tmp_path / "new").exists()
-    assert keep_settings(tmp_path / "new", SETTINGS, mirror=tmp_path / "drive").is_file()
+    assert keep_settings(tmp_path / "new", SETTINGS, backup_dir=tmp_path / "drive").is_file()
 
 
 @pytest.mark.parametrize("place", ["run", "drive"])
@@ -42,11 +42,11 @@ def test_what_was_trained_and_lost_its_settings_is_not_given_new_ones(tmp_path, 
     file.parent.mkdir(parents=True)
     file.touch()
     with pytest.raises(ValueError, match=rf"{place} holds what a run has trained, and not its settings") as refused:
-        keep_settings(tmp_path / "run", SETTINGS, mirror=tmp_path / "drive")
+        keep_settings(tmp_path / "run", SETTINGS, backup_dir=tmp_path / "drive")
     assert str(Path(trained)) in str(refused.value)
     assert not list(tmp_path.rglob("settings.json"))
     (tmp_path / place / "settings.json").write_text(json.dumps(SETTINGS))  # the fix
-    assert keep_settings(tmp_path / "run", SETTINGS, mirror=tmp_path / "drive").is_file()
+    assert keep_settings(tmp_path / "run", SETTINGS, backup_dir=tmp_path / "drive").is_file()
 
 
 def test_settings_that_a_hand_has_broken_are_named(tmp_path):

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from helpers.fit_arguments import grouped
 from torch import nn
 
 import tpukit
-from tpukit import fit
+from tpukit import Checkpoints, FitOptions, fit
 from tpukit.essentials.launcher import launch
 
 X = torch.linspace(-1, 1, 256).reshape(64, 4)
@@ -117,7 +118,7 @@ MODULES = {
     "`nn.utils.parametrizations.weight_norm`": (linear(nn.utils.parametrizations.weight_norm), "works"),
     "`nn.utils.parametrizations.spectral_norm`": (linear(nn.utils.parametrizations.spectral_norm), "works"),
     "`nn.utils.parametrizations.orthogonal`": (linear(nn.utils.parametrizations.orthogonal), "works"),
-    "`AveragedModel` (EMA), with `average=`": (linear(), "works"),
+    "`AveragedModel` (EMA), with `averaged_model=`": (linear(), "works"),
     "a float buffer that is assigned, as DINO's centre": (
         lambda: Changing(torch.zeros(4), center),
         "works: it is averaged",
@@ -154,7 +155,7 @@ def outcomes(core):
         batches = core.batches(pairs, batch_size=8, shuffle=True, drop_last=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         try:
-            fit(core, model, optimizer, loss, batches, average=average)
+            fit(core, model, optimizer, loss, batches, options=FitOptions(averaged_model=average))
             parts = [model, average, loss if isinstance(loss, nn.Module) else None]
             found[name] = [core.to_host(dict(part.state_dict())) for part in parts if part is not None]
         except ValueError as error:  # raised on every core at the same place
@@ -210,7 +211,7 @@ def weighted(share):
 SETTINGS = {
     "bf16": ({"bf16": True}, "bf16: False on core 0, True on core 1"),
     "patience": ({"patience": 1}, "patience: None on core 0, 1 on core 1"),
-    "prepare": ({"prepare": torch.neg}, "prepare: NoneType on core 0, "),
+    "preprocess": ({"preprocess": torch.neg}, "preprocess: NoneType on core 0, "),
     "weights of classes": ({"loss": weighted(3.0)}, "loss: weighted"),
     "a share": ({"loss": functools.partial(nn.functional.cross_entropy, label_smoothing=0.1)}, "label_smoothing=0.1"),
     "a loss": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.1)}, "'label_smoothing': 0.1"),
@@ -227,7 +228,14 @@ def test_what_fit_is_called_with_has_to_be_the_same():
             options = {"loss": losses.get(name, nn.functional.cross_entropy)} | (others if core.rank else {})
             train, valid = core.batches(pairs, batch_size=8, drop_last=True), core.batches(pairs, batch_size=8)
             try:
-                fit(core, model, torch.optim.SGD(model.parameters(), lr=0.1), train=train, valid=valid, **options)
+                fit(
+                    core,
+                    model,
+                    torch.optim.SGD(model.parameters(), lr=0.1),
+                    train=train,
+                    valid=valid,
+                    **grouped(options),
+                )
             except ValueError as error:
                 said[name] = str(error)
         return said
@@ -267,13 +275,11 @@ def test_a_metric_that_differs_by_core_decides_by_core_0s_numbers_and_is_not_cop
             *(core, model, optimizer, nn.functional.mse_loss, train, valid),
             epochs=4,
             metrics={"draws": Draws(), "record": record},
-            best="valid_draws",
+            monitor="valid_draws",
             mode="min",
-            schedule=plateau,
-            schedule_every="epoch",
-            folder=tmp_path,
-            save_every=0,
-            log_every=1,
+            scheduler=plateau,
+            options=FitOptions(scheduler_interval="epoch", log_every=1),
+            checkpoints=Checkpoints(tmp_path, save_every=0),
         )
         columns = ("valid_loss", "valid_draws", "lr")
         return [[row[name] for name in columns] for row in history.epochs], history.best["epoch"], len(seen)
@@ -289,7 +295,15 @@ def test_folders_that_differ_by_core_are_named_when_a_run_goes_on(tmp_path):
         pairs = torch.utils.data.TensorDataset(X, X[:, :1])
         batches = core.batches(pairs, batch_size=8, drop_last=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        fit(core, model, optimizer, nn.functional.mse_loss, batches, epochs=epochs, folder=tmp_path / str(core.rank))
+        fit(
+            core,
+            model,
+            optimizer,
+            nn.functional.mse_loss,
+            batches,
+            epochs=epochs,
+            checkpoints=tmp_path / str(core.rank),
+        )
 
     launch(work, 1, cores=2, backend="cpu", progress="off")
     with pytest.raises(RuntimeError, match=r"checkpoint in the folder: step\S+ on core 0, None on core 1(.|\n)*folder"):
@@ -318,7 +332,7 @@ def test_layers_dropped_by_the_host_are_the_same_on_every_core_with_same_seed_an
         model = core.model(Stack())
         batches = core.batches(torch.utils.data.TensorDataset(X, X[:, :1]), batch_size=4, drop_last=True)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        fit(core, model, optimizer, nn.functional.mse_loss, batches, same_seed=same_seed)
+        fit(core, model, optimizer, nn.functional.mse_loss, batches, options=FitOptions(same_seed=same_seed))
         return core.to_host(dict(model.state_dict()))
 
     one, two = launch(work, True, cores=2, backend="xla", progress="off", timeout=600).results

@@ -22,7 +22,7 @@ class Twice(torch.nn.Module):
         return {"sums": numbers.sum(1) * self.weight, "rows": numbers}
 
 
-def work(core, folder, weight, limit=99, mirror=None):
+def work(core, folder, weight, limit=99, backup_dir=None):
     seen = []
 
     def count(numbers):
@@ -33,7 +33,7 @@ def work(core, folder, weight, limit=99, mirror=None):
 
     model = core.model(Twice(weight))
     numbers = torch.utils.data.TensorDataset(NUMBERS)
-    predict_to(folder, core, model, numbers, batch_size=2, prepare=count, piece=4, mirror=mirror)
+    predict_to(folder, core, model, numbers, batch_size=2, preprocess=count, piece=4, backup_dir=backup_dir)
     return len(seen)
 
 
@@ -74,25 +74,25 @@ def test_a_run_that_was_cut_off_goes_on_with_the_piece_that_is_missing(tmp_path,
     assert read_predictions(tmp_path)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
 
 
-def test_on_a_new_machine_the_pieces_come_from_the_mirror_and_trouble_there_ends_nothing(tmp_path, capsys):
+def test_on_a_new_machine_the_pieces_come_from_the_backup_and_trouble_there_ends_nothing(tmp_path, capsys):
     from tpukit import WorkerError
 
-    first, second, third, mirror = (tmp_path / name for name in ("first", "second", "third", "drive/exams"))
-    mirror.parent.mkdir()
+    first, second, third, backup_dir = (tmp_path / name for name in ("first", "second", "third", "drive/exams"))
+    backup_dir.parent.mkdir()
     with pytest.raises(WorkerError, match="cut off"):
-        run(first, 2.0, 2, mirror)
-    assert run(second, 2.0, 99, mirror) == [1, 1]
+        run(first, 2.0, 2, backup_dir)
+    assert run(second, 2.0, 99, backup_dir) == [1, 1]
     kept = read_predictions(second)["sums"].tolist()
     assert kept == (NUMBERS.sum(1) * 2).tolist()
-    assert read_predictions(mirror)["sums"].tolist() == kept
-    piece = mirror / "000000004.npz"
+    assert read_predictions(backup_dir)["sums"].tolist() == kept
+    piece = backup_dir / "000000004.npz"
     piece.write_bytes(piece.read_bytes()[:100])  # the machine ended while a drive took it
-    assert run(third, 2.0, 99, mirror) == [1, 1]
+    assert run(third, 2.0, 99, backup_dir) == [1, 1]
     (third / "predictions.json").write_text("{")
-    assert run(third, 2.0, 99, mirror) == [0, 0]
-    assert read_predictions(third)["sums"].tolist() == read_predictions(mirror)["sums"].tolist() == kept
-    assert run(tmp_path / "other", 3.0, 99, mirror) == [3, 3]
-    assert read_predictions(mirror)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
+    assert run(third, 2.0, 99, backup_dir) == [0, 0]
+    assert read_predictions(third)["sums"].tolist() == read_predictions(backup_dir)["sums"].tolist() == kept
+    assert run(tmp_path / "other", 3.0, 99, backup_dir) == [3, 3]
+    assert read_predictions(backup_dir)["sums"].tolist() == (NUMBERS.sum(1) * 3).tolist()
     capsys.readouterr()
     (tmp_path / "no-folder").write_text("")
     assert run(tmp_path / "last", 2.0, 99, tmp_path / "no-folder") == [3, 3]

@@ -129,7 +129,7 @@ def test_fit_trains_on_a_stream_whose_shares_end_at_different_times_and_resumes(
         model = core.model(nn.Linear(3, 1))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         train = core.batches(pairs, steps=12, batch_size=4, workers=1)
-        history = fit(core, model, optimizer, nn.functional.mse_loss, train, epochs=epochs, folder=tmp_path)
+        history = fit(core, model, optimizer, nn.functional.mse_loss, train, epochs=epochs, checkpoints=tmp_path)
         return [row["step"] for row in history.epochs], history.epochs[-1]["train_loss"]
 
     options = {"cores": cores, "backend": backend, "progress": "off"}

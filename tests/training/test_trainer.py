@@ -17,13 +17,14 @@ import pandas
 import psutil
 import pytest
 import torch
+from helpers.fit_arguments import grouped
 from helpers.launching import DRY_RUNS, quietly
 from sklearn.metrics import roc_auc_score
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import tpukit
-from tpukit import WorkerError, evaluate, fit
+from tpukit import FitOptions, WorkerError, evaluate, fit
 from tpukit.training import History
 
 ENDS = ["lr", "samples_per_second", "seconds"]  # the last columns of an epoch
@@ -64,8 +65,8 @@ def train(core, make=net, batch_size=4, lr=0.01, data=None, valid=None, decay=No
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.9)
     batches = core.batches(data or Dots(), batch_size=batch_size, shuffle=True, drop_last=True)
     valid = core.batches(valid, batch_size=batch_size) if valid else None
-    options = {"epochs": 2, "log_every": 3, "schedule": schedule, "average": average, **options}
-    history = fit(core, model, optimizer, LOSS, batches, valid, **options)
+    options = {"epochs": 2, "log_every": 3, "scheduler": schedule, "averaged_model": average, **options}
+    history = fit(core, model, optimizer, LOSS, batches, valid, **grouped(options))
     state = {"model": model.state_dict(), "average": average.state_dict() if average else None}
     return {"state": state, "optimizer": optimizer.state_dict(), "history": history}
 
@@ -112,8 +113,9 @@ def test_the_learning_rate_of_a_row_is_that_of_its_last_step():
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, count, 0.5)
         batches = core.batches(Dots(), batch_size=16, shuffle=True, drop_last=True)
-        options = {"epochs": 3, "log_every": 2, "schedule": schedule, "schedule_every": every}
-        return fit(core, model, optimizer, LOSS, batches, core.batches(Dots(19), batch_size=16), **options)
+        valid = core.batches(Dots(19), batch_size=16)
+        options = FitOptions(log_every=2, scheduler_interval=every)
+        return fit(core, model, optimizer, LOSS, batches, valid, epochs=3, scheduler=schedule, options=options)
 
     for every, count in [("step", 3), ("epoch", 1)]:  # an epoch of two cores has 3 steps
         history = quietly(work, every, count).results[0]
@@ -125,7 +127,7 @@ def test_the_learning_rate_of_a_row_is_that_of_its_last_step():
 
 def test_one_run_has_one_rate_of_all_cores_together():
     def work(core):
-        slow = {"prepare": lambda images: time.sleep(0.02) or images}
+        slow = {"preprocess": lambda images: time.sleep(0.02) or images}
         return train(core, epochs=3, valid=Dots(64), **slow)["history"]
 
     history = quietly(work).results[0]
@@ -164,7 +166,7 @@ def test_one_core_with_twice_the_batch_gives_the_curve_of_two():
 def test_accumulated_batches_are_one_large_batch():
     def work(core, batch_size, accumulate):
         make = lambda: net(norm=False, dropout=0)  # noqa: E731
-        return train(core, make=make, batch_size=batch_size, accumulate=accumulate, clip=0.5)
+        return train(core, make=make, batch_size=batch_size, accumulate_grad_batches=accumulate, max_grad_norm=0.5)
 
     large, small = (quietly(work, *sizes, cores=1).results[0] for sizes in [(8, 1), (4, 2)])
     assert small["history"].intervals[-1]["step"] == large["history"].intervals[-1]["step"]
@@ -198,7 +200,7 @@ def test_bfloat16_gives_nearly_the_same_curve_and_leaves_the_rest_float32(backen
         assert {t.dtype for t in floats} == {torch.float32}
 
 
-def test_augment_and_prepare_see_what_they_are_for():
+def test_augment_and_preprocess_see_what_they_are_for():
     def work(core):
         seen = []
         train(
@@ -206,12 +208,12 @@ def test_augment_and_prepare_see_what_they_are_for():
             valid=Dots(4),
             epochs=1,
             steps_per_epoch=1,
-            prepare=lambda images: seen.append("prepare") or images,
+            preprocess=lambda images: seen.append("preprocess") or images,
             augment=lambda images, labels: seen.append("augment") or (images, labels),
         )
         return seen
 
-    assert quietly(work, cores=1).results[0] == ["prepare", "augment", "prepare", "prepare"]  # first a trial
+    assert quietly(work, cores=1).results[0] == ["preprocess", "augment", "preprocess", "preprocess"]  # first a trial
 
 
 @pytest.mark.parametrize("backend", DRY_RUNS)
@@ -255,7 +257,9 @@ def test_no_copy_to_the_host_between_log_points_and_as_few_graphs_as_can_be(coun
             copies.append(seen())
             return inputs
 
-        train(core, epochs=2, steps_per_epoch=20, log_every=20, prepare=note, data=Dots(96), decay=decay, replay=False)
+        train(
+            core, epochs=2, steps_per_epoch=20, log_every=20, preprocess=note, data=Dots(96), decay=decay, replay=False
+        )
         before = seen()
         model = core.model(net())
         for size in (count, count + 3):
@@ -367,12 +371,12 @@ def test_on_another_number_of_cores_it_goes_on_with_the_samples_that_are_left(tm
 
 @pytest.mark.parametrize("backend", ["cpu", pytest.param("xla:cpu", marks=XLA_ONCE_MORE)])
 def test_when_the_time_is_up_it_saves_and_a_second_call_finishes(backend, tmp_path):
-    def work(core, folder, budget=None, pause=0.0):
+    def work(core, folder, max_time=None, pause=0.0):
         def slowly(inputs, labels):
             time.sleep(pause)
             return inputs, labels
 
-        return train(core, folder=folder, budget=budget, augment=slowly, epochs=2)
+        return train(core, folder=folder, max_time=max_time, augment=slowly, epochs=2)
 
     once = quietly(work, tmp_path / "once", backend=backend).results[0]
     part = quietly(work, tmp_path / "twice", 2.5, 0.25, backend=backend).results[0]["history"]
@@ -473,9 +477,12 @@ def other(core, folder):
             "no parameters to train",
         ),
         (lambda core: train(core, epochs=0), "epochs is at least 1, got 0"),
-        (lambda core: train(core, accumulate=99), "an epoch has 12 batches, which is less than accumulate=99"),
-        (lambda core: train(core, budget="soon"), "a time is written"),
-        (lambda core: train(core, valid=Dots(8), best="auroc"), "best names a column of an epoch, got 'auroc'"),
+        (
+            lambda core: train(core, accumulate_grad_batches=99),
+            "an epoch has 12 batches, which is less than accumulate_grad_batches=99",
+        ),
+        (lambda core: train(core, max_time="soon"), "a time is written"),
+        (lambda core: train(core, valid=Dots(8), monitor="auroc"), "monitor is a column of the history, got 'auroc'"),
         (
             lambda core: evaluate(core, core.model(net()), LOSS, core.batches(Dots(), batch_size=4, shuffle=True)),
             "evaluate needs every sample once, in order",

@@ -7,7 +7,7 @@ import os
 import time
 
 from tools.chip import reference
-from tpukit.training import evaluate, fit, predict
+from tpukit.training import Checkpoints, EarlyStopping, FitOptions, evaluate, fit, predict
 
 # Those that collectives take on every backend: gloo has no int16. Sums over eight cores of what `_values` gives are
 # whole numbers below 128, exact in each of these.
@@ -167,7 +167,9 @@ def train_with_fit(core, data, held_out, recipes: dict[str, dict], folder) -> di
     return {name: _fit(core, data, held_out, folder / name, **recipe) for name, recipe in recipes.items()}
 
 
-def _fit(core, data, held_out, folder, *, rates: list, averaged: bool, **options) -> dict:
+def _fit(
+    core, data, held_out, folder, *, rates: list, averaged: bool, accumulate: int, clip: float | None, **options
+) -> dict:
     import torch
 
     model, optimizer = _model(core)
@@ -182,6 +184,10 @@ def _fit(core, data, held_out, folder, *, rates: list, averaged: bool, **options
         draws.append(torch.cat([torch.rand(3, device=core.device), labels[:, 3]]))
         return images, labels
 
+    def keep_state(_history) -> None:
+        trained = average.module if averaged else model
+        states.append(core.snapshot(trained.state_dict()))
+
     history = fit(
         core,
         model,
@@ -189,17 +195,15 @@ def _fit(core, data, held_out, folder, *, rates: list, averaged: bool, **options
         reference.loss,
         core.batches(reference.OneByOne(data), batch_size=reference.BATCH, shuffle=True, drop_last=True),
         core.batches(held_out, batch_size=reference.BATCH),
-        schedule=schedule,
+        scheduler=schedule,
         metrics={"samples": lambda outputs, _: len(outputs), "number": lambda _, labels: labels[:, 0].mean()},
-        prepare=reference.prepare,
+        preprocess=reference.prepare,
         augment=look,
-        average=average,
-        restore_best=True,
-        on_epoch=lambda _: states.append(core.snapshot((average.module if averaged else model).state_dict())),
-        log_every=1,
-        folder=folder,
-        keep=100,
-        save_every=0,
+        accumulate_grad_batches=accumulate,
+        max_grad_norm=clip,
+        early_stopping=EarlyStopping(restore_best_weights=True),
+        checkpoints=Checkpoints(folder, keep_last=100, save_every=0),
+        options=FitOptions(averaged_model=average, on_epoch_end=keep_state, log_every=1),
         **options,
     )
     told = {"numbers": numbers, "draws": draws, "state": (average.module if averaged else model).state_dict()}

@@ -104,7 +104,7 @@ def submit(
 
     The notebook runs from top to bottom in a fresh kernel. Its relative paths are in a working
     directory that has the named files. The directory is copied into the job's folder every few
-    seconds, so `fit(..., folder="run")` continues from its own checkpoints if the platform starts
+    seconds, so `fit(..., checkpoints="run")` continues from its own checkpoints if the platform starts
     the job again.
 
     Args:

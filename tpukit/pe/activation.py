@@ -11,7 +11,7 @@ def class_activation(model, label: str = LABELS[0], *, layer: str = "layer2"):
     """Return a model that outputs class activation maps for one label, in place of logits.
 
     `tpukit.predict` runs it as it runs the network, on every core:
-    `tpukit.predict(core, pe.class_activation(model), batches, prepare=pe.normalize)`.
+    `tpukit.predict(core, pe.class_activation(model), batches, preprocess=pe.normalize)`.
 
     A map shows the places that raised the output, which need not be the reason that a radiologist
     would give. Its resolution is that of the layer: at 128 pixels the four layers of a ResNet-34

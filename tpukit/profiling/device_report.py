@@ -253,5 +253,5 @@ def _memory(backend) -> list[Finding]:
     fact = f"{human_size(device['peak'])} at most, of {human_size(device['limit'])}"
     if device["peak"] <= _FULL * device["limit"]:
         return [Finding("device memory", "ok", fact), host]
-    fix = "a smaller batch_size with a correspondingly larger `accumulate=`, or bf16"
+    fix = "a smaller batch_size with a correspondingly larger `accumulate_grad_batches=`, or bf16"
     return [Finding("device memory", "warning", f"{fact}: nearly full", fix=fix), host]

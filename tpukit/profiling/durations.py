@@ -8,7 +8,7 @@ _DURATION = re.compile(r"(\d+d)? ?(\d+h)? ?(\d+m)? ?(\d+s)?")
 _SECONDS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 
 
-def parse_duration(text: str | float, argument: str = "budget") -> float:
+def parse_duration(text: str | float, argument: str = "max_time") -> float:
     """Return the seconds of "8h30m", "90s" or a number.
 
     Args:

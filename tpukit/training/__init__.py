@@ -6,6 +6,7 @@ from tpukit.training.augment import Augment
 from tpukit.training.batchnorm import sync_batchnorm
 from tpukit.training.buckets import Buckets
 from tpukit.training.evaluation import Evaluation, evaluate
+from tpukit.training.fit_options import Checkpoints, EarlyStopping, FitOptions
 from tpukit.training.history import History
 from tpukit.training.history_figure import show_history
 from tpukit.training.jobs import Jobs, launch_each
@@ -29,7 +30,8 @@ def __getattr__(name: str):
 
 
 __all__ = [
-    "Augment", "Buckets", "CsvWriter", "Evaluation", "History", "Jobs", "RunFolder", "LARS", "NonFiniteLossError", "Row",
-    "StreamBatches", "TensorBoardWriter", "evaluate", "fit", "run_folder", "keep_settings", "launch_each",
-    "parse_duration", "predict", "predict_to", "read_predictions", "schedules", "show_history", "sync_batchnorm",
+    "Augment", "Buckets", "Checkpoints", "CsvWriter", "EarlyStopping", "Evaluation", "FitOptions", "History", "Jobs",
+    "LARS", "NonFiniteLossError", "Row", "RunFolder", "StreamBatches", "TensorBoardWriter", "evaluate", "fit",
+    "keep_settings", "launch_each", "parse_duration", "predict", "predict_to", "read_predictions", "run_folder",
+    "schedules", "show_history", "sync_batchnorm",
 ]  # fmt: skip

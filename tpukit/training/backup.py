@@ -18,7 +18,7 @@ from tpukit.essentials.display import (
     TpukitError,
 )
 from tpukit.essentials.environment import part_of, write_whole
-from tpukit.training.checkpoints import CheckpointError, Checkpoints, Damaged, step_of
+from tpukit.training.checkpoints import CheckpointError, CheckpointStore, Damaged, step_of
 
 _BEST = "best.pt"
 _COMPILED = "compiled"  # the folder of compiled programs that travels with a run
@@ -27,17 +27,17 @@ _QUIET_SECONDS = 60.0  # without a byte copied: longer than any drive or bucket 
 _LONGEST_SECONDS = 600.0  # that the end of a run waits for a copy that moves
 
 
-class Mirror:
+class Backup:
     """Copies of the newest two checkpoints, of best.pt and of compiled programs; no trouble there ends a training.
 
     One thread at a time copies, and no step waits for it. While it does, a newer checkpoint takes the place of one that
-    waits, so a slow mirror has fewer of them and never falls behind. One run at a time has a mirror. What
-    `launch(compile_cache=folder / "compiled")` keeps in the run's folder goes to the mirror, too, and comes back.
+    waits, so a slow backup has fewer of them and never falls behind. One run at a time has a backup. What
+    `launch(compile_cache=folder / "compiled")` keeps in the run's folder goes to the backup, too, and comes back.
 
     Args:
         address: a folder, whose parent exists; or a URL that fsspec knows, "gs://bucket/run".
         say: called with one line, from the thread as well.
-        alive: called while somebody waits for the mirror, so that nobody takes the wait for a hang.
+        alive: called while somebody waits for the backup, so that nobody takes the wait for a hang.
 
     Attributes:
         seconds: that the longest copy took so far.
@@ -66,7 +66,7 @@ class Mirror:
             if not self._thread:
                 self._start(self._copy_all)
             elif time.monotonic() - self._moved > _QUIET_SECONDS:
-                self._complain(f"the mirror {self.address} has not moved for {time.monotonic() - self._moved:.0f} s")
+                self._complain(f"the backup {self.address} has not moved for {time.monotonic() - self._moved:.0f} s")
 
     def close(self, seconds: float = _LONGEST_SECONDS) -> None:
         """Wait for the last copy, so many seconds if it moves, and say what is missing."""
@@ -74,13 +74,13 @@ class Mirror:
         if self._latest and self._latest.name != self._copied:
             there = f"; the newest there is {self._copied}" * bool(self._copied)
             reason = self._trouble or "it was still being copied"
-            self._say(f"the mirror {self.address} has not got {self._latest.name}{there} ({reason})")
+            self._say(f"the backup {self.address} has not got {self._latest.name}{there} ({reason})")
         self._ended = True
 
     def _start(self, work: Callable[[], None]) -> None:
         self._moved = time.monotonic()
         # A daemon: a thread that hangs in a drive that is gone must not keep the process from ending.
-        self._thread = threading.Thread(target=work, name="tpukit-mirror", daemon=True)
+        self._thread = threading.Thread(target=work, name="tpukit-backup", daemon=True)
         self._thread.start()
 
     def _wait(self, seconds: float) -> bool:
@@ -120,13 +120,13 @@ class Mirror:
             self._there.put(path, self._note_move)
         except Exception as error:  # of any kind: a drive, a bucket, a network, somebody else's code
             if path.exists():  # otherwise a newer one is complete, and waits
-                self._complain(f"{path.name} was not copied to the mirror {self.address}: {_reason(error)}")
+                self._complain(f"{path.name} was not copied to the backup {self.address}: {_reason(error)}")
             return
         self._copied, self.seconds = path.name, max(self.seconds, time.monotonic() - began)
         if self._trouble and not self._ended:
-            self._say(f"the mirror {self.address} works again, and has {path.name}")
+            self._say(f"the backup {self.address} works again, and has {path.name}")
         self._trouble = ""
-        with contextlib.suppress(Exception):  # the next copy tries again; if it never works, the mirror fills up
+        with contextlib.suppress(Exception):  # the next copy tries again; if it never works, the backup fills up
             self._remove_older(path.name)
         with contextlib.suppress(Exception):  # likewise; without them, the next machine compiles
             self._copy_programs(path.with_name(_COMPILED))
@@ -153,12 +153,12 @@ class Mirror:
             self._say(f"{text}; training goes on, and the next checkpoint is tried again")
         self._trouble = text
 
-    def take(self, checkpoints: Checkpoints, *, resume: bool = True) -> None:
+    def take(self, checkpoints: CheckpointStore, *, resume: bool = True) -> None:
         """Copy the newest whole checkpoint and best.pt to the folder, where that has none that is as new.
 
         Raises:
             CheckpointError: the folder's disk is full.
-            OSError: the mirror cannot be read, and the folder has nothing to continue from.
+            OSError: the backup cannot be read, and the folder has nothing to continue from.
             ValueError: there is one, and `resume` is False.
         """
         own, errors = checkpoints.newest_step(), []
@@ -182,13 +182,13 @@ class Mirror:
             raise error
         if own < 0:  # to begin anew beside a run that may be there would lose that run
             raise SystemFailureError(
-                f"the mirror {self.address} cannot be read, and {checkpoints.folder} has nothing to continue from",
+                f"the backup {self.address} cannot be read, and {checkpoints.folder} has nothing to continue from",
                 found=_reason(error),
-                fix="mount it, or sign in, and run this again; to begin anew: mirror=None, or another one",
+                fix="mount it, or sign in, and run this again; to begin anew: another backup_dir, or None",
             ) from error
-        self._complain(f"the mirror {self.address} cannot be read: {_reason(error)}")
+        self._complain(f"the backup {self.address} cannot be read: {_reason(error)}")
 
-    def _take(self, checkpoints: Checkpoints, own: int, resume: bool) -> None:
+    def _take(self, checkpoints: CheckpointStore, own: int, resume: bool) -> None:
         self._there.connect()
         there = self._there.names()
         if resume and _COMPILED in there:
@@ -197,18 +197,18 @@ class Mirror:
         steps = {name: step for name in there if (step := step_of(name)) is not None and step > own}
         if steps and not resume:
             raise InvalidValueError(
-                f"resume=False, and the mirror {self.address} holds checkpoints",
+                f"resume=False, and the backup {self.address} holds checkpoints",
                 found=max(steps, key=steps.get),
-                fix="another mirror, or empty that one; resume=True continues from there",
+                fix="another backup_dir, or empty that one; resume=True continues from there",
             )
         if steps and _BEST in there:
             self._take_best(checkpoints.folder / _BEST)
         for name in sorted(steps, key=steps.get, reverse=True):
             if checkpoints.receive(name, self._pieces(name)):
                 self._copied = name
-                self._say(f"{name} is taken from the mirror {self.address}")
+                self._say(f"{name} is taken from the backup {self.address}")
                 return
-            self._say(f"checkpoint {name} in the mirror is skipped: damaged, its checksum is another")
+            self._say(f"checkpoint {name} in the backup is skipped: damaged, its checksum is another")
 
     def _take_programs(self, folder: Path) -> None:
         self._programs.connect()
@@ -227,7 +227,7 @@ class Mirror:
                 if not _is_whole_zip(part):
                     raise Damaged
         except Damaged:
-            self._say(f"{_BEST} in the mirror is skipped: damaged; the next better epoch writes it again")
+            self._say(f"{_BEST} in the backup is skipped: damaged; the next better epoch writes it again")
 
     def _pieces(self, name: str, there=None) -> Iterator[bytes]:
         try:
@@ -245,7 +245,7 @@ def _place(address: str) -> "_Folder | _Url":
 
 
 class _Folder:
-    """A mirror in a folder: of a mounted drive or bucket, or of another disk."""
+    """A backup in a folder: of a mounted drive or bucket, or of another disk."""
 
     def __init__(self, folder: Path):
         self.folder, self._connected = folder, False
@@ -256,7 +256,7 @@ class _Folder:
         # Not its parents, too: below a drive that is not mounted they would be made on this machine, and lost with it.
         if not self.folder.is_dir() and not self.folder.parent.is_dir():
             raise PathNotFoundError(
-                f"no mirror can be made in {self.folder.parent}, which is not there",
+                f"no backup can be made in {self.folder.parent}, which is not there",
                 fix=f"mount its drive, or, if that is where it belongs, make it: os.makedirs({str(self.folder)!r})",
             )
         self.folder.mkdir(exist_ok=True)
@@ -285,7 +285,7 @@ class _Folder:
 
 
 class _Url:
-    """A mirror that fsspec reaches. A bucket has an object when all of it has arrived."""
+    """A backup that fsspec reaches. A bucket has an object when all of it has arrived."""
 
     def __init__(self, address: str):
         self.address = address
@@ -296,13 +296,13 @@ class _Url:
         except ImportError as error:
             package = re.search(r"(?i)install ([\w-]+)|$", str(error))[1] or "fsspec"  # "Please install gcsfs"
             raise NotInstalledError(
-                f"the mirror {address} needs {package}, which is missing",
+                f"the backup {address} needs {package}, which is missing",
                 found=error,
                 fix=f"%pip install {package}",
             ) from error
         except ValueError as error:
             raise InvalidValueError(
-                f"no mirror can be at {address}", found=error, fix='a folder, or a URL such as "gs://bucket/run"'
+                f"no backup can be at {address}", found=error, fix='a folder, or a URL such as "gs://bucket/run"'
             ) from error
 
         self._files, self._folder = None, ""

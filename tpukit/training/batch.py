@@ -92,7 +92,7 @@ def call(model, inputs: object) -> object:
             f"{type(model).__name__}.forward has no argument {unknown[0]!r}, and a mapping is passed by name",
             found=f"inputs {', '.join(inputs)}; arguments {', '.join(parameters)}",
             fix="leave it out of the dataset, or pass what forward takes: "
-            'prepare=lambda inputs: {"image": inputs["image"]}',
+            'preprocess=lambda inputs: {"image": inputs["image"]}',
         )
     return model(**{name: value for name, value in inputs.items() if name in parameters})
 

@@ -1,4 +1,14 @@
-"""Checkpoints that survive a kill at any moment: written by a thread, renamed when whole, the checksum in the name."""
+"""Checkpoints that survive a kill at any moment.
+
+A thread writes a checkpoint while training continues. The file gets its final name when it is
+complete, and the name holds the checksum of the content:
+
+    .step-00001200.4711.unfinished       process 4711 is writing it, or was killed doing so
+    step-00001200-1a2b3c4d.pt            complete; the CRC-32 of the file is 1a2b3c4d
+    step-00001200-best-1a2b3c4d.pt       the same, of the best epoch so far
+
+So every reader can check whether a file is whole, on any machine and without other files.
+"""
 
 import contextlib
 import errno
@@ -15,9 +25,11 @@ from tpukit.essentials.display import InvalidTypeError, InvalidValueError, Tpuki
 from tpukit.essentials.environment import write_whole
 from tpukit.essentials.launcher import save_tensors
 
-_NAME = re.compile(r"step-(\d{8,})(-best)?-([0-9a-f]{8})\.pt")
-# A run that was interrupted or killed is gone within this time, so that the same cell can be run again at once.
+_NAME = re.compile(r"step-(?P<step>\d{8,})(?P<best>-best)?-(?P<crc32>[0-9a-f]{8})\.pt")
+# The process of an interrupted or killed run is gone within this time. Therefore the same cell
+# can be run again at once.
 _SECONDS_TO_WAIT = 5.0
+_BYTES_PER_READ = 2**20
 
 
 class CheckpointError(TpukitError, OSError):
@@ -26,7 +38,13 @@ class CheckpointError(TpukitError, OSError):
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A checkpoint that was read and whose checksum is right; `state` is what was saved, tensors in host memory."""
+    """A checkpoint that was read, with the right checksum.
+
+    Attributes:
+        path: of the file.
+        step: training steps done.
+        state: the saved state, with tensors in host memory.
+    """
 
     path: Path
     step: int
@@ -35,6 +53,8 @@ class Checkpoint:
 
 @dataclass(frozen=True, order=True)
 class _File:
+    """A complete file; sorted by step, and files of the same step by time."""
+
     step: int
     written: int  # nanoseconds; of two files of one step the later one counts
     best: bool
@@ -42,200 +62,235 @@ class _File:
     path: Path
 
 
-class Checkpoints:
-    """The checkpoints in a folder, saved in the background; the newest few and the best are kept.
+class CheckpointStore:
+    """The checkpoints in a folder: saves in the background, keeps the newest few and the best.
 
-    A file is `step-00001200-1a2b3c4d.pt`, or `step-00001200-best-1a2b3c4d.pt`: a plain `torch.save` whose CRC-32 is in
-    its name, so that every reader can check whether it is whole; `torch.load(path, weights_only=True)` reads it on any
-    machine. Other files in the folder are left alone. One process at a time saves there, core 0; others may read. Call
-    `close()` before the worker function returns: a save that is not complete by then is lost.
+    A file is a plain `torch.save`: `torch.load(path, weights_only=True)` reads it on any machine.
+    Other files in the folder are left alone. One process at a time saves, core 0; others may
+    read. Call `close()` before the worker function returns: a save that is not complete by then
+    is lost.
 
     Args:
-        folder: created if it does not exist. Unfinished files of processes that were killed are removed from it.
-        keep: how many of the newest to keep, 1 or more; the best is kept in addition. Nothing is removed before a new
-            one is complete, so the disk holds up to `keep` + 2.
-        on_saved: called with every file that is complete, from the thread that wrote it.
+        folder: created if it does not exist. Unfinished files of killed processes are removed.
+        keep_last: number of newest checkpoints to keep, at least 1, in addition to the best. An
+            old one is removed when a new one is complete, so the disk holds up to
+            `keep_last` + 2.
+        on_saved: called with the path of each complete file, from the thread that wrote it.
 
     Raises:
-        CheckpointError: the folder cannot be made or written to.
-        ValueError: `keep` is less than 1.
+        CheckpointError: the folder cannot be made, or cannot be written to.
+        ValueError: `keep_last` is less than 1.
     """
 
     def __init__(
-        self, folder: str | os.PathLike, keep: int = 3, *, on_saved: Callable[[Path], object] = lambda path: None
+        self,
+        folder: str | os.PathLike,
+        keep_last: int = 3,
+        *,
+        on_saved: Callable[[Path], object] = lambda path: None,
     ):
-        if keep < 1:
-            raise ValueError(f"keep is how many of the newest checkpoints stay, at least 1, got {keep}")
+        if keep_last < 1:
+            raise ValueError(f"keep_last is a number of checkpoints, at least 1, got {keep_last}")
         self.folder = Path(folder).expanduser().absolute()
-        self.keep, self._on_saved = keep, on_saved
+        self.keep_last = keep_last
+        self._on_saved = on_saved
         self._thread: threading.Thread | None = None
-        self._error: Exception | None = None
+        self._error: Exception | None = None  # of the thread, until `close` raises it
         self._damaged: set[Path] = set()
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            reason = None if os.access(self.folder, os.R_OK | os.W_OK | os.X_OK) else "it cannot be written to"
-        except OSError as error:
-            reason = error.strerror
-        if reason:
+        reason = _make_writable(self.folder)
+        if reason is not None:
             raise CheckpointError(
                 f"no checkpoints can be saved in {self.folder}: {reason}",
                 fix=(
-                    "a folder that can be written; to resume from checkpoints in this one, copy it first:"
-                    f"\nshutil.copytree({str(folder)!r}, 'checkpoints')"
+                    "a folder that can be written; to resume from checkpoints in this one, "
+                    f"copy it first:\nshutil.copytree({str(folder)!r}, 'checkpoints')"
                 ),
             )
         locks.remove_unclaimed(self.folder.glob(".step-*.unfinished"))
 
     @property
     def paths(self) -> list[Path]:
-        """The complete files, the newest last; their checksums are not checked here."""
+        """The complete files, the newest last; checksums are not compared."""
         return [file.path for file in self._files()]
 
     def save(self, state: dict, *, step: int, best: bool = False) -> None:
-        """Save a state in the background; waits only for a save that is still under way.
+        """Save a state in the background; wait only for an earlier save that is not complete.
 
-        The state is written while training continues, so pass tensors that nothing will change: copies, not the model's
+        The thread writes while training continues. So pass copies of tensors, not the model's
         own. A second save of a step replaces the first.
 
         Args:
-            state: dicts, lists and tuples of plain values and tensors in host memory; what state_dicts are made of.
+            state: dicts, lists and tuples of plain values and tensors in host memory, as in a
+                state_dict.
             step: training steps done, 0 or more.
-            best: whether this is the best so far: it is kept until a better one is saved.
+            best: whether this is the best so far. It is kept until a better one is saved.
 
         Raises:
-            CheckpointError: the save before this one failed, for example on a full disk; this one was not begun.
-            TypeError: the state holds something that `torch.load(weights_only=True)` would refuse; the key is named.
+            CheckpointError: the save before this one failed, for example on a full disk. This
+                save was not begun.
+            TypeError: the state holds something that `torch.load(weights_only=True)` would
+                refuse; the message names its key.
             ValueError: the folder holds a later step, or a tensor is not in host memory.
         """
         _check_state(state, "state")
         if step < 0:
-            raise ValueError(f"step is the number of training steps done, 0 or more, got {step}")
+            raise ValueError(f"step is a number of training steps, 0 or more, got {step}")
         self.close()
-        later = [file for file in self._files() if file.step > step and file.path not in self._damaged]
-        if later:  # then this one would neither be found by `newest` nor survive the next pruning
-            raise InvalidValueError(
-                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}",
-                found=later[-1].path,
-                fix="resume from that one, or give this run a folder of its own",
-            )
-        # A new thread for each save, not a pool: a pool made before a fork has no thread in the child, and its first
-        # task there would wait for ever.
-        self._thread = threading.Thread(target=self._write, args=(state, step, best), name="tpukit-checkpoint")
+        self._check_order(step)
+        # A new thread for each save, not a pool. A pool made before a fork has no thread in the
+        # child, and its first task there would wait forever.
+        self._thread = threading.Thread(
+            target=self._write, args=(state, step, best), name="tpukit-checkpoint"
+        )
         self._thread.start()
 
     def close(self) -> None:
         """Wait until the last save is complete; saving again afterwards is allowed.
 
         Raises:
-            CheckpointError: it failed, as is said once: the disk is full, or the folder is gone; the message names the
-                newest complete checkpoint.
+            CheckpointError: that save failed, for example because the disk is full or the folder
+                is gone. It is raised once, and names the newest complete checkpoint.
         """
         if self._thread:
             self._thread.join()
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error:
             raise error
 
+    def _check_order(self, step: int) -> None:
+        """Raise for a step before one in the folder.
+
+        `newest` would not find it, and the next save would remove it.
+        """
+        later = [
+            file for file in self._files() if file.step > step and file.path not in self._damaged
+        ]
+        if later:
+            raise InvalidValueError(
+                f"step {step:,} cannot be saved after a later one, of step {later[-1].step:,}",
+                found=later[-1].path,
+                fix="resume from that one, or give this run a folder of its own",
+            )
+
     def _write(self, state: dict, step: int, best: bool) -> None:
+        """Write a checkpoint; an error is kept for `close`, since this runs in a thread."""
         unfinished = self._unfinished(step)
+        mark = "-best" if best else ""
         file = None
 
         def path() -> Path:
-            return self.folder / f"step-{step:08}{'-best' * best}-{file.crc32:08x}.pt"
+            return self.folder / f"step-{step:08}{mark}-{file.crc32:08x}.pt"
 
         try:
-            with locks.claim(unfinished), write_whole(path, part=unfinished, sync_folder=True) as binary:
+            with (
+                locks.claim(unfinished),
+                write_whole(path, part=unfinished, sync_folder=True) as binary,
+            ):
                 file = _ChecksummedFile(binary)
                 save_tensors(state, file)
-            # A resumed run that reaches this step again writes the same bytes, so the file is whole again.
+            # If this step was damaged, a resumed run has written the same bytes again.
             self._damaged.discard(path())
             self._prune()
             self._on_saved(path())
-        except Exception as error:  # of any kind: `save` and `close` raise it where the caller sees it
-            # The disk's own error: torch raises another one in its place, about positions in the file.
-            self._error = self._explained((file and file.error) or error, step, file.bytes if file else 0)
+        except Exception as error:
+            written = file.bytes if file else 0
+            # torch raises an error about positions in the file in place of the disk's own.
+            cause = file.error if file and file.error else error
+            self._error = self._explained(cause, step=step, written=written)
 
     def receive(self, name: str, pieces: Iterable[bytes]) -> bool:
-        """Write a checkpoint that comes from elsewhere, under its name; return whether it was whole, keep it only then.
+        """Write a checkpoint that comes from elsewhere under its name.
+
+        Returns:
+            whether it was whole; if not, nothing is kept.
 
         Raises:
             CheckpointError: it could not be written.
         """
-        step, wanted, file = step_of(name), int(name[-11:-3], 16), None
+        described = _NAME.fullmatch(name)
+        step = int(described["step"])
         unfinished = self._unfinished(step)
+        file = None
         try:
-            with locks.claim(unfinished), write_whole(self.folder / name, part=unfinished, sync_folder=True) as binary:
+            with (
+                locks.claim(unfinished),
+                write_whole(self.folder / name, part=unfinished, sync_folder=True) as binary,
+            ):
                 file = _ChecksummedFile(binary)
                 for piece in pieces:
                     file.write(piece)
-                if file.crc32 != wanted:
+                if file.crc32 != int(described["crc32"], 16):
                     raise Damaged
         except Damaged:
             return False
         except OSError as error:
-            raise self._explained(error, step, file.bytes if file else 0) from error
+            written = file.bytes if file else 0
+            raise self._explained(error, step=step, written=written) from error
         return True
 
     def _unfinished(self, step: int) -> Path:
         return self.folder / f".step-{step:08}.{os.getpid()}.unfinished"
 
-    def _explained(self, error: Exception, step: int, written: int) -> Exception:
-        """Turn an error of the thread into a message with fact, evidence and fix."""
+    def _explained(self, error: Exception, *, step: int, written: int) -> Exception:
+        """Return the error of a write as a `CheckpointError` with fact, evidence and fix."""
         paths = self.paths
-        facts = f"the newest complete one is {paths[-1].name if paths else 'none'}"
+        newest = f"the newest complete one is {paths[-1].name if paths else 'none'}"
         if not isinstance(error, OSError):
-            error.add_note(f"this was the checkpoint of step {step:,}; {facts}")
+            error.add_note(f"this was the checkpoint of step {step:,}; {newest}")
             return error
         fix = "create that folder again, or use another; then save again"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            fix = f"free some space there, or keep=1 (now {self.keep}), or a folder on another disk; then save again"
+            fewer = f"keep_last=1 (now {self.keep_last})"
+            fix = f"free some space there, or {fewer}, or a folder on another disk; then save again"
+        reason = error.strerror or str(error)
         explained = CheckpointError(
-            f"the checkpoint of step {step:,} could not be written: {(error.strerror or str(error)).lower()}",
-            found=f"{written / 1e6:,.1f} MB were written to {self.folder}; {facts}",
+            f"the checkpoint of step {step:,} could not be written: {reason.lower()}",
+            found=f"{written / 1e6:,.1f} MB were written to {self.folder}; {newest}",
             fix=fix,
         )
-        explained.errno, explained.__cause__ = error.errno, error
+        explained.errno = error.errno
+        explained.__cause__ = error
         return explained
 
     def _prune(self) -> None:
+        """Remove all files but the last few and the best; damaged files are left alone."""
         files = [file for file in self._files() if file.path not in self._damaged]
-        last = list({file.step: file for file in files}.values())[-self.keep :]
+        last_of_step = {file.step: file for file in files}
+        last = list(last_of_step.values())[-self.keep_last :]
         best = [file for file in files if file.best][-1:]
         for file in files:
             if file not in (*last, *best):
-                # Windows does not remove a file that another process reads; the next save tries again.
+                # Windows does not remove a file that another process reads. The next save
+                # tries again.
                 with contextlib.suppress(OSError):
                     file.path.unlink()
 
     def newest(self, *, say: Callable[[str], object] = print) -> Checkpoint | None:
-        """Load the newest checkpoint that is whole, or return None where there is none.
+        """Load the newest checkpoint that is whole; None if there is none.
 
-        Damaged ones are left where they are, and `say` gets a line for each.
+        Damaged ones stay where they are, and `say` gets a line for each.
         """
         import torch
 
         file = self._newest_whole(say)
         if file is None:
             return None
-        # The file is whole, so an error here has another cause, such as too little memory, and loading an older
-        # checkpoint instead would only hide it.
+        # The file is whole. So an error here has another cause, such as too little memory, and
+        # an older checkpoint would only hide it.
         state = torch.load(file.path, map_location="cpu", weights_only=True)
         return Checkpoint(file.path, file.step, state)
 
     def newest_step(self) -> int:
-        """Return the step of the newest checkpoint that is whole, -1 where there is none; nothing is loaded or said."""
+        """Return the step of the newest checkpoint that is whole, without loading it; or -1."""
         file = self._newest_whole(lambda line: None)
         return file.step if file else -1
 
     def _newest_whole(self, say: Callable[[str], object]) -> _File | None:
-        if self._thread:  # its error, if it had one, is raised by `save` or `close`, not here
+        if self._thread:  # `save` and `close` raise its error, if it has one
             self._thread.join()
         for file in reversed(self._files()):
-            try:
-                found = _crc32(file.path)
-                reason = f"damaged, its checksum is {found:08x}" if found != file.crc32 else None
-            except OSError as error:
-                reason = f"it cannot be read, {str(error.strerror).lower()}"
+            reason = _damage(file)
             if reason is None:
                 return file
             self._damaged.add(file.path)
@@ -243,22 +298,34 @@ class Checkpoints:
         return None
 
     def _files(self) -> list[_File]:
-        """List the complete files, the newest last."""
+        """Return the complete files, the newest last; none if the folder was removed."""
+        if not self.folder.is_dir():
+            return []
         found = []
-        for path in self.folder.iterdir() if self.folder.is_dir() else ():  # the folder may have been removed
-            if match := _NAME.fullmatch(path.name):
-                with contextlib.suppress(FileNotFoundError):  # another process has just pruned it
-                    step, best, crc32 = int(match[1]), bool(match[2]), int(match[3], 16)
-                    found.append(_File(step, path.stat().st_mtime_ns, best, crc32, path))
+        for path in self.folder.iterdir():
+            name = _NAME.fullmatch(path.name)
+            if name is None:
+                continue
+            with contextlib.suppress(FileNotFoundError):  # another process has just removed it
+                file = _File(
+                    step=int(name["step"]),
+                    written=path.stat().st_mtime_ns,
+                    best=bool(name["best"]),
+                    crc32=int(name["crc32"], 16),
+                    path=path,
+                )
+                found.append(file)
         return sorted(found)
 
 
 @contextlib.contextmanager
 def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
-    """Keep other runs out of a folder; without locks, on some network drives and on Windows, say so and go on.
+    """Lock a folder, so that no other run saves in it.
+
+    Some network drives and Windows have no locks: then `say` gets a line, and the run goes on.
 
     Raises:
-        CheckpointError: another run holds the folder; the message names its process.
+        CheckpointError: another run has locked the folder; the message names its process.
     """
     path = folder / ".run.lock"
     with contextlib.ExitStack() as held:
@@ -276,56 +343,89 @@ def one_run(folder: Path, *, say: Callable[[str], object]) -> Iterator[None]:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step in the name of a checkpoint's file, None of any other name."""
+    """Return the step in the name of a checkpoint's file; None for any other name."""
     match = _NAME.fullmatch(name)
-    return int(match[1]) if match else None
+    return int(match["step"]) if match else None
 
 
 class Damaged(Exception):
-    """What was read is not what was written."""
+    """The bytes that were read are not those that were written."""
 
 
-def _check_state(value: object, where: str) -> None:
-    """Raise for what `torch.load(weights_only=True)` would refuse: when it is saved, not when it is needed."""
+def _make_writable(folder: Path) -> str | None:
+    """Make a folder; return the reason if it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror
+    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+        return "it cannot be written to"
+    return None
+
+
+def _damage(file: _File) -> str | None:
+    """Return the reason why a file cannot be used, or None."""
+    try:
+        found = _crc32(file.path)
+    except OSError as error:
+        return f"it cannot be read, {str(error.strerror).lower()}"
+    if found != file.crc32:
+        return f"damaged, its checksum is {found:08x}"
+    return None
+
+
+def _check_state(value: object, place: str) -> None:
+    """Raise now for everything that `torch.load(weights_only=True)` would refuse later."""
     import collections
 
     import torch
 
-    # By exact type: numpy.float64 is a subclass of float and a namedtuple one of tuple, and neither loads.
+    plain = (
+        *(type(None), bool, int, float, complex, str, bytes, bytearray),
+        *(torch.dtype, torch.device),
+    )
+    # By exact type: numpy.float64 is a subclass of float, a namedtuple one of tuple, and neither
+    # loads.
     kind = type(value)
     if kind in (dict, collections.OrderedDict, collections.Counter):
         for key, part in value.items():
-            _check_state(key, f"the key {key!r} of {where}")
-            _check_state(part, f"{where}[{key!r}]")
+            _check_state(key, f"the key {key!r} of {place}")
+            _check_state(part, f"{place}[{key!r}]")
     elif kind in (list, tuple, set, torch.Size):
         for index, part in enumerate(value):
-            _check_state(part, f"{where}[{index}]")
+            _check_state(part, f"{place}[{index}]")
     elif kind in (torch.Tensor, torch.nn.Parameter) and not value.__dict__:
         if value.device.type != "cpu":
             raise InvalidValueError(
-                f"{where} is on {value.device}, but a checkpoint is written while the device works on",
+                f"{place} is on {value.device}, and it would change while it is written",
                 fix="save copies in host memory: tensor.cpu()",
             )
-    elif kind not in (type(None), bool, int, float, complex, str, bytes, bytearray, torch.dtype, torch.device):
-        kind = f"{kind.__module__}.{kind.__qualname__}" + " with attributes" * isinstance(value, torch.Tensor)
+    elif kind not in plain:
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        if isinstance(value, torch.Tensor):
+            name += " with attributes"
         raise InvalidTypeError(
-            f"{where} is a {kind}, which torch.load(weights_only=True) does not load",
-            fix="save plain values and tensors: float(number), torch.from_numpy(array), module.state_dict()",
+            f"{place} is a {name}, which torch.load(weights_only=True) does not load",
+            fix=(
+                "save plain values and tensors: float(number), torch.from_numpy(array), "
+                "module.state_dict()"
+            ),
         )
 
 
 class _ChecksummedFile:
-    """A file for `torch.save` that keeps the CRC-32 of what is written to it, which is all of it and in order.
+    """A file for `torch.save` that computes the CRC-32 of all that is written to it, in order.
 
     Attributes:
         crc32: of everything so far.
         bytes: written so far.
-        error: the first error of the disk; torch raises another one in its place.
+        error: the first error of the disk. torch raises another one in its place.
     """
 
     def __init__(self, file):
         self._file = file
-        self.crc32, self.bytes = 0, 0
+        self.crc32 = 0
+        self.bytes = 0
         self.error: OSError | None = None
 
     def write(self, data) -> int:
@@ -345,6 +445,6 @@ class _ChecksummedFile:
 def _crc32(path: Path) -> int:
     checksum = 0
     with path.open("rb") as file:
-        while piece := file.read(2**20):
+        while piece := file.read(_BYTES_PER_READ):
             checksum = zlib.crc32(piece, checksum)
     return checksum

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tpukit.essentials.data import Batches, inside
 from tpukit.essentials.display import InvalidTypeError, InvalidValueError, better, first_few
 from tpukit.essentials.launcher import Core
+from tpukit.training.fit_options import check_count
 
 
 def check_batches(name: str, batches: object) -> None:
@@ -63,17 +64,22 @@ def _classes(dataset) -> list:
     return [str(name) for name in names] if isinstance(names, list | tuple) else []
 
 
-def check_numbers(*, clip: float | None, steps_per_epoch: int | None, **at_least_1: int) -> None:
-    """Raise for numbers with which nothing would be trained, or uphill."""
+def check_numbers(
+    *,
+    max_grad_norm: float | None,
+    steps_per_epoch: int | None,
+    epochs: int,
+    accumulate_grad_batches: int,
+) -> None:
+    """Raise for numbers with which `fit` would train nothing, or uphill."""
+    check_count("epochs", epochs)
+    check_count("accumulate_grad_batches", accumulate_grad_batches)
     if steps_per_epoch is not None:
-        at_least_1["steps_per_epoch"] = steps_per_epoch
-    for name, value in at_least_1.items():
-        if value < 1:
-            off = ", or None for all the data" if name == "steps_per_epoch" else ""
-            raise InvalidValueError(f"{name} is at least 1, got {value}", fix=f"{name}=1{off}")
-    if clip is not None and not clip > 0:
+        check_count("steps_per_epoch", steps_per_epoch, otherwise="None for all the data")
+    if max_grad_norm is not None and not max_grad_norm > 0:
         raise InvalidValueError(
-            f"clip is the largest norm of the gradients, above 0, got {clip}", fix="clip=1.0, or None"
+            f"max_grad_norm is the largest norm of the gradients, above 0, got {max_grad_norm}",
+            fix="max_grad_norm=1.0, or None",
         )
 
 
@@ -159,10 +165,13 @@ def best_of(core: Core, column: str, mode: str | None, *, metrics: Iterable[str]
         ValueError: there will be no such column, or neither `mode` nor its name say which numbers are better.
     """
     if not valid and column == "valid_loss":
-        column = "train_loss"  # the default of `best`, and no set to evaluate
+        column = "train_loss"  # the default of `monitor`, and no set to evaluate
     columns = ["train_loss", *(["valid_loss", *(f"valid_{name}" for name in metrics)] if valid else [])]
     if column not in columns:
-        raise InvalidValueError(f"best names a column of an epoch, got {column!r}", fix=f"one of {', '.join(columns)}")
+        raise InvalidValueError(
+            f"monitor is a column of the history, got {column!r}",
+            fix=f"one of {', '.join(columns)}",
+        )
     if mode not in (None, "min", "max"):
         raise InvalidValueError(f'mode is "min", "max" or None, got {mode!r}', fix='mode="min" if lower is better')
     guess = {"low": "min", "high": "max", None: None}[better(column)]

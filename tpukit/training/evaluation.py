@@ -45,7 +45,7 @@ def evaluate(
     batches: Batches,
     *,
     metrics: Mapping[str, Callable] | None = None,
-    prepare: Callable | None = None,
+    preprocess: Callable | None = None,
     bf16: bool = False,
     keep_outputs: bool = True,
 ) -> Evaluation:
@@ -70,7 +70,7 @@ def evaluate(
         loss: from (outputs, targets) to one number. A module is copied to the CPU first.
         batches: `core.batches(dataset, batch_size=...)` in order, nothing dropped.
         metrics: functions of (outputs, targets), or torchmetrics' metrics, by name.
-        prepare, bf16: as in `fit`.
+        preprocess, bf16: as in `fit`.
         keep_outputs: whether to gather and return all outputs and targets; False where they do not fit into memory.
 
     Raises:
@@ -81,7 +81,7 @@ def evaluate(
     check_classes(model, batches, "evaluation")
     core.average_buffers(model)
     core.same.compare("in evaluate", modules={"": model}, data=batches.facts(), layers=False)
-    options = {"metrics": metrics, "prepare": prepare, "bf16": bf16, "keep_outputs": keep_outputs}
+    options = {"metrics": metrics, "preprocess": preprocess, "bf16": bf16, "keep_outputs": keep_outputs}
     return evaluate_synced(core, model, loss, batches, **options)
 
 

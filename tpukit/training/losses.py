@@ -22,7 +22,7 @@ class PendingStep:
         number: of the optimiser step, from 1.
         samples: for each of its batches (batch_size,) int64, the samples it held.
         local: () float32, this core's loss.
-        reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeBudget`.
+        reduced: (2,) float32, means over the cores: of the loss, and of the flag of `TimeLimit`.
         lr: the learning rate that it used; a tensor where the optimiser's is one.
     """
 
@@ -40,7 +40,7 @@ class StepLosses:
     prepared; so they wait here and are copied together, in one transfer per log point.
 
     Attributes:
-        time_is_up: True once a step was read in which any core had raised its flag, see `TimeBudget`.
+        time_is_up: True once a step was read in which any core had raised its flag, see `TimeLimit`.
         save_is_due: whether core 0 had raised its own for a checkpoint in the last step read.
         lr: the learning rate that the last step read used.
     """
@@ -115,7 +115,10 @@ def not_finite(step: PendingStep, *, rank: int, dataset, lr: float, checkpoint: 
     return NonFiniteLossError(
         f"the loss is {step.local:g} at step {step.number} on core {rank}",
         found=(f"{found}\nlearning rate {lr:g}; last checkpoint: {checkpoint or 'none'}"),
-        fix="leave out the samples with nan or infinity; otherwise a lower learning rate, a warmup, or clip=1.0",
+        fix=(
+            "leave out the samples with nan or infinity; otherwise a lower learning rate, a warmup, "
+            "or max_grad_norm=1.0"
+        ),
     )
 
 

@@ -16,14 +16,14 @@ _STEPS_BETWEEN_COPIES = 32
 _BYTES_BETWEEN_COPIES = 1 << 28
 
 
-def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = None, bf16: bool = False) -> object:
+def predict(core: Core, model, batches: Batches, *, preprocess: Callable | None = None, bf16: bool = False) -> object:
     """Return a model's outputs for every sample, once and in dataset order, together: the same on every core.
 
     Batches are those of `evaluate`, and need no targets: a tensor alone, the first part of a tuple, or a mapping, which
     is passed by name.
 
     Args:
-        model, batches, prepare, bf16: as in `evaluate`.
+        model, batches, preprocess, bf16: as in `evaluate`.
 
     Returns:
         (N, ...) float32 on the CPU, nested as the model's outputs.
@@ -35,7 +35,7 @@ def predict(core: Core, model, batches: Batches, *, prepare: Callable | None = N
     check_order("predict", batches.sampler)
     core.average_buffers(model)
     core.same.compare("in predict", modules={"": model}, data=batches.facts(), layers=False)
-    steps = host_steps(core, model, batches, inputs_only, prepare=prepare, bf16=bf16, gather=core.gather)
+    steps = host_steps(core, model, batches, inputs_only, preprocess=preprocess, bf16=bf16, gather=core.gather)
     with evaluating(model):
         outputs, _ = in_dataset_order(steps, batches.sampler)
     return outputs
@@ -74,7 +74,7 @@ def host_steps(
     batches: Batches,
     split: Callable,
     *,
-    prepare: Callable | None,
+    preprocess: Callable | None,
     bf16: bool,
     gather: Callable,
     between_steps: Callable[[], None] | None = None,
@@ -95,7 +95,7 @@ def host_steps(
     for batch in core.progress(batches, label):
         with torch.no_grad(), core.step():
             inputs, targets = split(batch)
-            outputs = forward(core, model, prepare(inputs) if prepare else inputs, bf16=bf16)
+            outputs = forward(core, model, preprocess(inputs) if preprocess else inputs, bf16=bf16)
             # Of every step, though only the last has padding: a cut in one step would be one more graph.
             waiting.append(tree.tree_map(rows, (outputs, targets)))
         if between_steps:

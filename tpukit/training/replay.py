@@ -110,7 +110,7 @@ class Replay:
         core: this core.
         programs: of its backend.
         optimizer: of the steps.
-        called: by name the model, the loss, `prepare`, `augment` and `average`, or None.
+        called: by name the model, the loss, `preprocess`, `augment` and `averaged_model`, or None.
         schedule: steps after each step, or None.
     """
 
@@ -126,7 +126,7 @@ class Replay:
         self._programs = programs
         self._optimizer = optimizer
         self._schedule = schedule
-        self._average = called.get("average")
+        self._average = called.get("averaged_model")
         self._training_state = ReplayState(called.values(), optimizer, self._average)
         self._known: dict[BatchForm, _Program] = {}
         # As found in the last captured step:

@@ -1,4 +1,14 @@
-"""What makes a run survive: its state saved and loaded, a time budget, a last checkpoint on SIGTERM."""
+"""Save and load the state of a run, so that it survives a kill; and its time limit.
+
+`RunState` holds the parts of a run by name: model, optimizer, scheduler, data, history and so on.
+Core 0 writes what their `state_dict` returns into one checkpoint, because all cores hold the same
+state after every step. Every core loads it:
+
+    {"model": ..., "optimizer": ..., "scheduler": None, ..., "progress": {"step": 120, ...},
+     "kinds": {"optimizer": "Adam of 62 parameters", "scheduler": None}, "seed": 0}
+
+`TimeLimit` decides when a run has to stop, so that its last checkpoint is complete in time.
+"""
 
 import contextlib
 import math
@@ -10,11 +20,15 @@ from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, explain
 from tpukit.essentials.launcher import STEP_SECONDS, Core
-from tpukit.training.backup import Mirror
-from tpukit.training.checkpoints import Checkpoint, Checkpoints, one_run
+from tpukit.profiling import parse_duration
+from tpukit.training.backup import Backup
+from tpukit.training.checkpoints import Checkpoint, CheckpointStore, one_run
+from tpukit.training.fit_options import Checkpoints
 from tpukit.training.losses import DUE
 
-_ENDING_SECONDS = 2.0  # for the mirror of a run that failed or was interrupted: core 0 is given eight in all
+# For the backup of a run that failed or was interrupted: core 0 has eight seconds in all.
+_ENDING_SECONDS = 2.0
+_LINES_OF_AN_ERROR = 3
 
 
 @dataclass
@@ -22,11 +36,11 @@ class Progress:
     """How far a run has come, saved in every checkpoint.
 
     Attributes:
-        samples_per_step: of all cores together, in one optimiser step.
-        steps_per_epoch: optimiser steps of an epoch.
-        step: optimiser steps done.
-        epoch: the epoch under way, from 1.
-        in_epoch: optimiser steps of that epoch done.
+        samples_per_step: of all cores together, in one optimizer step.
+        steps_per_epoch: optimizer steps of an epoch.
+        step: optimizer steps done.
+        epoch: the current epoch, from 1.
+        in_epoch: optimizer steps of that epoch done.
     """
 
     samples_per_step: int
@@ -40,176 +54,217 @@ class Progress:
         return asdict(self)
 
     def load_state_dict(self, state: dict) -> None:
-        """Continue where a state was saved, by samples: other cores or batch sizes make other steps of an epoch."""
+        """Continue at the sample where a state was saved.
+
+        With another number of cores or another batch size, an epoch has other steps.
+        """
         samples = state["in_epoch"] * state["samples_per_step"]
-        self.step, self.epoch = state["step"], state["epoch"]
+        self.step = state["step"]
+        self.epoch = state["epoch"]
         self.in_epoch = min(self.steps_per_epoch, samples // self.samples_per_step)
 
 
 class RunState:
-    """The parts of a run that its checkpoints hold; without a folder nothing is saved.
-
-    Every core loads, and core 0 saves: all hold the same state after every step.
+    """The parts of a run that its checkpoints hold. Every core loads, and core 0 saves.
 
     Args:
-        parts: by name, whatever has `state_dict` and `load_state_dict`; None for a part that this run does not have.
-            "optimizer" and "schedule" are among them.
-        folder, keep: of `Checkpoints`; without a folder nothing is kept.
-        save_every: seconds between two saves.
-        mirror: a second folder, or a URL, that outlives the machine; None for none.
+        core: this core.
+        parts: by name, objects with `state_dict` and `load_state_dict`; None for a part that this
+            run does not have. "optimizer" and "scheduler" are among them.
+        checkpoints: as `fit` gets them; None: nothing is saved.
     """
 
-    def __init__(self, core: Core, parts: Mapping[str, object], *, folder, keep: int, save_every: float, mirror=None):
-        self._core, self._parts, self._save_every = core, parts, save_every
-        self.has_mirror, self._mirror = mirror is not None, None
-        if self.has_mirror and (folder is None or _absolute(folder) == _absolute(mirror)):
-            raise InvalidValueError(
-                "a mirror is a second folder", found=f"folder={folder}, mirror={mirror}", fix="folder='run', mirror=..."
-            )
-        if self.has_mirror and core.is_main:
-            self._mirror = Mirror(mirror, say=core.print, alive=self._stay_alive)
-        on_saved = {"on_saved": self._mirror.offer} if self._mirror else {}
-        self._checkpoints = Checkpoints(folder, keep, **on_saved) if folder is not None else None
-        self._kinds = {"optimizer": _kind(parts["optimizer"]), "schedule": _kind(parts["schedule"])}
+    def __init__(self, core: Core, parts: Mapping[str, object], checkpoints: Checkpoints | None):
+        self._core = core
+        self._parts = parts
+        self._options = checkpoints
+        self._store: CheckpointStore | None = None
+        self._backup: Backup | None = None  # on core 0 only
+        self._kinds = {name: _kind(parts[name]) for name in ("optimizer", "scheduler")}
         self._saved = time.monotonic()
         self._sigterm_seen: float | None = None
+        if checkpoints is None:
+            return
+        self._save_every = parse_duration(checkpoints.save_every)
+        callbacks = {}
+        if self.has_backup and core.is_main:
+            self._backup = Backup(checkpoints.backup_dir, say=core.print, alive=self._stay_alive)
+            callbacks = {"on_saved": self._backup.offer}
+        self._store = CheckpointStore(checkpoints.folder, checkpoints.keep_last, **callbacks)
+
+    @property
+    def has_backup(self) -> bool:
+        """Whether there is a second folder, which outlives the machine."""
+        return self._options is not None and self._options.backup_dir is not None
 
     @property
     def is_kept(self) -> bool:
         """Whether there is a folder to save in."""
-        return self._checkpoints is not None
+        return self._store is not None
 
     @property
     def copy_seconds(self) -> float:
-        """How long the longest copy to the mirror took, on core 0."""
-        return self._mirror.seconds if self._mirror else 0.0
+        """Seconds that the longest copy to the backup took, on core 0."""
+        return self._backup.seconds if self._backup else 0.0
 
     @property
     def newest_name(self) -> str | None:
         """The name of the newest complete checkpoint."""
-        paths = self._checkpoints.paths if self._checkpoints else []
+        paths = self._store.paths if self._store else []
         return paths[-1].name if paths else None
 
     @property
     def is_due(self) -> bool:
-        """Whether the last save was `save_every` seconds ago or more."""
+        """Whether the last save was `save_every` ago or longer."""
         return self.is_kept and time.monotonic() - self._saved >= self._save_every
 
     def save(self, step: int, *, best: bool = False) -> None:
-        """Save a copy of every part, from core 0, as `Checkpoints.save` does: written while training continues."""
+        """Save a copy of every part, on core 0; training continues while it is written."""
         if not self.is_kept:
             return
         if self._core.is_main:
-            self.close()  # before the copy is made, so that there is one at a time
-            state = {name: part.state_dict() if part is not None else None for name, part in self._parts.items()}
+            self.close()  # before the copy is made, so that memory holds one copy at a time
+            state = {}
+            for name, part in self._parts.items():
+                state[name] = None if part is None else part.state_dict()
             state |= {"kinds": self._kinds, "seed": self._core.seed_of_launch}
-            self._checkpoints.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
+            self._store.save(self._core.snapshot(_without_numpy(state)), step=step, best=best)
         self._saved = time.monotonic()
 
     def save_best(self, model, *, in_memory: bool = False) -> None:
-        """Write the weights of a model to `best.pt` in the folder, together; without a folder keep them, if wanted."""
+        """Write a model's weights to `best.pt`. Collective.
+
+        Without a folder they are kept in memory, if `in_memory` is set.
+        """
         if self.is_kept:
-            self._core.save(model.state_dict(), self._checkpoints.folder / "best.pt")
+            self._core.save(model.state_dict(), self._store.folder / "best.pt")
         elif in_memory:
             self._best = self._core.snapshot(model.state_dict())
 
     def best_weights(self) -> dict:
-        """Return the weights that `save_best` was last called with, in host memory."""
+        """Return the weights of the last `save_best`, in host memory."""
         import torch
 
         if not self.is_kept:
             return self._best
-        return torch.load(self._checkpoints.folder / "best.pt", map_location="cpu", weights_only=True)
+        path = self._store.folder / "best.pt"
+        return torch.load(path, map_location="cpu", weights_only=True)
 
     def close(self) -> None:
         """Wait until the last save is complete."""
         if self.is_kept and self._core.is_main:
-            self._checkpoints.close()
+            self._store.close()
 
     def _stay_alive(self) -> None:
-        self._core.activity += 1  # the other cores wait, and the watchdog is not to call this one stuck
+        # The other cores wait, and the watchdog must not report that this core hangs.
+        self._core.activity += 1
 
-    def load(self, *, resume: bool) -> str | None:
-        """Load the newest whole checkpoint into the parts; return its name, or None where there is none.
+    def load(self) -> str | None:
+        """Load the newest whole checkpoint into the parts.
+
+        Returns:
+            its name, or None if there is none.
 
         Raises:
-            ValueError: there is one and `resume` is False, or it is of another architecture, optimiser or dataset.
+            ValueError: there is one although `resume` is False, or it belongs to another
+                architecture, optimizer or dataset.
         """
-        if self.has_mirror:
-            if self._mirror:
-                self._mirror.take(self._checkpoints, resume=resume)
+        if not self.is_kept:
+            return None
+        if self.has_backup:
+            if self._backup:
+                self._backup.take(self._store, resume=self._options.resume)
             self._core.barrier()  # before any core looks for the newest checkpoint
         report = self._core.print if self._core.is_main else lambda line: None
-        checkpoint = self._checkpoints.newest(say=report) if self._checkpoints else None
+        checkpoint = self._store.newest(say=report)
         if checkpoint is None:
             return None
-        if not resume:
+        if not self._options.resume:
             raise InvalidValueError(
-                f"resume=False, and {self._checkpoints.folder} holds checkpoints of step {checkpoint.step}",
+                f"resume=False, and {self._store.folder} holds checkpoints "
+                f"of step {checkpoint.step}",
                 fix="another folder, or remove that one; resume=True continues from there",
             )
-        # Of another kernel, whose generator nobody seeded, the seed is another one.
+        self._load_parts(checkpoint)
+        if self._backup:  # an interrupted run may have saved this one without a copy
+            self._backup.offer(checkpoint.path)
+        return checkpoint.path.name
+
+    def _load_parts(self, checkpoint: Checkpoint) -> None:
+        # If nobody has seeded the generator of this kernel, its seed is another one.
         self._core.seed_of_launch = checkpoint.state["seed"]
-        before = _settings(self._parts["optimizer"])
+        optimizer = self._parts["optimizer"]
+        given = _settings(optimizer)
         for name, part in self._parts.items():
             if part is None or checkpoint.state.get(name) is None:
                 continue
             self._check_kind(name, checkpoint)
             try:
                 part.load_state_dict(checkpoint.state[name])
-            except RuntimeError as error:  # torch's, of a module: every missing, unknown and misshapen tensor
+            except RuntimeError as error:
+                # From a module: it lists every missing, unknown and misshapen tensor.
                 raise ValueError(_other_architecture(checkpoint.path, name, error)) from error
-        self._core.backend.place_state(self._parts["optimizer"])  # what was loaded is whole, and not yet sent
-        if changed := _changed(before, _settings(self._parts["optimizer"])):
+        # The optimizer's state is whole and on the host: the backend sends each part to its chip.
+        self._core.backend.place_state(optimizer)
+        changed = _changed(given, used=_settings(optimizer))
+        if changed:
             self._core.print(
-                f"the checkpoint's {changed}: a resumed run goes on with the settings it began with; for others give a "
-                "new folder, and load best.pt or the model of a checkpoint into the model"
+                f"the checkpoint's {changed}: a resumed run continues with the settings "
+                "it began with; for others give a new folder, and load best.pt or the model of "
+                "a checkpoint into the model"
             )
-        if self._mirror:  # which an interrupt may have left behind
-            self._mirror.offer(checkpoint.path)
-        return checkpoint.path.name
 
     def _check_kind(self, name: str, checkpoint: Checkpoint) -> None:
-        """Raise where the state is of another optimiser or schedule: it would fail in the next step, or mix."""
-        saved, here = checkpoint.state["kinds"].get(name), self._kinds.get(name)
+        """Raise if the state is of another optimizer or scheduler.
+
+        It would fail in the next step, or mix two states.
+        """
+        saved = checkpoint.state["kinds"].get(name)
+        here = self._kinds.get(name)
         if saved != here:
             raise InvalidValueError(
                 f"{checkpoint.path} is of another {name}",
                 found=f"{saved}; this run has {here}",
-                fix=f"make the {name} as it was when that was saved, or give this run a folder of its own",
+                fix=(
+                    f"make the {name} as it was when that was saved, or give this run a folder "
+                    "of its own"
+                ),
             )
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Keep other runs out of the folder; wait, together, until the last save is complete.
+        """Keep other runs out of the folder; wait until the last save is complete. Collective.
 
         Raises:
-            CheckpointError: another run holds the folder, or the last save failed.
+            CheckpointError: another run uses the folder, or the last save failed.
         """
         if not self.is_kept:
             yield
             return
-        folder, say = self._checkpoints.folder, self._core.print
-        with one_run(folder, say=say) if self._core.is_main else contextlib.nullcontext():
-            self._core.barrier()  # before any core looks for the newest checkpoint: that of the last run is complete
+        lock = contextlib.nullcontext()
+        if self._core.is_main:
+            lock = one_run(self._store.folder, say=self._core.print)
+        with lock:
+            # Before any core looks for the newest checkpoint: the last run's is complete.
+            self._core.barrier()
             try:
                 yield
             except BaseException:
-                with contextlib.suppress(Exception):  # the first error is the one to tell
+                with contextlib.suppress(Exception):  # the first error is the one to report
                     self.close()
-                if self._mirror:
-                    self._mirror.close(_ENDING_SECONDS)
+                if self._backup:
+                    self._backup.close(_ENDING_SECONDS)
                 raise
             self.close()
-            if self._mirror:
-                self._mirror.close()
-        self._core.barrier()  # so that no core begins another run in this folder before
+            if self._backup:
+                self._backup.close()
+        self._core.barrier()  # no core may begin another run in this folder before
 
     def must_end(self) -> bool:
-        """Return whether SIGTERM has arrived, from the platform or an interrupt, and this core is to leave now.
+        """Return whether this core has to leave now, because SIGTERM has arrived.
 
-        With checkpoints the other cores continue for `STEP_SECONDS`: core 0 may be within a step, which needs all of
-        them, and has to end it before it can save.
+        With checkpoints the other cores continue for `STEP_SECONDS`. Core 0 may be within a step,
+        which needs all of them, and has to end it before it can save.
         """
         if not self._core.end_requested:
             return False
@@ -219,86 +274,117 @@ class RunState:
         return time.monotonic() >= self._sigterm_seen + STEP_SECONDS
 
 
-def _absolute(folder) -> Path:
-    return Path(folder).expanduser().absolute()
-
-
 def _kind(part: object) -> str | None:
+    """Describe an optimizer or a scheduler: "Adam of 2 + 2 parameters"."""
     if part is None:
         return None
-    sizes = [len(group["params"]) for group in getattr(part, "param_groups", [])]
-    return type(part).__name__ + (f" of {' + '.join(map(str, sizes))} parameters" if sizes else "")
+    sizes = [str(len(group["params"])) for group in getattr(part, "param_groups", [])]
+    if not sizes:
+        return type(part).__name__
+    return f"{type(part).__name__} of {' + '.join(sizes)} parameters"
 
 
 def _settings(optimizer) -> list[dict]:
-    """Return the settings of each parameter group; of a learning rate that a schedule changes, the first."""
-    groups = [{**group, "lr": group.get("initial_lr", group["lr"])} for group in optimizer.param_groups]
-    kinds = bool | int | float | tuple
-    return [{name: value for name, value in group.items() if isinstance(value, kinds)} for group in groups]
+    """Return the settings of each parameter group.
+
+    If a scheduler changes the learning rate, it is the one before the first change.
+    """
+    settings = []
+    for group in optimizer.param_groups:
+        given = {**group, "lr": group.get("initial_lr", group["lr"])}
+        plain = {
+            name: value
+            for name, value in given.items()
+            if isinstance(value, bool | int | float | tuple)
+        }
+        settings.append(plain)
+    return settings
 
 
-def _changed(given: list[dict], used: list[dict]) -> str:
-    """Say which settings are used in place of those given: `lr 0.1 is used, not 0.01`; empty where all are the same."""
-    pairs = [
-        f"{name} {after[name]} is used, not {value}"
-        for before, after in zip(given, used, strict=True)
-        for name, value in before.items()
-        if name != "initial_lr" and name in after and after[name] != value
-    ]
-    return "; ".join(dict.fromkeys(pairs))
+def _changed(given: list[dict], *, used: list[dict]) -> str:
+    """Return the settings that differ: `lr 0.1 is used, not 0.01`; empty if none does."""
+    differences = []
+    for before, after in zip(given, used, strict=True):
+        for name, value in before.items():
+            if name != "initial_lr" and name in after and after[name] != value:
+                differences.append(f"{name} {after[name]} is used, not {value}")
+    return "; ".join(dict.fromkeys(differences))
 
 
 def _without_numpy(state: dict) -> dict:
-    """Return a state with Python's numbers for numpy's, which `torch.load(weights_only=True)` would refuse."""
+    """Return a state with Python's numbers in place of numpy's.
+
+    `torch.load(weights_only=True)` refuses numpy's.
+    """
     import numpy
     from torch.utils import _pytree as tree
 
-    return tree.tree_map(lambda leaf: leaf.item() if isinstance(leaf, numpy.generic) else leaf, state)
+    def plain(leaf: object) -> object:
+        return leaf.item() if isinstance(leaf, numpy.generic) else leaf
+
+    return tree.tree_map(plain, state)
 
 
 def _other_architecture(path: Path, name: str, error: RuntimeError) -> str:
-    _, *lines = str(error).splitlines()  # the first only announces them
-    lines = [textwrap.shorten(line, 200, placeholder=" ...") for line in lines or [str(error)]]
-    more = [f"and {len(lines) - 3} more lines, in the error above"] if len(lines) > 3 else []
-    found = "\n         ".join([*lines[:3], *more])
+    """Return torch's error of a module as a message with its first lines."""
+    _, *lines = str(error).splitlines()  # the first line only announces the others
+    lines = lines or [str(error)]
+    shown = [textwrap.shorten(line, 200, placeholder=" ...") for line in lines]
+    left_out = len(shown) - _LINES_OF_AN_ERROR
+    shown = shown[:_LINES_OF_AN_ERROR]
+    if left_out > 0:
+        shown.append(f"and {left_out} more lines, in the error above")
     return explain(
         f"{path} is of another architecture than the {name}",
-        found=found,
+        found="\n         ".join(shown),
         fix=f"make the {name} as it was when that was saved, or give this run a folder of its own",
     )
 
 
-class TimeBudget:
-    """When a run has to stop, so that one more log interval, an evaluation and a save still fit into its time.
+class TimeLimit:
+    """When a run has to stop, so that an interval, an evaluation and a save still fit.
 
-    The cores do not see the same time, and a core that stopped alone would leave the others waiting for it. So a core
-    only raises its `flag`; the flags are averaged with the loss, and all cores read that mean at the same log point.
-    The clock of core 0 says in the same way when a checkpoint is due: before it all cores compare what they hold.
+    The cores do not see the same time, and the others would wait for a core that stops alone. So
+    a core only raises its `flag`. The flags are averaged with the loss, and all cores read the
+    mean at the same log point. Core 0 raises its flag by `DUE` when a checkpoint is due, because
+    before a checkpoint all cores compare their states.
 
     Args:
+        core: this core.
         seconds: counted from here; `math.inf` for no limit.
     """
 
     def __init__(self, core: Core, seconds: float = math.inf):
         import torch
 
-        self._core, self._seconds, self._began = core, seconds, time.monotonic()
+        self._core = core
+        self._seconds = seconds
+        self._began = time.monotonic()
         self._longest = {"interval": 0.0, "evaluation": 0.0, "save": 0.0}  # seconds
-        (self.flag,), self._raised, self._sent = core.to_device([torch.zeros(())]), False, 0.0
+        self._is_raised = False
+        self._sent = 0.0
+        (self.flag,) = core.to_device([torch.zeros(())])
 
     def record(self, what: str, seconds: float) -> None:
-        """Note how long a log interval, an evaluation or a save took; the longest of each is kept in reserve."""
+        """Note the seconds of an "interval", "evaluation" or "save"; the longest is reserved."""
         self._longest[what] = max(self._longest[what], seconds)
 
     def update(self, *, save_is_due: bool) -> None:
-        """Raise the flag if the time is nearly up, or a checkpoint is due; call it before every step."""
-        # A quarter more than the longest interval so far: the flag is read at its end, and the next may be longer.
-        needed = 1.25 * self._longest["interval"] + self._longest["evaluation"] + self._longest["save"]
-        self._raised = self._raised or time.monotonic() - self._began + needed > self._seconds
-        number = float(self._raised) + DUE * save_is_due
-        if number != self._sent:
-            import torch
+        """Raise the flag if time is nearly up or a checkpoint is due. Call before every step."""
+        # A quarter more than the longest interval so far, because the flag is read at the end of
+        # an interval, and that interval may take longer.
+        interval = 1.25 * self._longest["interval"]
+        needed = interval + self._longest["evaluation"] + self._longest["save"]
+        passed = time.monotonic() - self._began
+        self._is_raised = self._is_raised or passed + needed > self._seconds
+        number = float(self._is_raised)
+        if save_is_due:
+            number += DUE
+        if number == self._sent:
+            return
+        import torch
 
-            # A number that is sent to the device, not `flag.fill_(1)`: one in the code is a constant of the graph, and
-            # the step would compile again.
-            (self.flag,), self._sent = self._core.to_device([torch.tensor(number)]), number
+        # A number that is sent to the device, not `flag.fill_(1)`. A number in the code is a
+        # constant of the graph, so the step would compile again.
+        (self.flag,) = self._core.to_device([torch.tensor(number)])
+        self._sent = number

@@ -7,23 +7,23 @@ from pathlib import Path
 
 from tpukit.essentials.display import InvalidValueError, explain
 from tpukit.essentials.environment import THIS_MACHINE, Machine, MachineInfo, write_whole
-from tpukit.training.backup import Mirror
-from tpukit.training.checkpoints import Checkpoints
+from tpukit.training.backup import Backup
+from tpukit.training.checkpoints import CheckpointStore
 from tpukit.training.run_settings import FILE
 from tpukit.training.stored_predictions import PLAN
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where a run keeps what it trains: `fit(..., folder=kept.folder, mirror=kept.mirror)`.
+    """Where a run keeps what it trains: `Checkpoints(kept.folder, backup_dir=kept.backup_dir)`.
 
     Attributes:
         folder: on this machine.
-        mirror: the folder that outlives the machine; None where there is none, and why has been said.
+        backup_dir: the folder that outlives the machine; None where there is none, and why has been said.
     """
 
     folder: Path
-    mirror: Path | None = None
+    backup_dir: Path | None = None
 
 
 def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunFolder:
@@ -44,7 +44,7 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
     platform = MachineInfo.read(machine).platform
     if platform == "Colab":
         kept = RunFolder(machine.colab / name, _drive(machine.colab / "drive", name))
-        says = _COLAB if kept.mirror else None
+        says = _COLAB if kept.backup_dir else None
     elif platform == "Kaggle":
         kept = RunFolder(machine.kaggle / "working" / name)
         says = _KAGGLE_BATCH if machine.environ.get("KAGGLE_KERNEL_RUN_TYPE") == "Batch" else _KAGGLE
@@ -61,7 +61,7 @@ def run_folder(name: str | os.PathLike, machine: Machine = THIS_MACHINE) -> RunF
 
 
 _COLAB = """\
-checkpoints go to {kept.folder}, and a copy of each to Google Drive, {kept.mirror}
+checkpoints go to {kept.folder}, and a copy of each to Google Drive, {kept.backup_dir}
 an interrupted cell and a restarted session lose neither
 when Colab takes the machine, Drive has all but the last minutes, since it sends files on when it likes"""
 _KAGGLE = """\
@@ -71,10 +71,11 @@ or Save Version > Save & Run All, which trains on a machine of its own
 to go on from such a version in another session: Add Input > this notebook"""
 _KAGGLE_BATCH = """\
 checkpoints go to {kept.folder}: this is a saved version, and what lies there when it ends is its output
-to go on from it in another session: Add Input > this notebook; end in time, with fit(..., budget="8h30m")"""
+to go on from it in another session: Add Input > this notebook; end in time, with fit(..., max_time="8h30m")"""
 _ELSEWHERE = """\
 checkpoints go to {kept.folder}, and stay as long as this disk does
-a machine that may be taken away needs a second place: fit(..., mirror="gs://bucket/run"), or another disk's folder"""
+a machine that may be taken away needs a second place: Checkpoints(..., backup_dir="gs://bucket/run"),
+or another disk's folder"""
 
 
 def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
@@ -90,7 +91,7 @@ def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
             explain(
                 "Google Drive is not mounted: what is trained is lost when Colab takes this machine",
                 found=f"{type(error).__name__}: {error}",
-                fix='run this cell again and allow it, or fit(..., mirror="gs://bucket/run")',
+                fix='run this cell again and allow it, or Checkpoints(..., backup_dir="gs://bucket/run")',
             )
         )
         return None
@@ -100,7 +101,7 @@ def _drive(drive: Path, name: str | os.PathLike) -> Path | None:
 def _take(earlier: Path, folder: Path) -> None:
     """Take what an earlier version has trained there, in the folder and in those in it, and what it has kept beside."""
     for trained in {path.parent for path in (*earlier.glob("step-*.pt"), *earlier.glob("*/step-*.pt"))}:
-        Mirror(trained).take(Checkpoints(folder / trained.relative_to(earlier)))
+        Backup(trained).take(CheckpointStore(folder / trained.relative_to(earlier)))
     for kept in (earlier / FILE, *earlier.glob("*/*.npz"), *earlier.glob(f"*/{PLAN}")):
         target = folder / kept.relative_to(earlier)
         if kept.is_file() and not target.exists():

@@ -10,7 +10,7 @@ from tpukit.essentials.environment import write_whole
 FILE = "settings.json"
 
 
-def keep_settings(folder, settings: Mapping, *, mirror=None) -> Path:
+def keep_settings(folder, settings: Mapping, *, backup_dir=None) -> Path:
     """Write the settings of a run into its folder before it trains; refuse a folder that holds another run's.
 
     What is trained there goes on only under the settings it began with: finished weights, found by a run with another
@@ -20,17 +20,17 @@ def keep_settings(folder, settings: Mapping, *, mirror=None) -> Path:
     Args:
         folder: of the run.
         settings: as JSON can carry them.
-        mirror: the folder that outlives the machine, see `run_folder`; it knows and gets them, too.
+        backup_dir: the folder that outlives the machine, see `run_folder`; it knows and gets them, too.
 
     Returns:
         The file, settings.json in the folder.
 
     Raises:
-        ValueError: the folder, or the mirror, holds other settings, and those that differ are named; or checkpoints,
+        ValueError: the folder, or the backup, holds other settings, and those that differ are named; or checkpoints,
             and no settings that say what of.
     """
     asked = json.loads(json.dumps(settings))  # as they will be read: a tuple is a list
-    files = [Path(place) / FILE for place in (folder, mirror) if place is not None]
+    files = [Path(place) / FILE for place in (folder, backup_dir) if place is not None]
     if not any(file.is_file() for file in files):
         _check_untrained(files)
     for file in files:

@@ -81,28 +81,26 @@ def cosine(optimizer, steps: int, *, warmup: int = 0, floor: float = 0.0):
     return _schedule(optimizer, warmup, fall)
 
 
-def is_plateau(schedule) -> bool:
-    """Return whether a schedule is stepped with a number, as torch's ReduceLROnPlateau is."""
+def is_plateau(scheduler) -> bool:
+    """Return whether a scheduler is stepped with a number, as torch's ReduceLROnPlateau is."""
     import torch
 
-    return isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau)
+    return isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
 
 
-def check_schedule(schedule, every: str, *, column: str, lower: bool) -> str:
-    """Return how often `fit` steps a schedule, "step" or "epoch".
+def check_schedule(scheduler, interval: str, *, column: str, lower: bool) -> str:
+    """Return when `fit` steps a scheduler: after every "step" or after every "epoch".
 
     Raises:
-        ValueError: `every` is neither, or a ReduceLROnPlateau waits for `column` to change the wrong way.
+        ValueError: a ReduceLROnPlateau waits for `column` to change the wrong way.
     """
-    if every not in ("step", "epoch"):
-        raise ValueError(f'schedule_every is "step" or "epoch", got {every!r}')
-    if not is_plateau(schedule):
-        return every
+    if not is_plateau(scheduler):
+        return interval
     mode = "min" if lower else "max"
-    if schedule.mode != mode:
+    if scheduler.mode != mode:
         raise InvalidValueError(
             f"ReduceLROnPlateau would lower the learning rate while {column} gets better",
-            found=f'mode="{schedule.mode}", its default is "min"',
+            found=f'mode="{scheduler.mode}", its default is "min"',
             fix=f'ReduceLROnPlateau(optimizer, mode="{mode}")',
         )
     return "epoch"

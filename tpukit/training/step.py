@@ -72,12 +72,12 @@ class TrainStep:
     optimizer: object
     loss: Callable
     arrange: Callable[[object], object]
-    schedule: object = None
-    prepare: Callable | None = None
+    scheduler: object = None
+    preprocess: Callable | None = None
     augment: Callable | None = None
     bf16: bool = False
-    clip: float | None = None
-    average: object = None
+    max_grad_norm: float | None = None
+    averaged_model: object = None
     shapes: int = 1
     masked: bool = False
     replay: bool = False
@@ -104,29 +104,29 @@ class TrainStep:
             called = {
                 "model": self.model,
                 "loss": self.loss,
-                "prepare": self.prepare,
+                "preprocess": self.preprocess,
                 "augment": self.augment,
-                "average": self.average,
+                "averaged_model": self.averaged_model,
             }
             self._replay = Replay(
                 self.core,
                 self._programs,
                 optimizer=self.optimizer,
                 called=called,
-                schedule=self.schedule,
+                schedule=self.scheduler,
             )
 
     @property
     def evaluated_model(self):
         """The model that is evaluated and kept as the best: the averaged model if there is one."""
-        return self.average.module if self.average else self.model
+        return self.averaged_model.module if self.averaged_model else self.model
 
     @property
     def lr(self) -> object:
         """The learning rate of the next step, of the optimizer's first group."""
         lr = self.optimizer.param_groups[0]["lr"]
         if hasattr(lr, "detach"):
-            return lr.detach().clone()  # because a schedule changes a tensor in place
+            return lr.detach().clone()  # because a scheduler changes a tensor in place
         return float(lr)
 
     def __call__(self, number: int, batches: tuple, flag, *, is_last: bool = False) -> tuple:
@@ -148,8 +148,8 @@ class TrainStep:
             losses = self._replay.step(number, batches, flag)
         if losses is None:
             losses = self._capture(number, batches, flag)
-        if self.schedule:
-            self.schedule.step()
+        if self.scheduler:
+            self.scheduler.step()
         return losses
 
     def end_epoch(self) -> None:
@@ -228,8 +228,8 @@ class TrainStep:
             parts = (batch,) if isinstance(batch, Mapping) else inputs_and_targets(batch)
             batch = self.augment(*parts)
         inputs, targets = inputs_and_targets(batch)
-        if self.prepare:
-            inputs = self.prepare(inputs)
+        if self.preprocess:
+            inputs = self.preprocess(inputs)
         outputs = forward(self.core, self.model, inputs, bf16=self.bf16)
         loss = self.loss(outputs, targets, *mask)
         if not hasattr(loss, "numel") or loss.numel() != 1:
@@ -249,9 +249,9 @@ class TrainStep:
         reduced = torch.stack([local, flag])
         self.monitor.check_graph(self.model, reduced)
         averaged = [reduced, *self._buffers()]
-        self.core.optimizer_step(self.optimizer, clip=self.clip, also=averaged)
-        if self.average:
-            self.average.update_parameters(self.model)
+        self.core.optimizer_step(self.optimizer, clip=self.max_grad_norm, also=averaged)
+        if self.averaged_model:
+            self.averaged_model.update_parameters(self.model)
         return reduced
 
 

@@ -23,10 +23,10 @@ def predict_to(
     dataset,
     *,
     batch_size: int,
-    prepare: Callable | None = None,
+    preprocess: Callable | None = None,
     bf16: bool = False,
     piece: int = 65_536,
-    mirror=None,
+    backup_dir=None,
 ) -> None:
     """Write a model's outputs for every sample into a folder, piece by piece, together; what is there is not computed.
 
@@ -35,11 +35,11 @@ def predict_to(
 
     Args:
         folder: of nothing else, on this machine.
-        core, model, prepare, bf16: as for `predict`.
+        core, model, preprocess, bf16: as for `predict`.
         dataset: map-style, as for `core.batches`, in order.
         batch_size: samples a core and step.
         piece: samples that are computed again at most.
-        mirror: a second folder that outlives the machine, see `run_folder`: it gets each piece when it is computed,
+        backup_dir: a second folder that outlives the machine, see `run_folder`: it gets each piece when it is computed,
             and what it has is not computed. Trouble with it is said and ends nothing.
 
     Raises:
@@ -54,7 +54,7 @@ def predict_to(
     there = torch.zeros(len(starts), dtype=torch.float32)
     if core.is_main:
         _begin(folder, plan)
-        mirror = mirror and _take(Path(mirror), folder, plan, say=core.print)
+        backup_dir = backup_dir and _take(Path(backup_dir), folder, plan, say=core.print)
         there += torch.tensor([(folder / _name(start)).is_file() for start in starts])
     # Core 0 alone looks: where others saw what it writes meanwhile, they would not compute the same pieces.
     there = core.to_host(core.all_reduce(*core.to_device([there]), "max")).tolist()
@@ -64,10 +64,10 @@ def predict_to(
         if not found:
             part = Subset(dataset, range(start, min(start + piece, count)))
             batches = core.batches(part, batch_size=batch_size)
-            outputs = predict(core, model, batches, prepare=prepare, bf16=bf16)
+            outputs = predict(core, model, batches, preprocess=preprocess, bf16=bf16)
             if core.is_main:
                 _write(folder / _name(start), outputs)
-                mirror = mirror and _bring(folder, mirror, say=core.print)
+                backup_dir = backup_dir and _bring(folder, backup_dir, say=core.print)
     core.barrier()  # all is there when any core goes on
 
 
@@ -112,14 +112,14 @@ def _begin(folder: Path, plan: dict) -> None:
         file.write(json.dumps(plan).encode())
 
 
-def _take(mirror: Path, folder: Path, plan: dict, say: Callable[[str], object]) -> Path | None:
-    """Bring pieces of this plan from the mirror, and to it those it lacks; return it, or None where it fails."""
+def _take(backup_dir: Path, folder: Path, plan: dict, say: Callable[[str], object]) -> Path | None:
+    """Bring pieces of this plan from the backup, and to it those it lacks; return it, or None where it fails."""
     try:
-        _begin(mirror, plan)
+        _begin(backup_dir, plan)
     except OSError as error:
-        say(f"the mirror {mirror} cannot be used, and the run goes on without: {error}")
+        say(f"the backup {backup_dir} cannot be used, and the run goes on without: {error}")
         return None
-    return _bring(mirror, folder, say) and _bring(folder, mirror, say)
+    return _bring(backup_dir, folder, say) and _bring(folder, backup_dir, say)
 
 
 def _bring(source: Path, to: Path, say: Callable[[str], object]) -> Path | None:

@@ -99,7 +99,7 @@ class GradientAverage:
                     "each other",
                     found=f"gradients on some cores and none on others: {first_few(self._names_of(mixed), 5)}",
                     fix=(
-                        "the same layers on every core: fit(..., same_seed=True), or core.same_seed(step) in a loop of "
+                        "the same layers on every core: FitOptions(same_seed=True), or core.same_seed(step) in a loop of "
                         "your own, for layers dropped at random; for experts and early exits compute all, times 0 or 1"
                     ),
                 )

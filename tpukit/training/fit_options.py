@@ -1,0 +1,210 @@
+"""The options of `fit` that travel together: `FitOptions`, `Checkpoints` and `EarlyStopping`.
+
+Each checks its values when it is made. An `EarlyStopping(patience=0)` in the notebook therefore
+raises in the notebook, and not later in a worker.
+"""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral
+from pathlib import Path
+
+from tpukit.essentials.display import InvalidTypeError, InvalidValueError
+from tpukit.profiling import parse_duration
+from tpukit.training.history import History
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """The rare options of `fit`.
+
+    Attributes:
+        scheduler_interval: "step" if the scheduler counts optimizer steps, "epoch" if it counts
+            epochs. A ReduceLROnPlateau is always stepped after an epoch, with `monitor`.
+        keep_outputs: gather all outputs in an evaluation. Use False if they do not fit into
+            memory; see `evaluate`.
+        augment_from: first epoch with augmentation. Earlier epochs cannot be the best once it is
+            reached. On few data a network learns faster from unchanged images at first. On a TPU
+            the step is compiled once more in that epoch.
+        averaged_model: `torch.optim.swa_utils.AveragedModel` of the model, updated after every
+            step; it is evaluated and kept in place of the model. Make it after `core.model` and
+            without `device=`. With device="xla" its counter is on the device, and Python compares
+            it with 0: two copies to the host per step, which cut the step into three graphs
+            (measured on torch_xla 2.9).
+        on_epoch_end: called on every core with the `History` after each epoch. If it returns True
+            on any core, training stops. A run that resumes between two epochs calls it at once,
+            so a run that was stopped stays stopped.
+        log_every: optimizer steps between two copies of the losses to the host.
+        same_seed: draw the host's random numbers of a step alike on every core. For models that
+            skip layers at random, as LayerDrop does: on TPU chips all cores must run one program.
+            Augmentation and random numbers of the device still differ; see `Core.same_seed`.
+
+    Raises:
+        ValueError: a value is out of range.
+        TypeError: a value has the wrong type.
+    """
+
+    scheduler_interval: str = "step"
+    keep_outputs: bool = True
+    augment_from: int = 1
+    averaged_model: object = None
+    on_epoch_end: Callable[[History], bool | None] | None = None
+    log_every: int = 50
+    same_seed: bool = False
+
+    def __post_init__(self):
+        check_count("augment_from", self.augment_from)
+        check_count("log_every", self.log_every)
+        if self.scheduler_interval not in ("step", "epoch"):
+            raise InvalidValueError(
+                f'scheduler_interval is "step" or "epoch", got {self.scheduler_interval!r}',
+                fix='scheduler_interval="step" if the scheduler counts optimizer steps',
+            )
+        if self.on_epoch_end is not None and not callable(self.on_epoch_end):
+            raise InvalidTypeError(
+                f"on_epoch_end is a function of the history, got {self.on_epoch_end!r}",
+                fix="on_epoch_end=lambda history: history.epochs[-1]['train_loss'] < 0.1",
+            )
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When `fit` stops before the last epoch, and the weights that it leaves in the model.
+
+    `EarlyStopping(patience=None, restore_best_weights=True)` trains to the last epoch, and then
+    restores the best one.
+
+    Attributes:
+        patience: stop after this many epochs in a row without a better `monitor`, at least 1.
+            None: do not stop early.
+        restore_best_weights: at the end, give the model, or the averaged model, the weights of
+            the best epoch.
+
+    Raises:
+        ValueError: `patience` is less than 1.
+        TypeError: `patience` is not a whole number.
+    """
+
+    patience: int | None = None
+    restore_best_weights: bool = False
+
+    def __post_init__(self):
+        if self.patience is not None:
+            check_count("patience", self.patience, otherwise="None for no limit")
+
+
+@dataclass(frozen=True)
+class Checkpoints:
+    """Where `fit` saves a run, and how it resumes it. One run at a time may use the folder.
+
+    Attributes:
+        folder: of the checkpoints, and of `best.pt` with the best epoch's weights, on this
+            machine. It is created if it does not exist.
+        keep_last: number of newest checkpoints to keep, in addition to the best.
+        save_every: time between checkpoints: "90s", "10m", "1h30m" or seconds. A checkpoint is
+            also saved after every epoch, and before its evaluation.
+        backup_dir: second folder that outlives the machine: on a mounted drive or bucket, or
+            "gs://bucket/run" and other URLs of fsspec. A thread copies the newest two checkpoints
+            and `best.pt` to it. A run without a newer complete checkpoint in `folder` continues
+            from the backup. If a copy fails, `fit` prints it and goes on. At the end, `fit` waits
+            for the last copy, for a minute if nothing moves. See `tpukit.training.run_folder`.
+        resume: continue from the newest complete checkpoint in the folder or the backup, if there
+            is one. With False, `fit` raises if there is one.
+
+    Raises:
+        ValueError: a value is out of range, or the backup is the folder itself.
+        TypeError: a value has the wrong type.
+    """
+
+    folder: str | Path
+    keep_last: int = 3
+    save_every: str | float = "10m"
+    backup_dir: str | Path | None = None
+    resume: bool = True
+
+    def __post_init__(self):
+        _check_folder(self.folder)
+        check_count("keep_last", self.keep_last)
+        parse_duration(self.save_every, "save_every")
+        if self.backup_dir is None:
+            return
+        if not isinstance(self.backup_dir, str | os.PathLike):
+            raise InvalidTypeError(
+                f"backup_dir is a folder or a URL, got {self.backup_dir!r}",
+                fix='backup_dir="gs://bucket/run", or the folder of a mounted drive',
+            )
+        if absolute(self.folder) == absolute(self.backup_dir):
+            raise InvalidValueError(
+                "a backup is a second folder",
+                found=f"folder={str(self.folder)!r}, backup_dir={str(self.backup_dir)!r}",
+                fix="another backup_dir, on a disk that outlives this machine",
+            )
+
+
+def as_checkpoints(given: object) -> Checkpoints | None:
+    """Return the argument `checkpoints` of `fit` as a `Checkpoints`; a path is its folder."""
+    if given is None or isinstance(given, Checkpoints):
+        return given
+    if isinstance(given, str | os.PathLike):
+        return Checkpoints(given)
+    raise InvalidTypeError(
+        f"checkpoints is a folder or a Checkpoints, got {given!r}",
+        fix='checkpoints="run", or checkpoints=tpukit.Checkpoints("run", save_every="5m")',
+    )
+
+
+def as_early_stopping(given: object) -> EarlyStopping:
+    """Return the argument `early_stopping` of `fit` as an `EarlyStopping`."""
+    if given is None:
+        return EarlyStopping()
+    if isinstance(given, EarlyStopping):
+        return given
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        return EarlyStopping(patience=given)
+    raise InvalidTypeError(
+        f"early_stopping is a number of epochs or an EarlyStopping, got {given!r}",
+        fix="early_stopping=3, or early_stopping=tpukit.EarlyStopping(restore_best_weights=True)",
+    )
+
+
+def as_fit_options(given: object) -> FitOptions:
+    """Return the argument `options` of `fit`, or the defaults."""
+    if given is None:
+        return FitOptions()
+    if isinstance(given, FitOptions):
+        return given
+    raise InvalidTypeError(
+        f"options is a FitOptions, got a {type(given).__name__}",
+        fix="options=tpukit.FitOptions(log_every=10)",
+    )
+
+
+def check_count(name: str, value: object, *, otherwise: str = "") -> None:
+    """Raise unless an argument is a whole number of at least 1; `otherwise` extends the fix."""
+    fix = f"{name}=1"
+    if otherwise:
+        fix += f", or {otherwise}"
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise InvalidTypeError(f"{name} is a whole number, got {value!r}", fix=fix)
+    if value < 1:
+        raise InvalidValueError(f"{name} is at least 1, got {value}", fix=fix)
+
+
+def absolute(folder: str | os.PathLike) -> Path:
+    """Return a folder's absolute path, with `~` as the home folder."""
+    return Path(folder).expanduser().absolute()
+
+
+def _check_folder(folder: object) -> None:
+    if not isinstance(folder, str | os.PathLike):
+        raise InvalidTypeError(
+            f"folder is a path, got {folder!r}",
+            fix='Checkpoints("run"); to save nothing: fit(..., checkpoints=None)',
+        )
+    # A path would make folders "gs:" and "bucket" here, and they would end with this machine.
+    if "://" in os.fspath(folder):
+        raise InvalidValueError(
+            f"folder is on this machine, got {os.fspath(folder)!r}",
+            fix=f'Checkpoints("run", backup_dir={os.fspath(folder)!r})',
+        )
