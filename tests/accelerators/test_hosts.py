@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from tpukit.accelerators.hosts import launch_on_host
 from tpukit.essentials.backends.protocol import Hosts, Topology
 from tpukit.essentials.display.progress import Screen
 from tpukit.essentials.launcher.launcher import WorkerError, launch
@@ -21,7 +22,7 @@ def on_two_hosts(fn, cores):
     def be_host(number):
         hosts = Hosts(number, 2, listener.getsockname(), listener if number == 0 else None)
         try:
-            outcome = launch(fn, cores=cores, backend="cpu", progress="off", hosts=hosts).results
+            outcome = launch_on_host(hosts, fn, cores=cores, backend="cpu", progress="off").results
         except WorkerError as error:
             outcome = str(error)
         brought.put((number, outcome))

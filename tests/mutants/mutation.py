@@ -126,9 +126,9 @@ MUTANTS = [
     Mutant(
         "clip before averaging",
         CORE,
-        "self.average_gradients(optimizer, also=also)",
+        "self.average_gradients(optimizer, average_also=average_also)",
         "clip and torch.nn.utils.clip_grad_norm_([one for group in optimizer.param_groups for one in group['params']], "
-        "clip); self.average_gradients(optimizer, also=also)",
+        "clip); self.average_gradients(optimizer, average_also=average_also)",
     ),
     # Every weight's gradient is shortened by itself, which turns the direction of the step.
     Mutant(

@@ -22,11 +22,11 @@ from tpukit.essentials.display import TpukitError, screen
 from tpukit.essentials.environment import MachineInfo
 from tpukit.essentials.launcher import (
     Core,
-    LaunchInterrupted,
     Limits,
     Task,
     WorkerGroup,
     collect,
+    interrupted,
     refuse_if_in_use,
     sigterm_ends_the_run,
     worker_failed,
@@ -161,8 +161,8 @@ def record(
             accelerator=chip.accelerator_type,
             folder=folder,
         )
-        task = Task(functools.partial(_watched, fn, folder), args, seed=0)
-        facts = _run(topology, task, timeout=timeout, progress=progress)
+        task = Task(functools.partial(_watched, fn, folder), args, seed=0, timeout=timeout)
+        facts = _run(topology, task, progress=progress)
         return _read(folder, facts)
 
 
@@ -176,15 +176,15 @@ def _check_simulator(host: MachineInfo) -> None:
         raise PreflightError(fact, found=found, fix=fix)
 
 
-def _run(topology: Imagined, task: Task, *, timeout: float | None, progress: str | None) -> dict:
-    limits = Limits(timeout, None)
+def _run(topology: Imagined, task: Task, *, progress: str | None) -> dict:
+    limits = Limits(stall=None)
     with screen(progress) as display, WorkerGroup(topology, task, limits, display) as group:
         try:
             failure = group.watch()
         except KeyboardInterrupt:
             display.close("interrupted")
             group.end()
-            raise LaunchInterrupted(collect(group)) from None
+            raise interrupted(collect(group)) from None
         if failure is not None:
             display.close("failed")
             raise worker_failed(failure, group, "preflight recorded the step, and ")

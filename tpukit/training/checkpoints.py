@@ -169,8 +169,8 @@ class Checkpoints:
                 for piece in pieces:
                     file.write(piece)
                 if file.crc32 != wanted:
-                    raise Damaged
-        except Damaged:
+                    raise DamagedCheckpointError
+        except DamagedCheckpointError:
             return False
         except OSError as error:
             raise self._explained(error, step, file.bytes if file else 0) from error
@@ -281,8 +281,8 @@ def step_of(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
-class Damaged(Exception):
-    """What was read is not what was written."""
+class DamagedCheckpointError(TpukitError):
+    """A file does not hold what was written to it."""
 
 
 def _check_state(value: object, where: str) -> None:

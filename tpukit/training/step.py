@@ -249,7 +249,7 @@ class TrainStep:
         reduced = torch.stack([local, flag])
         self.monitor.check_graph(self.model, reduced)
         averaged = [reduced, *self._buffers()]
-        self.core.optimizer_step(self.optimizer, clip=self.clip, also=averaged)
+        self.core.optimizer_step(self.optimizer, clip=self.clip, average_also=averaged)
         if self.average:
             self.average.update_parameters(self.model)
         return reduced

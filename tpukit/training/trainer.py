@@ -487,7 +487,7 @@ class Trainer:
 
     def _start_interval(self) -> None:
         self._interval_began, self._interval_step = time.monotonic(), self.progress.step
-        self._waited_before = self.train.waited
+        self._waited_before = self.train.wait_seconds
         self.step.start_interval()
 
     def _log(self) -> None:
@@ -503,7 +503,7 @@ class Trainer:
             "lr": self.losses.lr,
             "samples_per_second": (at.step - self._interval_step) * at.samples_per_step / seconds,
             "seconds": seconds,
-            "data_wait": (self.train.waited - self._waited_before) / seconds,
+            "data_wait": (self.train.wait_seconds - self._waited_before) / seconds,
             "compiles": self.step.monitor.compiles,
             "memory": peak_memory(),
         }

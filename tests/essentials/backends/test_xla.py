@@ -231,7 +231,7 @@ def recorded_precisions(backend, precision, make):
         products = [line for line in text.splitlines() if " dot(" in line or " convolution(" in line]
         return [(re.findall("operand_precision={([^}]*)}", line) or [None])[0] for line in products]
 
-    return tpukit.launch(work, cores=1, backend=backend, precision=precision, progress="off").results[0]
+    return tpukit.launch(work, cores=1, backend=backend, matmul_precision=precision, progress="off").results[0]
 
 
 @pytest.mark.parametrize("backend", ["xla:cpu", STANDIN])

@@ -38,9 +38,9 @@ class Start(torch.nn.Linear):
         return super().forward(x)
 
 
-def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, differs=(), scheduled=False):
+def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, allow_different=(), scheduled=False):
     """Train by a loop of one's own: two epochs of four steps."""
-    model = core.model(model or torch.nn.Linear(4, 1), differs=differs)
+    model = core.model(model or torch.nn.Linear(4, 1), allow_different=allow_different)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.1)
     batches = core.batches(data, batch_size=8, shuffle=True, seed=seed, drop_last=True)
@@ -203,7 +203,7 @@ REFUSED = {
         lambda core: loop(core, torch.nn.Linear(4, 1 + core.rank)),
         ("different models", "out_features=1", "out_features=2"),
     ),
-    "whole numbers": (lambda core: loop(core, Counting()), ("buffers", "counts", 'differs=["*counts"]')),
+    "whole numbers": (lambda core: loop(core, Counting()), ("buffers", "counts", 'allow_different=["*counts"]')),
     "weights from the first batch": (lambda core: loop(core, Start(4, 1)), ("weights", "weight", "first batch")),
     "plain step": (
         lambda core: loop(core, step=lambda optimizer: optimizer.step()),
@@ -279,7 +279,7 @@ def test_what_is_the_same_or_may_differ_is_no_error():
     def work(core):
         loop(core)
         loop(core, torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Dropout(), torch.nn.Linear(4, 1)))
-        counts = loop(core, Counting(), differs=["counts"]).counts.item()
+        counts = loop(core, Counting(), allow_different=["counts"]).counts.item()
         one, two = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)  # two models, each with an optimizer of its own
 
         def average(optimizer):  # a stranger's own averaging
@@ -335,7 +335,7 @@ def wrapped(core):
 def test_a_large_model_comes_into_host_memory_in_portions(monkeypatch):
     def work(core):
         model = core.model(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)))
-        return core_values.held_tensors(core, {"": model}, (), averaged=False, differs=["*.bias"])
+        return core_values.held_tensors(core, {"": model}, (), averaged=False, allow_different=["*.bias"])
 
     whole, _ = launch(work, cores=2, backend="cpu", progress="off").results
     assert whole["weights"].keys() == {"0.weight", "1.weight", "2.weight"}

@@ -59,7 +59,7 @@ def test_the_folder_beside_tpukit_whose_name_begins_like_it_is_the_users():
     exec(compile("def train(core):\n    raise KeyError('loss')", file, "exec"), own)
     with pytest.raises(WorkerError) as caught:
         quietly(own["train"])
-    assert f"where: train(), {file}, line 2" in str(caught.value)
+    assert caught.value.found == f"train(), {file}, line 2"
     assert caught.value.traceback.splitlines()[1] == f'  File "{file}", line 2, in train'
 
 
@@ -140,7 +140,7 @@ def interrupted(work, seconds, **options):
 
     interrupt_when(lambda: all(begun[:]), later=seconds)
     with pytest.raises(LaunchInterrupted) as caught:
-        quietly(noting, heartbeat=0.2, **options)
+        quietly(noting, limits=tpukit.Limits(heartbeat=0.2), **options)
     return caught.value
 
 

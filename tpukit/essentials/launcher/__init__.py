@@ -10,11 +10,14 @@ from tpukit.essentials.launcher.difference import OutOfSyncError
 from tpukit.essentials.launcher.failure import Failure
 from tpukit.essentials.launcher.launcher import (
     LaunchInterrupted,
+    LaunchOptions,
     Run,
     WorkerError,
     collect,
+    interrupted,
     launch,
     ready,
+    run_on_cores,
     worker_failed,
 )
 from tpukit.essentials.launcher.objects import gather_objects
@@ -26,8 +29,8 @@ from tpukit.essentials.launcher.worker import Task, seed_of
 from tpukit.essentials.launcher.worker_group import InProcessGroup, WorkerGroup
 
 __all__ = [
-    "Batches", "Core", "OutOfSyncError", "Failure", "Hosts", "InProcessGroup", "LaunchInterrupted", "Limits", "Run",
+    "Batches", "Core", "OutOfSyncError", "Failure", "Hosts", "InProcessGroup", "LaunchInterrupted", "LaunchOptions", "Limits", "Run",
     "RuntimeInUseError", "STEP_SECONDS", "Task", "Terminated", "Topology", "WorkerError", "WorkerGroup", "averaged_places",
-    "choose_topology", "collect", "current_core", "die_with_parent", "gather_objects", "launch", "ready", "refuse_call",
-    "refuse_if_in_use", "save_tensors", "seed_of", "sigterm_ends_the_run", "worker_failed",
+    "choose_topology", "collect", "current_core", "die_with_parent", "gather_objects", "interrupted", "launch", "ready", "refuse_call",
+    "refuse_if_in_use", "run_on_cores", "save_tensors", "seed_of", "sigterm_ends_the_run", "worker_failed",
 ]  # fmt: skip

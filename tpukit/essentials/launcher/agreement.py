@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from tpukit.essentials.backends import BackendMismatchError, runtime_started
-from tpukit.essentials.display import Failed, InvalidValueError, first_few
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError, first_few
 from tpukit.essentials.launcher.core_values import (
     called_text,
     gradient_checksum,
@@ -206,7 +206,7 @@ class Same:
         """Raise where torch_xla trains on a device of its own, in a rehearsal on plain CPU processes."""
         devices = {one.device.type for group in optimizer.param_groups for one in group["params"]}
         if "xla" in devices and self._core.device.type != "xla":
-            raise Failed(
+            raise TpukitRuntimeError(
                 f"torch_xla would train on a device of its own, and {_ALONE}",
                 found=f"{self._core.world_size} processes, of which torch_xla sees one; weights on an xla device",
                 fix='launch(..., backend="xla"), where they are joined as on chips; or core.model and core.batches',
@@ -292,7 +292,7 @@ class Same:
             found["model"] |= structure(module, key)
         if tensors:
             _refuse_local_layers(modules)
-            found |= held_tensors(self._core, modules, optimizers, averaged=averaged, differs=self._may_differ)
+            found |= held_tensors(self._core, modules, optimizers, averaged=averaged, allow_different=self._may_differ)
         return found
 
     def _different(self, found: Mapping[str, dict]) -> list[str]:

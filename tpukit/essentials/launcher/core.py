@@ -62,7 +62,7 @@ class Core(NotebookOutput):
     def __repr__(self) -> str:
         return f"core {self.rank} of {self.world_size} on {self.device}"
 
-    def model(self, module, *, in_place: bool = False, differs: Iterable[str] = ()):
+    def model(self, module, *, in_place: bool = False, allow_different: Iterable[str] = ()):
         """Return a copy of a module on the device, on every core with rank 0's weights and buffers, together.
 
         A copy: the notebook's own stays what it was, also where cores are threads of one process (v2 and v3).
@@ -72,7 +72,7 @@ class Core(NotebookOutput):
         framework that holds on to it.
 
         Its weights and buffers stay the same on every core, which is compared after the first step, after each epoch,
-        before a save and at the end. `differs=["*.counts"]` names those that may differ, as `fnmatch` has it.
+        before a save and at the end. `allow_different=["*.counts"]` names those that may differ, as `fnmatch` has it.
 
         With launch's `shard` it is no copy but the module itself, whose tensors leave the host one after the other: a
         model that no chip can hold would take the host twice.
@@ -85,7 +85,7 @@ class Core(NotebookOutput):
         is_here = any(one.device.type == self.device.type for one in module.parameters())
         in_place = in_place or (self.chips > 1 and not is_here)
         module = _move(module if in_place else _copy(module), self.device)
-        self.same.add_model(module, differs)
+        self.same.add_model(module, allow_different)
         with self._together("model"):
             if told := self.backend.place_model(module):
                 self.print(told)
@@ -191,7 +191,7 @@ class Core(NotebookOutput):
             with self.numbers.own():
                 yield
             self.doing = "running" if traced else None
-            self.end_graph()
+            self.sync()
         finally:
             self.doing = None
             self.open_steps -= 1
@@ -200,7 +200,7 @@ class Core(NotebookOutput):
         if not self.open_steps:
             self.same.end_of_step()
 
-    def end_graph(self) -> None:
+    def sync(self) -> None:
         """Run what was recorded since the last step, which on a TPU would become part of the next one's graph."""
         with self._in_graph("step"):
             self.backend.sync()
@@ -220,7 +220,7 @@ class Core(NotebookOutput):
         if self.backend.after_sync:
             self.backend.after_sync()
 
-    def optimizer_step(self, optimizer, *, clip: float | None = None, also: Iterable = ()) -> None:
+    def optimizer_step(self, optimizer, *, clip: float | None = None, average_also: Iterable = ()) -> None:
         """Average the gradients over the cores, step, and clear them, together.
 
         Gradients that were added up over several calls of `backward` are averaged once, here. A core that has none for
@@ -231,26 +231,26 @@ class Core(NotebookOutput):
             optimizer: any of torch.optim's.
             clip: the largest norm of all averaged gradients together; longer ones are shortened to it, on the device.
                 `clip_grad_norm_` before this call would shorten each core's own, which is something else.
-            also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
+            average_also: float tensors, overwritten with their mean over the cores in the same message: buffers, losses.
 
         Raises:
             ValueError: on several cores, where parameters are not on the device, or gradients are sparse.
         """
         import torch
 
-        self.average_gradients(optimizer, also=also)
+        self.average_gradients(optimizer, average_also=average_also)
         if clip is not None:
             torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), clip)
         with self.same.own_step():
             optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    def average_gradients(self, optimizer, *, also: Iterable = ()) -> None:
+    def average_gradients(self, optimizer, *, average_also: Iterable = ()) -> None:
         """Average the gradients over the cores, together, as `optimizer_step` does before it steps."""
         self.same.before_average(optimizer)
         with self._together("optimizer_step"):
             try:
-                self._average_gradients(optimizer, also)
+                self._average_gradients(optimizer, average_also)
             except BackendMismatchError as error:
                 raise self.same.unlike_gradients(optimizer, error) from error
 

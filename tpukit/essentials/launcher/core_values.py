@@ -12,14 +12,14 @@ _MOST_BYTES = 1 << 27  # brought into host memory at a time: cores that copied a
 
 
 def held_tensors(
-    core, modules: Mapping[str, object], optimizers: Iterable, *, averaged: bool, differs: Iterable[str]
+    core, modules: Mapping[str, object], optimizers: Iterable, *, averaged: bool, allow_different: Iterable[str]
 ) -> dict[str, dict[str, int]]:
     """Return checksums of the modules' "weights" and "buffers" by name, and of what else the optimizers hold.
 
     Args:
         modules: by what their names begin with.
         averaged: whether float buffers have been averaged, so are the same; they are left out otherwise.
-        differs: patterns of names that are left out.
+        allow_different: patterns of names that are left out.
     """
     import torch
 
@@ -39,7 +39,7 @@ def held_tensors(
         for key, one in found.items()
         if one.layout == torch.strided
         and not torch.nn.parameter.is_lazy(one)
-        and not any(fnmatch.fnmatch(key[1], pattern) for pattern in differs)
+        and not any(fnmatch.fnmatch(key[1], pattern) for pattern in allow_different)
     }
     sums: dict[str, dict[str, int]] = {"weights": {}, "buffers": {}}
     for keys in _portions(wanted):

@@ -33,7 +33,7 @@ _CAUSES = {
     ),
     "buffers": (
         "a float buffer, which is averaged over the cores; or the same change on every core, with "
-        'core.all_reduce(counts) before it is added; or core.model(model, differs=["*counts"])'
+        'core.all_reduce(counts) before it is added; or core.model(model, allow_different=["*counts"])'
     ),
 }
 _UNLIKE = "model = core.model(model), and the same for a loss with parameters: every core gets rank 0's"

@@ -13,30 +13,43 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpukit.essentials.display import Failed, InvalidValueError
+from tpukit.essentials.display import InvalidValueError, TpukitRuntimeError
 from tpukit.essentials.environment import ONE_PROCESS_VARIABLES, OwnMemory, orphans, own_memory, peak_memory
 from tpukit.essentials.launcher import core_lookup, signals
 from tpukit.essentials.launcher.channel import Sender, SerializationError, serialize
 from tpukit.essentials.launcher.core import Core
 from tpukit.essentials.launcher.failure import device_not_started, exception_raised, sigterm_received, stack_text
 from tpukit.essentials.launcher.notebook_output import forward_displays
+from tpukit.essentials.launcher.watchdog import refuse_seconds
 
 SEND_STACKS, GO, STOP = b"s", b"g", b"e"  # on the control pipe; its end means STOP, too
 
 
 @dataclass(frozen=True)
 class Task:
-    """What to run: the worker function, its arguments, the seed of its random numbers, its products' precision."""
+    """The work of a run.
+
+    Attributes:
+        fn: the worker function.
+        args: its arguments after the core.
+        seed: of all random numbers.
+        matmul_precision: of matrix products, as `launch` documents.
+        timeout: seconds after which the run is ended; None for no limit.
+    """
 
     fn: Callable
     args: tuple
     seed: int
-    precision: str | None = None
+    matmul_precision: str | None = None
+    timeout: float | None = None
 
     def __post_init__(self) -> None:
-        if self.precision not in (None, "high", "highest"):
+        if self.timeout is not None:
+            refuse_seconds("timeout", self.timeout, fix="timeout=3600, or None for no limit")
+        if self.matmul_precision not in (None, "high", "highest"):
             raise InvalidValueError(
-                f"precision is 'high', 'highest', or None for the device's own, got {self.precision!r}",
+                "matmul_precision is 'high', 'highest', or None for the device's own, "
+                f"got {self.matmul_precision!r}",
                 fix="for bfloat16 everywhere pass bf16=True to fit, or use torch.autocast",
             )
 
@@ -121,8 +134,8 @@ def run_core(
     """
     import torch
 
-    if task.precision:
-        backend.set_precision(task.precision)  # before the first graph: those recorded so far would keep their own
+    if task.matmul_precision:
+        backend.set_precision(task.matmul_precision)  # before the first graph: those recorded so far would keep their own
     core = Core(backend, send, task.seed)
     core_lookup.enter(core)
     memory = OwnMemory()  # what the start of the device took for a moment is not the function's
@@ -168,9 +181,9 @@ def _after_step(optimizer, args: tuple, kwargs: dict) -> None:
         core.same.after_step(optimizer)
 
 
-def _not_one_run(core: Core, world_size: int) -> Failed:
+def _not_one_run(core: Core, world_size: int) -> TpukitRuntimeError:
     left = [f"{name}={os.environ[name]}" for name in ONE_PROCESS_VARIABLES if name in os.environ]
-    return Failed(
+    return TpukitRuntimeError(
         f"the devices did not become one run: {core.world_size} of its {world_size} cores are joined here",
         found=f"this is rank {core.rank} of {core.world_size} by {type(core.backend).__name__}; {', '.join(left)}",
         fix="the environment of a run on all chips: restart the kernel without variables meant for one process;\n"

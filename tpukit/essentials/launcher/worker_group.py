@@ -35,7 +35,7 @@ class WorkerGroup:
         results: what has come back so far, by rank.
         same: what a core held at its end that has to be the same on all, by rank.
         memory: peak host memory in bytes, by rank.
-        grown: by how many bytes a process has grown since its start, at most, by rank.
+        memory_growth: by how many bytes a process has grown since its start, at most, by rank.
         log: the rows of `core.log` so far.
     """
 
@@ -55,7 +55,7 @@ class WorkerGroup:
         self.results: dict[int, object] = {}
         self.same: dict[int, dict | None] = {}
         self.memory: dict[int, int] = {}
-        self.grown: dict[int, int] = {}
+        self.memory_growth: dict[int, int] = {}
         self._first_memory: dict[int, int] = {}
         self.log: list[dict] = []
         self.failures = Failures()
@@ -97,6 +97,7 @@ class WorkerGroup:
             self.ranks,
             self.limits,
             lambda rank: self._worker_of(rank).busy_time.seconds(),
+            timeout=self.task.timeout,
             in_graph=backend.in_graph,
             waits_idle=backend.waits_idle,
             others=self.topology.hosts is not None,
@@ -170,7 +171,7 @@ class WorkerGroup:
             case ("memory", rank, peak, own, most):
                 self.memory[rank] = max(peak, self.memory.get(rank, 0))
                 first = self._first_memory.setdefault(rank, own)
-                self.grown[rank] = max(most - first, self.grown.get(rank, 0))
+                self.memory_growth[rank] = max(most - first, self.memory_growth.get(rank, 0))
             case ("failed", failure):
                 self.failures.add(failure)
             case ("log", _, rows):
