@@ -10,6 +10,7 @@ import pytest
 from tpukit.accelerators.hosts import launch_on_host
 from tpukit.essentials.backends.protocol import Hosts, Topology
 from tpukit.essentials.display.progress import Screen
+from tpukit.essentials.launcher import messages
 from tpukit.essentials.launcher.launcher import WorkerError, launch
 from tpukit.essentials.launcher.watchdog import Limits
 from tpukit.essentials.launcher.worker_group import WorkerGroup
@@ -100,5 +101,5 @@ def test_the_ranks_of_a_host_are_what_its_cores_say(order):
     group.workers = [SimpleNamespace(started=[]) for _ in order]
     for worker, rank in zip(group.workers, order, strict=True):
         worker.started.append(rank)
-        group._take(("started", rank), rank)
+        group._take(messages.Started(rank), rank)
     assert group.ranks == [0, 1, 4, 5]

@@ -27,13 +27,12 @@ def launch_on_host(hosts: Hosts, fn: Callable, *args: object, **options: object)
         As `launch`.
     """
     refuse_call(fn, args)
-    on_core = functools.partial(over_hosts, fn, hosts.count)
+    on_core = functools.partial(_run_and_wait, fn)
     return run_on_cores(on_core, args, LaunchOptions(hosts=hosts, **options))
 
 
-def over_hosts(fn: Callable, hosts: int, core: Core, *args: object) -> object:
-    """Run the worker function as a core of a run over several hosts, and leave with all cores."""
-    core.hosts = hosts
+def _run_and_wait(fn: Callable, core: Core, *args: object) -> object:
+    """Run the worker function as one core, and return when all cores of all hosts have."""
     result = fn(core, *args)
     core.barrier()  # a host that left now would take its part of the others' last collective along
     return result

@@ -27,6 +27,7 @@ from tpukit.essentials.launcher import (
     WorkerGroup,
     collect,
     interrupted,
+    messages,
     refuse_if_in_use,
     sigterm_ends_the_run,
     worker_failed,
@@ -271,7 +272,7 @@ class _Watcher:
         self._clock.wait()
         facts = self._facts_of_step | self._facts_at_end()
         facts["host_seconds"] = self._clock.seconds
-        self._core._send(("result", self._core.rank, facts))
+        self._core._send(messages.Result(self._core.rank, facts))
 
     def _facts(self) -> dict:
         counters = {name: total for name, (total, _) in self._backend.metrics().items()}

@@ -315,7 +315,7 @@ class Trainer:
     @contextlib.contextmanager
     def _in_fit(self) -> Iterator[None]:
         """Compare and draw random numbers at moments of its own; what follows draws as if nothing had been drawn."""
-        self.core.same.forget()
+        self.core.agreement.forget()
         self.core.in_fit = True
         try:
             with self.core.numbers.kept():
@@ -334,7 +334,7 @@ class Trainer:
         self._compared = at.step
         modules = {"": step.model, "loss.": step.loss, "average.": step.average}
         data = {"train": self.train} | ({} if self.valid is None else {"valid": self.valid})
-        self.core.same.compare(
+        self.core.agreement.compare(
             when,
             modules={name: one for name, one in modules.items() if one is not None},
             optimizers=[step.optimizer],
@@ -343,18 +343,20 @@ class Trainer:
             called={name: getattr(step, name) for name in ("loss", "prepare", "augment")} if first else {},
             averaged=not first,
             layers=first,
-            epochs=self.epochs,
-            steps_per_epoch=at.steps_per_epoch,
-            step=at.step,
-            accumulate=self.accumulate,
-            clip=step.clip,
-            log_every=self.log_every,
-            bf16=step.bf16,
-            same_seed=self.same_seed,
-            patience=self.patience,
-            restore_best=self.restore_best,
-            metrics=sorted(self.metrics),
-            **{"checkpoint in the folder": self.history.resumed},
+            run={
+                "epochs": self.epochs,
+                "steps_per_epoch": at.steps_per_epoch,
+                "step": at.step,
+                "accumulate": self.accumulate,
+                "clip": step.clip,
+                "log_every": self.log_every,
+                "bf16": step.bf16,
+                "same_seed": self.same_seed,
+                "patience": self.patience,
+                "restore_best": self.restore_best,
+                "metrics": sorted(self.metrics),
+                "checkpoint in the folder": self.history.resumed,
+            },
         )
 
     def _restore_best(self) -> None:

@@ -53,7 +53,7 @@ def loop(core, model=None, *, lr=0.1, data=PAIRS, seed=0, step=None, allow_diffe
         if scheduled:
             plateau.step(1.0)
             plateau.step(2.0 * core.rank)  # better on core 0, worse on core 1
-    core.same.compare_loop("at the end of the test")
+    core.agreement.compare_loop("at the end of the test")
     return model
 
 
@@ -230,7 +230,7 @@ def attempts(core):
             attempt(core)
         except ValueError as error:
             said[name] = str(error)
-        core.same.forget()
+        core.agreement.forget()
     return said
 
 
@@ -263,6 +263,24 @@ def test_batches_that_are_only_read_have_to_be_the_same_as_well():
 
     with pytest.raises(WorkerError, match=r"different datasets(.|\n)*seed of core.batches, batches 1: 0 on core 0"):
         launch(work, cores=2, backend="cpu", progress="off")
+
+
+@pytest.mark.parametrize(
+    ("made", "found"),
+    [
+        ((1, 2), "batches 2: none on core 0, 0 on core 1"),
+        ((2, 0), "batches 1: 0 on core 0, none on core 1"),
+    ],
+)
+def test_batches_that_only_some_cores_have_made_are_named_with_those_cores(made, found):
+    def work(core):
+        for _ in range(made[core.rank]):
+            core.batches(X, batch_size=8, shuffle=True)
+
+    with pytest.raises(WorkerError, match="the cores have different datasets") as failed:
+        launch(work, cores=2, backend="cpu", progress="off")
+    assert f"seed of core.batches, {found}" in failed.value.found
+    assert "batches 1: none" not in failed.value.found
 
 
 def test_a_save_on_core_0_alone_is_told_that_every_core_calls_it(tmp_path):
@@ -340,7 +358,7 @@ def test_a_large_model_comes_into_host_memory_in_portions(monkeypatch):
     whole, _ = launch(work, cores=2, backend="cpu", progress="off").results
     assert whole["weights"].keys() == {"0.weight", "1.weight", "2.weight"}
     assert whole["buffers"].keys() == {"1.num_batches_tracked"}
-    monkeypatch.setattr(core_values, "_MOST_BYTES", 20)
+    monkeypatch.setattr(core_values, "_PORTION_BYTES", 20)
     assert launch(work, cores=2, backend="cpu", progress="off").results == [whole] * 2
 
 
@@ -481,7 +499,7 @@ def test_torch_xlas_own_calls_are_told_of_the_rehearsal_that_joins_them(capsys, 
         return torch.ones(2, device="xla").sum().item() * xr.world_size()
 
     assert launch(evaluates, cores=2, backend="cpu", progress="text").results == [2.0, 2.0]
-    assert "torch_xla was used, and each process" in capsys.readouterr().out
+    assert "torch_xla was used, and each CPU process of this dry run is alone with it" in capsys.readouterr().out
 
     def trains(core):
         import torch_xla.core.xla_model as xm

@@ -5,6 +5,7 @@ import mmap
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,11 +20,12 @@ from machines import on_machine
 
 import tpukit
 from tpukit import WorkerError, launch
+from tpukit.essentials import backends
 from tpukit.essentials.backends import Cpu
+from tpukit.essentials.backends.cpu import CpuRuntime
 from tpukit.essentials.display import InvalidValueError
 from tpukit.essentials.launcher import core_lookup
 from tpukit.essentials.launcher.topology import choose_device, choose_topology, refuse_if_in_use
-from tpukit.essentials.launcher.worker import Task, run_core
 from tpukit.essentials.launcher.worker_process import WorkerProcess
 
 
@@ -590,12 +592,47 @@ def test_a_torch_that_is_older_than_the_kit_can_run_is_refused_before_a_fork():
             launch(lambda core: core.rank, cores=1, backend=backend, progress="off")
 
 
-def test_a_core_that_is_alone_in_a_run_of_four_fails_before_the_worker_function():
-    sent, ran = [], []
-    run_core(Task(ran.append, (), seed=0), Cpu(0, 1, None), sent.append, [], world_size=4)
-    failure = next(message[1] for message in sent if message[0] == "failed")
-    assert "1 of its 4 cores are joined here" in failure.what
-    assert not ran
+class Lonely(CpuRuntime):
+    """CPU processes that do not find each other, as chips with variables meant for one process."""
+
+    name = "lonely"
+
+    def start(self, body, topology, *, process, meeting_point):
+        body(Cpu(0, 1, None))
+
+
+@pytest.fixture
+def lonely(monkeypatch):
+    monkeypatch.setitem(backends.runtimes(), "lonely", Lonely())
+    monkeypatch.setenv("TPU_PROCESS_BOUNDS", "1,1,1")
+
+
+def test_cores_that_do_not_find_each_other_fail_before_the_worker_function(lonely, tmp_path):
+    def work(core):
+        (tmp_path / "ran").touch()
+
+    with pytest.raises(WorkerError, match="the devices did not become one run: 1 of its 2 cores") as failed:
+        launch(work, cores=2, backend="lonely", progress="off")
+    assert "TPU_PROCESS_BOUNDS=1,1,1" in failed.value.found
+    assert "restart the kernel" in failed.value.fix
+    assert "hosts" not in failed.value.fix
+    assert not (tmp_path / "ran").exists()
+
+
+def test_hosts_that_do_not_find_each_other_fail_with_a_fix_for_hosts(lonely, tmp_path):
+    from tpukit.accelerators import launch_on_host
+
+    def work(core):
+        (tmp_path / "ran").touch()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        hosts = backends.Hosts(0, 4, listener.getsockname(), listener)
+        with pytest.raises(WorkerError, match="the devices did not become one run: 1 of its 8 cores") as failed:
+            launch_on_host(hosts, work, cores=2, backend="lonely", progress="off")
+    assert "a run over 4 hosts" in failed.value.found
+    assert "TPU_WORKER_HOSTNAMES" in failed.value.fix
+    assert "restart the kernel" not in failed.value.fix
+    assert not (tmp_path / "ran").exists()
 
 
 def test_what_every_workers_first_optimizer_imports_is_there_before_the_fork():

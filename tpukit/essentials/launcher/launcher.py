@@ -1,11 +1,11 @@
 """Run a function on every core, and return each core's result or raise the first failure.
 
-    launch(train, config)
-      check the arguments; choose backend, cores and processes      here and in `topology`
-      fork the worker processes                                     `worker_group`
-      take in what they send, until all are done or one has failed  `worker_group`, `watchdog`
-      end them                                                      `worker_group`
-      return a `Run`, or raise `WorkerError` or `LaunchInterrupted`
+launch(train, config)
+  check the arguments; choose backend, cores and processes      here and in `topology`
+  fork the worker processes                                     `worker_group`
+  take in what they send, until all are done or one has failed  `worker_group`, `watchdog`
+  end them                                                      `worker_group`
+  return a `Run`, or raise `WorkerError` or `LaunchInterrupted`
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from tpukit.essentials.display import (
     screen,
 )
 from tpukit.essentials.environment import Folders, MachineInfo, folders_of, wait_for_chips
-from tpukit.essentials.launcher.agreement import apart
+from tpukit.essentials.launcher.agreement import difference_at_end
 from tpukit.essentials.launcher.calls import explain_unknown_options, refuse_call
 from tpukit.essentials.launcher.failure import Failure, Report, report
 from tpukit.essentials.launcher.signals import INTERRUPT_STACKS_SECONDS, sigterm_ends_the_run
@@ -297,9 +297,11 @@ def run_on_cores(fn: Callable, args: tuple, options: LaunchOptions) -> Run:
             failure = _watch(group, display)
     if failure is not None:
         raise worker_failed(failure, group)
-    error = apart([group.same[rank] for rank in sorted(group.same)])
+    error = difference_at_end([group.states[rank] for rank in sorted(group.states)])
     if error is not None:
-        raise WorkerError(error.fact, found=error.found, fix=error.fix, run=collect(group)) from error
+        raise WorkerError(
+            error.fact, found=error.found, fix=error.fix, run=collect(group)
+        ) from error
     return collect(group)
 
 
